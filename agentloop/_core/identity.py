@@ -1,0 +1,42 @@
+"""Identity of calls: what counts as the same invocation, and what a call finds its tool by."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from agentloop.config import JsonLimits
+from agentloop.items import ToolCall
+from agentloop.json_text import canonical_arguments
+from agentloop.tools import FunctionTool
+
+
+def same_invocation(a: ToolCall, b: ToolCall, limits: JsonLimits) -> bool:
+    """Tell whether two calls of one id ask for the same: equal tool, and arguments equal as JSON."""
+    if a.name != b.name or a.namespace != b.namespace:
+        return False
+    if a.arguments == b.arguments:
+        return True
+    return canonical_arguments(a.arguments, limits) == canonical_arguments(b.arguments, limits)
+
+
+def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:
+    """Return the tool a call means, or None. A bare name never reaches into a namespace."""
+    if namespace and (found := tools.get(f"{namespace}.{name}")) is not None:
+        return found
+    if namespace and namespace != name:
+        return None
+    # Providers name a deferred top-level tool's own name as its namespace.
+    deferred = tools.get(f"deferred:{name}")
+    return deferred if namespace else tools.get(name, deferred)
+
+
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to two known names that *name* may have meant, nearest first."""
+    return difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+
+
+def idempotency_key(run_id: str, path: tuple[str, ...], call_id: str) -> str:
+    """Return a key that is the same for every attempt of one call of one run, and no other's."""
+    return hashlib.sha256("\x00".join((run_id, *path, call_id)).encode("utf-8", "surrogatepass")).hexdigest()[:32]

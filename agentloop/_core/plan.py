@@ -1,0 +1,175 @@
+"""The plan of a response: what is to be done about each of its calls, before anything is done.
+
+Planning has no side effects and is complete for the whole batch before the first body starts. The plan is a value; its
+`str` is a table a person can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from agentloop._core.identity import find_tool, nearest_names
+from agentloop._core.state import CallState, RunState
+from agentloop._core.turn import TurnView
+from agentloop.config import JsonLimits
+from agentloop.exceptions import ModelBehaviorError
+from agentloop.items import ToolCall
+from agentloop.json_text import canonical, parse_object
+from agentloop.outcomes import CallOutcome
+from agentloop.schema import BoundArguments
+from agentloop.tools import AgentCall, FunctionTool, PythonBody
+
+
+@attrs.frozen(kw_only=True)
+class Arguments:
+    """What a call is called with: JSON text, and what became of it. Exactly one of `parsed` and `fault` is given, or a
+    `fault` beside `parsed` where the text parses but doesn't fit the tool."""
+
+    text: str
+    parsed: dict[str, Any] | None = None
+    bound: BoundArguments | None = None
+    fault: ModelBehaviorError | None = None
+    receipt: str | None = None
+    """The key an equal call of this idempotent tool has; None for a tool that isn't idempotent."""
+
+
+@attrs.frozen
+class Execute:
+    """Run the body with these arguments (or convert their fault)."""
+
+    arguments: Arguments
+
+
+@attrs.frozen
+class Replay:
+    """Answer with the output of an equal call that succeeded earlier: *source* is its call id."""
+
+    source: str
+    arguments: Arguments
+
+
+@attrs.frozen
+class Answer:
+    """Settle with *outcome* without running anything. *kind* lets the application word it."""
+
+    outcome: CallOutcome
+    kind: Literal["tool_not_found"] | None = None
+
+
+Disposition: TypeAlias = Execute | Replay | Answer
+
+
+@attrs.frozen(kw_only=True)
+class PlanEntry:
+    """One call and what is to be done about it. `tool` is None where there is none of that name."""
+
+    index: int
+    call: ToolCall
+    tool: FunctionTool | None
+    disposition: Disposition
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """One entry for each due call of a response, in model order."""
+
+    turn: int
+    entries: tuple[PlanEntry, ...]
+
+    def __str__(self) -> str:
+        rows = [f"turn {self.turn}: {len(self.entries)} calls"]
+        for entry in self.entries:
+            what = type(entry.disposition).__name__.lower()
+            rows.append(f"  {entry.index:>3} {entry.call.call_id} {entry.call.name}: {what}")
+        return "\n".join(rows)
+
+
+def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
+    """Parse and bind a call's JSON text; a fault is kept, not raised (it is converted by the tool's policy, later)."""
+    try:
+        parsed = parse_object(text, limits, tool=tool.name)
+    except ModelBehaviorError as fault:
+        return Arguments(text=text, fault=fault)
+    body = tool.body
+    if not isinstance(body, PythonBody | AgentCall):
+        receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None
+        return Arguments(text=text, parsed=parsed, receipt=receipt)
+    try:
+        bound = body.schema.bind(parsed)
+    except ModelBehaviorError as fault:
+        return Arguments(text=text, parsed=parsed, fault=fault)
+    receipt = f"{tool.lookup_key} {bound.key()}" if tool.idempotent else None
+    return Arguments(text=text, parsed=parsed, bound=bound, receipt=receipt)
+
+
+@attrs.frozen(kw_only=True)
+class PlanRules:
+    """What the run's configuration says about planning. `disabled`: lookup keys of tools that said no when asked again."""
+
+    not_found: Literal["raise_error", "return_error_to_model"] = "raise_error"
+    max_calls: int | None = None
+    limits: JsonLimits = JsonLimits()
+    disabled: frozenset[str] = frozenset()
+
+
+def plan_response(view: TurnView, state: RunState, rules: PlanRules) -> Plan:
+    """Return what to do about every call of the current batch that has no outcome yet.
+
+    Raises:
+        ModelBehaviorError: for a call without an id, an id reused for another call, an unknown tool (by policy) or one
+            that was disabled meanwhile. Nothing has been started then.
+    """
+    _check_identities(state)
+    entries = [_entry(view, state, rules, call) for call in state.due_calls()]
+    return Plan(turn=state.turn, entries=tuple(entries))
+
+
+def _check_identities(state: RunState) -> None:
+    for item in state.response or ():
+        if isinstance(item, ToolCall) and not item.call_id:
+            raise ModelBehaviorError(f"The model called tool {item.name!r} without a call id")
+    if state.conflict is not None:
+        conflict = state.conflict
+        raise ModelBehaviorError(
+            f"The model used call id {conflict.call_id!r} again for another call (tool {conflict.name!r}): an id names "
+            "one tool with one set of arguments for the whole run"
+        )
+
+
+def _entry(view: TurnView, state: RunState, rules: PlanRules, call_state: CallState) -> PlanEntry:
+    call, index = call_state.call, call_state.index
+    tool = find_tool(view.by_key, call.name, call.namespace)
+    if tool is None:
+        return PlanEntry(index=index, call=call, tool=None, disposition=_missing(view, rules, call))
+    if tool.lookup_key in rules.disabled:
+        raise ModelBehaviorError(
+            f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
+        )
+    if rules.max_calls is not None and index >= rules.max_calls:
+        text = f"Tool '{tool.name}' was not started: more than {rules.max_calls} calls in one turn."
+        answer = Answer(CallOutcome(status="skipped", output=text))
+        return PlanEntry(index=index, call=call, tool=tool, disposition=answer)
+    arguments = read_arguments(tool, call.arguments, rules.limits)
+    source = state.receipts.get(arguments.receipt) if arguments.receipt is not None else None
+    disposition = Execute(arguments) if source is None else Replay(source, arguments)
+    return PlanEntry(index=index, call=call, tool=tool, disposition=disposition)
+
+
+def qualified(call: ToolCall) -> str:
+    """Return the name a call used, with its namespace."""
+    return f"{call.namespace}.{call.name}" if call.namespace else call.name
+
+
+def _missing(view: TurnView, rules: PlanRules, call: ToolCall) -> Answer:
+    name = qualified(call)
+    if rules.not_found == "raise_error":
+        raise ModelBehaviorError(f"Tool {name!r} not found: agent {view.agent.name!r} has no such tool")
+    text = f"Tool '{name}' not found."
+    near = nearest_names(name, (tool.qualified_name for tool in view.tools))
+    if near:
+        text += f" Did you mean {' or '.join(repr(found) for found in near)}?"
+    error = ModelBehaviorError(text)
+    return Answer(CallOutcome(status="failed", output=text, error=error), kind="tool_not_found")

@@ -1,0 +1,36 @@
+"""What one turn is made of: the agent's definitions, resolved once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from agentloop.agents import Agent
+from agentloop.config import ModelSettings
+from agentloop.items import Item
+from agentloop.tools import FunctionTool
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TurnView:
+    """One turn's resolved definitions: shown to the model, collision-checked, dispatched to, hooked and traced alike.
+
+    Attributes:
+        agent: The caller's agent object.
+        system: The resolved instructions.
+        tools: Enabled tools in declaration order, collisions resolved.
+        by_key: The same by lookup key.
+        settings: Model settings after every overlay.
+        model: The model, as the shell resolved it.
+        input: What the model is shown (history at the turn's start).
+    """
+
+    agent: Agent[Any, Any]
+    system: str | None
+    tools: tuple[FunctionTool, ...]
+    by_key: Mapping[str, FunctionTool]
+    settings: ModelSettings
+    model: Any
+    input: tuple[Item, ...] = ()

@@ -1,0 +1,58 @@
+"""The one cleanup deadline of a run, and the shielded sections that end at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+
+
+class Cleanup:
+    """Gives a run's shielded sections one deadline: *grace* seconds after its cancellation was first seen.
+
+    Until then a section of the library has no deadline. A nested run's deadline is never later than the outer one's.
+    """
+
+    def __init__(self, grace: float, outer: Cleanup | None = None) -> None:
+        self.grace = grace
+        self._outer = outer
+        self._own: float | None = None
+        self._sections: set[anyio.CancelScope] = set()
+
+    @property
+    def deadline(self) -> float | None:
+        """The deadline on the loop's clock, or None while nothing is being cancelled."""
+        outer = self._outer.deadline if self._outer is not None else None
+        if self._own is None or outer is None:
+            return outer if self._own is None else self._own
+        return min(self._own, outer)
+
+    def begin(self) -> None:
+        """Note that the run's cancellation is under way; the first call sets the deadline, for open sections too."""
+        if self._own is not None:
+            return
+        self._own = anyio.current_time() + self.grace
+        deadline = self.deadline or self._own
+        for scope in self._sections:
+            scope.deadline = min(scope.deadline, deadline)
+
+    @contextmanager
+    def section(
+        self, *, shield: bool = True, seconds: float = math.inf, on_cut: Callable[[], None] | None = None
+    ) -> Iterator[anyio.CancelScope]:
+        """Run the block until the cleanup deadline (at most *seconds*); *on_cut* is called if it is cut there.
+
+        With *shield* false the block is still cancelled by the scopes around it: only a sibling's failure waits for it.
+        """
+        deadline = min(anyio.current_time() + seconds if seconds < math.inf else math.inf, self.deadline or math.inf)
+        scope = anyio.CancelScope(shield=shield, deadline=deadline)
+        self._sections.add(scope)
+        try:
+            with scope:
+                yield scope
+        finally:
+            self._sections.discard(scope)
+            if scope.cancelled_caught and on_cut is not None:
+                on_cut()

@@ -1,0 +1,142 @@
+"""Steps 13 to 15: an ending becomes an outcome by the tool's policies: what the model is told, or what is raised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agentloop import effects as e
+from agentloop._core.select import Failure
+from agentloop._shell import endings as end
+from agentloop._shell.asking import ask
+from agentloop._shell.guard import judge_output
+from agentloop._shell.live_context import call_context
+from agentloop._shell.render import bounded_output, render
+from agentloop._shell.schedule import LiveCall, sibling_text
+from agentloop.exceptions import (
+    AgentLoopError,
+    ToolCallError,
+    ToolCancelledError,
+    ToolTimeoutError,
+    UserTypeError,
+)
+from agentloop.items import Content
+from agentloop.outcomes import CallOutcome
+
+
+@attrs.frozen
+class Converted:
+    """An outcome, and the failure to raise if the tool's policy is to raise."""
+
+    outcome: CallOutcome
+    failure: Failure | None = None
+
+
+def raisable(live: LiveCall, error: BaseException) -> BaseException:
+    """Return *error* as it leaves the run: bare if it is ours or fatal, else a `ToolCallError` caused by it."""
+    if not isinstance(error, Exception) or isinstance(error, AgentLoopError):
+        return error
+    name = live.tool.name
+    failure = ToolCallError(
+        f"Error running tool {name}: {type(error).__name__}: {error}", tool=name, call=live.entry.call
+    )
+    failure.__cause__ = error
+    return failure
+
+
+async def convert(live: LiveCall, ending: end.Ending) -> Converted:
+    """Return the outcome of *ending*."""
+    match ending:
+        case end.Returned(value):
+            return await _returned(live, value)
+        case end.Refused(outcome):
+            return Converted(attrs.evolve(outcome, output=await _bounded(live, outcome.output)))
+        case end.Raised(error, where):
+            if where == "around" or not isinstance(error, Exception):
+                return _raised(live, CallOutcome(status="failed", error=error), error)
+            return await _failed(live, "failed", error)
+        case end.Faulty(error):
+            return await _failed(live, "failed", error, judged=False)
+        case end.TimedOut(seconds):
+            return await _timed_out(live, seconds)
+        case end.Cancelled("sibling"):
+            text = sibling_text(live.tool.name)
+            return Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text, error=live.error))
+        case end.Cancelled(by, reason):
+            error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
+            started = live.started_at is not None
+            return await _failed(live, "cancelled", error, judged=started, cancelled_by=by, reason=reason)
+        case _:
+            raise AssertionError(f"{ending!r} has no outcome")
+
+
+def _raised(live: LiveCall, outcome: CallOutcome, error: BaseException) -> Converted:
+    failure = Failure(index=live.entry.index, error=raisable(live, error), phase="body")
+    if isinstance(failure.error, ToolCallError) and failure.error.outcome is None:
+        failure.error.outcome = outcome
+    return Converted(outcome, failure)
+
+
+async def _returned(live: LiveCall, value: Any) -> Converted:
+    tool = live.tool
+    custom = None
+    if tool.custom_data_extractor is not None:
+        custom = await ask(tool.custom_data_extractor, live.context, value)
+    outcome = CallOutcome(status="succeeded", output=render(value), value=value, custom_data=custom)
+    return await _judged(live, outcome)
+
+
+async def _judged(live: LiveCall, outcome: CallOutcome) -> Converted:
+    """Steps 14 and 15 for an outcome that has an output."""
+    if live.tool.tool_output_guardrails:
+        assert outcome.output is not None
+        judged = await judge_output(live, outcome.value, outcome.output)
+        if judged.tripwire is not None:
+            failed = CallOutcome(status="failed", error=judged.tripwire)
+            return Converted(failed, Failure(index=live.entry.index, error=judged.tripwire, phase="post"))
+        if judged.message is not None:
+            # Nothing of what the tool gave may survive a rejection.
+            outcome = CallOutcome(status="rejected", output=judged.message, reason="output guardrail")
+        elif judged.replaced:
+            outcome = attrs.evolve(outcome, value=judged.value, output=render(judged.value), custom_data=None)
+    return Converted(attrs.evolve(outcome, output=await _bounded(live, outcome.output)))
+
+
+async def _bounded(live: LiveCall, output: Content | None) -> Content | None:
+    if output is None:
+        return None
+    config = live.run.config
+    return await bounded_output(output, config.tool_execution.max_output_chars, config.output_store, live.entry.call)
+
+
+async def _text(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
+    context = live.context or call_context(live)
+    run = live.run
+    text = await run.effects.perform(e.Ask(run.path, what, live.call_id, lambda: ask(fn, context, error)))
+    if text is not None and not isinstance(text, str):
+        raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
+    return text
+
+
+async def _failed(live: LiveCall, status: Any, error: Exception, *, judged: bool = True, **fields: Any) -> Converted:
+    fn = live.tool.failure_error_function
+    text = None if fn is None else await _text(live, "failure_error_function", fn, error)
+    outcome = CallOutcome(status=status, output=text, error=error, **fields)
+    if text is None:
+        return _raised(live, outcome, error)
+    if judged:
+        return await _judged(live, outcome)
+    return Converted(attrs.evolve(outcome, output=await _bounded(live, text)))
+
+
+async def _timed_out(live: LiveCall, seconds: float) -> Converted:
+    tool = live.tool
+    error = ToolTimeoutError(tool.name, seconds)
+    outcome = CallOutcome(status="timed_out", error=error)
+    if tool.timeout_behavior == "raise_exception":
+        return _raised(live, outcome, error)
+    text: str | None = str(error)
+    if tool.timeout_error_function is not None:
+        text = await _text(live, "timeout_error_function", tool.timeout_error_function, error) or text
+    return await _judged(live, attrs.evolve(outcome, output=text))

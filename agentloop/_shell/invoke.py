@@ -1,0 +1,358 @@
+"""One call, from its permit to its outcome: steps 8 to 17 of a call's life, in the call's own task.
+
+8 enabled and looked up again · 9 input guardrails · 10 CallStarted · 11 start hooks · 12 body · then the permit is given
+back · 13 failure or timeout conversion · 14 output bounded · 15 output guardrails · 16 end hooks · 17 CallSettled.
+
+Whatever happens, the call settles exactly once. The task itself ends normally, but for a cancellation of a scope around
+the call, which goes on after the call has settled as `cancelled`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
+from agentloop._core.identity import find_tool
+from agentloop._core.plan import read_arguments
+from agentloop._core.select import Failure
+from agentloop._shell import endings as end
+from agentloop._shell.asking import ask, resolved
+from agentloop._shell.convert import Converted, convert, raisable
+from agentloop._shell.guard import InputJudged, judge_input
+from agentloop._shell.live_context import call_context
+from agentloop._shell.native import cancelled_types, cancelling, enclosing_cancelled, uncancel_to
+from agentloop._shell.schedule import LiveCall, sibling_text
+from agentloop.abc import LateResult
+from agentloop.context import ToolContext
+from agentloop.outcomes import CallOutcome
+from agentloop.records import BodyEnded, CallStarted
+from agentloop.tools import AgentCall, PythonBody, RawBody
+
+
+async def run_call(live: LiveCall) -> None:
+    """Run one admitted call to its outcome."""
+    count = cancelling()
+    try:
+        await checkpoint_if_cancelled()
+        ending = await _until_body_ended(live, count)
+        if not isinstance(ending, end.Deferred):
+            await _settle(live, ending)
+    except cancelled_types() as cancelled:
+        if enclosing_cancelled():
+            await _settle_ended(live)
+            raise
+        # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
+        uncancel_to(count)
+        await _settle(live, end.Cancelled("tool", end.own_reason(cancelled)))
+    except GeneratorExit:  # the event loop is being torn down around us: nothing can be awaited any more
+        raise
+    except BaseException as error:
+        await _settle_broken(live, error)
+    finally:
+        live.release_permit()
+
+
+# -- steps 8 to 12
+
+
+async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
+    ending: end.Ending | None = None
+    try:
+        with live.scope:
+            try:
+                ending = await _start_and_run(live)
+            except BaseException as error:
+                ending = end.classify(error)
+                if ending is None or isinstance(error, GeneratorExit):
+                    raise
+                if isinstance(ending, end.Cancelled):
+                    uncancel_to(count)
+                if isinstance(ending, end.Raised) and live.phase != "body":
+                    ending = end.Raised(ending.error, "around")
+    except cancelled_types():
+        if enclosing_cancelled():
+            raise
+        uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: nobody above asked for it
+    except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
+        ending = end.Raised(error)
+    if isinstance(ending, end.Deferred):
+        return ending
+    if live.phase == "body":
+        live.body_ended_at = live.run.log.wall()
+        if isinstance(ending, end.Returned | end.Raised):
+            live.run.append(BodyEnded(*live.run.here(), live.call_id, failed=isinstance(ending, end.Raised)))
+    return await _truth(live, ending)
+
+
+async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
+    """Return how the body ended, the call's own scope considered."""
+    late = anyio.current_time() >= live.timeout_at
+    ours = live.scope.cancel_called or late
+    live.scope.deadline = math.inf
+    if isinstance(ending, end.Raised) and end.raised_while_cancelled(ending.error) and (ours or enclosing_cancelled()):
+        live.error = ending.error
+        _report_late(live, error=ending.error)
+        await checkpoint_if_cancelled()
+        ending = None
+    live.body_finished = live.phase == "body" and isinstance(ending, end.Returned | end.Raised | end.Cancelled)
+    if ending is None or (isinstance(ending, end.Cancelled) and ours):
+        return _by_cause(live)
+    if isinstance(ending, end.Returned) and late:
+        _report_late(live, value=ending.value)
+        return _by_cause(live)
+    return ending
+
+
+def _by_cause(live: LiveCall) -> end.Ending:
+    if live.cause == "sibling":
+        return end.Cancelled("sibling", "another call failed")
+    if live.cause == "caller":
+        return end.Cancelled("caller", live.reason or "cancelled by the application")
+    tool = live.tool
+    idle = tool.idle_timeout is not None and live.timeout_at >= live.idle_since + tool.idle_timeout
+    return end.TimedOut(tool.idle_timeout if idle and tool.idle_timeout is not None else tool.timeout or 0.0)
+
+
+async def _start_and_run(live: LiveCall) -> end.Ending:
+    run, tool = live.run, live.tool
+    if live.cause is not None:
+        return _by_cause(live)
+    if not await _still_available(live):
+        text = f"Tool '{tool.name}' is no longer available."
+        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
+    live.context = call_context(live)
+    if tool.tool_input_guardrails:
+        judged = await _judge(live)
+        if judged is not None:
+            return judged
+    if live.arguments.fault is not None:
+        return end.Faulty(live.arguments.fault)
+    if tool.runs_in_thread:
+        live.place = await run.threads.place(tool.name)
+    try:
+        return await _body(live)
+    finally:
+        if live.place is not None and live.place.ident is None:
+            run.threads.give_back(live.place)
+
+
+async def _still_available(live: LiveCall) -> bool:
+    """Step 8: the tool may have gone or been disabled while the call waited."""
+    tool, run = live.tool, live.run
+    view = run.view
+    if view is not None and find_tool(view.by_key, live.entry.call.name, live.entry.call.namespace) is not tool:
+        return False
+    if tool.is_enabled is True or not callable(tool.is_enabled):
+        return tool.is_enabled is True
+    fn = tool.is_enabled
+    effect = e.Ask(run.path, "is_enabled", live.call_id, lambda: ask(fn, run.context, run.agent))
+    return bool(await run.effects.perform(effect))
+
+
+async def _judge(live: LiveCall) -> end.Ending | None:
+    """Step 9: input guardrails in order; a rewritten call is read again, and may turn out to be answered already."""
+    judged: InputJudged = await judge_input(live)
+    if judged.refusal is not None:
+        return end.Refused(judged.refusal)
+    if judged.tripwire is not None:
+        return end.Raised(judged.tripwire, "around")
+    if judged.arguments is not None:
+        rewritten = read_arguments(live.tool, judged.arguments, live.run.config.json_limits)
+        if not live.batch.rekey(live, rewritten):
+            return end.Deferred()
+        live.context = call_context(live)
+    return None
+
+
+async def _body(live: LiveCall) -> end.Ending:
+    """Steps 10 to 12."""
+    run, tool = live.run, live.tool
+    context = live.context
+    assert context is not None
+    now = run.log.wall()
+    waited = live.ticket.waited_for if live.ticket is not None else ()
+    run.append(
+        CallStarted(
+            *run.here(),
+            live.call_id,
+            tool.name,
+            live.arguments.text,
+            queued_at=live.queued_at,
+            waited_for=waited,
+            idempotency_key=context.idempotency_key,
+        )
+    )
+    live.started_at, live.started_clock = now, anyio.current_time()
+    await _start_hooks(live, context)
+    live.phase = "body"
+    _arm(live)
+    do = _doer(live, context)
+    live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, 1, do))
+    try:
+        return end.Returned(await live.coro)
+    finally:
+        live.coro = None
+
+
+async def _start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
+    for hooks in (live.run.hooks, live.run.agent.hooks):
+        if hooks is not None:
+            live.hooked.append(hooks)
+            await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
+
+
+def _arm(live: LiveCall) -> None:
+    """Start the clocks of `timeout` and `idle_timeout`; they cover the body alone."""
+    now = anyio.current_time()
+    tool = live.tool
+    live.idle_since = live.body_clock = now
+    live.timeout_at = now + tool.timeout if tool.timeout is not None else math.inf
+    if tool.idle_timeout is not None:
+        live.timeout_at = min(live.timeout_at, now + tool.idle_timeout)
+    if live.timeout_at < math.inf:
+        live.scope.deadline = live.timeout_at
+
+
+def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
+    body, arguments, run = live.tool.body, live.arguments, live.run
+
+    async def python(body: PythonBody) -> Any:
+        bound = arguments.bound
+        assert bound is not None
+        if body.schema.is_async:
+            return await resolved(bound.call(body.fn, context))
+        place = live.place
+        assert place is not None
+
+        def late(value: Any, error: BaseException | None) -> None:
+            _report_late(live, value=value, error=error)
+
+        try:
+            value = await run.threads.run(
+                place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=late
+            )
+        finally:
+            live.abandoned = place.abandoned
+        return await resolved(value)
+
+    match body:
+        case PythonBody():
+            return lambda: python(body)
+        case RawBody(fn):
+            return lambda: ask(fn, context, arguments.text)
+        case AgentCall():
+            return lambda: run.nest(live, body)
+        case None:  # pragma: no cover - a FunctionTool always has a body once it is made
+            raise AssertionError
+    raise AssertionError(f"unknown body {body!r}")  # pragma: no cover - the union above is closed
+
+
+# -- steps 13 to 17
+
+
+async def _settle(live: LiveCall, ending: end.Ending) -> None:
+    live.phase = "post"
+    live.release_permit()
+    run = live.run
+    cut: list[bool] = []
+    if _converts_at_once(live, ending):
+        converted = await convert(live, ending)
+    else:
+        converted = None
+        with run.cleanup.section(shield=False, on_cut=lambda: cut.append(True)):
+            converted = await convert(live, ending)
+        if converted is None:
+            await checkpoint_if_cancelled()  # an enclosing scope ended it: that is not a cut of ours
+            run.cut("post-invoke", live.call_id)
+            live.cleanup = "cut"
+            converted = Converted(
+                CallOutcome(status="cancelled", cancelled_by="sibling", output=sibling_text(live.tool.name))
+            )
+    await _finish(live, converted)
+
+
+def _converts_at_once(live: LiveCall, ending: end.Ending) -> bool:
+    """Tell whether conversion waits for nobody, so that it needs no scope."""
+    return (
+        isinstance(ending, end.Returned)
+        and not live.tool.tool_output_guardrails
+        and live.tool.custom_data_extractor is None
+        and live.run.config.output_store is None
+    )
+
+
+async def _finish(live: LiveCall, converted: Converted) -> None:
+    """Steps 16 and 17: nothing but the cleanup deadline stops these."""
+    outcome, failure = converted.outcome, converted.failure
+    outcome = _complete(live, outcome)
+    hook_error = await _end_hooks(live, outcome)
+    if hook_error is not None:
+        failed = _failure(live, hook_error, "post")
+        failure = failed if failure is None or isinstance(failure.error, Exception) else failure
+    live.batch.settle(live, outcome, failure)
+
+
+def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
+    return attrs.evolve(
+        outcome,
+        body_finished=live.body_finished,
+        abandoned=live.abandoned,
+        cleanup=live.cleanup,
+        error=outcome.error if outcome.error is not None else live.error,
+        started_at=live.started_at,
+        ended_at=live.run.log.wall(),
+    )
+
+
+async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> Exception | None:
+    """Deliver the end event to whoever got the start event, in reverse; return the first error."""
+    hooked, live.hooked = live.hooked, []
+    context = live.context
+    if not hooked or context is None:
+        return None
+    error: Exception | None = None
+    with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
+        for hooks in reversed(hooked):
+            try:
+                await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
+            except Exception as raised:
+                error = raised
+                break  # the later hooks of one event are not started once one has failed
+    return error
+
+
+async def _settle_ended(live: LiveCall) -> None:
+    """The run around the call is ending: settle as cancelled by whoever ends it, if the call hasn't settled."""
+    run = live.run
+    run.cleanup.begin()
+    if live.phase == "settled":
+        return
+    by = run.ended_by()
+    outcome = CallOutcome(status="cancelled", cancelled_by=by)  # type: ignore[arg-type]  # "parent" or "deadline"
+    outcome = _complete(live, outcome)
+    error = await _end_hooks(live, outcome)
+    live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
+
+
+async def _settle_broken(live: LiveCall, error: BaseException) -> None:
+    """Something around the body raised: a hook, a guardrail, an error function."""
+    if live.phase == "settled":
+        live.batch.failures.append(_failure(live, error, "post"))
+        return
+    phase = "post" if live.phase == "post" else "body"
+    outcome = CallOutcome(status="failed", error=error)
+    await _finish(live, Converted(outcome, _failure(live, error, phase)))
+
+
+def _failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
+    return Failure(index=live.entry.index, error=raisable(live, error), phase=phase)
+
+
+def _report_late(live: LiveCall, value: Any = None, error: BaseException | None = None) -> None:
+    live.run.report_late(LateResult(path=live.run.path, call=live.entry.call, value=value, error=error))

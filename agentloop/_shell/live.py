@@ -1,0 +1,227 @@
+"""A run under way: its state and log, and what its parts share. One object travels through the shell."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import attrs
+
+from agentloop import effects as e
+from agentloop._core.state import RunState
+from agentloop._core.turn import TurnView
+from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.pump import Pump
+from agentloop._shell.resources import Resources
+from agentloop._shell.threads import Threads
+from agentloop.abc import Effects, Instrument, LateResult, Model, StillRunning
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.context import RunContext
+from agentloop.hooks import RunHooks
+from agentloop.records import CleanupCut, Record
+from agentloop.tools import AgentCall
+from agentloop.usage import Usage
+
+if TYPE_CHECKING:
+    from agentloop._shell.schedule import LiveCall
+    from agentloop._shell.stream import EventBuffer
+
+logger = logging.getLogger("agentloop")
+
+DEFAULT_MAX_THREADS = 32
+
+
+class LiveEffects:
+    """The door that does things."""
+
+    async def perform(self, effect: e.Effect) -> Any:
+        """Do *effect* and return what it gives."""
+        match effect:
+            case e.Sleep(seconds):
+                await anyio.sleep(seconds)
+                return None
+            case e.Now():
+                return time.time()
+            case e.NewId():
+                return uuid.uuid4().hex
+            case e.Random():
+                return uuid.uuid4().int / 2**128
+            case _:
+                return await effect.do()
+
+
+@attrs.define(eq=False)
+class LoopShared:
+    """What all runs of one event loop share: the arrival order of calls that wait for shared limits, and live threads."""
+
+    pump: Pump = attrs.field(factory=Pump)
+    threads: Threads = attrs.field(factory=lambda: Threads(DEFAULT_MAX_THREADS))
+    token: Any = attrs.field(factory=anyio.lowlevel.current_token)
+    thread_ident: int = attrs.field(factory=threading.get_ident)
+
+
+_shared: anyio.lowlevel.RunVar[LoopShared] = anyio.lowlevel.RunVar("agentloop")
+
+
+def loop_shared() -> LoopShared:
+    """Return what the runs of the current event loop share, made at first use and gone with the loop."""
+    shared = _shared.get(None)
+    if shared is None:
+        shared = LoopShared()
+        _shared.set(shared)
+    return shared
+
+
+class Log:
+    """Where records are appended. Appending folds: a record is state in the step that appends it."""
+
+    def __init__(self, state: RunState, instruments: tuple[Instrument, ...]) -> None:
+        self.state = state
+        self.events: EventBuffer | None = None
+        self.wall: Callable[[], float] = time.time
+        self._instruments = instruments
+        self._warned: set[int] = set()
+
+    def append(self, record: Record) -> None:
+        """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one."""
+        self.state.apply(record)
+        if self._instruments:
+            self.tell("on_record", record)
+        if self.events is not None:
+            self.events.record(record)
+
+    def tell(self, method: str, report: object) -> None:
+        """Tell every instrument; one that raises is logged once and never fails a run."""
+        for instrument in self._instruments:
+            try:
+                getattr(instrument, method)(report)
+            except Exception:
+                if id(instrument) not in self._warned:
+                    self._warned.add(id(instrument))
+                    logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
+
+
+@attrs.define(eq=False, kw_only=True)
+class LiveRun:
+    """One run of one agent tree node. Owned by the task that drives it; nothing outside the shell sees it."""
+
+    agent: Agent[Any, Any]
+    config: RunConfig
+    state: RunState
+    log: Log
+    context: RunContext[Any]
+    effects: Effects
+    hooks: RunHooks | None
+    cleanup: Cleanup
+    shared: LoopShared
+    threads: Threads
+    resources: Resources
+    spawn_context: Context
+    resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
+    nest: Callable[[LiveCall, AgentCall], Awaitable[Any]]
+    """Runs an agent tool's nested run."""
+    view: TurnView | None = None
+    parent: LiveRun | None = None
+    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    calls: dict[tuple[tuple[str, ...], str], LiveCall] = attrs.field(factory=dict)
+    """Live calls of the whole tree; the root's dict, shared."""
+    cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
+    """Calls cancelled before they were scheduled; the root's dict, shared."""
+    children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
+    """Nested runs by path; the root's dict, shared."""
+    stop_after_turn: bool = False
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Call ids of the agent tools around this run."""
+        return self.state.path
+
+    @property
+    def depth(self) -> int:
+        """How deep this run is nested; 0 for the caller's own."""
+        return len(self.state.path)
+
+    @property
+    def root(self) -> LiveRun:
+        """The run the caller started."""
+        return self if self.parent is None else self.parent.root
+
+    def here(self) -> tuple[tuple[str, ...], int, float]:
+        """Return what every record begins with: path, turn and time."""
+        return self.state.path, self.state.turn, self.log.wall()
+
+    def append(self, record: Record) -> None:
+        """Append *record* to the log of the tree."""
+        self.log.append(record)
+
+    # -- what contexts ask (agentloop.context.RunServices)
+
+    @property
+    def usage(self) -> Usage:
+        """What the whole tree has used."""
+        return self.log.state.usage
+
+    def deadline(self) -> float | None:
+        """Seconds left until the nearest enclosing deadline, or None."""
+        left = anyio.current_effective_deadline() - anyio.current_time()
+        return left if left != float("inf") else None
+
+    # -- endings
+
+    def ended_by(self) -> str:
+        """Say who ends this run, asked when an enclosing scope is cancelled."""
+        run: LiveRun | None = self
+        while run is not None:
+            if run.scope.cancel_called:
+                return "deadline"
+            run = run.parent
+        return "parent"
+
+    def cut(self, section: str, call_id: str | None = None) -> None:
+        """Record that a section of cleanup was cut at the deadline."""
+        self.append(CleanupCut(*self.here(), section, call_id))
+
+    def report_late(self, report: LateResult) -> None:
+        """Tell instruments what came of a body after its outcome was decided."""
+        if report.error is not None:
+            logger.debug("late error of call %s: %r", report.call.call_id, report.error)
+        self.log.tell("on_late_result", report)
+
+    def report_still_running(self, report: StillRunning) -> None:
+        """Tell instruments and the log of Python that a call outlives the cleanup deadline."""
+        logger.warning(
+            "call %s of tool %s is still running %.1f s after it started, past the cleanup deadline",
+            report.call.call_id,
+            report.call.name,
+            report.age,
+        )
+        self.log.tell("on_still_running", report)
+
+    def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
+        """Cancel one call, running or queued; False if it has ended or is unknown. From any task or thread."""
+        if threading.get_ident() != self.shared.thread_ident:
+            done = anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.shared.token)
+            return cast("bool", done)
+        return self._cancel_call(path, call_id, reason)
+
+    def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
+        live = self.calls.get((path, call_id))
+        if live is not None:
+            return live.cancel("caller", reason)
+        state: RunState | None = self.log.state
+        for step in path:
+            state = state.nested.get(step) if state is not None else None
+        waiting = state.calls.get(call_id) if state is not None else None
+        if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
+            return False
+        self.cancel_requests.setdefault((path, call_id), reason)
+        return True

@@ -1,0 +1,44 @@
+"""The one module that imports asyncio: what anyio does not say about a natively cancelled task.
+
+On asyncio a body can cancel its own task, or raise `CancelledError`, with no cancel scope involved. Those are the
+body's own doing, and the task must go on afterwards: its cancellation count is put back to what it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import anyio
+import anyio.lowlevel
+
+
+def cancelled_types() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that mean cancellation here: the backend's, and asyncio's where a body raised it by hand."""
+    native = anyio.get_cancelled_exc_class()
+    return (native,) if native is asyncio.CancelledError else (native, asyncio.CancelledError)
+
+
+def enclosing_cancelled() -> bool:
+    """Tell whether a scope around the current task is cancelled, so that the next checkpoint will raise."""
+    return anyio.current_effective_deadline() == -math.inf
+
+
+def _task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # not on asyncio
+        return None
+
+
+def cancelling() -> int:
+    """Return how many native cancellations of the current task are pending; 0 on trio."""
+    task = _task()
+    return task.cancelling() if task is not None else 0
+
+
+def uncancel_to(count: int) -> None:
+    """Take back native cancellations of the current task down to *count*: the body's own, which its outcome tells."""
+    task = _task()
+    while task is not None and task.cancelling() > count:
+        task.uncancel()

@@ -1,0 +1,77 @@
+"""A run's records as what its caller is given: a result, or the data beside an error."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from agentloop import events as ev
+from agentloop._core.state import RunState
+from agentloop._shell.live import LiveRun
+from agentloop.exceptions import AgentLoopError
+from agentloop.items import Item, Reasoning, ToolCall, ToolOutput
+from agentloop.results import RunData, RunResult
+
+
+def _calls(state: RunState) -> tuple[ev.CallSettled, ...]:
+    return tuple(
+        ev.CallSettled(call.call, call.outcome, path=state.path, turn=call.turn)
+        for call in state.calls.values()
+        if call.outcome is not None
+    )
+
+
+def valid_history(items: list[Item]) -> tuple[Item, ...]:
+    """Return *items* without calls that have no output, and without reasoning that led to those."""
+    answered = {item.call_id for item in items if isinstance(item, ToolOutput)}
+    kept: list[Item] = []
+    for item in items:
+        if isinstance(item, ToolCall) and item.call_id not in answered:
+            while kept and isinstance(kept[-1], Reasoning):
+                kept.pop()
+            continue
+        kept.append(item)
+    return tuple(kept)
+
+
+def _fields(run: LiveRun) -> dict[str, Any]:
+    state = run.state
+    by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
+    for record in state.guardrails:
+        by_stage[record.stage].append(record.result)
+    return {
+        "input": state.input,
+        "new_items": valid_history(state.new_items),
+        "raw_responses": tuple(state.responses),
+        "last_agent": run.agent,
+        "usage": run.usage,
+        "context": run.context.context,
+        "calls": _calls(state),
+        "records": tuple(run.log.state.records) if run.parent is None else (),
+        **{f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()},
+    }
+
+
+def data_of(run: LiveRun) -> RunData:
+    """Return what *run* has achieved so far."""
+    return RunData(**_fields(run))
+
+
+def result_of(run: LiveRun) -> RunResult[Any]:
+    """Return the result of *run*, which has ended without an error."""
+    end = run.state.ended
+    assert end is not None
+    return RunResult(
+        **_fields(run),
+        final_output=end.final_output,
+        status=cast("Any", end.status),
+        stop_reason=end.stop_reason,
+        last_response_id=run.state.last_response_id,
+        history=valid_history(run.state.history),
+    )
+
+
+def with_data(run: LiveRun, error: BaseException) -> BaseException:
+    """Return *error* with the run's data on it, if it is one of ours."""
+    if isinstance(error, AgentLoopError):
+        error.run_data = data_of(run)
+    return error

@@ -1,0 +1,99 @@
+"""Resolving an agent's definitions for one turn: once, against the run's context, into one `TurnView`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agentloop import effects as e
+from agentloop._core.turn import TurnView
+from agentloop._shell.asking import all_of, ask
+from agentloop._shell.live import LiveRun
+from agentloop.agents import is_two_argument_callable
+from agentloop.exceptions import UserError, UserTypeError
+from agentloop.tools import FunctionTool
+
+logger = logging.getLogger("agentloop")
+
+
+async def prepare_turn(run: LiveRun) -> TurnView:
+    """Return the view of *run*'s next turn: instructions, enabled tools, settings, model.
+
+    Raises:
+        UserError: for colliding tool names (by policy), a missing model, instructions that aren't text.
+        Exception: what the application's callables raise.
+    """
+    agent, config = run.agent, run.config
+    tools = await _enabled_tools(run)
+    by_key = _by_key(run, tools)
+    shown = tuple(tool for tool in tools if by_key[tool.lookup_key] is tool)
+    return TurnView(
+        agent=agent,
+        system=await _instructions(run),
+        tools=shown,
+        by_key=by_key,
+        settings=agent.model_settings.resolve(config.model_settings),
+        model=await _model(run),
+        input=tuple(run.state.history),
+    )
+
+
+async def _instructions(run: LiveRun) -> str | None:
+    given = run.agent.instructions
+    if given is None or isinstance(given, str):
+        return given
+    if not is_two_argument_callable(given):
+        raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
+    effect = e.Ask(run.path, "instructions", str(run.state.turn + 1), lambda: ask(given, run.context, run.agent))
+    text = await run.effects.perform(effect)
+    if text is not None and not isinstance(text, str):
+        raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
+    return text
+
+
+async def ask_enabled(run: LiveRun, tools: list[FunctionTool]) -> list[bool]:
+    """Ask every tool whether it is enabled, all at once, and return the answers in order."""
+
+    def question(tool: FunctionTool, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
+        effect = e.Ask(
+            run.path, "is_enabled", f"{run.state.turn}:{tool.lookup_key}", lambda: ask(enabled, run.context, run.agent)
+        )
+        return lambda: run.effects.perform(effect)
+
+    asked = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
+    answers = await all_of([question(tool, enabled) for tool, enabled in asked])
+    said = {id(tool): bool(answer) for (tool, _), answer in zip(asked, answers, strict=True)}
+    return [said.get(id(tool), tool.is_enabled is True) for tool in tools]
+
+
+async def _enabled_tools(run: LiveRun) -> list[FunctionTool]:
+    tools = list(run.agent.tools)
+    if all(tool.is_enabled is True for tool in tools):
+        return tools
+    return [tool for tool, yes in zip(tools, await ask_enabled(run, tools), strict=True) if yes]
+
+
+def _by_key(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
+    by_key: dict[str, FunctionTool] = {}
+    for tool in tools:
+        earlier = by_key.get(tool.lookup_key)
+        if earlier is not None and earlier is not tool:
+            text = (
+                f"agent {run.agent.name!r} has two enabled tools named {tool.qualified_name!r}: {earlier!r}, {tool!r}"
+            )
+            if run.config.tool_name_collision_policy == "error":
+                raise UserError(text)
+            logger.warning("%s; the last is used", text)
+        by_key[tool.lookup_key] = tool
+    return by_key
+
+
+async def _model(run: LiveRun) -> Any:
+    given = run.config.model if run.config.model is not None else run.agent.model
+    if given is None:
+        raise UserError(
+            f"agent {run.agent.name!r} has no model: give it one (a Model, or a model string such as 'openai-chat:NAME' "
+            "or 'local:'), or give RunConfig.model"
+        )
+    return await run.resolve_model(run, given)

@@ -1,0 +1,55 @@
+"""Starts what an admission admits. One pump per turn; one per event loop for calls that wait for shared limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio
+
+from agentloop._core.admit import Admission, Ticket
+
+
+class Pump:
+    """An admission and the loop that starts its tickets. `ticket.owner.start()` must not wait."""
+
+    def __init__(self) -> None:
+        self.admission = Admission()
+        self._busy = False
+        self._again = False
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Queue *tickets* in this order and start what may start."""
+        for ticket in tickets:
+            self.admission.add(ticket)
+        self.pump()
+
+    def withdraw(self, tickets: Iterable[Ticket]) -> None:
+        """Take *tickets* out and start what that makes possible."""
+        tickets = list(tickets)
+        if tickets:
+            self.admission.withdraw(tickets)
+            self.pump()
+
+    def pump(self) -> None:
+        """Start all that may start now.
+
+        Everything admitted at once is started before anything it causes is looked at: with an eager task factory a
+        body runs inside `start`, and its failure must not keep an already admitted sibling from starting.
+        """
+        if self._busy:
+            self._again = True
+            return
+        self._busy = True
+        try:
+            while len(self.admission):
+                self._again = False
+                for ticket in self.admission.admit(anyio.current_time()):
+                    ticket.owner.start()
+                if not self._again:
+                    break
+        finally:
+            self._busy = False
+
+    def next_room(self) -> float:
+        """Return when to pump again although nothing was given back; infinity if never."""
+        return self.admission.next_room(anyio.current_time()) if len(self.admission) else float("inf")

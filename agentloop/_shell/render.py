@@ -1,0 +1,66 @@
+"""What the model sees of a tool's value: any Python value as text or parts, bounded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agentloop._shell.asking import resolved
+from agentloop.items import Content, File, Image, Refusal, Text
+from agentloop.schema import to_json_value
+
+NO_OUTPUT = "(no output)"
+_PARTS = (Text, Image, File, Refusal)
+
+
+def render(value: Any) -> Content:
+    """Return *value* as the content of an output: text as it is, parts as parts, None as a placeholder, else JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return NO_OUTPUT
+    if isinstance(value, _PARTS):
+        return (value,)
+    if isinstance(value, list | tuple) and value and all(isinstance(part, _PARTS) for part in value):
+        return tuple(value)
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}({value})"
+    try:
+        return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
+    except Exception:  # whatever a value's own conversion raises: it has a repr, and the body has run
+        return str(value)
+
+
+def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
+    """Return *text* within *limit* characters: head and tail kept, and how much was cut stated between them."""
+    if limit is None or len(text) <= limit:
+        return text
+    kept_at = f", all of it at {reference}" if reference is not None else ""
+    gone = len(text) - limit
+    # The statement takes room itself, and its own length depends on the number in it: two rounds settle that.
+    for _ in range(2):
+        notice = f"\n[… {gone} of {len(text)} characters cut{kept_at} …]\n"
+        gone = len(text) - max(limit - len(notice), 0)
+    room = max(limit - len(notice), 0)
+    head = (room + 1) // 2
+    tail = room - head
+    return text[:head] + notice + (text[-tail:] if tail else "")
+
+
+async def bounded_output(output: Content, limit: int | None, store: Any, call: Any) -> Content:
+    """Return *output* within *limit* characters of text; what is longer goes to *store* first, if there is one."""
+    if limit is None:
+        return output
+    if isinstance(output, str):
+        return await _bounded_text(output, limit, store, call)
+    parts = []
+    for part in output:
+        parts.append(Text(await _bounded_text(part.text, limit, store, call)) if isinstance(part, Text) else part)
+    return tuple(parts)
+
+
+async def _bounded_text(text: str, limit: int, store: Any, call: Any) -> str:
+    if len(text) <= limit:
+        return text
+    reference = None if store is None else str(await resolved(store.put(call, text)))
+    return cut_text(text, limit, reference)

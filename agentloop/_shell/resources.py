@@ -1,0 +1,89 @@
+"""Resources of a run: entered once, on first need, each in a task of its own, and left before the run ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import anyio
+import attrs
+
+from agentloop._shell.cleanup import Cleanup
+
+Factory = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+@attrs.define(eq=False)
+class _Held:
+    """One resource and the task that entered it. Entering and leaving happen in that task."""
+
+    factory: Factory
+    settled: anyio.Event = attrs.field(factory=lambda: anyio.Event())
+    stop: anyio.Event = attrs.field(factory=lambda: anyio.Event())
+    left: anyio.Event = attrs.field(factory=lambda: anyio.Event())
+    scope: anyio.CancelScope = attrs.field(factory=lambda: anyio.CancelScope(shield=True))
+    ready: bool = False
+    value: Any = None
+    error: BaseException | None = None
+
+    async def host(self) -> None:
+        try:
+            # Shielded: bodies use the resource while they wind up; `Resources.close` ends it after them.
+            with self.scope:
+                async with self.factory() as self.value:
+                    self.ready = True
+                    self.settled.set()
+                    await self.stop.wait()
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.settled.set()
+            self.left.set()
+
+
+class Resources:
+    """The resources of one run. *spawn* starts a task that outlives the run's bodies."""
+
+    def __init__(self, spawn: Callable[..., object]) -> None:
+        self.spawn = spawn
+        self._held: dict[Any, _Held] = {}
+
+    async def get(self, factory: Factory, key: object = None) -> Any:
+        """Return what *factory*'s context manager gives; entered on first use, shared by concurrent ones.
+
+        *key* tells resources apart; without one the factory does.
+
+        Raises:
+            Exception: what entering raises, to everybody who waits for that entry; the next use tries again.
+        """
+        key = factory if key is None else key
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = _Held(factory)
+            self.spawn(held.host)
+        await held.settled.wait()
+        if held.ready:
+            return held.value
+        if self._held.get(key) is held:
+            del self._held[key]
+        raise held.error if held.error is not None else RuntimeError("the run ended while a resource was being entered")
+
+    async def close(self, cleanup: Cleanup, cut: Callable[[str], None]) -> list[BaseException]:
+        """Leave all in reverse order, each within the cleanup deadline; return what their exits raised."""
+        errors: list[BaseException] = []
+        for held in reversed(self._held.values()):
+            with cleanup.section(on_cut=lambda: cut("resource exit")):
+                held.stop.set()
+                if not held.ready:
+                    held.scope.cancel()
+                await held.left.wait()
+            held.scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await held.left.wait()
+            if held.error is not None and held.ready:
+                errors.append(held.error)
+        self._held.clear()
+        return errors

@@ -1,0 +1,197 @@
+"""A streamed run as its consumer holds it. A plain run is one whose events nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from agentloop import events as ev
+from agentloop._shell.drive import execute
+from agentloop._shell.live import LiveRun
+from agentloop._shell.native import cancelled_types
+from agentloop._shell.outcome_of_run import result_of
+from agentloop._shell.stream import EventBuffer, call_id_of
+from agentloop.agents import Agent
+from agentloop.exceptions import UserError, UserValueError
+from agentloop.items import Item, ToolCall
+from agentloop.results import RunResult
+
+OutputT = TypeVar("OutputT")
+
+Start = Callable[["RunStream[Any]", TaskGroup, Context], LiveRun]
+
+
+@final
+class RunStream(Generic[OutputT]):
+    """A run under way: iterate it for its events; leaving the block ends it and joins it.
+
+    Made by `Runner.run_streamed`. One consumer at a time.
+
+    A run's error is raised once: from iteration, after every event made before it, if the consumer iterates; else when
+    the block is left. `result` raises it again, `error` gives it. If the block itself raises, that wins, and the run's
+    error is its context.
+    """
+
+    def __init__(
+        self, start: Start, given: tuple[Item, ...], max_turns: int | None, timeout: float | None, *, subscribe: bool
+    ) -> None:
+        self._start = start
+        self._given = given
+        self._max_turns = max_turns
+        self._timeout = timeout
+        self._subscribe = subscribe
+        self._group: TaskGroup | None = None
+        self._live: LiveRun | None = None
+        self._events: EventBuffer | None = None
+        self._scope = anyio.CancelScope()
+        self._finished = anyio.Event()
+        self._error: BaseException | None = None
+        self._error_raised = False
+
+    async def __aenter__(self) -> Self:
+        if self._live is not None:
+            raise UserError("a streamed run can be entered once")
+        context = copy_context()
+        group = anyio.create_task_group()
+        live = self._start(self, group, context)
+        if self._subscribe:
+            self._events = EventBuffer(live.state, live.config.stream_buffer, self._agent_at)
+            live.log.events = self._events
+        self._live = live
+        self._group = await group.__aenter__()
+        group.start_soon(self._main, live, name=f"agentloop run of {live.agent.name}")
+        return self
+
+    def _agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
+        live = self._live
+        if live is None or not path:
+            return live.agent if live is not None else None
+        child = live.children.get(path)
+        return child.agent if child is not None else None
+
+    async def _main(self, live: LiveRun) -> None:
+        try:
+            with self._scope:
+                await execute(live, self._given, self._max_turns, self._timeout)
+        except cancelled_types():
+            raise
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # Carried as a value: it leaves in the consumer's task, bare. A KeyboardInterrupt raised here would tear
+            # down the event loop instead.
+            self._error = error
+        finally:
+            self._finished.set()
+            if self._events is not None:
+                self._events.close()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        assert self._group is not None
+        if not self._finished.is_set():
+            self._stop()
+        if exc is not None and isinstance(exc, cancelled_types()):
+            await self._group.__aexit__(exc_type, exc, tb)
+            return False
+        # The block's own exception is not the group's business: passed on, it would come back wrapped.
+        await self._group.__aexit__(None, None, None)
+        error = self._error
+        if error is None:
+            return False
+        if exc is None and not self._error_raised:
+            self._error_raised = True
+            raise error
+        if exc is not None and exc is not error and exc.__context__ is None:
+            exc.__context__ = error
+        return False
+
+    def _stop(self) -> None:
+        if self._events is not None:
+            self._events.discard()
+        self._scope.cancel()
+
+    async def finished(self) -> None:
+        """Wait until the run has ended, however it ended; events stay unread."""
+        await self._finished.wait()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ev.Event:
+        if self._events is None:
+            raise UserError("iterate a streamed run inside its `async with` block")
+        event = await self._events.take()
+        if event is not None:
+            return event
+        if self._error is not None and not self._error_raised:
+            self._error_raised = True
+            raise self._error
+        raise StopAsyncIteration
+
+    # -- control
+
+    def cancel(self, mode: Literal["immediate", "after_turn"] = "immediate") -> None:
+        """End the run: at once, or when the turn under way is complete. Idempotent; from any task of the run's loop."""
+        if mode not in ("immediate", "after_turn"):
+            raise UserValueError(f"cancel: 'immediate' or 'after_turn' is needed, not {mode!r}")
+        if self._live is None or self._finished.is_set():
+            return
+        if mode == "immediate":
+            self._stop()
+        else:
+            self._live.stop_after_turn = True
+
+    def cancel_call(self, call: str | ToolCall | ev.Event, reason: str | None = None) -> bool:
+        """Cancel one call while the run goes on; False if it has ended or is unknown. From any task or thread.
+
+        A queued call never starts. What the model is told is the tool's failure policy's affair.
+        """
+        if self._live is None or self._finished.is_set():
+            return False
+        path, call_id = call_id_of(call)
+        return self._live.cancel_call(path, call_id, reason)
+
+    # -- what is known
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has ended, however it ended."""
+        return self._finished.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the run raised, or None."""
+        return self._error
+
+    @property
+    def current_agent(self) -> Agent[Any, Any]:
+        """The agent at work."""
+        if self._live is None:
+            raise UserError("the run has not started")
+        return self._live.agent
+
+    @property
+    def current_turn(self) -> int:
+        """The turn under way; 0 before the first."""
+        return self._live.state.turn if self._live is not None else 0
+
+    @property
+    def result(self) -> RunResult[OutputT]:
+        """The result, once the run has ended.
+
+        Raises:
+            UserError: before the end.
+            BaseException: the run's error.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._live is None or not self._finished.is_set() or self._live.state.ended is None:
+            raise UserError("the run has not ended yet")
+        return result_of(self._live)

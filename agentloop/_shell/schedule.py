@@ -1,0 +1,469 @@
+"""The calls of one turn: who waits, who runs, whose output is next, and what ends the batch early.
+
+The *owner* is the task that settles the batch; it opens the turn nursery and waits in `Batch.join`. Calls are plan
+entries until they are admitted, then one task each. A call's task settles it in one synchronous step; a failure that is
+to be raised marks the batch in that step (nothing more is admitted) and wakes the owner, which cancels the others when
+it next runs. So every body already due in that scheduler pass still settles, and what is raised depends on classes,
+phases and model order, not on who came first.
+
+A sibling's failure cancels each call's own scope, not the nursery's: between a body's end and its settling a call is out
+of a sibling's reach, while a cancelled parent still reaches it.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import Context
+from typing import Any, Literal
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from agentloop._core.admit import Ticket
+from agentloop._core.plan import Answer, Arguments, Execute, Plan, PlanEntry, Replay
+from agentloop._core.select import Failure, choose
+from agentloop._shell.live import LiveRun
+from agentloop._shell.native import cancelled_types
+from agentloop._shell.pump import Pump
+from agentloop._shell.stacks import stack_of
+from agentloop._shell.threads import Place
+from agentloop.abc import StillRunning
+from agentloop.context import ToolContext
+from agentloop.limits import Capacity, Limit, OrderedCapacity
+from agentloop.outcomes import CallOutcome
+from agentloop.records import CallSettled, ItemReleased
+from agentloop.tools import FunctionTool
+
+Phase = Literal["waiting", "starting", "body", "post", "settled"]
+
+
+@attrs.define(eq=False)
+class LiveCall:
+    """One call of a batch, from its plan entry to its outcome. `cancel` may be called by anybody on the loop."""
+
+    run: LiveRun
+    batch: Batch
+    entry: PlanEntry
+    tool: FunctionTool
+    arguments: Arguments
+    limits: tuple[Limit, ...] = ()
+    phase: Phase = "waiting"
+    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    cause: Literal["caller", "sibling"] | None = None
+    reason: str | None = None
+    ticket: Ticket | None = None
+    context: ToolContext[Any] | None = None
+    place: Place | None = None
+    holds_permit: bool = False
+    queued_at: float = 0.0
+    started_at: float | None = None
+    started_clock: float = 0.0
+    body_ended_at: float | None = None
+    body_finished: bool = False
+    timeout_at: float = math.inf
+    body_clock: float = 0.0
+    idle_since: float = 0.0
+    abandoned: bool = False
+    cleanup: Literal["done", "cut"] | None = None
+    hooked: list[Any] = attrs.field(factory=list)
+    """Hook objects whose start event was delivered (or begun): they get the end event."""
+    error: BaseException | None = None
+    coro: Any = None
+    progress: int = 0
+
+    @property
+    def call_id(self) -> str:
+        return self.entry.call.call_id
+
+    def start(self) -> None:
+        """Start the call's task; called by the pump when its limits are taken."""
+        self.holds_permit = True
+        if anyio.current_time() >= self.batch.deadline:
+            return  # an enclosing deadline has passed: the owner settles the call unstarted when it learns of it
+        self.phase = "starting"
+        self.batch.spawn(self)
+
+    def release_permit(self) -> None:
+        """Give the limits back; the next waiting call may start in this very step."""
+        if self.holds_permit:
+            self.holds_permit = False
+            for limit in self.limits:
+                limit.give()
+            self.batch.pump.pump()
+
+    def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
+        """Cancel the call unless its body has ended; False if it has."""
+        if self.phase in ("post", "settled"):
+            return False
+        if self.cause != "sibling":
+            self.cause, self.reason = cause, reason if self.cause is None else self.reason
+        if self.phase == "waiting":
+            self.batch.cancel_waiting(self)
+        else:
+            self.scope.cancel()
+        return True
+
+
+class Batch:
+    """The scheduler of one turn's calls. Owned by the task that runs `join`."""
+
+    def __init__(
+        self,
+        run: LiveRun,
+        plan: Plan,
+        run_call: Callable[[LiveCall], Coroutine[Any, Any, None]],
+        *,
+        sequential: bool,
+        context: Context,
+    ) -> None:
+        self.run = run
+        self._run_call = run_call
+        self.execution = run.config.tool_execution
+        self.calls: list[LiveCall] = []
+        self.answers: list[PlanEntry] = []
+        self.failures: list[Failure] = []
+        self.halted = False
+        self.stopped: str | None = None
+        self.spawn_context = context
+        self._group: TaskGroup | None = None
+        self._wake = anyio.Event()
+        self._segments: deque[list[LiveCall]] = deque()
+        self._current: set[LiveCall] = set()
+        self._unsettled = 0
+        self._leaders: dict[str, LiveCall] = {}
+        self._followers: dict[str, list[LiveCall]] = {}
+        self._opened_at = anyio.current_time()
+        self.deadline = math.inf
+        self._build(plan, sequential)
+        self.pump = self._choose_pump()
+
+    # -- building
+
+    def _build(self, plan: Plan, sequential: bool) -> None:
+        cap = self.execution.max_function_tool_concurrency
+        base: tuple[Limit, ...] = () if cap is None else (Capacity(cap, "max_function_tool_concurrency"),)
+        gate = self.run.log.events.gate if self.run.log.events is not None else None
+        if gate is not None:
+            base = (*base, gate)
+        groups: dict[str, Limit] = {}
+        segment: list[LiveCall] = []
+        for entry in plan.entries:
+            if isinstance(entry.disposition, Answer) or entry.tool is None:
+                self.answers.append(entry)
+                continue
+            live = self._call(entry, entry.tool, base, groups)
+            alone = sequential or entry.tool.exclusive
+            if alone and segment:
+                self._segments.append(segment)
+                segment = []
+            segment.append(live)
+            if alone:
+                self._segments.append(segment)
+                segment = []
+        if segment:
+            self._segments.append(segment)
+        self._unsettled = len(self.calls) + len(self.answers)
+
+    def _call(
+        self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
+    ) -> LiveCall:
+        disposition = entry.disposition
+        assert isinstance(disposition, Execute | Replay)
+        limits = (*base, *tool.capacity)
+        if tool.serial is not None:
+            group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
+            limits = (*limits, group)
+        live = LiveCall(self.run, self, entry, tool, disposition.arguments, limits=tuple(dict.fromkeys(limits)))
+        live.queued_at = self.run.log.wall()
+        self.calls.append(live)
+        self.run.calls[self.run.path, live.call_id] = live
+        return live
+
+    def _choose_pump(self) -> Pump:
+        shared = self.run.shared
+        alive = weakref.ref(shared)
+        bound = False
+        for live in self.calls:
+            for limit in live.tool.capacity:
+                bound = True
+                limit.binding.bind(limit, shared.token, lambda: alive() is not None, shared.pump.pump)
+        return shared.pump if bound else Pump()
+
+    # -- running
+
+    def open(self, group: TaskGroup) -> None:
+        """Queue the first calls; *group* is the turn nursery."""
+        self._group = group
+        self.deadline = anyio.current_effective_deadline()
+        self._next_segment()
+        for (path, call_id), reason in list(self.run.cancel_requests.items()):
+            live = self.run.calls.get((path, call_id))
+            if live is not None and live.batch is self:
+                del self.run.cancel_requests[path, call_id]
+                live.cancel("caller", reason)
+
+    def spawn(self, live: LiveCall) -> None:
+        """Start the task of *live*, in a copy of the turn's context whoever asks."""
+        assert self._group is not None
+        name = f"agentloop call {live.entry.call.name}"
+        self._group.create_task(self._run_call(live), name=name, context=self.spawn_context.copy())
+
+    def _next_segment(self) -> None:
+        while self._segments and not self._current and not self.halted:
+            segment = [live for live in self._segments.popleft() if live.phase != "settled"]
+            self._current = set(segment)
+            self.queue([live for live in segment if live.phase == "waiting" and not self._follows(live)])
+
+    def _follows(self, live: LiveCall) -> bool:
+        """Tell whether *live* waits for, or was answered by, an equal call; else it leads its key."""
+        key = live.arguments.receipt
+        if key is None:
+            return False
+        source = self.run.state.receipts.get(key)
+        if source is not None:
+            self._replay(live, source)
+            return True
+        leader = self._leaders.setdefault(key, live)
+        if leader is live:
+            return False
+        self._followers.setdefault(key, []).append(live)
+        return True
+
+    def queue(self, calls: Iterable[LiveCall]) -> None:
+        """Put *calls* into the arrival order."""
+        tickets = []
+        for live in calls:
+            live.phase = "waiting"
+            live.scope = anyio.CancelScope()  # a call that comes back has left its first one
+            live.ticket = Ticket(live.limits, live)
+            tickets.append(live.ticket)
+        self.pump.add(tickets)
+
+    def rekey(self, live: LiveCall, arguments: Arguments) -> bool:
+        """Give *live* rewritten *arguments*; True if it goes on, False if an equal call answers it or is awaited."""
+        old = live.arguments.receipt
+        live.arguments = arguments
+        if old is not None and old != arguments.receipt:
+            self._hand_on(old, live)
+        if arguments.receipt is None or arguments.receipt == old:
+            return True
+        if not self._follows(live):
+            return True
+        if live.phase != "settled":
+            live.phase = "waiting"
+        return False
+
+    def _hand_on(self, key: str, leader: LiveCall) -> None:
+        """Let the first follower of *key* lead, *leader* having no output to share."""
+        if self._leaders.get(key) is not leader:
+            return
+        del self._leaders[key]
+        waiting = [live for live in self._followers.pop(key, ()) if live.phase == "waiting" and live.cause is None]
+        if waiting and not self.halted:
+            first, *rest = waiting
+            self._leaders[key] = first
+            if rest:
+                self._followers[key] = rest
+            self.queue([first])
+
+    def _replay(self, live: LiveCall, source: str) -> None:
+        outcome = self.run.state.calls[source].outcome
+        assert outcome is not None
+        now = self.run.log.wall()
+        self.settle(
+            live,
+            CallOutcome(
+                status="replayed",
+                output=outcome.output,
+                value=outcome.value,
+                custom_data=outcome.custom_data,
+                started_at=None,
+                ended_at=now,
+            ),
+        )
+
+    # -- settling: synchronous, in the call's own task
+
+    def settle(self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None) -> None:
+        """Append the call's one outcome, release what is next in model order, start what that makes possible."""
+        live.phase = "settled"
+        rewritten = live.arguments.text != live.entry.call.arguments
+        self._append(
+            live.entry,
+            live.tool.name,
+            outcome,
+            body_ended_at=live.body_ended_at,
+            receipt=live.arguments.receipt,
+            arguments=live.arguments.text if rewritten and live.started_at is None else None,
+        )
+        if failure is not None:
+            self.failures.append(failure)
+            self.halt()
+        live.release_permit()
+        self._current.discard(live)
+        self.run.calls.pop((self.run.path, live.call_id), None)
+        self._share(live, outcome)
+        self._next_segment()
+        if self._unsettled == 0 or failure is not None:
+            self._wake.set()
+
+    def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
+        """Settle a call that has nothing to run."""
+        self._append(entry, entry.call.name, outcome, body_ended_at=None, receipt=None, arguments=None)
+
+    def _append(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> None:
+        run = self.run
+        run.append(CallSettled(*run.here(), entry.call.call_id, tool, outcome, **fields))
+        self._unsettled -= 1
+        while (due := run.state.next_release()) is not None:
+            run.append(ItemReleased(*run.here(), due.call.call_id))
+
+    def _share(self, live: LiveCall, outcome: CallOutcome) -> None:
+        key = live.arguments.receipt
+        if key is None or self._leaders.get(key) is not live:
+            return
+        if outcome.status != "succeeded":
+            self._hand_on(key, live)
+            return
+        for follower in self._followers.pop(key, ()):
+            if follower.phase == "waiting" and not self.halted:
+                self._replay(follower, live.call_id)
+
+    # -- early endings
+
+    def halt(self) -> None:
+        """Admit nothing more, from this very step on."""
+        if not self.halted:
+            self.halted = True
+            self.pump.withdraw(live.ticket for live in self.calls if live.phase == "waiting" and live.ticket)
+
+    def cancel_waiting(self, live: LiveCall) -> None:
+        """A call that waits was cancelled: it never starts, and a task of its own words the outcome."""
+        if live.ticket is not None:
+            self.pump.withdraw([live.ticket])
+        if self._group is not None and not self.halted:
+            live.phase = "starting"
+            self.spawn(live)
+
+    def stop(self, by: str) -> None:
+        """End the batch: what waits settles unstarted, what runs is cancelled (by a sibling) or already is (by a parent)."""
+        if self.stopped is not None:
+            return
+        self.stopped = by
+        self.halt()
+        self.run.cleanup.begin()
+        for live in self.calls:
+            if live.phase == "waiting":
+                self.settle(live, self._never_started(live, by))
+            elif by == "sibling":
+                live.cancel("sibling")
+
+    def _never_started(self, live: LiveCall, by: str) -> CallOutcome:
+        return CallOutcome(
+            status="cancelled",
+            output=sibling_text(live.tool.name) if by == "sibling" else None,
+            cancelled_by=by,  # type: ignore[arg-type]  # "sibling", "parent" or "deadline"
+            ended_at=self.run.log.wall(),
+        )
+
+    def _expire(self) -> None:
+        """Skip what has waited longer than `queue_timeout`."""
+        limit = self.execution.queue_timeout
+        if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
+            return
+        late = [live for live in self.calls if live.phase == "waiting" and not self._awaits_equal(live)]
+        self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
+        for live in late:
+            text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
+            self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
+
+    def _awaits_equal(self, live: LiveCall) -> bool:
+        return live in self._followers.get(live.arguments.receipt or "", ())
+
+    # -- the owner
+
+    async def join(self) -> None:
+        """Wait until every call has settled; cancel the others when one is to be raised.
+
+        Cancellation: what waits settles unstarted, what runs is awaited (with reports past the cleanup deadline), then
+        the cancellation goes on.
+        """
+        try:
+            while self._unsettled:
+                await self._wait(self._next_look())
+                if self.failures:
+                    self.stop("sibling")
+                self._expire()
+                self.pump.pump()
+        except cancelled_types():
+            self.run.cleanup.begin()
+            self.stop(self.run.ended_by())
+            with anyio.CancelScope(shield=True):
+                while self._unsettled:
+                    await self._wait(self._next_look())
+            raise
+
+    async def _wait(self, until: float) -> None:
+        if self._wake.is_set():
+            self._wake = anyio.Event()
+        if not self._unsettled or (self.failures and self.stopped is None):
+            return
+        if until == math.inf:
+            await self._wake.wait()
+            return
+        with anyio.CancelScope(deadline=until):
+            await self._wake.wait()
+        if self.stopped is not None:
+            self._report()
+
+    def _next_look(self) -> float:
+        now = anyio.current_time()
+        if self.stopped is not None:
+            deadline = self.run.cleanup.deadline
+            return now + 1.0 if deadline is None or deadline <= now else deadline + 1e-9
+        limit = self.execution.queue_timeout
+        waiting = limit is not None and any(live.phase == "waiting" for live in self.calls)
+        expiry = self._opened_at + (limit or 0.0) if waiting else math.inf
+        return min(expiry if expiry > now else math.inf, max(self.pump.next_room(), now))
+
+    def _report(self) -> None:
+        deadline = self.run.cleanup.deadline
+        now = anyio.current_time()
+        if deadline is None or now < deadline:
+            return
+        for live in self.calls:
+            if live.phase in ("starting", "body"):
+                self.run.report_still_running(
+                    StillRunning(
+                        path=self.run.path,
+                        call=live.entry.call,
+                        age=now - live.started_clock,
+                        stack=stack_of(live.coro, live.place),
+                    )
+                )
+
+    def forget(self) -> None:
+        """Leave no call without an outcome, also where the batch was ended before it was joined."""
+        by = self.run.ended_by()
+        self.halt()
+        for entry in self.answers:
+            if self.run.state.calls[entry.call.call_id].outcome is None:
+                assert isinstance(entry.disposition, Answer)
+                self.answer(entry, entry.disposition.outcome)
+        for live in self.calls:
+            if live.phase == "waiting":
+                self.settle(live, self._never_started(live, by))
+
+    def raise_failure(self) -> None:
+        """Raise what is to be raised, if anything is."""
+        if self.failures:
+            raise choose(self.failures)
+
+
+def sibling_text(name: str) -> str:
+    """Return what the model is told of a call that was cancelled for another's failure."""
+    return f"Tool '{name}' was cancelled because another call failed; it did not fail itself."

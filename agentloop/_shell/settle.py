@@ -1,0 +1,108 @@
+"""The calls of one response: planned, run in a turn nursery, accepted."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import copy_context
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
+from agentloop._core.identity import find_tool
+from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, plan_response
+from agentloop._core.turn import TurnView
+from agentloop._shell.asking import ask
+from agentloop._shell.invoke import run_call
+from agentloop._shell.live import LiveRun
+from agentloop._shell.prepare import ask_enabled
+from agentloop._shell.schedule import Batch
+from agentloop.config import ToolErrorArgs
+from agentloop.outcomes import CallOutcome
+from agentloop.records import BatchEnded
+
+logger = logging.getLogger("agentloop")
+
+
+async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
+    """Ask what only the application can say about the due calls, then plan all of them. Nothing has started yet.
+
+    Raises:
+        ModelBehaviorError: see `plan_response`.
+    """
+    rules = PlanRules(
+        not_found=run.config.tool_not_found_behavior,
+        max_calls=run.config.tool_execution.max_calls_per_turn,
+        limits=run.config.json_limits,
+    )
+    called = {
+        id(tool): tool
+        for state in run.state.due_calls()
+        if (tool := find_tool(view.by_key, state.call.name, state.call.namespace)) is not None
+        and not isinstance(tool.is_enabled, bool)
+    }
+    if called and run.state.conflict is None:
+        tools = list(called.values())
+        answers = await ask_enabled(run, tools)
+        disabled = frozenset(tool.lookup_key for tool, yes in zip(tools, answers, strict=True) if not yes)
+        rules = attrs.evolve(rules, disabled=disabled)
+    return plan_response(view, run.state, rules)
+
+
+async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
+    """Run the plan's calls and accept their outputs.
+
+    Cancellation: running bodies are cancelled and awaited, what waits never starts, nothing is accepted; what settled
+    stays in the log.
+
+    Raises:
+        AgentLoopError, BaseException: the failure that is to be raised, chosen by class, phase and model order.
+    """
+    sequential = (run.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
+    batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
+    events = run.log.events
+    if events is not None:
+        events.on_room.add(batch.pump.pump)
+    try:
+        for entry in batch.answers:
+            batch.answer(entry, await _worded(run, entry))
+        async with anyio.create_task_group() as group:
+            batch.open(group)
+            await batch.join()
+    finally:
+        if events is not None:
+            events.on_room.discard(batch.pump.pump)
+        batch.forget()
+    await checkpoint_if_cancelled()
+    batch.raise_failure()
+    run.append(BatchEnded(*run.here()))
+
+
+async def _worded(run: LiveRun, entry: PlanEntry) -> CallOutcome:
+    """Return the outcome of a call that is answered without running, in the application's words where it has any."""
+    answer = entry.disposition
+    assert isinstance(answer, Answer)
+    outcome = attrs.evolve(answer.outcome, ended_at=run.log.wall())
+    formatter = run.config.tool_error_formatter
+    if answer.kind is None or formatter is None:
+        return outcome
+    assert isinstance(outcome.output, str)
+    args = ToolErrorArgs(
+        kind=answer.kind,
+        tool=entry.call.name,
+        call_id=entry.call.call_id,
+        error=outcome.error,
+        default=outcome.output,
+    )
+    effect = e.Ask(run.path, "tool_error_formatter", entry.call.call_id, lambda: ask(formatter, args))
+    try:
+        text = await run.effects.perform(effect)
+    except Exception:
+        logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
+        return outcome
+    if isinstance(text, str):
+        return attrs.evolve(outcome, output=text)
+    if text is not None:
+        logger.warning("tool_error_formatter returned %r, not text; the default text is used", text)
+    return outcome

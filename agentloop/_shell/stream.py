@@ -1,0 +1,178 @@
+"""A run's events on their way to the consumer: a deque and a wake-up.
+
+Records never wait: their events are buffered whatever the consumer does. Above the limit of unread events three things
+wait for room, outside every permit: reading the next model event, admitting the next call, starting the next turn.
+What is woken is only the wish to look; an event stays in the deque until it is taken, so no cancellation loses one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from agentloop import events as ev
+from agentloop import model_events as m
+from agentloop import records as r
+from agentloop._core.state import RunState
+from agentloop.agents import Agent
+from agentloop.items import ToolCall, ToolOutput
+from agentloop.limits import Limit
+
+
+class _Gate(Limit):
+    """Keeps calls from being admitted while the consumer is behind."""
+
+    name = "stream_buffer"
+
+    def __init__(self, buffer: EventBuffer) -> None:
+        self._buffer = buffer
+
+    def room(self, now: float) -> bool:
+        """Tell whether the consumer keeps up."""
+        return not self._buffer.full
+
+    def take(self, now: float) -> None:
+        """Do nothing: what fills the buffer are events."""
+
+    def give(self) -> None:
+        """Do nothing."""
+
+
+class EventBuffer:
+    """Unread events of one tree of runs. Owned by the stream; fed by the log."""
+
+    def __init__(
+        self, state: RunState, limit: int, agents: Callable[[tuple[str, ...]], Agent[Any, Any] | None]
+    ) -> None:
+        self._state = state
+        self._limit = limit
+        self._agents = agents
+        self._unread: deque[ev.Event] = deque()
+        self._some = anyio.Event()
+        self._room = anyio.Event()
+        self._progress: dict[int, ev.CallProgress] = {}
+        self.gate = _Gate(self)
+        self.on_room: set[Callable[[], None]] = set()
+        """Pumps to run when the consumer has caught up."""
+        self.closed = False
+        self.discarding = False
+
+    @property
+    def full(self) -> bool:
+        """Whether the run should wait for its consumer."""
+        return len(self._unread) >= self._limit and not self.discarding
+
+    def put(self, event: ev.Event) -> None:
+        """Add *event*; never waits."""
+        if not self.discarding:
+            self._unread.append(event)
+            self._some.set()
+
+    def signal(self, event: m.ModelEvent, path: tuple[str, ...], turn: int) -> None:
+        """Add a model event that no record holds."""
+        match event:
+            case m.TextDelta(text):
+                self.put(ev.TextDelta(text, path=path, turn=turn))
+            case m.ReasoningDelta(text):
+                self.put(ev.ReasoningDelta(text, path=path, turn=turn))
+            case m.ArgumentsDelta(call_id, delta):
+                self.put(ev.ArgumentsDelta(call_id, delta, path=path, turn=turn))
+            case m.Raw(data):
+                self.put(ev.RawModelEvent(data, path=path, turn=turn))
+            case _:
+                pass
+
+    def progress(self, event: ev.CallProgress, call: object) -> None:
+        """Add a progress report; while the consumer is behind, a newer one replaces the unread one of its call."""
+        earlier = self._progress.get(id(call))
+        if self.full and earlier is not None:
+            for index in range(len(self._unread) - 1, -1, -1):
+                if self._unread[index] is earlier:
+                    self._unread[index] = self._progress[id(call)] = event
+                    return
+        self._progress[id(call)] = event
+        self.put(event)
+
+    def record(self, record: r.Record) -> None:
+        """Add the events that *record* means."""
+        state: RunState = self._state
+        for step in record.path:
+            state = state.nested[step]
+        where = {"path": record.path, "turn": record.turn}
+        match record:
+            case r.RunStarted():
+                self.put(ev.AgentUpdated(self._agents(record.path), **where))
+            case r.TurnStarted():
+                self.put(ev.TurnStarted(**where))
+            case r.ModelResponded():
+                for item in state.response or ():
+                    self.put(ev.ItemCreated(item, **where))
+            case r.CallStarted(call_id=call_id):
+                self.put(ev.CallStarted(state.calls[call_id].call, **where))
+            case r.CallSettled(call_id=call_id, outcome=outcome):
+                self.put(ev.CallSettled(state.calls[call_id].call, outcome, **where))
+            case r.ItemReleased(call_id=call_id):
+                released = state.calls[call_id].outcome
+                if released is not None and released.output is not None:
+                    self.put(ev.ItemCreated(ToolOutput(call_id, released.output), **where))
+            case r.GuardrailSettled(result=result):
+                self.put(ev.GuardrailSettled(result, **where))
+            case r.BatchEnded():
+                self.put(ev.TurnEnded(**where))
+            case r.RunEnded(status=status):
+                self.put(ev.RunEnded(status, **where))
+            case _:
+                pass
+
+    async def room(self) -> None:
+        """Wait until the consumer has caught up."""
+        while self.full:
+            await self._room.wait()
+
+    def close(self) -> None:
+        """Say that no event will follow."""
+        self.closed = True
+        self._some.set()
+
+    def discard(self) -> None:
+        """Drop what is unread and what will come: nobody will read it."""
+        self.discarding = True
+        self._unread.clear()
+        self._caught_up()
+        self._some.set()
+
+    async def take(self) -> ev.Event | None:
+        """Return the next event, waiting for it; None when there will be none."""
+        while not self._unread:
+            if self.closed or self.discarding:
+                return None
+            self._some = anyio.Event()
+            await self._some.wait()
+        was_full = self.full
+        event = self._unread.popleft()
+        if was_full and not self.full:
+            self._caught_up()
+        return event
+
+    def _caught_up(self) -> None:
+        room, self._room = self._room, anyio.Event()
+        room.set()
+        for pump in tuple(self.on_room):
+            pump()
+
+
+def call_id_of(call: str | ToolCall | ev.Event) -> tuple[tuple[str, ...], str]:
+    """Return path and id of the call that *call* means: an id (of the run's own calls), a `ToolCall`, or an event."""
+    if isinstance(call, str):
+        return (), call
+    if isinstance(call, ToolCall):
+        return (), call.call_id
+    inner = getattr(call, "call", None)
+    if inner is None and isinstance(item := getattr(call, "item", None), ToolCall):
+        inner = item
+    if not isinstance(inner, ToolCall):
+        raise TypeError(f"cancel_call: a call id, a ToolCall or an event of a call is needed, not {call!r}")
+    return call.path, inner.call_id

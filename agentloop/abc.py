@@ -1,0 +1,113 @@
+"""The edges as protocols: what a run asks of a model, and later of a session, a journal and instruments.
+
+Implement one of these and the runtime can't tell it from the library's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+import attrs
+
+from agentloop.effects import Effect
+from agentloop.items import ToolCall
+
+from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.records import Record
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A model. A provider writes `stream`; entering and leaving do nothing unless it overrides them.
+
+    Who makes a model enters it (`async with`); one that is used without being entered is entered by each run for the
+    run's duration. `holds_resources` says that this is costly (a connection pool, a child process) and earns a warning.
+    """
+
+    holds_resources: bool = False
+    is_open: bool = True
+    """False while a run must enter it before asking; a model with nothing to open is always open."""
+
+    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
+        """Ask the model. Entering sends the request; leaving closes the response, also when cancelled.
+
+        The iterator gives the events of one response, exactly one `ResponseDone`, last.
+
+        Raises:
+            ModelTransportError: the model wasn't reached or answered with an error.
+            ModelBehaviorError: the response breaks the protocol, or ended without its last event.
+        """
+        ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        return None
+
+
+@runtime_checkable
+class ModelProvider(Protocol):
+    """Gives models by name. Owns what they share; entering and leaving do nothing unless overridden."""
+
+    def get_model(self, name: str) -> Model:
+        """Return the model called *name* (without the provider's prefix).
+
+        Raises:
+            UserError: if the name is unknown, or something it needs is missing; says what to do.
+        """
+        ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        return None
+
+
+class Effects(Protocol):
+    """The one door of a run's side effects."""
+
+    async def perform(self, effect: Effect) -> Any:
+        """Do *effect*, or answer as it was answered before; raises what it raises."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class StillRunning:
+    """A call that outlives its run's cleanup deadline: `age` is seconds since its body started."""
+
+    path: tuple[str, ...]
+    call: ToolCall
+    age: float
+    stack: str
+
+
+@attrs.frozen(kw_only=True)
+class LateResult:
+    """What came of a body after its outcome was decided: an abandoned thread's end, an error in cleanup, a dropped value."""
+
+    path: tuple[str, ...]
+    call: ToolCall
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Instrument:
+    """Watches runs. Override what you need; methods are sync, and one that raises is logged once and never fails a run."""
+
+    def on_record(self, record: Record) -> None:
+        """Called with every record as it is appended."""
+
+    def on_still_running(self, report: StillRunning) -> None:
+        """Called once a second for each call that outlives the cleanup deadline."""
+
+    def on_late_result(self, report: LateResult) -> None:
+        """Called when something comes of a body after its outcome was decided."""

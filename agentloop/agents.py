@@ -1,0 +1,199 @@
+"""Agents: who is asked what, with which tools. Definitions only; nothing here runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import attrs
+
+from agentloop.abc import Model
+from agentloop.config import ModelSettings, check_count
+from agentloop.context import Callback
+from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.hooks import AgentHooks
+from agentloop.schema import function_schema
+from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
+
+ContextT = TypeVar("ContextT")
+OutputT = TypeVar("OutputT")
+
+
+@attrs.frozen
+class StopAtTools:
+    """Finish with the output of the first called tool that is one of *names*."""
+
+    names: tuple[str, ...] = attrs.field(converter=lambda names: (names,) if isinstance(names, str) else tuple(names))
+
+
+ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools
+
+
+def _ask(input: str) -> str:
+    """Ask the agent.
+
+    Args:
+        input: What the agent is asked to do.
+    """
+    return input
+
+
+def _fault(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], needed: str, value: object) -> UserTypeError:
+    return UserTypeError(f"Agent.{attribute.name}: {needed} is needed, not {value!r}")
+
+
+def _name(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str):
+        raise _fault(agent, attribute, "text", value)
+    if not value:
+        raise UserValueError("Agent.name: may not be empty")
+
+
+def _instructions(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, str) and not callable(value):
+        raise _fault(agent, attribute, "text or a callable", value)
+
+
+def _model(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, str | Model):
+        raise _fault(agent, attribute, "a model or its name", value)
+
+
+def _sequence_of(kind: type, needed: str) -> Any:
+    def validate(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise _fault(agent, attribute, f"a sequence of {needed}", value)
+        for index, member in enumerate(value):
+            if not isinstance(member, kind):
+                raise UserTypeError(f"Agent.{attribute.name}[{index}]: {needed} are needed, not {member!r}")
+
+    return validate
+
+
+def _behavior(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in ("run_llm_again", "stop_on_first_tool") and not isinstance(value, StopAtTools):
+        raise _fault(agent, attribute, "'run_llm_again', 'stop_on_first_tool' or StopAtTools", value)
+
+
+def _execution(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in ("concurrent", "sequential"):
+        raise UserValueError(f"Agent.{attribute.name}: 'concurrent' or 'sequential' is needed, not {value!r}")
+
+
+def _is(kind: type | tuple[type, ...], needed: str) -> Any:
+    def validate(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is not None and not isinstance(value, kind):
+            raise _fault(agent, attribute, needed, value)
+
+    return validate
+
+
+@attrs.define(eq=False, repr=False)
+class Agent(Generic[ContextT, OutputT]):
+    """An agent. An identity object: two agents are equal only if they are one.
+
+    Sequences are held by reference: what is appended to `tools` shows at the next turn, and `clone` shares them.
+
+    Attributes:
+        name: Names the agent in logs and to other agents.
+        instructions: The system prompt, or a callable of `(ctx, agent)` asked every turn.
+        model: A model, or a model string such as `"openai-chat:NAME"` or `"local:"`.
+        model_settings: How to ask it.
+        tools: What the model may call.
+        hooks: Called while this agent is at work.
+        tool_use_behavior: What follows tool calls: ask the model again, finish with the first call's output
+            (`"stop_on_first_tool"`), or finish at certain tools (`StopAtTools`).
+        tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
+    """
+
+    name: str = attrs.field(validator=_name)
+    instructions: str | Callback | None = attrs.field(default=None, kw_only=True, validator=_instructions)
+    model: str | Model | None = attrs.field(default=None, kw_only=True, validator=_model)
+    model_settings: ModelSettings = attrs.field(
+        factory=ModelSettings, kw_only=True, validator=_is(ModelSettings, "ModelSettings")
+    )
+    tools: Sequence[FunctionTool] = attrs.field(
+        factory=list, kw_only=True, validator=_sequence_of(FunctionTool, "tools (made by @tool)")
+    )
+    hooks: AgentHooks | None = attrs.field(default=None, kw_only=True, validator=_is(AgentHooks, "AgentHooks"))
+    tool_use_behavior: ToolUseBehavior = attrs.field(default="run_llm_again", kw_only=True, validator=_behavior)
+    tool_execution: Literal["concurrent", "sequential"] = attrs.field(
+        default="concurrent", kw_only=True, validator=_execution
+    )
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name!r}>"
+
+    def clone(self, **changes: Any) -> Agent[ContextT, OutputT]:
+        """Return a shallow copy with *changes*; members not given are the same objects.
+
+        Raises:
+            UserTypeError: for a field there is none of.
+        """
+        unknown = set(changes) - {field.name for field in attrs.fields(Agent)}
+        if unknown:
+            raise UserTypeError(f"Agent.clone: no field {', '.join(sorted(unknown))}")
+        return attrs.evolve(self, **changes)
+
+    def as_tool(
+        self,
+        tool_name: str | None = None,
+        tool_description: str | None = None,
+        *,
+        custom_output_extractor: Callback | None = None,
+        run_config: Any = None,
+        max_turns: int | None = 10,
+        is_enabled: bool | Callback = True,
+        failure_error_function: Callback | None = default_tool_error_function,
+        tool_input_guardrails: Sequence[Any] = (),
+        tool_output_guardrails: Sequence[Any] = (),
+        timeout: float | None = None,
+        timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
+        timeout_error_function: Callback | None = None,
+    ) -> FunctionTool:
+        """Return a tool that runs this agent in a nested run of the same log, and gives its final output.
+
+        Its one argument is `input: str`. The nested run shares the application object and the usage, has its own turns
+        (*max_turns*) and its own call identities, and ends with its call.
+        """
+        check_count("max_turns", max_turns)
+        name = tool_name or snake_case(self.name)
+        schema = function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
+        return FunctionTool(
+            name=name,
+            description=tool_description if tool_description is not None else f"Ask the agent {self.name}.",
+            params_json_schema=schema.params_json_schema,
+            body=AgentCall(
+                agent=self,
+                schema=schema,
+                max_turns=max_turns,
+                run_config=run_config,
+                custom_output_extractor=custom_output_extractor,
+            ),
+            is_enabled=is_enabled,
+            failure_error_function=failure_error_function,
+            tool_input_guardrails=tuple(tool_input_guardrails),
+            tool_output_guardrails=tuple(tool_output_guardrails),
+            timeout=timeout,
+            timeout_behavior=timeout_behavior,
+            timeout_error_function=timeout_error_function,
+        )
+
+
+def snake_case(name: str) -> str:
+    """Return *name* as a tool name: letters, digits and underscores, lower case."""
+    words = "".join(char if char.isalnum() and char.isascii() else " " for char in name).split()
+    return "_".join(words).lower() or "agent"
+
+
+def is_two_argument_callable(value: object) -> bool:
+    """Tell whether *value* can be called as `(ctx, agent)`."""
+    import inspect
+
+    try:
+        inspect.signature(value).bind(None, None)  # type: ignore[arg-type]  # a non-callable raises TypeError
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature: calling will tell
+        return callable(value)
+    return True

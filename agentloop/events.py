@@ -1,0 +1,138 @@
+"""What a consumer of a streamed run sees: views of records, and signals that no log keeps.
+
+Every event has `path` (ids of the enclosing agent-tool calls; empty for the run's own) and `turn`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import attrs
+
+from agentloop.items import ApprovalRequest as ApprovalRequestItem
+from agentloop.items import Item, ToolCall
+from agentloop.outcomes import CallOutcome
+from agentloop.records import RunStatus
+
+
+@attrs.frozen
+class _Event:
+    path: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+    turn: int = attrs.field(default=0, kw_only=True)
+
+
+@attrs.frozen
+class AgentUpdated(_Event):
+    """Another agent is at work; the first event of a run names the starting one (the object)."""
+
+    agent: Any
+
+
+@attrs.frozen
+class TurnStarted(_Event):
+    """A turn began."""
+
+
+@attrs.frozen
+class TextDelta(_Event):
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@attrs.frozen
+class ReasoningDelta(_Event):
+    """A piece of the model's reasoning."""
+
+    text: str
+
+
+@attrs.frozen
+class ArgumentsDelta(_Event):
+    """A piece of one call's JSON arguments."""
+
+    call_id: str
+    delta: str
+
+
+@attrs.frozen
+class RawModelEvent(_Event):
+    """A provider's event as it came."""
+
+    data: Any
+
+
+@attrs.frozen
+class ItemCreated(_Event):
+    """An item took its place: of the response, or a call's output in model order."""
+
+    item: Item
+
+
+@attrs.frozen
+class CallStarted(_Event):
+    """A call's body is about to run."""
+
+    call: ToolCall
+
+
+@attrs.frozen
+class CallProgress(_Event):
+    """A body reported progress. `total` and `message` are None where it gave none."""
+
+    call: ToolCall
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+@attrs.frozen
+class CallSettled(_Event):
+    """A call has its outcome; sent at once, in the order of settling."""
+
+    call: ToolCall
+    outcome: CallOutcome
+
+
+@attrs.frozen
+class ApprovalRequested(_Event):
+    """A call waits for a verdict."""
+
+    request: ApprovalRequestItem
+
+
+@attrs.frozen
+class GuardrailSettled(_Event):
+    """A guardrail answered."""
+
+    result: Any
+
+
+@attrs.frozen
+class TurnEnded(_Event):
+    """A turn is over, its outputs accepted."""
+
+
+@attrs.frozen
+class RunEnded(_Event):
+    """The run is over."""
+
+    status: RunStatus
+
+
+Event: TypeAlias = (
+    AgentUpdated
+    | TurnStarted
+    | TextDelta
+    | ReasoningDelta
+    | ArgumentsDelta
+    | RawModelEvent
+    | ItemCreated
+    | CallStarted
+    | CallProgress
+    | CallSettled
+    | ApprovalRequested
+    | GuardrailSettled
+    | TurnEnded
+    | RunEnded
+)

@@ -1,0 +1,62 @@
+"""What guardrails answer, and what a run keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from agentloop.items import ToolCall
+
+
+@attrs.frozen
+class Allow:
+    """Go on. A guardrail or a policy that has nothing against the call."""
+
+    output_info: Any = None
+
+
+@attrs.frozen
+class RejectContent:
+    """Don't; the model is told *message* in place of the tool's output."""
+
+    message: str
+    output_info: Any = None
+
+
+@attrs.frozen
+class RaiseException:
+    """Don't, and end the run with the tripwire error."""
+
+    output_info: Any = None
+
+
+@attrs.frozen
+class Rewrite:
+    """Run the call with these arguments instead: a new identity, which policies and later guardrails judge again."""
+
+    arguments: Mapping[str, Any]
+    output_info: Any = None
+
+
+@attrs.frozen
+class ReplaceOutput:
+    """Use *value* in place of what the tool returned, everywhere."""
+
+    value: Any
+    output_info: Any = None
+
+
+ToolInputVerdict: TypeAlias = Allow | RejectContent | RaiseException | Rewrite
+ToolOutputVerdict: TypeAlias = Allow | RejectContent | RaiseException | ReplaceOutput
+
+
+@attrs.frozen(kw_only=True)
+class ToolGuardrailResult:
+    """One answer of a tool guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds."""
+
+    guardrail: Any
+    output: ToolInputVerdict | ToolOutputVerdict
+    duration: float
+    call: ToolCall

@@ -1,0 +1,88 @@
+"""Guardrails of tools: functions that judge a call's arguments before its body, or its output after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import attrs
+
+from agentloop.context import Callback, ToolContext
+from agentloop.exceptions import UserTypeError
+from agentloop.items import Content
+
+
+@attrs.frozen(kw_only=True)
+class ToolInputData:
+    """What a tool input guardrail is given. `arguments` is None where the model's text doesn't parse."""
+
+    context: ToolContext[Any]
+    agent: Any
+    tool: Any
+    arguments: dict[str, Any] | None
+
+
+@attrs.frozen(kw_only=True)
+class ToolOutputData:
+    """What a tool output guardrail is given: the Python `value`, and the `output` the model would see."""
+
+    context: ToolContext[Any]
+    agent: Any
+    tool: Any
+    arguments: dict[str, Any] | None
+    value: Any
+    output: Content
+
+
+def _check_callable(instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not callable(value):
+        raise UserTypeError(f"{type(instance).__name__}.{attribute.name}: a callable is needed, not {value!r}")
+
+
+def _name_of(fn: Callback) -> str:
+    name = getattr(fn, "__name__", None)
+    return name if isinstance(name, str) else type(fn).__name__
+
+
+@attrs.frozen(eq=False)
+class ToolInputGuardrail:
+    """Judges a call's arguments right before its body: *fn(ToolInputData)* gives Allow, RejectContent, RaiseException or
+    Rewrite."""
+
+    fn: Callback = attrs.field(validator=_check_callable)
+    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
+
+
+@attrs.frozen(eq=False)
+class ToolOutputGuardrail:
+    """Judges a call's output before anything accepts it: *fn(ToolOutputData)* gives Allow, RejectContent, RaiseException
+    or ReplaceOutput."""
+
+    fn: Callback = attrs.field(validator=_check_callable)
+    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
+
+
+@overload
+def tool_input_guardrail(fn: Callback, *, name: str | None = None) -> ToolInputGuardrail: ...
+@overload
+def tool_input_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], ToolInputGuardrail]: ...
+def tool_input_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
+    """Make a function a tool input guardrail; bare or with a name."""
+
+    def make(function: Callback) -> ToolInputGuardrail:
+        return ToolInputGuardrail(function, name=name) if name else ToolInputGuardrail(function)
+
+    return make if fn is None else make(fn)
+
+
+@overload
+def tool_output_guardrail(fn: Callback, *, name: str | None = None) -> ToolOutputGuardrail: ...
+@overload
+def tool_output_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], ToolOutputGuardrail]: ...
+def tool_output_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
+    """Make a function a tool output guardrail; bare or with a name."""
+
+    def make(function: Callback) -> ToolOutputGuardrail:
+        return ToolOutputGuardrail(function, name=name) if name else ToolOutputGuardrail(function)
+
+    return make if fn is None else make(fn)

@@ -1,0 +1,80 @@
+"""Hooks: methods of the application that a run calls at its own pace, one after the other.
+
+Override what you need; each method may be sync or async. Start events go to the run's hooks, then the agent's; end
+events the other way round. A hook that raises fails the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agentloop.context import RunContext, ToolContext
+from agentloop.outcomes import CallOutcome
+from agentloop.records import RunStatus
+
+
+@attrs.frozen(kw_only=True)
+class RunOutcome:
+    """How one entry of a run ended: exactly one of `final_output` and `error` means something, by `status`."""
+
+    status: RunStatus
+    final_output: Any = None
+    error: BaseException | None = None
+
+
+class RunHooks:
+    """Hooks of a run, whichever agent is at work."""
+
+    async def on_run_end(self, ctx: RunContext[Any], outcome: RunOutcome) -> None:
+        """Called exactly once per entry (start or resume), whatever became of it."""
+
+    async def on_agent_start(self, ctx: RunContext[Any], agent: Any) -> None:
+        """Called once per activation of an agent: at the start and after each handoff."""
+
+    async def on_agent_end(self, ctx: RunContext[Any], agent: Any, output: Any) -> None:
+        """Called with the candidate output, before output guardrails judge it."""
+
+    async def on_llm_start(self, ctx: RunContext[Any], agent: Any, system: str | None, input: Any) -> None:
+        """Called before each logical model call with what the model will be shown."""
+
+    async def on_llm_end(self, ctx: RunContext[Any], agent: Any, response: Any) -> None:
+        """Called once per response, before any of its calls."""
+
+    async def on_tool_start(self, ctx: ToolContext[Any], agent: Any, tool: Any) -> None:
+        """Called right before a body; always followed by one `on_tool_end`."""
+
+    async def on_tool_end(self, ctx: ToolContext[Any], agent: Any, tool: Any, outcome: CallOutcome) -> None:
+        """Called with the outcome of every call that was started, failures and cancellations included."""
+
+    async def on_handoff(self, ctx: RunContext[Any], from_agent: Any, to_agent: Any) -> None:
+        """Called when an agent hands over to another."""
+
+
+class AgentHooks:
+    """Hooks of one agent."""
+
+    async def on_start(self, ctx: RunContext[Any], agent: Any) -> None:
+        """Called when the agent takes over."""
+
+    async def on_end(self, ctx: RunContext[Any], agent: Any, output: Any) -> None:
+        """Called with the agent's candidate output."""
+
+    async def on_handoff_out(self, ctx: RunContext[Any], agent: Any, to_agent: Any) -> None:
+        """Called when the agent hands over."""
+
+    async def on_handoff_in(self, ctx: RunContext[Any], agent: Any, from_agent: Any) -> None:
+        """Called when the agent is handed to."""
+
+    async def on_llm_start(self, ctx: RunContext[Any], agent: Any, system: str | None, input: Any) -> None:
+        """As `RunHooks.on_llm_start`."""
+
+    async def on_llm_end(self, ctx: RunContext[Any], agent: Any, response: Any) -> None:
+        """As `RunHooks.on_llm_end`."""
+
+    async def on_tool_start(self, ctx: ToolContext[Any], agent: Any, tool: Any) -> None:
+        """As `RunHooks.on_tool_start`."""
+
+    async def on_tool_end(self, ctx: ToolContext[Any], agent: Any, tool: Any, outcome: CallOutcome) -> None:
+        """As `RunHooks.on_tool_end`."""

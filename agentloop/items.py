@@ -1,0 +1,255 @@
+"""Conversation items: what a model is shown and what it answers, free of any provider's wire format.
+
+Items are frozen values. `provider_data` keeps what a provider sent beside the fields here, so that an item can go back
+to the same provider unchanged; an item of a kind unknown here travels as `OpaqueItem` and survives the round trip.
+Does not know about tools, runs or JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from agentloop.exceptions import UserTypeError
+
+JsonObject: TypeAlias = Mapping[str, Any]
+
+
+@attrs.frozen
+class Text:
+    """Plain text."""
+
+    text: str
+
+
+@attrs.frozen
+class Image:
+    """An image by URL (a `data:` URL holds the bytes). `detail` is the provider's resolution hint."""
+
+    url: str
+    detail: str | None = None
+
+
+@attrs.frozen
+class File:
+    """A file by base64 `data` or by `url`."""
+
+    data: str | None = None
+    url: str | None = None
+    filename: str | None = None
+
+
+@attrs.frozen
+class Refusal:
+    """The model's words of refusal."""
+
+    refusal: str
+
+
+Part: TypeAlias = Text | Image | File | Refusal
+Content: TypeAlias = str | tuple[Part, ...]
+"""What a tool output holds: text, or parts."""
+
+
+def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(content),)
+    if isinstance(content, Text | Image | File | Refusal):
+        return (content,)
+    parts = tuple(content)
+    for index, part in enumerate(parts):
+        if not isinstance(part, Text | Image | File | Refusal):
+            raise UserTypeError(
+                f"content[{index}]: a Text, Image, File or Refusal is needed, not {type(part).__name__}"
+            )
+    return parts
+
+
+def _text_of(parts: Iterable[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+@attrs.frozen
+class SystemMessage:
+    """An instruction to the model."""
+
+    content: tuple[Part, ...] = attrs.field(converter=_to_parts)
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        return _text_of(self.content)
+
+
+@attrs.frozen
+class UserMessage:
+    """What the user said. A plain string becomes one `Text` part."""
+
+    content: tuple[Part, ...] = attrs.field(converter=_to_parts)
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        return _text_of(self.content)
+
+
+@attrs.frozen
+class AssistantMessage:
+    """What the model said."""
+
+    content: tuple[Part, ...] = attrs.field(converter=_to_parts)
+    id: str | None = attrs.field(default=None, kw_only=True)
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        return _text_of(self.content)
+
+    @property
+    def refusal(self) -> str | None:
+        """The words of refusal, or None."""
+        words = [part.refusal for part in self.content if isinstance(part, Refusal)]
+        return "".join(words) if words else None
+
+
+@attrs.frozen
+class Reasoning:
+    """A reasoning item. It belongs to the item that follows it and never stands without it."""
+
+    id: str | None = None
+    summary: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    content: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    encrypted: str | None = None
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen
+class ToolCall:
+    """The model's request to call a function. `arguments` is JSON text, exactly as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str = "{}"
+    namespace: str | None = None
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+
+def _to_output(output: str | Sequence[Part]) -> Content:
+    return output if isinstance(output, str) else _to_parts(output)
+
+
+@attrs.frozen
+class ToolOutput:
+    """The answer to one `ToolCall`: text or parts."""
+
+    call_id: str
+    output: Content = attrs.field(converter=_to_output)
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen
+class HandoffCall:
+    """The model's request to hand the conversation to another agent."""
+
+    call_id: str
+    name: str
+    arguments: str = "{}"
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen
+class HandoffOutput:
+    """The answer to one `HandoffCall`. Agents stand by name."""
+
+    call_id: str
+    output: str
+    source_agent: str
+    target_agent: str
+    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen
+class HostedToolCall:
+    """A tool the provider ran itself (web search, code interpreter …): observed, never executed here."""
+
+    kind: str
+    data: JsonObject = attrs.field(factory=dict)
+    id: str | None = None
+
+
+@attrs.frozen
+class ApprovalRequest:
+    """A call that waits for a verdict. `agent` is the agent's name, `path` the ids of the enclosing agent-tool calls."""
+
+    call: ToolCall
+    agent: str
+    path: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Compaction:
+    """The provider's own compressed form of earlier items."""
+
+    data: JsonObject
+
+
+@attrs.frozen
+class OpaqueItem:
+    """An item of a kind this library does not know, kept as it came."""
+
+    data: JsonObject
+
+
+Item: TypeAlias = (
+    SystemMessage
+    | UserMessage
+    | AssistantMessage
+    | Reasoning
+    | ToolCall
+    | ToolOutput
+    | HandoffCall
+    | HandoffOutput
+    | HostedToolCall
+    | ApprovalRequest
+    | Compaction
+    | OpaqueItem
+)
+ITEM_TYPES: tuple[type, ...] = (
+    SystemMessage,
+    UserMessage,
+    AssistantMessage,
+    Reasoning,
+    ToolCall,
+    ToolOutput,
+    HandoffCall,
+    HandoffOutput,
+    HostedToolCall,
+    ApprovalRequest,
+    Compaction,
+    OpaqueItem,
+)
+
+
+def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
+    """Return a run's input as items; a string is one user message.
+
+    Raises:
+        UserTypeError: naming the position of a value that is no item.
+    """
+    if isinstance(given, str):
+        return (UserMessage(given),)
+    if isinstance(given, ITEM_TYPES):
+        return (given,)  # type: ignore[return-value]  # isinstance over a tuple of the union's members
+    try:
+        items = tuple(given)
+    except TypeError:
+        raise UserTypeError(f"input: text or a sequence of items is needed, not {type(given).__name__}") from None
+    for index, item in enumerate(items):
+        if not isinstance(item, ITEM_TYPES):
+            raise UserTypeError(f"input[{index}]: an item is needed, not {type(item).__name__}")
+    return items

@@ -1,0 +1,221 @@
+"""JSON schema (draft 2020-12) as plain data: tidy it, join definitions, and close it for strict mode.
+
+Strict mode is the subset that providers enforce while the model writes: every object lists all its properties as
+required and allows no others; what may be left out is nullable instead. A schema with an open map has no such form.
+Pure; reads the schemas that msgspec and pydantic make and knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+
+REF_TEMPLATE = "#/$defs/{name}"
+_REF_PREFIX = REF_TEMPLATE.removesuffix("{name}")
+_MAPS = ("properties", "$defs", "patternProperties")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+_ANYTHING = "a value of any type"
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+def each_child(schema: Schema, change: Callable[[Any], Any]) -> Schema:
+    """Return a copy of *schema* with *change* applied to every direct subschema; other keywords stay as they are."""
+    out: Schema = {}
+    for keyword, value in schema.items():
+        if keyword in _MAPS:
+            out[keyword] = {name: change(member) for name, member in value.items()}
+        elif keyword in _LISTS:
+            out[keyword] = [change(member) for member in value]
+        else:
+            out[keyword] = change(value) if keyword in _SINGLE else value
+    return out
+
+
+def tidy(schema: Any, name: str = "") -> Any:
+    """Return *schema* without the titles that only repeat the name they stand under."""
+    if not isinstance(schema, dict):
+        return schema
+    out = each_child(schema, tidy)
+    for keyword in ("properties", "$defs"):
+        if keyword in out:
+            out[keyword] = {key: tidy(member, key) for key, member in schema[keyword].items()}
+    if name and _plain(str(out.get("title", ""))) == _plain(name):
+        del out["title"]
+    return out
+
+
+def _plain(name: str) -> str:
+    return name.replace(" ", "").replace("_", "").lower()
+
+
+def hoist(schema: Any, defs: Schema) -> Any:
+    """Return *schema* with every nested `$defs` moved into *defs*; a taken name gets a number."""
+    if not isinstance(schema, dict):
+        return schema
+    own = schema.get("$defs", {})
+    renamed = {name: _free_name(name, own, defs) for name in own}
+    schema = _renamed({key: value for key, value in schema.items() if key != "$defs"}, renamed)
+    for name, member in own.items():
+        defs[renamed[name]] = _renamed(member, renamed)
+    return each_child(schema, lambda child: hoist(child, defs))
+
+
+def _free_name(name: str, own: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
+    free, number = name, 2
+    while (free in defs and defs[free] != own[name]) or (free != name and free in own):
+        free, number = f"{name}_{number}", number + 1
+    return free
+
+
+def _renamed(schema: Any, names: Mapping[str, str]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    out = each_child(schema, lambda child: _renamed(child, names))
+    if (target := ref_name(out)) in names:
+        out["$ref"] = REF_TEMPLATE.format(name=names[target])
+    if "discriminator" in out:
+        mapping = out["discriminator"].get("mapping", {})
+        moved = {tag: _renamed({"$ref": ref}, names)["$ref"] for tag, ref in mapping.items()}
+        out["discriminator"] = {**out["discriminator"], "mapping": moved}
+    return out
+
+
+def ref_name(schema: Mapping[str, Any]) -> str:
+    """Return the name of the definition that *schema* refers to, or an empty string."""
+    return str(schema.get("$ref", "")).removeprefix(_REF_PREFIX)
+
+
+def choices(schema: Any, defs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the plain schemas (no `$ref`, no union at their top) of which a value must fit one."""
+    if not isinstance(schema, dict):
+        yield schema
+    elif "$ref" in schema:
+        yield from choices(defs[ref_name(schema)], defs)
+    elif "anyOf" in schema or "oneOf" in schema:
+        for member in schema.get("anyOf", ()) or schema["oneOf"]:
+            yield from choices(member, defs)
+    else:
+        yield schema
+
+
+def admits_null(schema: Any, defs: Mapping[str, Any]) -> bool:
+    """Tell whether null fits *schema*."""
+    return any(_plain_admits_null(choice) for choice in choices(schema, defs))
+
+
+def _plain_admits_null(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return bool(schema)
+    if "enum" in schema:
+        return None in schema["enum"]
+    if "const" in schema:
+        return schema["const"] is None
+    kind = schema.get("type")
+    return kind is None or kind == "null" or (isinstance(kind, list) and "null" in kind)
+
+
+def obstacle(schema: Any, defs: Mapping[str, Any], seen: set[str] | None = None) -> str | None:
+    """Return why *schema* has no strict form, or None where it has one."""
+    seen = set() if seen is None else seen
+    if not isinstance(schema, dict):
+        return _ANYTHING if schema else None
+    if "$ref" in schema:
+        name = ref_name(schema)
+        if name in seen:
+            return None
+        seen.add(name)
+        return obstacle(defs[name], defs, seen)
+    if found := _own_obstacle(schema):
+        return found
+    children: list[Any] = []
+    each_child(schema, children.append)
+    return next((found for child in children if (found := obstacle(child, defs, seen))), None)
+
+
+def _own_obstacle(schema: Schema) -> str | None:
+    kind = schema.get("type")
+    if kind == "object" and ("properties" not in schema or schema.get("additionalProperties", False) is not False):
+        return "an object with free keys"
+    if kind == "array" and not {"items", "prefixItems"} & schema.keys():
+        return "an array of anything"
+    if not {"type", "enum", "const", "anyOf", "oneOf", "allOf"} & schema.keys():
+        return _ANYTHING
+    return None
+
+
+def strict_form(schema: Any, defs: Mapping[str, Any]) -> Any:
+    """Return the strict form of *schema*, which must have one (see `obstacle`). Idempotent."""
+    if not isinstance(schema, dict):
+        return schema
+    out: Schema = each_child(schema, lambda child: strict_form(child, defs))
+    for keyword in ("default", "discriminator"):
+        out.pop(keyword, None)
+    if "oneOf" in out:
+        out["anyOf"] = out.pop("oneOf")
+    if "properties" in out:
+        needed = set(schema.get("required", ()))
+        for name, member in schema["properties"].items():
+            if name not in needed and not admits_null(member, defs):
+                out["properties"][name] = nullable(out["properties"][name])
+        out["required"] = list(out["properties"])
+        out["additionalProperties"] = False
+    kinds = {_TYPES[type(value)] for value in out.get("enum", ())}
+    if "type" not in out and len(kinds) == 1:
+        out["type"] = kinds.pop()
+    return lone_ref(out)
+
+
+def lone_ref(schema: Schema) -> Schema:
+    """Return *schema* with its `$ref` moved into an `anyOf` where it has company, which strict mode forbids."""
+    if "$ref" not in schema or len(schema) == 1:
+        return schema
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
+    return {"anyOf": [{"$ref": schema["$ref"]}], **rest}
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return *schema* widened by null; its description stays on the outside."""
+    outer = {keyword: value for keyword, value in schema.items() if keyword in ("title", "description")}
+    inner = {keyword: value for keyword, value in schema.items() if keyword not in outer}
+    members = inner["anyOf"] if set(inner) == {"anyOf"} else [inner]
+    return {"anyOf": [*members, {"type": "null"}], **outer}
+
+
+def drop_nulls(value: Any, schema: Any, defs: Mapping[str, Any]) -> Any:
+    """Return *value* without the nulls that strict mode made the model send for members it would have left out."""
+    if isinstance(value, list):
+        return [drop_nulls(member, _of_item(schema, index, defs), defs) for index, member in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    plain: Schema = next((choice for choice in choices(schema, defs) if _may_hold(choice, value)), {})
+    properties, needed = plain.get("properties", {}), plain.get("required", ())
+    return {
+        key: drop_nulls(member, properties.get(key, True), defs)
+        for key, member in value.items()
+        if member is not None or key in needed or key not in properties or admits_null(properties[key], defs)
+    }
+
+
+def _of_item(schema: Any, index: int, defs: Mapping[str, Any]) -> Any:
+    array: Schema = next((choice for choice in choices(schema, defs) if _is_kind(choice, "array")), {})
+    first = array.get("prefixItems", [])
+    return first[index] if index < len(first) else array.get("items", True)
+
+
+def _may_hold(schema: Any, value: Mapping[str, Any]) -> bool:
+    """Tell whether object *value* has the keys, and the tag if any, of *schema*."""
+    if not _is_kind(schema, "object") or not value.keys() <= schema.get("properties", {}).keys():
+        return False
+    tags = {name: member for name, member in schema["properties"].items() if isinstance(member, dict)}
+    return all(
+        value[name] in tag.get("enum", (tag.get("const", value[name]),))
+        for name, tag in tags.items()
+        if value.get(name) is not None
+    )
+
+
+def _is_kind(schema: Any, kind: str) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == kind

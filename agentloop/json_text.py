@@ -1,0 +1,165 @@
+"""JSON text that a model wrote: parsed strictly within limits, and brought into one canonical form.
+
+Pure and without I/O. Sizes, depth and digits are checked by scanning before anything is built, so that hostile text
+costs time linear in its length, however it nests. Does not know about types: `agentloop.schema` fits the parsed value
+to a signature.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Never
+
+from agentloop.config import JsonLimits
+from agentloop.exceptions import ModelBehaviorError
+
+_QUOTED = 200
+"""Characters of the model's text that a message may quote."""
+
+# An unterminated string matches up to the end of the text: were it no match, the search would start anew at each quote
+# inside it, in quadratic time.
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]|[-0-9][0-9.eE+-]*+', re.DOTALL)
+_MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+
+_KINDS = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
+
+
+class _Fault(Exception):
+    """JSON that parses but is refused; the text completes "Arguments of tool NAME …"."""
+
+
+def quote(text: str, most: int = _QUOTED) -> str:
+    """Return *text* in single quotes on one line, special characters escaped, cut to *most* characters with "…"."""
+    literal = repr(text[: most + 1])[1:-1]
+    return f"'{literal if len(literal) <= most else literal[: most - 1] + '…'}'"
+
+
+def parse_object(text: str, limits: JsonLimits, *, tool: str) -> dict[str, Any]:
+    """Return the JSON object that the model wrote as arguments of *tool*; blank text counts as `{}`.
+
+    Surrogates without a partner become U+FFFD, since they could never be sent on.
+
+    Raises:
+        ModelBehaviorError: not JSON, not an object, beyond *limits*, a repeated key, or a number that isn't finite.
+            The message names the tool and quotes at most 200 characters.
+    """
+    try:
+        value = _parse(text, limits)
+    except _Fault as fault:
+        raise ModelBehaviorError(f"Arguments of tool {tool} {fault}") from None
+    except ValueError:
+        raise ModelBehaviorError(f"Arguments of tool {tool} aren't valid JSON: {quote(text)}") from None
+    if not isinstance(value, dict):
+        kind = _KINDS[type(value)]
+        raise ModelBehaviorError(f"Arguments of tool {tool} must be a JSON object, not {kind}: {quote(text)}")
+    return value
+
+
+def canonical(value: Any) -> str:
+    """Return the one JSON text (ASCII, sorted keys, no blanks) of a JSON value; `1`, `1.0` and `true` stay distinct.
+
+    Raises:
+        TypeError, ValueError: if *value* is not a JSON value (NaN and infinities aren't).
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def canonical_arguments(text: str, limits: JsonLimits) -> str:
+    """Return the canonical JSON of argument text, or `raw:` and the text itself where it is refused.
+
+    Two texts have one result only if they are the same arguments; no JSON text begins with `raw`.
+    """
+    try:
+        return canonical(_parse(text, limits))
+    except (_Fault, ValueError, RecursionError):
+        # Escaped where it couldn't be encoded as it is; `rawx:` keeps the two forms apart.
+        return f"rawx:{canonical(text)}" if _holds_surrogate(text) else f"raw:{text}"
+
+
+def _parse(text: str, limits: JsonLimits) -> Any:
+    if not text.strip():
+        return {}
+    _check_size(text, limits.max_bytes)
+    _check_tokens(text, limits)
+    try:
+        value = _DECODER.decode(text)
+        return _mended(value) if _MAYBE_SURROGATE.search(text) else value
+    except RecursionError:
+        raise _Fault("are nested too deeply") from None
+
+
+def _check_size(text: str, most: int | None) -> None:
+    if most is None or 4 * len(text) <= most:
+        return
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise _Fault(f"are too large ({size} bytes, the limit is {most})")
+
+
+def _check_tokens(text: str, limits: JsonLimits) -> None:
+    depth_left = math.inf if limits.max_depth is None else limits.max_depth
+    most_digits = math.inf if limits.max_digits is None else limits.max_digits
+    # Nearly all arguments are too small to break a limit, which two counts tell without a scan.
+    if text.count("{") + text.count("[") <= depth_left and len(text) <= most_digits:
+        return
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in ("{", "["):
+            depth_left -= 1
+            if depth_left < 0:
+                raise _Fault(f"are nested too deeply (the limit is {limits.max_depth} levels)")
+        elif token in ("}", "]"):
+            depth_left += 1
+        elif token[0] != '"' and len(token) > most_digits and sum(map(str.isdigit, token)) > most_digits:
+            raise _Fault(f"hold a number with too many digits (the limit is {limits.max_digits})")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Fault(f"repeat the key {quote(repeated)}")
+    return found
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if math.isinf(number):
+        raise _Fault("hold a number beyond the range of a float")
+    return number
+
+
+def _whole(literal: str) -> int:
+    try:
+        return int(literal)
+    except ValueError:  # the interpreter's own limit, where JsonLimits sets none
+        raise _Fault("hold a number with too many digits") from None
+
+
+def _not_a_number(literal: str) -> Never:
+    raise _Fault(f"hold {literal}, which isn't JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_finite, parse_int=_whole, parse_constant=_not_a_number
+)
+
+
+def _holds_surrogate(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _mended(value: Any) -> Any:
+    """Return *value* with every surrogate that has no partner replaced by U+FFFD."""
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case list():
+            return [_mended(member) for member in value]
+        case dict():
+            return _unique([(_mended(key), _mended(member)) for key, member in value.items()])
+        case _:
+            return value

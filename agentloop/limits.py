@@ -1,0 +1,172 @@
+"""Limits that tools, agents and runs can share: calls in flight, and calls started per window.
+
+A limit holds numbers only; who waits for it stands in the scheduler's queue. It is bound to the event loop of its first
+use and is not thread-safe: using it from a second loop while the first lives is a `UserError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from agentloop.config import check_count, check_seconds
+from agentloop.exceptions import UserError, UserTypeError
+
+
+class Limit:
+    """What an admission asks of a limit. `ordered` ones are taken strictly in arrival order."""
+
+    ordered = False
+    name: str | None = None
+
+    def room(self, now: float) -> bool:
+        """Tell whether one more call may start at *now* (seconds on the loop's clock)."""
+        raise NotImplementedError
+
+    def take(self, now: float) -> None:
+        """Count a call that starts at *now*."""
+        raise NotImplementedError
+
+    def give(self) -> None:
+        """Count a call that has ended."""
+        raise NotImplementedError
+
+    def next_room(self, now: float) -> float:
+        """Return when room will come by itself; infinity where only `give` makes any."""
+        return math.inf
+
+
+@attrs.define(eq=False)
+class LoopBinding:
+    """Which loop a shareable limit belongs to, and whom to tell when its numbers change by hand."""
+
+    token: Any = None
+    alive: Callable[[], bool] | None = None
+    changed: Callable[[], None] | None = None
+
+    def bind(self, what: object, token: Any, alive: Callable[[], bool], changed: Callable[[], None]) -> None:
+        """Bind to the loop *token* stands for.
+
+        Raises:
+            UserError: if bound to another loop that is still alive.
+        """
+        if self.token is token:
+            return
+        if self.token is not None and self.alive is not None and self.alive():
+            raise UserError(f"{what!r} belongs to another event loop, which is still running")
+        self.token, self.alive, self.changed = token, alive, changed
+
+
+@attrs.frozen(kw_only=True)
+class CapacityStatistics:
+    """`tokens_in_use` of `total_tokens` (None: no limit), and the `peak` of use so far."""
+
+    tokens_in_use: int
+    total_tokens: int | None
+    peak: int
+
+
+class Capacity(Limit):
+    """At most *tokens* calls in flight, over everything that shares this object."""
+
+    def __init__(self, tokens: int | None, name: str | None = None) -> None:
+        self._total = check_count("tokens", tokens)
+        self.name = name
+        self._in_use = 0
+        self._peak = 0
+        self.binding = LoopBinding()
+
+    def __repr__(self) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        return f"Capacity({self._total}{name})"
+
+    @property
+    def total_tokens(self) -> int | None:
+        """How many calls may be in flight; may be changed while in use. Lowering it never interrupts a call."""
+        return self._total
+
+    @total_tokens.setter
+    def total_tokens(self, value: int | None) -> None:
+        self._total = check_count("total_tokens", value)
+        if self.binding.changed is not None:
+            self.binding.changed()
+
+    def statistics(self) -> CapacityStatistics:
+        """Return the numbers of this moment."""
+        return CapacityStatistics(tokens_in_use=self._in_use, total_tokens=self._total, peak=self._peak)
+
+    def room(self, now: float) -> bool:
+        """Tell whether a token is free."""
+        return self._total is None or self._in_use < self._total
+
+    def take(self, now: float) -> None:
+        """Take a token."""
+        self._in_use += 1
+        if self._in_use > self._peak:
+            self._peak = self._in_use
+
+    def give(self) -> None:
+        """Give a token back."""
+        self._in_use -= 1
+        if self._in_use == 0 and self.binding.token is not None:
+            # An idle limit belongs to nobody: the next loop may have it.
+            self.binding = LoopBinding()
+
+
+class OrderedCapacity(Capacity):
+    """A capacity whose calls start strictly in the order they asked: a serial group of one turn."""
+
+    ordered = True
+
+
+@attrs.frozen(kw_only=True)
+class RateStatistics:
+    """`started_in_window` calls of the `count` allowed per `per` seconds, as of the last start."""
+
+    started_in_window: int
+    count: int
+    per: float
+
+
+class Rate(Limit):
+    """At most *count* calls started within any window of *per* seconds. Spent at the start, never given back."""
+
+    def __init__(self, count: int, per: float, name: str | None = None) -> None:
+        checked_count, checked_per = check_count("count", count), check_seconds("per", per)
+        if checked_count is None or checked_per is None:
+            raise UserTypeError("Rate: count and per are both needed")
+        self.count, self.per = checked_count, checked_per
+        self.name = name
+        self._starts: deque[float] = deque()
+        self.binding = LoopBinding()
+
+    def __repr__(self) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        return f"Rate({self.count}, {self.per:g}{name})"
+
+    def statistics(self) -> RateStatistics:
+        """Return the numbers of this moment."""
+        return RateStatistics(started_in_window=len(self._starts), count=self.count, per=self.per)
+
+    def room(self, now: float) -> bool:
+        """Tell whether the window that ends at *now* has room for a start."""
+        starts = self._starts
+        # A clock that ran backwards belongs to another loop: its starts say nothing about this one.
+        while starts and (starts[0] + self.per <= now or starts[0] > now):
+            starts.popleft()
+        return len(starts) < self.count
+
+    def take(self, now: float) -> None:
+        """Count a start."""
+        self._starts.append(now)
+
+    def give(self) -> None:
+        """Do nothing: a start stays spent until its window has passed."""
+
+    def next_room(self, now: float) -> float:
+        """Return when the oldest start leaves the window."""
+        return now if self.room(now) else self._starts[0] + self.per

@@ -1,0 +1,126 @@
+"""What passes between a run and a model: the request, and the events of one response.
+
+A response is a stream of events with exactly one `ResponseDone`, last. Transports and codecs live in
+`agentloop.models`; this page knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+
+from agentloop.config import ModelSettings
+from agentloop.items import Item
+from agentloop.usage import RequestUsage
+
+
+class ToolDefinition(Protocol):
+    """The part of a tool or handoff that a model is shown. `FunctionTool` and `Handoff` fit."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def params_json_schema(self) -> Mapping[str, Any]: ...
+    @property
+    def strict_mode(self) -> bool: ...
+    @property
+    def namespace(self) -> str | None: ...
+    @property
+    def examples(self) -> Sequence[tuple[str, Mapping[str, Any]]]: ...
+
+
+@attrs.frozen(kw_only=True)
+class OutputSchema:
+    """The JSON schema a final answer must fit."""
+
+    name: str
+    schema: Mapping[str, Any]
+    strict: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class ModelRequest:
+    """One request to a model. `turn` and `path` tell where in the run it stands; providers don't send them."""
+
+    system: str | None
+    items: Sequence[Item]
+    tools: Sequence[ToolDefinition] = ()
+    handoffs: Sequence[ToolDefinition] = ()
+    output_schema: OutputSchema | None = None
+    settings: ModelSettings = ModelSettings()
+    tool_choice: str | Mapping[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation_id: str | None = None
+    prompt: Any = None
+    turn: int = 1
+    path: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class ResponseStarted:
+    """The model began to answer."""
+
+    response_id: str | None = None
+
+
+@attrs.frozen
+class TextDelta:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@attrs.frozen
+class ReasoningDelta:
+    """A piece of the model's reasoning, where the provider shows it."""
+
+    text: str
+
+
+@attrs.frozen
+class ArgumentsDelta:
+    """A piece of the JSON arguments of one call."""
+
+    call_id: str
+    delta: str
+
+
+@attrs.frozen
+class ItemDone:
+    """One item of the answer is complete."""
+
+    item: Item
+
+
+@attrs.frozen
+class Raw:
+    """A provider's event as it came."""
+
+    data: Any
+
+
+@attrs.frozen
+class ResponseDone:
+    """The answer is complete. `items` are all its items in order; `usage` is None where the provider gave none."""
+
+    items: tuple[Item, ...] = attrs.field(converter=tuple)
+    usage: RequestUsage | None = None
+    response_id: str | None = None
+    request_id: str | None = None
+
+
+@attrs.frozen
+class ModelResponse:
+    """One complete answer of a model. `usage` is None where the provider gave none."""
+
+    items: tuple[Item, ...] = attrs.field(converter=tuple)
+    usage: RequestUsage | None = None
+    response_id: str | None = None
+    request_id: str | None = None
+
+
+ModelEvent: TypeAlias = ResponseStarted | TextDelta | ReasoningDelta | ArgumentsDelta | ItemDone | Raw | ResponseDone

@@ -1,0 +1,472 @@
+"""The Chat Completions codec: a request to its JSON body, the chunks of a response to model events. Pure.
+
+Does not know about HTTP: `encode` gives what is posted, `ChatDecoder` takes the text of one event at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentloop.config import ModelSettings
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    Part,
+    Reasoning,
+    Refusal,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.model_events import (
+    ArgumentsDelta,
+    ItemDone,
+    ModelEvent,
+    ModelRequest,
+    OutputSchema,
+    Raw,
+    ReasoningDelta,
+    ResponseDone,
+    ResponseStarted,
+    TextDelta,
+    ToolDefinition,
+)
+from agentloop.models import _constrained
+from agentloop.models._common import (
+    QUOTED,
+    JsonDict,
+    chat_content,
+    chosen_name,
+    made_call_id,
+    no_form,
+    output_text,
+    parse_object,
+    plain_text,
+    tool_choice,
+)
+from agentloop.usage import RequestUsage
+
+# ---------------------------------------------------------------------------------------------- request
+
+
+def encode(
+    request: ModelRequest,
+    model_name: str,
+    *,
+    constrained: bool = False,
+    stream: bool = True,
+    max_tokens_field: str = "max_tokens",
+) -> JsonDict:
+    """Return the body that asks *model_name* what *request* says.
+
+    `truncation`, `include` and `reasoning` beside its effort have no field here and are left out: they don't change
+    what is asked. `extra_body` is laid over the result.
+
+    Raises:
+        UserError: for what Chat Completions can't express; names the place.
+        UserTypeError: if `extra_args` holds a field that is already set.
+    """
+    _refuse_server_state(request)
+    body: JsonDict = {"model": model_name}
+    if constrained:
+        body |= _constrained_fields(request)
+    else:
+        body["messages"] = _messages(request)
+        body |= _tool_fields(request) | _format_fields(request.output_schema)
+    body |= _setting_fields(request.settings, max_tokens_field)
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return _with_extras(body, request.settings)
+
+
+def _refuse_server_state(request: ModelRequest) -> None:
+    for name in ("previous_response_id", "conversation_id", "prompt"):
+        if getattr(request, name) is not None:
+            raise UserError(f"{name}: Chat Completions keeps nothing on the server to refer to.")
+
+
+def _constrained_fields(request: ModelRequest) -> JsonDict:
+    tools = _constrained.offered(request)
+    fields: JsonDict = {"messages": _constrained.messages(request, tools)}
+    if not tools:
+        return fields | _format_fields(request.output_schema)
+    schema = OutputSchema(name="call", schema=_constrained.call_schema(tools))
+    return fields | _format_fields(schema) | {"temperature": 0}
+
+
+def _format_fields(output: OutputSchema | None) -> JsonDict:
+    if output is None:
+        return {}
+    described = {"name": output.name, "strict": output.strict, "schema": dict(output.schema)}
+    return {"response_format": {"type": "json_schema", "json_schema": described}}
+
+
+def _tool_fields(request: ModelRequest) -> JsonDict:
+    tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)]
+    if not tools:
+        return {}
+    fields: JsonDict = {"tools": tools}
+    choice = tool_choice(request)
+    if (name := chosen_name(choice)) is not None:
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif choice is not None:
+        fields["tool_choice"] = choice
+    if request.settings.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = request.settings.parallel_tool_calls
+    return fields
+
+
+def _tool(tool: ToolDefinition) -> JsonDict:
+    if tool.namespace is not None:
+        raise UserError(f"Tool {tool.name!r}: Chat Completions has no namespaces, and it is in {tool.namespace!r}.")
+    described = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.params_json_schema,
+        "strict": tool.strict_mode,
+    }
+    return {"type": "function", "function": described}
+
+
+def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
+    given = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        max_tokens_field: settings.max_tokens,
+        "reasoning_effort": (settings.reasoning or {}).get("effort"),
+        "verbosity": settings.verbosity,
+        "store": settings.store,
+        "metadata": settings.metadata,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _with_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
+    extra = dict(settings.extra_args or {})
+    if taken := sorted(body.keys() & extra.keys()):
+        raise UserTypeError(f"extra_args: already set by the request: {', '.join(taken)}")
+    return body | extra | dict(settings.extra_body or {})
+
+
+class _Messages:
+    """Collects messages. Calls that follow each other, and the text before them, share one assistant message."""
+
+    def __init__(self) -> None:
+        self.done: list[JsonDict] = []
+        self._open: JsonDict | None = None  # the assistant message that calls may yet join
+
+    def add(self, item: Item, place: str) -> None:
+        match item:
+            case SystemMessage():
+                self._append({"role": "system", "content": plain_text(item.content, place)})
+            case UserMessage():
+                self._append({"role": "user", "content": chat_content(item.content, place)})
+            case AssistantMessage():
+                self._append(_assistant(item, place))
+                self._open = self.done[-1]
+            case ToolCall() | HandoffCall():
+                self._call(item)
+            case ToolOutput() | HandoffOutput():
+                text = output_text(item.output)
+                self._append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+            case Reasoning():
+                pass
+            case _:
+                raise no_form(place, item)
+
+    def _append(self, message: JsonDict) -> None:
+        self.done.append(message)
+        self._open = None
+
+    def _call(self, item: ToolCall | HandoffCall) -> None:
+        if self._open is None:
+            self._append({"role": "assistant", "content": None})
+            self._open = self.done[-1]
+        function = {"name": item.name, "arguments": item.arguments or "{}"}
+        self._open.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+
+
+def _messages(request: ModelRequest) -> list[JsonDict]:
+    messages = _Messages()
+    if request.system:
+        messages.add(SystemMessage(request.system), "system")
+    for index, item in enumerate(request.items):
+        messages.add(item, f"items[{index}]")
+    return messages.done
+
+
+def _assistant(item: AssistantMessage, place: str) -> JsonDict:
+    words: list[Part] = [part for part in item.content if not isinstance(part, Refusal)]
+    refusal = {} if item.refusal is None else {"refusal": item.refusal}
+    return {"role": "assistant", "content": plain_text(words, place) or None} | refusal
+
+
+# ---------------------------------------------------------------------------------------------- response
+
+
+@attrs.define
+class _Call:
+    index: object
+    id: str | None
+    name: str
+    arguments: list[str] = attrs.field(factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.arguments)
+
+
+class ChatDecoder:
+    """Turns the events of one response into model events. Use: `feed` each event's data, then `finish` once.
+
+    Owned by the call that reads the response. *request* is what was asked; it only serves to make up call ids where
+    the server gives none. `done` says that `[DONE]` has come: nothing of use follows.
+    """
+
+    def __init__(self, request: ModelRequest, *, constrained: bool = False) -> None:
+        self.done = False
+        self._request = request
+        self._constrained = _constrained.CallText() if constrained and _constrained.offered(request) else None
+        self._constrained_id = made_call_id(request, "local") if self._constrained else ""
+        self._started = False
+        self._id: str | None = None
+        self._model: str | None = None
+        self._text: list[str] = []
+        self._refusal: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[_Call] = []
+        self._usage: Mapping[str, Any] | None = None
+        self._finish_reason: str | None = None
+
+    def feed(self, data: str) -> list[ModelEvent]:
+        """Return the model events of one event's *data*.
+
+        Raises:
+            ModelBehaviorError: if it is no chunk.
+            ModelTransportError: if it reports an error of the server.
+        """
+        data = data.strip()
+        if self.done or not data:
+            return []
+        if data == "[DONE]":
+            self.done = True
+            return []
+        return self.feed_chunk(parse_object(data, "A chunk of the response"))
+
+    def feed_chunk(self, chunk: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of one parsed chunk, or of a whole response that came unstreamed."""
+        if chunk.get("error") or chunk.get("object") == "error":
+            raise _server_error(chunk)
+        events: list[ModelEvent] = []
+        if isinstance(chunk.get("id"), str) and self._id is None:
+            self._id = chunk["id"]
+        if isinstance(chunk.get("model"), str):
+            self._model = chunk["model"]
+        if not self._started:
+            self._started = True
+            events.append(ResponseStarted(self._id))
+        events.append(Raw(chunk))
+        if isinstance(chunk.get("usage"), Mapping):
+            self._usage = chunk["usage"]
+        for choice in _objects(chunk.get("choices"), "choices"):
+            if choice.get("index") in (0, None):
+                events += self._choice(choice)
+        return events
+
+    def finish(self, request_id: str | None = None) -> list[ModelEvent]:
+        """Return the last events, `ResponseDone` at the end, once the response has ended.
+
+        Raises:
+            ModelBehaviorError: if it was cut: no finish reason came, or the token limit or a content filter left
+                nothing usable or half a call.
+        """
+        if self._finish_reason is None:
+            raise ModelBehaviorError("The response ended before it was complete.")
+        cut = self._finish_reason in ("length", "content_filter")
+        items = tuple(self._items(cut))
+        if cut and not items:
+            raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) before anything usable came.")
+        usage = None if self._usage is None else _usage(self._usage, self._model)
+        return [*map(ItemDone, items), ResponseDone(items, usage, self._id, request_id)]
+
+    def _choice(self, choice: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        delta = choice.get("delta") or choice.get("message") or {}
+        if not isinstance(delta, Mapping):
+            raise ModelBehaviorError(f"A delta of the response isn't an object: {str(delta)[:QUOTED]!r}")
+        if choice.get("finish_reason"):
+            self._finish_reason = str(choice["finish_reason"])
+        if thought := _words(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning"):
+            self._reasoning.append(thought)
+            yield ReasoningDelta(thought)
+        if refusal := _words(delta.get("refusal"), "refusal"):
+            self._refusal.append(refusal)
+        if text := _words(delta.get("content"), "content"):
+            yield from self._content(text)
+        for part in _objects(delta.get("tool_calls"), "tool_calls"):
+            yield from self._call_part(part)
+
+    def _content(self, text: str) -> Iterator[ModelEvent]:
+        if self._constrained is None:
+            self._text.append(text)
+            yield TextDelta(text)
+        elif piece := self._constrained.feed(text):
+            yield ArgumentsDelta(self._constrained_id, piece)
+
+    # Calls. Normally a call is known by its index, and id and name come in its first part. Real servers leave out the
+    # index, repeat id and name in every part, give all parallel calls index 0, or send arguments as an object.
+
+    def _call_part(self, part: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        function = part.get("function") or {}
+        if not isinstance(function, Mapping):
+            raise ModelBehaviorError(f"A call's function isn't an object: {str(function)[:QUOTED]!r}")
+        name = _words(function.get("name"), "name")
+        given_id = _words(part.get("id"), "id") or None
+        call = self._known(part.get("index"), given_id, name)
+        if call is None:
+            call = _Call(part.get("index"), given_id, name)
+            self._calls.append(call)
+        elif name and not call.name:
+            call.name = name
+        if call.id is None:
+            call.id = given_id
+        if piece := _argument_text(function.get("arguments")):
+            if call.id is None:
+                call.id = made_call_id(self._request, "call", len(self._calls))
+            call.arguments.append(piece)
+            yield ArgumentsDelta(call.id, piece)
+
+    def _known(self, index: object, given_id: str | None, name: str) -> _Call | None:
+        """Return the call that a part continues, or None if it begins one."""
+        if index is not None:
+            same = [call for call in self._calls if call.index == index]
+            if not same:
+                return None
+            if given_id is None:
+                return same[-1]
+            # Another id under a known index begins a call if it comes with a name; else it is the id, late.
+            return next((call for call in same if call.id == given_id), None if name and same[-1].id else same[-1])
+        if given_id is not None:
+            return next((call for call in self._calls if call.id == given_id), None)
+        if not self._calls:
+            return None
+        last = self._calls[-1]
+        begins = bool(name) and bool(last.name) and (name != last.name or _is_json(last.text))
+        return None if begins else last
+
+    # Items.
+
+    def _items(self, cut: bool) -> Iterator[Item]:
+        said = self._said(cut)
+        calls = [self._tool_call(call, number, cut) for number, call in enumerate(self._calls, 1)]
+        if self._constrained is not None and not self._refusal and not calls:
+            calls = self._constrained_call(self._constrained, cut)
+        # Reasoning belongs to what follows it, and isn't kept without it.
+        if self._reasoning and (said or calls):
+            yield Reasoning(content=("".join(self._reasoning),))
+        if said:
+            yield AssistantMessage(said)
+        yield from calls
+
+    def _said(self, cut: bool) -> tuple[Part, ...]:
+        text, refusal = "".join(self._text), "".join(self._refusal)
+        parts: list[Part] = []
+        if text.strip() or (text and not cut):
+            parts.append(Text(text))
+        if refusal:
+            parts.append(Refusal(refusal))
+        return tuple(parts)
+
+    def _tool_call(self, call: _Call, number: int, cut: bool) -> ToolCall:
+        if not call.name:
+            raise ModelBehaviorError("The response calls a function without naming it.")
+        if cut and not _is_json(call.text):
+            raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) within a call of {call.name!r}.")
+        call_id = call.id or made_call_id(self._request, "call", number)
+        return ToolCall(call_id, call.name, call.text or "{}")
+
+    def _constrained_call(self, answer: _constrained.CallText, cut: bool) -> list[ToolCall]:
+        if cut and answer.empty:
+            return []
+        try:
+            name, arguments = answer.call()
+        except ModelBehaviorError:
+            if not cut:
+                raise
+            raise ModelBehaviorError(
+                f"The response was cut ({self._finish_reason}) within a call; more max_tokens may help."
+            ) from None
+        return [ToolCall(self._constrained_id, name, arguments)]
+
+
+def _objects(value: object, what: str) -> Sequence[Mapping[str, Any]]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise ModelBehaviorError(f"The response's {what} aren't a list of objects: {str(value)[:QUOTED]!r}")
+    return value
+
+
+def _words(value: object, what: str) -> str:
+    """Return text that may be missing, null, or (as some servers send it) a list of text parts."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case list():
+            return "".join(str(part["text"]) for part in value if isinstance(part, Mapping) and part.get("text"))
+        case _:
+            raise ModelBehaviorError(f"The response's {what} isn't text: {str(value)[:QUOTED]!r}")
+
+
+def _argument_text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else _words(value, "arguments")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _server_error(chunk: Mapping[str, Any]) -> ModelTransportError:
+    """Return the error that a chunk reports where an answer was due."""
+    error = chunk.get("error")
+    details: Mapping[str, Any] = error if isinstance(error, Mapping) else chunk
+    words = error if isinstance(error, str) else details.get("message")
+    code = details.get("code")
+    status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else None
+    named = code if isinstance(code, str) else details.get("type")
+    return ModelTransportError(
+        f"The server broke the response off: {str(words or 'no reason given')[:QUOTED]}",
+        status=status,
+        code=named if isinstance(named, str) else None,
+    )
+
+
+def _count(data: object, name: str) -> int:
+    value = data.get(name) if isinstance(data, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
+    spent, made = _count(data, "prompt_tokens"), _count(data, "completion_tokens")
+    return RequestUsage(
+        input_tokens=spent,
+        output_tokens=made,
+        total_tokens=_count(data, "total_tokens") or spent + made,
+        cached_tokens=_count(data.get("prompt_tokens_details"), "cached_tokens"),
+        reasoning_tokens=_count(data.get("completion_tokens_details"), "reasoning_tokens"),
+        model=model,
+    )

@@ -1,0 +1,275 @@
+"""Constrained mode: how a model too small for a tool protocol is made to call tools.
+
+The answer is held to one JSON schema, an `anyOf` over the tools, and turned into one call. The tools stand in the
+system text, and up to six worked examples stand before the conversation. One call per turn, on purpose: small models
+get single calls right and several at once wrong. Pure, like the codec that uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentloop.exceptions import ModelBehaviorError, UserValueError
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    Reasoning,
+    SystemMessage,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.model_events import ModelRequest, ToolDefinition
+from agentloop.models._common import (
+    QUOTED,
+    JsonDict,
+    chat_content,
+    chosen_name,
+    no_form,
+    output_text,
+    parse_object,
+    plain_text,
+    tool_choice,
+)
+
+MAX_SHOTS = 6
+
+
+def offered(request: ModelRequest) -> tuple[ToolDefinition, ...]:
+    """Return the tools and handoffs of which the answer must call one: none if the tool choice is `"none"`.
+
+    Raises:
+        UserValueError: if the tool choice names none of them.
+    """
+    choice = tool_choice(request)
+    every = (*request.tools, *request.handoffs)
+    if choice == "none":
+        return ()
+    name = chosen_name(choice)
+    if name is None:
+        return every
+    named = tuple(tool for tool in every if tool.name == name)
+    if not named:
+        raise UserValueError(f"tool_choice: there is no tool {name!r}")
+    return named
+
+
+# ---------------------------------------------------------------------------------------------- the schema
+
+
+def call_schema(tools: Sequence[ToolDefinition]) -> JsonDict:
+    """Return the schema of one call of any of *tools*. What a tool's schema refers to moves to the root with it."""
+    definitions: JsonDict = {}
+    branches = [_branch(f"t{index}", tool, definitions) for index, tool in enumerate(tools)]
+    return {"anyOf": branches} | ({"$defs": definitions} if definitions else {})
+
+
+def _branch(key: str, tool: ToolDefinition, definitions: JsonDict) -> JsonDict:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "arguments": _hoisted(key, tool.params_json_schema, definitions)},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _hoisted(key: str, schema: Mapping[str, Any], definitions: JsonDict) -> JsonDict:
+    """Return *schema* without its definitions, which go to *definitions* under names that begin with *key*."""
+    refs: set[str] = set()
+    local = {**schema.get("definitions", {}), **schema.get("$defs", {})}
+    body = {name: value for name, value in schema.items() if name not in ("definitions", "$defs")}
+    moved: JsonDict = _rewritten(body, key, refs)
+    for name, value in local.items():
+        definitions[f"{key}_{name}"] = _rewritten(value, key, refs)
+    if any(ref == f"#/$defs/{key}" or ref.startswith(f"#/$defs/{key}/") for ref in refs):
+        definitions[key] = moved
+    return moved
+
+
+_DATA = frozenset({"const", "enum", "default", "examples"})  # keywords that hold values, in which "$ref" is no keyword
+
+
+def _rewritten(value: Any, key: str, refs: set[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: _moved_ref(inner, key, refs)
+            if name == "$ref" and isinstance(inner, str)
+            else inner
+            if name in _DATA
+            else _rewritten(inner, key, refs)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_rewritten(inner, key, refs) for inner in value]
+    return value
+
+
+def _moved_ref(ref: str, key: str, refs: set[str]) -> str:
+    if not ref.startswith("#"):
+        return ref
+    for home in ("#/$defs/", "#/definitions/"):
+        if ref.startswith(home):
+            moved = f"#/$defs/{key}_{ref.removeprefix(home)}"
+            break
+    else:
+        moved = f"#/$defs/{key}{ref.removeprefix('#')}"
+    refs.add(moved)
+    return moved
+
+
+# ---------------------------------------------------------------------------------------------- the messages
+
+
+def call_text(name: str, arguments: object) -> str:
+    """Return a call as the model writes it."""
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def messages(request: ModelRequest, tools: Sequence[ToolDefinition]) -> list[JsonDict]:
+    """Return the conversation as messages that need no tool protocol, examples of *tools* before it."""
+    system = [request.system] if request.system else []
+    if tools:
+        system.append("Choose the function to call.\n" + "\n".join(f"- {t.name}: {t.description}" for t in tools))
+    turns: list[JsonDict] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    for question, answer in _shots(tools):
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return turns + _merged(_history(request.items))
+
+
+def _shots(tools: Sequence[ToolDefinition]) -> list[tuple[str, str]]:
+    """Return up to six worked examples: the first of each tool, then the second of each, and so on."""
+    shots: list[tuple[str, str]] = []
+    deepest = max((len(tool.examples) for tool in tools), default=0)
+    for depth in range(deepest):
+        for tool in tools:
+            if depth < len(tool.examples):
+                question, arguments = tool.examples[depth]
+                shots.append((question, call_text(tool.name, dict(arguments))))
+    return shots[:MAX_SHOTS]
+
+
+def _history(items: Sequence[Item]) -> Iterator[JsonDict]:
+    names: dict[str, str] = {}
+    for index, item in enumerate(items):
+        place = f"items[{index}]"
+        match item:
+            case SystemMessage():
+                yield {"role": "system", "content": plain_text(item.content, place)}
+            case UserMessage():
+                yield {"role": "user", "content": chat_content(item.content, place)}
+            case AssistantMessage():
+                yield {"role": "assistant", "content": item.text or item.refusal or ""}
+            case ToolCall() | HandoffCall():
+                names[item.call_id] = item.name
+                yield {"role": "assistant", "content": call_text(item.name, _arguments(item.arguments))}
+            case ToolOutput() | HandoffOutput():
+                name = names.get(item.call_id, "The function")
+                yield {"role": "user", "content": f"{name} returned: {output_text(item.output)}"}
+            case Reasoning():
+                pass
+            case _:
+                raise no_form(place, item)
+
+
+def _arguments(text: str) -> object:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+
+
+def _merged(turns: Iterator[JsonDict]) -> list[JsonDict]:
+    """Return *turns* with neighbours of one role joined: many chat templates insist that roles alternate."""
+    merged: list[JsonDict] = []
+    for turn in turns:
+        last = merged[-1] if merged else {"role": None, "content": None}
+        text = isinstance(last["content"], str) and isinstance(turn["content"], str)
+        if text and last["role"] == turn["role"]:
+            last["content"] += "\n" + turn["content"]
+        else:
+            merged.append(turn)
+    return merged
+
+
+# ---------------------------------------------------------------------------------------------- the answer
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"arguments"\s*:\s*(?=\S)')
+_HEAD_MAX = 1_000
+
+
+class CallText:
+    """Reads the answer as it streams in, and gives the arguments' own text as soon as it can be told apart.
+
+    Without the expected beginning it gives nothing before the end; `call` then decides.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[str] = []
+        self._waiting: str | None = ""  # what came before the arguments; None once they began or can't be found
+        self._name: str | None = None
+        self._arguments: list[str] = []
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._complete = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing but blanks has come."""
+        return not "".join(self._all).strip()
+
+    def feed(self, text: str) -> str:
+        """Return the piece of the arguments that *text* adds, possibly empty."""
+        self._all.append(text)
+        if self._waiting is not None:
+            self._waiting += text
+            head = _HEAD.match(self._waiting)
+            if head is None:
+                if len(self._waiting) > _HEAD_MAX:
+                    self._waiting = None
+                return ""
+            text, self._name, self._waiting = self._waiting[head.end() :], head[1], None
+            if not text.startswith("{"):
+                self._name = None
+        if self._name is None or self._complete:
+            return ""
+        piece = text[: self._end(text)]
+        self._arguments.append(piece)
+        return piece
+
+    def _end(self, text: str) -> int:
+        for index, char in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = char == "\\"
+                self._in_string = char != '"'
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self._complete = True
+                    return index + 1
+        return len(text)
+
+    def call(self) -> tuple[str, str]:
+        """Return the name and the arguments' text of the call that the whole answer is.
+
+        Raises:
+            ModelBehaviorError: if it is none.
+        """
+        answer = "".join(self._all)
+        data = parse_object(answer, "The constrained answer")
+        name, arguments = data.get("name"), data.get("arguments")
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise ModelBehaviorError(f"The constrained answer is no call: {answer[:QUOTED]!r}")
+        written = "".join(self._arguments) if self._complete and self._name == name else json.dumps(arguments)
+        return name, written

@@ -1,0 +1,387 @@
+"""The HTTP driver: the one module that knows httpx. It posts JSON and gives the bytes of the answer.
+
+Any client with httpx's interface will do (`httpx2` has it), so failures are told by the names of their classes, which
+the forks share. Does not know what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import anyio
+import attrs
+import httpx
+
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
+
+CONNECT_TIMEOUT = 15.0
+SILENCE_TIMEOUT = 600.0
+"""Seconds between two pieces of an answer. Reasoning models are silent for minutes; `ModelSettings.timeout` is the
+bound on the whole."""
+CLOSE_TIMEOUT = 2.0
+MAX_RETRY_AFTER = 3600.0
+_TIMEOUT = (CONNECT_TIMEOUT, SILENCE_TIMEOUT, 60.0, SILENCE_TIMEOUT)  # connect, read, write, pool
+_CLIENT_DEFAULT = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": 5.0}
+_PIECE = 65_536
+_ERROR_BODY = 65_536
+_QUOTED = 300
+_LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
+
+
+# ---------------------------------------------------------------------------------------------- what headers say
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Return how many seconds the server asks to wait, at most `MAX_RETRY_AFTER`; None where it says nothing sensible.
+
+    Units: *now* is wall-clock seconds since the epoch, against which an HTTP date is read.
+    """
+    seconds = _number(headers.get("retry-after-ms"))
+    if seconds is not None:
+        seconds /= 1000
+    else:
+        seconds = _number(headers.get("retry-after"))
+    if seconds is None and (date := headers.get("retry-after")):
+        with suppress(ValueError, OverflowError):
+            when = parsedate_to_datetime(date)
+            seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now
+    return None if seconds is None else min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _should_retry(headers: Mapping[str, str]) -> bool | None:
+    return {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower())
+
+
+# ---------------------------------------------------------------------------------------------- failures
+
+
+def _is_named(error: BaseException, *names: str) -> bool:
+    return any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _is_http_error(error: Exception) -> bool:
+    return _is_named(error, "HTTPError", "StreamError", "InvalidURL")
+
+
+def _failure(error: Exception, host: str, redact: Callable[[str], str]) -> ModelTransportError:
+    """Return the error that says in the library's terms what the client's *error* is."""
+    why = "it took too long" if _is_named(error, "TimeoutException") else str(error) or "the connection broke"
+    return ModelTransportError(redact(f"No answer from {host}: {why[:_QUOTED]} ({type(error).__name__})"))
+
+
+_SECRET_NAMES = ("auth", "cookie", "key", "password", "secret", "token")
+
+
+def _redactor(fields: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that takes the secrets among *fields* out of a text."""
+    secrets: set[str] = set()
+    for name, value in fields.items():
+        if any(word in name.lower() for word in _SECRET_NAMES):
+            secrets |= {value, value.split(" ")[-1]}
+    longest_first = sorted(secrets - {""}, key=len, reverse=True)
+
+    def redact(text: str) -> str:
+        for secret in longest_first:
+            text = text.replace(secret, "***")
+        return text
+
+    return redact
+
+
+@attrs.define(eq=False)
+class _Trace:
+    """Notes what the connection pool did for one request, to tell a reused connection from a new one."""
+
+    sent: bool = False
+    connected: bool = False
+    answered: bool = False
+
+    async def __call__(self, event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith("send_request_headers.started"):
+            self.sent = True
+        elif ".connect_" in event:
+            self.connected = True
+        elif event.endswith("receive_response_headers.complete"):
+            self.answered = True
+
+    def died_on_reuse(self, error: Exception) -> bool:
+        """Whether a kept-alive connection turned out dead before any byte of an answer."""
+        broken = _is_named(error, "RemoteProtocolError", "ReadError", "WriteError", "CloseError")
+        return broken and self.sent and not self.connected and not self.answered
+
+
+# ---------------------------------------------------------------------------------------------- the answer
+
+
+class _Plain:
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        return (data,)
+
+
+class _Gzip:
+    """Unpacks in pieces of a bounded size, so that a small body can't become a huge one in a single step."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=31)
+
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        while data:
+            try:
+                piece = self._inflate.decompress(data, _PIECE)
+            except zlib.error:
+                raise ModelBehaviorError("The response's body isn't the gzip it says it is.") from None
+            if piece:
+                yield piece
+            data = self._inflate.unconsumed_tail
+
+
+def _unpacker(encoding: str) -> _Plain | _Gzip:
+    match encoding.strip().lower():
+        case "" | "identity":
+            return _Plain()
+        case "gzip" | "x-gzip":
+            return _Gzip()
+        case _:
+            raise ModelBehaviorError(f"The response is encoded as {encoding[:40]!r}, which wasn't asked for.")
+
+
+class Reply:
+    """One answer, being read. Owned by `HttpDriver.post`, which closes it."""
+
+    def __init__(self, response: Any, host: str, redact: Callable[[str], str]) -> None:
+        self._response = response
+        self._host = host
+        self.redact = redact
+        self._raw: Any = None
+        self._unpack: _Plain | _Gzip = _Plain()
+        self._unpacked: Iterator[bytes] = iter(())
+        self._ended = False
+        self.complete = False
+        """Set by the reader once it has what it needs; only then is the rest worth reading."""
+        self.status: int = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+        self.request_id: str | None = response.headers.get("x-request-id")
+        self.content_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def receive(self) -> bytes:
+        """Return the next piece of the unpacked body, at most a few tens of kilobytes; `b""` at its end.
+
+        Raises:
+            ModelTransportError: if the connection breaks or falls silent.
+            ModelBehaviorError: if the body isn't packed as it says.
+        """
+        while not self._ended:
+            piece: bytes = next(self._unpacked, b"")
+            if piece:
+                return piece
+            self._unpacked = iter(await self._next_raw())
+        return b""
+
+    async def _next_raw(self) -> Iterable[bytes]:
+        if self._raw is None:
+            if self._response.is_stream_consumed:  # a mock transport's ready answer, already read and unpacked
+                self._raw = _once(self._response.content)
+            else:
+                self._unpack = _unpacker(self.headers.get("content-encoding", ""))
+                self._raw = self._response.aiter_raw()
+        try:
+            data = await anext(self._raw, None)
+        except Exception as error:
+            if not _is_http_error(error):
+                raise
+            raise _failure(error, self._host, self.redact) from error
+        if data is None:
+            self._ended = True
+            return ()
+        return self._unpack.feed(data)
+
+    async def read(self, most: int) -> tuple[bytes, bool]:
+        """Return at most *most* bytes of the body, and whether that was all."""
+        body = bytearray()
+        while piece := await self.receive():
+            body += piece
+            if len(body) > most:
+                return bytes(body[:most]), False
+        return bytes(body), True
+
+    async def drain(self) -> None:
+        """Read what little follows a complete answer, so that the connection can serve again."""
+        with anyio.move_on_after(0.25), suppress(ModelTransportError, ModelBehaviorError):
+            await self.read(_PIECE)
+
+    async def aclose(self) -> None:
+        """Close the answer, also when cancelled, in a bounded time."""
+        with anyio.move_on_after(CLOSE_TIMEOUT, shield=True), suppress(Exception):
+            try:
+                await self._response.aclose()
+            finally:
+                await self._exhaust()
+
+    async def _exhaust(self) -> None:
+        # httpx reads through a chain of async generators, of which closing the outermost leaves the others to the
+        # garbage collector. After the response is closed, going on reading fails at once and ends them all.
+        if self._raw is not None:
+            with suppress(Exception):
+                async for _ in self._raw:
+                    pass
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+# ---------------------------------------------------------------------------------------------- the driver
+
+
+class HttpDriver:
+    """Posts JSON over one client.
+
+    A client that is given stays its giver's and is never closed here; without one the driver makes its own when
+    entered and closes it when left.
+    """
+
+    def __init__(self, client: Any = None) -> None:
+        self._client: Any = client
+        self._given = client is not None
+
+    async def __aenter__(self) -> Self:
+        if not self._given:
+            # A proxy from the environment must not come between this process and its own machine.
+            self._client = httpx.AsyncClient(mounts=dict.fromkeys(_LOOPBACK))
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if not self._given:
+            client, self._client = self._client, None
+            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+                await client.aclose()
+
+    @asynccontextmanager
+    async def post(
+        self,
+        url: str,
+        *,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        query: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Reply]:
+        """Post *body* as JSON and give the answer, whose head has come; leaving closes it, also when cancelled.
+
+        A kept-alive connection that proves dead before any byte of an answer is replaced by another, once. No message
+        holds the value of a header or query field whose name tells that it is a secret.
+
+        Raises:
+            UserTypeError, UserValueError: if *body* or *headers* can't be sent.
+            ModelTransportError: if no answer comes, or one that isn't a success.
+        """
+        host = urlsplit(url).hostname or url
+        options = {"content": _json(body), "headers": _checked(headers), "params": dict(query) if query else None}
+        redact = _redactor({**headers, **(query or {})})
+        reply = Reply(await self._send(url, host, options, redact), host, redact)
+        try:
+            if not 200 <= reply.status < 300:
+                raise await _refusal(reply, host)
+            yield reply
+            if reply.complete:
+                await reply.drain()
+        finally:
+            await reply.aclose()
+
+    async def _send(self, url: str, host: str, options: Mapping[str, Any], redact: Callable[[str], str]) -> Any:
+        trace = _Trace()
+        try:
+            try:
+                return await self._attempt(url, options, trace)
+            except Exception as error:
+                if not trace.died_on_reuse(error):
+                    raise
+            return await self._attempt(url, options, _Trace())
+        except Exception as error:
+            if not _is_http_error(error):
+                raise
+            raise _failure(error, host, redact) from error
+
+    async def _attempt(self, url: str, options: Mapping[str, Any], trace: _Trace) -> Any:
+        # A client made without a thought for timeouts has five seconds, less than most models need.
+        timeouts = {"timeout": _TIMEOUT} if self._default_timeouts() else {}
+        request = self._client.build_request("POST", url, **options, **timeouts, extensions={"trace": trace})
+        return await self._client.send(request, stream=True, follow_redirects=False)
+
+    def _default_timeouts(self) -> bool:
+        return not self._given or self._client.timeout.as_dict() == _CLIENT_DEFAULT
+
+
+async def _refusal(reply: Reply, host: str) -> ModelTransportError:
+    """Return the error that an answer without success is."""
+    body = b""
+    # The status says the most; a body that drips or breaks must not hold it back.
+    with anyio.move_on_after(5.0), suppress(ModelTransportError, ModelBehaviorError):
+        body, _ = await reply.read(_ERROR_BODY)
+    words, code = _error_body(body)
+    return ModelTransportError(
+        reply.redact(f"{host} answered {reply.status}: {words}"),
+        status=reply.status,
+        code=code and reply.redact(code),
+        retry_after=retry_after(reply.headers, time.time()),
+        should_retry=_should_retry(reply.headers),
+        request_id=reply.request_id,
+    )
+
+
+def _error_body(body: bytes) -> tuple[str, str | None]:
+    """Return an error body's message, bounded, and its code."""
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    error = data.get("error", data) if isinstance(data, dict) else None
+    if not isinstance(error, dict):
+        return (error if isinstance(error, str) else text)[:_QUOTED] or "no reason given", None
+    named = next((error[key] for key in ("code", "type") if isinstance(error.get(key), str)), None)
+    return str(error.get("message") or text)[:_QUOTED], named and named[:_QUOTED]
+
+
+def _json(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=_plain).encode()
+    except (TypeError, RecursionError) as error:
+        raise UserTypeError(f"The request can't be written as JSON: {error}") from None
+    except ValueError as error:
+        raise UserValueError(f"The request can't be written as JSON: {error}") from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _checked(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers that can be sent. The client's own complaint would quote a value, which may be a secret."""
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            raise UserTypeError(f"Header {name!r}: text is needed, not {type(value).__name__}")
+        if not value.isascii() or not value.isprintable():
+            raise UserValueError(f"Header {name!r}: its value holds characters that a header can't.")
+    return dict(headers)

@@ -1,0 +1,64 @@
+"""A resource that several runs may enter at once: opened by the first, closed by the last to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import anyio
+import attrs
+from anyio.lowlevel import current_token
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class _Slot(Generic[T]):
+    lock: anyio.Lock = attrs.field(factory=anyio.Lock)
+    users: int = 0
+    value: T | None = None
+
+
+class Shared(Generic[T]):
+    """Counts the users of what *open* gives, one count per event loop, for none of it can serve two.
+
+    Neither *open* nor *close* may depend on the task that runs it. *close* runs once per *open* that succeeded.
+    """
+
+    def __init__(self, open: Callable[[], Awaitable[T]], close: Callable[[T], Awaitable[None]]) -> None:
+        self._open = open
+        self._close = close
+        self._slots: dict[object, _Slot[T]] = {}
+
+    def current(self) -> T | None:
+        """Return the value of the running event loop, or None while it isn't open."""
+        slot = self._slots.get(current_token().native_token)
+        return None if slot is None else slot.value
+
+    async def enter(self) -> T:
+        """Return the value, opening it first if no one has. Others that enter meanwhile wait."""
+        token = current_token().native_token
+        slot = self._slots.setdefault(token, _Slot())
+        slot.users += 1
+        try:
+            async with slot.lock:
+                if slot.value is None:
+                    slot.value = await self._open()
+                return slot.value
+        except BaseException:
+            await self._release(token, slot)
+            raise
+
+    async def leave(self) -> None:
+        """Undo one `enter`; the last one closes the value."""
+        token = current_token().native_token
+        await self._release(token, self._slots[token])
+
+    async def _release(self, token: object, slot: _Slot[T]) -> None:
+        slot.users -= 1
+        if slot.users:
+            return
+        # Who enters from here on opens anew, without waiting for the closing.
+        del self._slots[token]
+        if slot.value is not None:
+            await self._close(slot.value)

@@ -1,0 +1,111 @@
+"""A decoder of server-sent events: bytes in, events out, every size bounded.
+
+Follows the WHATWG rules (HTML §9.2): lines end with CR, LF or CRLF, one leading byte order mark is dropped, a colon
+starts a comment, several `data` lines join with a newline, an event without data is not dispatched, and one that the
+stream's end cuts is lost. Any split of the bytes gives the same events. Does not know about sockets or JSON.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from agentloop.exceptions import ModelBehaviorError
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@attrs.frozen
+class ServerSentEvent:
+    """One dispatched event. `id` is the last id the stream gave, as the rules want it."""
+
+    event: str
+    data: str
+    id: str = ""
+
+
+class SSEDecoder:
+    """Turns the bytes of one response into its events.
+
+    Units: `max_line` is bytes of one line, `max_event` bytes of one event's data, `max_total` bytes of the response.
+    """
+
+    def __init__(self, *, max_line: int = 4_000_000, max_event: int = 8_000_000, max_total: int = 64_000_000) -> None:
+        self._max_line = max_line
+        self._max_event = max_event
+        self._max_total = max_total
+        self._total = 0
+        self._line = bytearray()
+        self._head: bytes | None = b""  # what may yet turn out to be a byte order mark; None once that is settled
+        self._after_cr = False
+        self._event = ""
+        self._data: list[str] = []
+        self._data_size = 0
+        self._id = ""
+
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
+        """Return the events that *data* completes.
+
+        Raises:
+            ModelBehaviorError: if a bound is exceeded.
+        """
+        self._total += len(data)
+        if self._total > self._max_total:
+            raise ModelBehaviorError(f"The response is longer than {self._max_total} bytes.")
+        return [event for line in self._lines(self._without_bom(data)) if (event := self._take(line)) is not None]
+
+    def close(self) -> None:
+        """Say that the stream has ended. An event that its blank line didn't complete is dropped."""
+        self._line.clear()
+        self._data = []
+
+    def _without_bom(self, data: bytes) -> bytes:
+        if self._head is None:
+            return data
+        self._head += data
+        if len(self._head) < len(_BOM) and _BOM.startswith(self._head):
+            return b""
+        data, self._head = self._head.removeprefix(_BOM), None
+        return data
+
+    def _lines(self, data: bytes) -> list[str]:
+        if self._after_cr and data:
+            # A CR has already ended its line; an LF right behind it belongs to it.
+            data = data.removeprefix(b"\n")
+            self._after_cr = False
+        if not data:
+            return []
+        self._after_cr = data.endswith(b"\r")
+        pieces = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        lines = []
+        for piece in pieces[:-1]:
+            self._extend(piece)
+            lines.append(self._line.decode("utf-8", "replace"))
+            self._line.clear()
+        self._extend(pieces[-1])
+        return lines
+
+    def _extend(self, piece: bytes) -> None:
+        self._line += piece
+        if len(self._line) > self._max_line:
+            raise ModelBehaviorError(f"A line of the event stream is longer than {self._max_line} bytes.")
+
+    def _take(self, line: str) -> ServerSentEvent | None:
+        if not line:
+            return self._dispatch()
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data_size += len(value.encode()) + 1
+            if self._data_size > self._max_event:
+                raise ModelBehaviorError(f"An event of the stream is longer than {self._max_event} bytes.")
+            self._data.append(value)
+        elif field == "event":
+            self._event = value
+        elif field == "id" and "\0" not in value:
+            self._id = value
+        return None
+
+    def _dispatch(self) -> ServerSentEvent | None:
+        event, data = self._event or "message", self._data
+        self._event, self._data, self._data_size = "", [], 0
+        return ServerSentEvent(event, "\n".join(data), self._id) if data else None

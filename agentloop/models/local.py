@@ -1,0 +1,220 @@
+"""`LocalModel`: a small model of one's own machine, run by a child process that lives as long as its block."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from os import PathLike
+from pathlib import Path
+from subprocess import PIPE
+from types import TracebackType
+from typing import IO, Any, Self
+
+import anyio
+import attrs
+from anyio.abc import Process
+
+from agentloop.abc import Model
+from agentloop.config import check_count
+from agentloop.exceptions import ModelTransportError, UserError, UserValueError
+from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.models._install import INSTALL_COMMAND, find_weights, has_engine
+from agentloop.models._shared import Shared
+from agentloop.models.openai_chat import OpenAIChatModel
+
+DEFAULT_NAME = "smollm2-135m"
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 3.0
+_SERVER = Path(__file__).with_name("_local_server.py")
+
+
+@attrs.frozen(eq=False)
+class _Child:
+    """The running child, and the model that talks to it."""
+
+    process: Process
+    log: IO[bytes]
+    supports_tools: bool
+    model: OpenAIChatModel
+
+
+class LocalModel(Model):
+    """A model on this machine, without a network: the embedded one, or a GGUF file at `path`.
+
+    Entering starts a child process (about half a second, 250 MiB for the embedded model) that serves on the loopback
+    interface with one thread; leaving ends it, as does the death of this process in any way. Several runs may enter
+    one model at once and share the child; the last to leave ends it. `n_ctx` is the context in tokens that
+    `n_parallel` answers at a time share; further requests wait.
+
+    `constrained` makes every answer a call of one of the request's tools (`OpenAIChatModel` says more): the way that
+    works for a model this small. With `constrained=False` tools are refused unless the file's chat template has them.
+    """
+
+    holds_resources: bool = True
+
+    def __init__(
+        self,
+        name: str = DEFAULT_NAME,
+        *,
+        path: str | PathLike[str] | None = None,
+        constrained: bool = True,
+        n_ctx: int = 8192,
+        n_parallel: int = 2,
+    ) -> None:
+        if path is None and name != DEFAULT_NAME:
+            raise UserValueError(f"name: the embedded model is {DEFAULT_NAME!r}; {name!r} needs path= to its GGUF file")
+        check_count("n_ctx", n_ctx, least=256)
+        check_count("n_parallel", n_parallel)
+        self.name = name
+        self.path = None if path is None else Path(path)
+        self.constrained = constrained
+        self.n_ctx = n_ctx
+        self.n_parallel = n_parallel
+        self._children = Shared(self._start, _stop)
+
+    def __repr__(self) -> str:
+        return f"LocalModel({self.name!r})"
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether the child runs for the running event loop."""
+        return self._children.current() is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, or None while it doesn't run."""
+        child = self._children.current()
+        return None if child is None else child.process.pid
+
+    async def __aenter__(self) -> Self:
+        await self._children.enter()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._children.leave()
+
+    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
+        """Ask the model. Leaving early frees its place at once.
+
+        Raises:
+            UserError: if the model isn't entered, or tools are sent that it would silently ignore.
+            ModelTransportError: if the child has died; says what its last words were.
+            ModelBehaviorError: the response breaks the protocol, or ended before it was complete.
+        """
+        return self._stream(request)
+
+    @asynccontextmanager
+    async def _stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        child = self._children.current()
+        if child is None:
+            raise UserError(f"{self!r} isn't entered: use `async with model:`, or give it to a run, which enters it.")
+        if not self.constrained and not child.supports_tools and (request.tools or request.handoffs):
+            raise UserError(f"{self!r}: its chat template knows no tools, which it would ignore; use constrained=True.")
+        try:
+            async with child.model.stream(request) as events:
+                yield events
+        except ModelTransportError as error:
+            if (code := child.process.returncode) is None:
+                raise
+            raise ModelTransportError(f"The local model's process has ended ({code}). {_tail(child.log)}") from error
+
+    def _weights(self) -> Path:
+        """Return the file to load.
+
+        Raises:
+            UserError: if it or the engine is missing; says what to run.
+        """
+        file = self.path or find_weights()
+        if not has_engine() or file is None:
+            what = "weights are" if has_engine() else "engine is"
+            raise UserError(f"The local model's {what} not installed. Run `{INSTALL_COMMAND}`.")
+        if not file.is_file():
+            raise UserError(f"{self!r}: there is no file {str(file)!r}")
+        return file
+
+    async def _start(self) -> _Child:
+        file = self._weights()
+        # Not a pipe: that would have to be read all the time, or the child would block on it.
+        log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
+        process: Process | None = None
+        try:
+            # Its own session: a Ctrl-C in the terminal is for this process, which then ends the child in order.
+            process = await anyio.open_process(
+                self._command(file), stdin=PIPE, stdout=PIPE, stderr=log, start_new_session=True
+            )
+            said = await _first_line(process, log)
+            model = OpenAIChatModel(self.name, base_url=f"{said['url']}/v1", constrained=self.constrained)
+            await model.__aenter__()
+            return _Child(process, log, bool(said["supports_tools"]), model)
+        except BaseException:
+            with log:
+                if process is not None:
+                    await _end(process)
+            raise
+
+    def _command(self, file: Path) -> list[str]:
+        options = {
+            "--model": file.resolve(),
+            "--name": self.name,
+            "--n-ctx": self.n_ctx,
+            "--n-parallel": self.n_parallel,
+        }
+        # -P: the script's own folder is no place to import from.
+        return [sys.executable, "-P", str(_SERVER), *(f"{name}={value}" for name, value in options.items())]
+
+
+async def _first_line(process: Process, log: IO[bytes]) -> dict[str, Any]:
+    """Return what the child says of itself when it is ready."""
+    assert process.stdout is not None
+    line = b""
+    try:
+        with anyio.fail_after(START_TIMEOUT):
+            while not line.endswith(b"\n"):
+                line += await process.stdout.receive()
+    except TimeoutError:
+        raise ModelTransportError(f"The local model didn't start within {START_TIMEOUT:g} seconds.") from None
+    except anyio.EndOfStream:
+        raise ModelTransportError(f"The local model's process ended while starting. {_tail(log)}") from None
+    said: dict[str, Any] = json.loads(line)
+    if "error" in said:
+        raise ModelTransportError(f"The local model can't start: {said['error']}")
+    return said
+
+
+def _tail(log: IO[bytes]) -> str:
+    """Return the last lines the child wrote to standard error."""
+    log.seek(0, 2)
+    log.seek(max(0, log.tell() - 4096))
+    lines = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
+    return "Its last words:\n" + "\n".join(lines) if lines else "It left no word."
+
+
+async def _stop(child: _Child) -> None:
+    async with AsyncExitStack() as stack:
+        stack.callback(child.log.close)
+        stack.push_async_callback(_end, child.process)
+        await child.model.__aexit__(None, None, None)
+
+
+async def _end(process: Process) -> None:
+    """End the child and wait for it: asked first, then made to. Bounded, and not to be cancelled."""
+    try:
+        with anyio.move_on_after(STOP_TIMEOUT, shield=True):
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+    finally:
+        with anyio.move_on_after(STOP_TIMEOUT, shield=True):
+            if process.returncode is None:
+                process.kill()
+            await process.aclose()
+
+
+def model_by_name(name: str, *, http_client: Any = None) -> LocalModel:
+    """Return the model that `local:NAME` means; an empty name is the embedded one. It keeps a connection of its own."""
+    return LocalModel(name or DEFAULT_NAME)

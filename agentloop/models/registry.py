@@ -1,0 +1,144 @@
+"""Model strings: which model `provider:name` means, and who keeps the models that several runs share.
+
+* `openai-chat:NAME`: the vendor's Chat Completions, or the server that OPENAI_BASE_URL names
+* `local:NAME`, `local:`: the model that runs on this machine
+* `URL#NAME`: any OpenAI-compatible server, by its base URL: `http://127.0.0.1:8080/v1#qwen`. `URL:NAME` means the
+  same where the URL has a path, and a URL alone asks for the model `default`, for servers that hold just one.
+
+A provider's module is imported when one of its models is first asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup, TaskStatus
+
+from agentloop.abc import Model
+from agentloop.exceptions import UserError, UserTypeError, UserValueError
+
+_PREFIXES = {
+    "openai-chat": "agentloop.models.openai_chat",
+    "local": "agentloop.models.local",
+}
+"""Prefix -> module; its `model_by_name(name, *, http_client)` gives the model."""
+_URL_MODULE = "agentloop.models.openai_chat"
+
+
+def resolve_model(name: str, *, http_client: Any = None) -> Model:
+    """Return the model that a model string means, not yet entered. Each call makes another.
+
+    Raises:
+        UserTypeError: if *name* isn't text.
+        UserValueError: if its prefix is unknown; lists those there are.
+        UserError: whatever the provider finds wrong with the rest.
+    """
+    if not isinstance(name, str):
+        raise UserTypeError(f"model: a Model or a model string is needed, not {type(name).__name__}")
+    model: Model
+    if name.startswith(("http://", "https://")):
+        base_url, model_name = _split_url(name)
+        model = import_module(_URL_MODULE).OpenAIChatModel(model_name, base_url=base_url, http_client=http_client)
+        return model
+    prefix, colon, rest = name.partition(":")
+    module = _PREFIXES.get(prefix)
+    if module is None or not colon:
+        raise UserValueError(_unknown(name, prefix))
+    model = import_module(module).model_by_name(rest, http_client=http_client)
+    return model
+
+
+def _unknown(name: str, prefix: str) -> str:
+    if "@" in prefix or len(name) > 200:
+        name = prefix = "…"
+    known = ", ".join(f"{known}:NAME" for known in _PREFIXES)
+    near = difflib.get_close_matches(prefix, _PREFIXES, n=1)
+    advice = f" Did you mean {near[0] + ':'!r}?" if near else ""
+    return f"model: {name!r} is no known model string.{advice} There are: {known}, URL#NAME (http:// or https://)."
+
+
+def _split_url(text: str) -> tuple[str, str]:
+    """Return the base URL and the model's name of a model string that is a URL."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise UserValueError("model: the URL in the model string isn't one") from None
+    path, name = parts.path, parts.fragment
+    if not name:
+        path, _, name = path.partition(":")
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), name or "default"
+
+
+@attrs.define(eq=False)
+class _Held:
+    lock: anyio.Lock = attrs.field(factory=anyio.Lock)
+    model: Model | None = None
+
+
+class Providers:
+    """Keeps the models that model strings mean: each entered once, all left at the end of the block.
+
+    Every model is entered and left in one task of its own, so that it may hold anything; it outlives the block's body,
+    also when that is cancelled. Owned by what opens it (`open_runtime`); use from one event loop.
+    """
+
+    def __init__(self, *, http_client: Any = None) -> None:
+        self._http_client = http_client
+        self._held: dict[str, _Held] = {}
+        self._over = anyio.Event()
+        self._tasks: TaskGroup | None = None
+        self._errors: list[Exception] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Leave every model. Their errors are raised, the first with the others as notes, unless the body failed."""
+        assert self._tasks is not None
+        tasks, self._tasks = self._tasks, None
+        self._over.set()
+        # The body's own exception isn't the group's business: passed on, it would come back wrapped.
+        await tasks.__aexit__(None, None, None)
+        if self._errors and exc is None:
+            first, *others = self._errors
+            for other in others:
+                first.add_note(f"Another model failed while it was being closed: {other!r}")
+            raise first
+
+    async def open(self, name: str) -> Model:
+        """Return the model that *name* means, entered. The same string gives the same model.
+
+        Raises:
+            UserError: as `resolve_model`; also outside the block.
+        """
+        if self._tasks is None:
+            raise UserError("Providers: use it within its `async with` block")
+        held = self._held.setdefault(name, _Held())
+        async with held.lock:
+            if held.model is None:
+                model = resolve_model(name, http_client=self._http_client)
+                await self._tasks.start(self._hold, model, name=f"model {name}")
+                held.model = model
+            return held.model
+
+    async def _hold(self, model: Model, *, task_status: TaskStatus[None]) -> None:
+        started = False
+        try:
+            async with model:
+                started = True
+                task_status.started()
+                with anyio.CancelScope(shield=True):
+                    await self._over.wait()
+        except Exception as error:
+            if not started:
+                raise
+            self._errors.append(error)

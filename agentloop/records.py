@@ -1,0 +1,226 @@
+"""The records a run consists of: facts in the past tense, appended and never changed.
+
+Every record says where it stands: `path` (ids of the enclosing agent-tool calls, outermost first), `turn` (0 before the
+first) and `at` (wall-clock seconds). Content stands in the log once: `ModelResponded` holds what the model said,
+`CallSettled` what a call gave; the others refer to them by call id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from agentloop.items import Item, ToolCall
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
+from agentloop.usage import RequestUsage
+
+RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
+
+
+@attrs.frozen
+class _Record:
+    path: tuple[str, ...]
+    turn: int
+    at: float
+
+
+@attrs.frozen
+class RunStarted(_Record):
+    """A run began. Of a nested run: `path` ends with the call that started it."""
+
+    run_id: str
+    agent: str
+    input: tuple[Item, ...]
+    max_turns: int | None
+
+
+@attrs.frozen
+class TurnStarted(_Record):
+    """A turn began: one logical model call and its consequences. `turn` is its number."""
+
+    agent: str
+
+
+@attrs.frozen
+class ModelRequested(_Record):
+    """The model was asked. `digest` covers all that it was shown."""
+
+    digest: str
+    attempt: int = 1
+
+
+@attrs.frozen
+class ModelResponded(_Record):
+    """The model answered, and the turn's calls and messages are these."""
+
+    response: ModelResponse
+
+
+@attrs.frozen
+class ModelFailed(_Record):
+    """One attempt of the model call failed or was cut."""
+
+    error: str
+    attempt: int = 1
+    counted: bool = True
+    usage: RequestUsage | None = None
+
+
+@attrs.frozen
+class GuardrailSettled(_Record):
+    """A guardrail answered. `stage` tells which kind; `call_id` is given for the two tool kinds."""
+
+    stage: Literal["input", "output", "tool_input", "tool_output"]
+    guardrail: str
+    verdict: str
+    duration: float
+    call_id: str | None = None
+    info: Any = attrs.field(default=None, eq=False, repr=False)
+    result: Any = attrs.field(default=None, eq=False, repr=False)
+    """The live result object; in this process only."""
+
+
+@attrs.frozen
+class ApprovalRequested(_Record):
+    """A call waits for a verdict."""
+
+    call: ToolCall
+    agent: str
+
+
+@attrs.frozen
+class VerdictGiven(_Record):
+    """Somebody approved or rejected a call. Once given it is never asked for again."""
+
+    call_id: str
+    approved: bool
+    message: str | None = None
+    arguments: str | None = None
+    always: bool = False
+
+
+@attrs.frozen
+class CallStarted(_Record):
+    """A call was admitted and its body is about to run; durable before it does."""
+
+    call_id: str
+    tool: str
+    arguments: str
+    """JSON text the body is called with (after a `Rewrite`, the rewritten one)."""
+    attempt: int = 1
+    queued_at: float | None = None
+    waited_for: tuple[str, ...] = ()
+    idempotency_key: str | None = None
+
+
+@attrs.frozen
+class BodyEnded(_Record):
+    """A body came to its own end. `output` is given only where no output guardrail has yet to judge it."""
+
+    call_id: str
+    failed: bool = False
+    output: Any = attrs.field(default=None)
+    attempt: int = 1
+
+
+@attrs.frozen
+class CallSettled(_Record):
+    """A call has its one outcome. `receipt` is the key under which an equal idempotent call finds it."""
+
+    call_id: str
+    tool: str
+    outcome: CallOutcome
+    body_ended_at: float | None = None
+    receipt: str | None = None
+    arguments: str | None = None
+    """Given where the call never started, or ran with other arguments than the model wrote."""
+    attempt: int = 1
+
+
+@attrs.frozen
+class ItemReleased(_Record):
+    """A call's output took its place in model order: every earlier call of the batch has settled."""
+
+    call_id: str
+
+
+@attrs.frozen
+class BatchEnded(_Record):
+    """All calls of the turn have settled and their outputs are accepted: the model may see them."""
+
+
+@attrs.frozen
+class HandedOff(_Record):
+    """Another agent took over."""
+
+    call_id: str
+    source_agent: str
+    target_agent: str
+
+
+@attrs.frozen
+class HistoryReplaced(_Record):
+    """What the model sees next: the first *keep* items of its history, then *items*. The log keeps everything."""
+
+    reason: str
+    keep: int
+    items: tuple[Item, ...]
+
+
+@attrs.frozen
+class InputAdded(_Record):
+    """The application added input to a run under way."""
+
+    items: tuple[Item, ...]
+
+
+@attrs.frozen
+class CleanupCut(_Record):
+    """A section of cleanup was cut at the run's cleanup deadline."""
+
+    section: str
+    call_id: str | None = None
+
+
+@attrs.frozen
+class GraphChanged(_Record):
+    """A resumed run goes on with other definitions than it began with."""
+
+    changes: tuple[str, ...]
+
+
+@attrs.frozen
+class RunEnded(_Record):
+    """One entry of the run (a start or a resume) is over."""
+
+    status: RunStatus
+    final_output: Any = attrs.field(default=None, repr=False)
+    stop_reason: str | None = None
+    error: str | None = None
+    details: Mapping[str, Any] | None = None
+
+
+Record: TypeAlias = (
+    RunStarted
+    | TurnStarted
+    | ModelRequested
+    | ModelResponded
+    | ModelFailed
+    | GuardrailSettled
+    | ApprovalRequested
+    | VerdictGiven
+    | CallStarted
+    | BodyEnded
+    | CallSettled
+    | ItemReleased
+    | BatchEnded
+    | HandedOff
+    | HistoryReplaced
+    | InputAdded
+    | CleanupCut
+    | GraphChanged
+    | RunEnded
+)

@@ -1,0 +1,75 @@
+"""What a run gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import attrs
+
+from agentloop.events import CallSettled
+from agentloop.exceptions import UserTypeError
+from agentloop.items import Item
+from agentloop.model_events import ModelResponse
+from agentloop.records import Record
+from agentloop.usage import Usage
+
+OutputT = TypeVar("OutputT")
+AsT = TypeVar("AsT")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RunData:
+    """What a run had achieved when an error left it. The fields are those of `RunResult`."""
+
+    input: tuple[Item, ...] = attrs.field(repr=False)
+    new_items: tuple[Item, ...] = attrs.field(repr=False)
+    raw_responses: tuple[ModelResponse, ...] = attrs.field(repr=False)
+    last_agent: Any
+    usage: Usage
+    context: Any = attrs.field(repr=False)
+    calls: tuple[CallSettled, ...]
+    input_guardrail_results: tuple[Any, ...] = ()
+    output_guardrail_results: tuple[Any, ...] = ()
+    tool_input_guardrail_results: tuple[Any, ...] = ()
+    tool_output_guardrail_results: tuple[Any, ...] = ()
+    records: Sequence[Record] = attrs.field(default=(), repr=False)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RunResult(RunData, Generic[OutputT]):
+    """The result of one entry of a run.
+
+    Attributes:
+        final_output: What the last agent answered; None unless `status` is `"completed"`.
+        status: `"completed"`, `"interrupted"`, `"cancelled"` (`RunStream.cancel`, or its block was left) or `"stopped"`.
+        stop_reason: Which condition stopped it.
+        input: The run's own input.
+        new_items: What the run added, in order: the models' items, and each call's output in model order.
+        raw_responses: The models' responses.
+        calls: One `CallSettled` for each call, in model order.
+        records: The log of the run and of the runs nested in it.
+        last_response_id: The provider's id of the last response.
+    """
+
+    final_output: OutputT
+    status: Literal["completed", "interrupted", "cancelled", "stopped"]
+    stop_reason: str | None = None
+    last_response_id: str | None = None
+    _history: tuple[Item, ...] = attrs.field(default=(), repr=False)
+
+    def final_output_as(self, type: type[AsT]) -> AsT:
+        """Return the final output, checked to be an instance of *type*.
+
+        Raises:
+            UserTypeError: if it is something else.
+        """
+        if not isinstance(self.final_output, type):
+            raise UserTypeError(f"the final output is {self.final_output.__class__.__name__}, not {type.__name__}")
+        return cast("AsT", self.final_output)
+
+    def to_input_list(self, mode: Literal["model", "all"] = "model") -> list[Item]:
+        """Return items to begin another run with: what the model would be shown next, or all there was."""
+        if mode == "model":
+            return list(self._history)
+        return [*self.input, *self.new_items]

@@ -1,0 +1,187 @@
+"""Entry: where a run is put together from its parts. The only place that joins the shell and the edges."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable
+from contextvars import Context
+from typing import Any, Literal, TypeVar
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from agentloop._core.state import RunState
+from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.live import LiveEffects, LiveRun, Log, loop_shared
+from agentloop._shell.nested import run_agent_tool
+from agentloop._shell.resources import Resources
+from agentloop._shell.run_stream import RunStream
+from agentloop._shell.threads import Threads
+from agentloop.abc import Model
+from agentloop.agents import Agent
+from agentloop.config import RunConfig, check_count
+from agentloop.context import RunContext
+from agentloop.exceptions import UserError, UserTypeError
+from agentloop.hooks import AgentHooks, RunHooks
+from agentloop.items import Item, to_items
+from agentloop.models.registry import Providers
+from agentloop.results import RunResult
+from agentloop.runtime import current_runtime
+
+ContextT = TypeVar("ContextT")
+OutputT = TypeVar("OutputT")
+
+logger = logging.getLogger("agentloop")
+
+DEFAULT_MAX_TURNS = 10
+
+
+class Runner:
+    """Runs agents. Every way of running takes the same path; they differ in who reads the events."""
+
+    @staticmethod
+    async def run(
+        agent: Agent[ContextT, OutputT],
+        input: str | Iterable[Item],
+        *,
+        context: ContextT | None = None,
+        max_turns: int | None = DEFAULT_MAX_TURNS,
+        hooks: RunHooks | None = None,
+        run_config: RunConfig | None = None,
+    ) -> RunResult[OutputT]:
+        """Run *agent* on *input* and return the result.
+
+        Args:
+            agent: The agent to start with.
+            input: Text (one user message), or items.
+            context: The application's object, given to tools, hooks and callbacks; never shown to a model.
+            max_turns: Model calls the run may make (retries apart); None = no limit.
+            hooks: Called as the run goes.
+            run_config: How to run.
+
+        Cancellation: prompt and complete. When the call returns or raises, nothing of the run is running.
+
+        Raises:
+            MaxTurnsExceeded, RunTimeout, ModelBehaviorError, ToolCallError …: what ended the run, bare, with `run_data`.
+        """
+        stream = _stream(agent, input, context, max_turns, hooks, run_config, subscribe=False)
+        async with stream:
+            await stream.finished()
+        return stream.result
+
+    @staticmethod
+    def run_streamed(
+        agent: Agent[ContextT, OutputT],
+        input: str | Iterable[Item],
+        *,
+        context: ContextT | None = None,
+        max_turns: int | None = DEFAULT_MAX_TURNS,
+        hooks: RunHooks | None = None,
+        run_config: RunConfig | None = None,
+    ) -> RunStream[OutputT]:
+        """Return the run as an async context manager: iterate it for events; leaving the block ends and joins it.
+
+        Arguments are those of `run`.
+        """
+        return _stream(agent, input, context, max_turns, hooks, run_config, subscribe=True)
+
+    @staticmethod
+    def run_sync(
+        agent: Agent[ContextT, OutputT],
+        input: str | Iterable[Item],
+        *,
+        backend: Literal["asyncio", "trio"] = "asyncio",
+        **options: Any,
+    ) -> RunResult[OutputT]:
+        """Run *agent* from sync code, on an event loop of its own. Other arguments are those of `run`.
+
+        Raises:
+            UserError: inside a running event loop, where `await Runner.run` is the way.
+        """
+        try:
+            anyio.lowlevel.current_token()
+        except RuntimeError:
+            return anyio.run(functools.partial(Runner.run, agent, input, **options), backend=backend)
+        raise UserError("run_sync was called inside a running event loop: use `await Runner.run(…)` there")
+
+
+def _stream(
+    agent: Agent[Any, Any],
+    given: str | Iterable[Item],
+    context: object,
+    max_turns: int | None,
+    hooks: RunHooks | None,
+    run_config: RunConfig | None,
+    *,
+    subscribe: bool,
+) -> RunStream[Any]:
+    if not isinstance(agent, Agent):
+        raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+    if hooks is not None and not isinstance(hooks, RunHooks):
+        hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
+        raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
+    if run_config is not None and not isinstance(run_config, RunConfig):
+        raise UserTypeError(f"run_config: a RunConfig is needed, not {run_config!r}")
+    check_count("max_turns", max_turns)
+    config = run_config or RunConfig()
+
+    def start(stream: RunStream[Any], group: TaskGroup, task_context: Context) -> LiveRun:
+        return _live_run(agent, context, hooks, config, group, task_context)
+
+    return RunStream(start, to_items(given), max_turns, config.timeout, subscribe=subscribe)
+
+
+def _live_run(
+    agent: Agent[Any, Any],
+    context: object,
+    hooks: RunHooks | None,
+    config: RunConfig,
+    group: TaskGroup,
+    task_context: Context,
+) -> LiveRun:
+    shared = loop_shared()
+    runtime = current_runtime()
+    state = RunState(limits=config.json_limits)
+    log = Log(state, tuple(config.instruments))
+    run_context: RunContext[Any] = RunContext(context=context)
+    run = LiveRun(
+        agent=agent,
+        config=config,
+        state=state,
+        log=log,
+        context=run_context,
+        effects=config.effects or LiveEffects(),
+        hooks=hooks,
+        cleanup=Cleanup(config.tool_execution.cleanup_grace),
+        shared=shared,
+        threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
+        resources=Resources(lambda host: group.create_task(host(), context=task_context.copy())),
+        spawn_context=task_context,
+        resolve_model=resolve_model,
+        nest=run_agent_tool,
+    )
+    run_context._run = run
+    return run
+
+
+async def resolve_model(run: LiveRun, given: object) -> Model:
+    """Return the model *given* means, ready to be asked: a string by the runtime or by the run itself."""
+    if isinstance(given, str):
+        runtime = current_runtime()
+        if runtime is not None:
+            return await runtime.providers.open(given)
+        providers: Providers = await run.root.resources.get(Providers)
+        return await providers.open(given)
+    if not isinstance(given, Model):
+        raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")
+    if given.is_open:
+        return given
+    if given.holds_resources:
+        logger.warning(
+            "%r was not entered: this run opens it for itself alone; enter it once (`async with model:`) to share it",
+            given,
+        )
+    model: Model = await run.root.resources.get(lambda: given, key=given)
+    return model

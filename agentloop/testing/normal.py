@@ -1,0 +1,106 @@
+"""The normal form of a log: what stays of it when ids, times and the order of what ran side by side are taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from agentloop import records as r
+
+_CHANCE = {
+    "at",
+    "run_id",
+    "duration",
+    "queued_at",
+    "body_ended_at",
+    "started_at",
+    "ended_at",
+    "idempotency_key",
+    "waited_for",
+    "digest",
+    "result",
+    "value",
+    "error",
+}
+_PHASES: dict[type, int] = {
+    r.ApprovalRequested: 0,
+    r.VerdictGiven: 1,
+    r.GuardrailSettled: 2,
+    r.CallStarted: 3,
+    r.BodyEnded: 4,
+    r.CleanupCut: 5,
+    r.CallSettled: 6,
+    r.ItemReleased: 7,
+}
+
+
+def normal(records: Iterable[r.Record]) -> list[dict[str, Any]]:
+    """Return *records* in normal form: equal for runs that differ only in backend, streaming and timing.
+
+    Ids, times and digests are removed. The records of one batch are sorted by path, call (in model order) and phase;
+    guardrail results of one call keep their order.
+    """
+    records = list(records)
+    index: dict[tuple[tuple[str, ...], str], int] = {}
+    for record in records:
+        if isinstance(record, r.ModelResponded):
+            for item in record.response.items:
+                call_id = getattr(item, "call_id", None)
+                if call_id is not None:
+                    index.setdefault((record.path, call_id), len(index))
+    return [_plain(record) for record in _ordered(records, index)]
+
+
+def _ordered(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str], int]) -> list[r.Record]:
+    """Return *records* with each run's batches stable-sorted; nested runs stand in their call's place."""
+    ordered: list[r.Record] = []
+    batch: list[r.Record] = []
+    for record in records:
+        if not record.path and not _of_batch(record):
+            ordered.extend(sorted(batch, key=lambda one: _key(one, index)))
+            batch.clear()
+            ordered.append(record)
+        else:
+            batch.append(record)
+    return [*ordered, *sorted(batch, key=lambda one: _key(one, index))]
+
+
+def _of_batch(record: r.Record) -> bool:
+    return type(record) in _PHASES
+
+
+def _key(record: r.Record, index: Mapping[tuple[tuple[str, ...], str], int]) -> tuple[tuple[int, ...], ...]:
+    key: list[tuple[int, ...]] = []
+    for depth, call_id in enumerate(record.path):
+        # What a nested run did stands between its call's start and its call's end.
+        key.append((index.get((record.path[:depth], call_id), -1), _PHASES[r.CallStarted], 1))
+    phase = _PHASES.get(type(record))
+    if record.path:
+        key.append((record.turn, 0, 0))
+    if phase is None:
+        last = isinstance(record, r.BatchEnded | r.RunEnded)
+        key.append((len(index) if last else -1, 9 if last else 0, 0))
+    else:
+        call_id = getattr(record, "call_id", None) or getattr(getattr(record, "call", None), "call_id", "")
+        key.append((index.get((record.path, call_id), len(index)), phase, 0))
+    return tuple(key)
+
+
+def _plain(record: r.Record) -> dict[str, Any]:
+    return {"kind": type(record).__name__, **_value(record)}
+
+
+def _value(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return {
+            field.name: _value(getattr(value, field.name))
+            for field in attrs.fields(type(value))
+            if field.name not in _CHANCE
+        }
+    if isinstance(value, list | tuple):
+        return [_value(member) for member in value]
+    if isinstance(value, Mapping):
+        return {str(key): _value(member) for key, member in value.items()}
+    return value

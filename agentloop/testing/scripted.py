@@ -1,0 +1,246 @@
+"""A model that says what its script says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint
+
+from agentloop.abc import Model
+from agentloop.exceptions import UserError, UserTypeError
+from agentloop.items import ITEM_TYPES, AssistantMessage, Item, Reasoning, Text, ToolCall
+from agentloop.model_events import (
+    ArgumentsDelta,
+    ItemDone,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    ResponseDone,
+    ResponseStarted,
+    TextDelta,
+)
+from agentloop.usage import RequestUsage
+
+
+@attrs.frozen
+class Say:
+    """A message."""
+
+    text: str
+    usage: RequestUsage | None = None
+
+
+@attrs.frozen
+class Call:
+    """A tool call; without an id it gets the script's next one."""
+
+    name: str
+    arguments: str
+    call_id: str | None = None
+    namespace: str | None = None
+
+
+@attrs.frozen
+class Respond:
+    """Whole items, as they are."""
+
+    items: tuple[Item, ...]
+    usage: RequestUsage | None = None
+    response_id: str | None = None
+
+
+@attrs.frozen
+class Fail:
+    """The model call fails here."""
+
+    error: BaseException
+
+
+@attrs.frozen
+class Wait:
+    """The model takes its time here: seconds, or until an event is set."""
+
+    until: Any
+
+
+@attrs.frozen
+class StreamOf:
+    """These very model events."""
+
+    events: tuple[ModelEvent, ...]
+
+
+Piece: TypeAlias = Say | Call | Respond | Fail | Wait | StreamOf | Reasoning
+Response: TypeAlias = Piece | Sequence[Piece]
+Step: TypeAlias = Response | Callable[[ModelRequest], Response]
+_PIECES = (Say, Call, Respond, Fail, Wait, StreamOf, Reasoning)
+
+
+def say(text: str, usage: RequestUsage | None = None) -> Say:
+    """The model says *text*."""
+    return Say(text, usage)
+
+
+def call(
+    name: str,
+    arguments: Mapping[str, Any] | str | None = None,
+    call_id: str | None = None,
+    namespace: str | None = None,
+) -> Call:
+    """The model calls tool *name*. *arguments* are a mapping, or raw text; without *call_id* ids are `call_1 …`."""
+    text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments or {}), ensure_ascii=False)
+    return Call(name, text, call_id, namespace)
+
+
+def reason(text: str) -> Reasoning:
+    """The model reasons; the next piece follows from it."""
+    return Reasoning(summary=(text,))
+
+
+def respond(*items: Item, usage: RequestUsage | None = None, response_id: str | None = None) -> Respond:
+    """The model answers with *items* as they are."""
+    for index, item in enumerate(items):
+        if not isinstance(item, ITEM_TYPES):
+            raise UserTypeError(f"respond: item {index}: an item is needed, not {item!r}")
+    return Respond(items, usage, response_id)
+
+
+def fail(error: BaseException) -> Fail:
+    """The model call raises *error* at this point of the response."""
+    return Fail(error)
+
+
+def wait(until: Any) -> Wait:
+    """The model waits: a number of seconds, or an `anyio.Event`."""
+    return Wait(until)
+
+
+def stream_of(events: Iterable[ModelEvent]) -> StreamOf:
+    """The model sends *events*, its last one included."""
+    return StreamOf(tuple(events))
+
+
+class ScriptedModel(Model):
+    """A model that gives its script's responses, one a request, and keeps what it was asked in `requests`.
+
+    A step is one response: a helper (`say`, `call`, `reason`, `respond`, `fail`, `wait`, `stream_of`), a list of
+    them, or a callable of the request that gives one. Text and arguments come as deltas before their item. Asking once
+    more than there are steps is an error.
+    """
+
+    def __init__(self, steps: Iterable[Step] = (), *, chunk: int = 16) -> None:
+        self._steps = list(steps)
+        for index, step in enumerate(self._steps):
+            if not callable(step):
+                _pieces(step, f"steps[{index}]")
+        self._chunk = chunk
+        self._next = 0
+        self._ids = 0
+        self.requests: list[ModelRequest] = []
+
+    def __repr__(self) -> str:
+        return f"<ScriptedModel {self._next} of {len(self._steps)} steps taken>"
+
+    @asynccontextmanager
+    async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        self.requests.append(request)
+        if self._next >= len(self._steps):
+            raise UserError(f"the script has {len(self._steps)} steps, and the model was asked once more")
+        step = self._steps[self._next]
+        self._next += 1
+        response = step(request) if callable(step) else step
+        yield _Playing(self._play(_pieces(response, "step")))
+
+    def stream(self, request: ModelRequest) -> Any:
+        """Give the next step's events."""
+        return self._open(request)
+
+    def _call_id(self) -> str:
+        self._ids += 1
+        return f"call_{self._ids}"
+
+    def _play(self, pieces: Sequence[Piece]) -> Iterator[ModelEvent | Wait | Fail]:
+        items: list[Item] = []
+        usage: RequestUsage | None = None
+        response_id: str | None = None
+        done = False
+        if not any(isinstance(piece, StreamOf) for piece in pieces):
+            yield ResponseStarted()
+        for piece in pieces:
+            match piece:
+                case Wait() | Fail():
+                    yield piece
+                case StreamOf(events):
+                    yield from events
+                    done = True
+                case Respond(more, use, ident):
+                    usage, response_id = use or usage, ident or response_id
+                    for item in more:
+                        yield from self._item(item, items)
+                case Say(text, use):
+                    usage = use or usage
+                    yield from self._item(AssistantMessage(text), items)
+                case Call(name, arguments, call_id, namespace):
+                    made = ToolCall(call_id if call_id is not None else self._call_id(), name, arguments, namespace)
+                    yield from self._item(made, items)
+                case Reasoning():
+                    yield from self._item(piece, items)
+        if not done:
+            yield ResponseDone(tuple(items), usage, response_id)
+
+    def _item(self, item: Item, items: list[Item]) -> Iterator[ModelEvent]:
+        items.append(item)
+        step = self._chunk
+        match item:
+            case AssistantMessage(content=content):
+                for part in content:
+                    text = part.text if isinstance(part, Text) else ""
+                    yield from (TextDelta(text[at : at + step]) for at in range(0, len(text), step))
+            case ToolCall(call_id=call_id, arguments=arguments):
+                yield from (ArgumentsDelta(call_id, arguments[at : at + step]) for at in range(0, len(arguments), step))
+            case Reasoning(summary=summary):
+                yield from (ReasoningDelta(text) for text in summary)
+            case _:
+                pass
+        yield ItemDone(item)
+
+
+class _Playing:
+    """One response being played: a checkpoint before its first event, then as fast as it is read."""
+
+    def __init__(self, events: Iterator[ModelEvent | Wait | Fail]) -> None:
+        self._events = events
+        self._begun = False
+
+    def __aiter__(self) -> _Playing:
+        return self
+
+    async def __anext__(self) -> ModelEvent:
+        if not self._begun:
+            self._begun = True
+            await checkpoint()
+        for event in self._events:
+            if isinstance(event, Fail):
+                raise event.error
+            if not isinstance(event, Wait):
+                return event
+            if isinstance(event.until, int | float):
+                await anyio.sleep(event.until)
+            else:
+                await event.until.wait()
+        raise StopAsyncIteration
+
+
+def _pieces(response: Any, where: str) -> Sequence[Piece]:
+    pieces = [response] if isinstance(response, _PIECES) else response
+    if not isinstance(pieces, Sequence) or isinstance(pieces, str):
+        raise UserTypeError(f"{where}: helpers such as say(…) or call(…) are needed, not {response!r}")
+    for piece in pieces:
+        if not isinstance(piece, _PIECES):
+            raise UserTypeError(f"{where}: helpers such as say(…) or call(…) are needed, not {piece!r}")
+    return pieces

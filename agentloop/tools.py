@@ -1,0 +1,300 @@
+"""Tools: Python functions a model may call, with the policies of their calls.
+
+A `FunctionTool` is a value: it says what the model is shown and how a call is to be run. It runs nothing itself; the
+runtime interprets its `body`. `attrs.evolve(tool, …)` makes a copy with other policies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, overload
+
+import attrs
+
+from agentloop.config import JsonLimits, check_seconds
+from agentloop.context import Callback, RunContext, ToolContext
+from agentloop.error_text import error_summary
+from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueError
+from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
+from agentloop.json_text import parse_object
+from agentloop.limits import Capacity, Limit, Rate
+from agentloop.schema import FunctionSchema, function_schema
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+CONTEXT_TYPES = (RunContext, ToolContext)
+
+
+def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
+    """Return what the model is told when a call fails: the error's type and the first line of its message.
+
+    Secrets are redacted, the length is bounded, a group names every leaf.
+    """
+    name = getattr(ctx, "tool_name", "tool")
+    if isinstance(error, ModelBehaviorError) and str(error).startswith(f"Arguments of tool {name} aren't valid JSON"):
+        return str(error)
+    return f"Tool {name} failed with: {error_summary(error)}"
+
+
+@attrs.frozen
+class PythonBody:
+    """A decorated Python function and what was read off its signature."""
+
+    fn: Callable[..., Any]
+    schema: FunctionSchema
+
+
+@attrs.frozen
+class RawBody:
+    """A function of the call's context and its JSON text, checked by nobody but itself."""
+
+    fn: Callable[[ToolContext[Any], str], Any | Awaitable[Any]]
+
+
+@attrs.frozen(kw_only=True)
+class AgentCall:
+    """Another agent, run as a tool. Interpreted by the runtime, so that a nested run is part of the same log."""
+
+    agent: Any
+    schema: FunctionSchema
+    max_turns: int | None = 10
+    run_config: Any = None
+    custom_output_extractor: Callback | None = None
+
+
+Body: TypeAlias = PythonBody | RawBody | AgentCall
+
+
+def _callable_or_none(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not callable(value):
+        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: a callable is needed, not {value!r}")
+
+
+def _bool_or_callable(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool) and not callable(value):
+        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: a bool or a callable is needed, not {value!r}")
+
+
+def _seconds(instance: FunctionTool, attribute: attrs.Attribute[Any], value: float | None) -> None:
+    check_seconds(f"tool {instance.name!r}: {attribute.name}", value)
+
+
+def _tool_name(_instance: FunctionTool, _attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str):
+        raise UserTypeError(f"tool name: text is needed, not {value!r}")
+    if not _NAME.fullmatch(value):
+        raise UserValueError(f"tool name {value!r}: letters, digits, '_' and '-' are allowed, 1 to 128 of them")
+
+
+def _guardrails(kind: type) -> Any:
+    def validate(instance: FunctionTool, attribute: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
+        for index, guardrail in enumerate(value):
+            if not isinstance(guardrail, kind):
+                raise UserTypeError(
+                    f"tool {instance.name!r}: {attribute.name}[{index}]: a {kind.__name__} is needed, not {guardrail!r}"
+                )
+
+    return validate
+
+
+def _to_limits(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, Limit) else tuple(value)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class FunctionTool:
+    """One tool. Made by `tool`, `Agent.as_tool`, or by hand with `on_invoke_tool`.
+
+    Calling a tool made by `tool` calls the function. Fields are those of `tool`, plus `params_json_schema` (what the
+    model is shown) and `on_invoke_tool(ctx, json_text)`.
+    """
+
+    name: str = attrs.field(validator=_tool_name)
+    description: str = ""
+    params_json_schema: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    on_invoke_tool: Callable[[ToolContext[Any], str], Any] | None = attrs.field(
+        default=None, repr=False, validator=_callable_or_none
+    )
+    body: Body | None = attrs.field(default=None, repr=False)
+    strict_mode: bool = attrs.field(default=True, repr=False)
+    is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_bool_or_callable)
+    tool_input_guardrails: tuple[ToolInputGuardrail, ...] = attrs.field(
+        default=(), converter=tuple, repr=False, validator=_guardrails(ToolInputGuardrail)
+    )
+    tool_output_guardrails: tuple[ToolOutputGuardrail, ...] = attrs.field(
+        default=(), converter=tuple, repr=False, validator=_guardrails(ToolOutputGuardrail)
+    )
+    timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)
+    idle_timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)
+    timeout_behavior: Literal["error_as_result", "raise_exception"] = attrs.field(
+        default="error_as_result", repr=False, validator=attrs.validators.in_(("error_as_result", "raise_exception"))
+    )
+    timeout_error_function: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
+    failure_error_function: Callback | None = attrs.field(
+        default=default_tool_error_function, repr=False, validator=_callable_or_none
+    )
+    idempotent: bool = attrs.field(default=False, repr=False)
+    capacity: tuple[Capacity | Rate, ...] = attrs.field(default=(), converter=_to_limits, repr=False)
+    serial: str | None = attrs.field(default=None, repr=False)
+    exclusive: bool = attrs.field(default=False, repr=False)
+    abandon_on_cancel: bool = attrs.field(default=False, repr=False)
+    namespace: str | None = None
+    defer_loading: bool = attrs.field(default=False, repr=False)
+    examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(default=(), converter=tuple, repr=False)
+    custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
+
+    def __attrs_post_init__(self) -> None:
+        if self.body is None:
+            if self.on_invoke_tool is None:
+                raise UserTypeError(f"tool {self.name!r}: on_invoke_tool is needed")
+            object.__setattr__(self, "body", RawBody(self.on_invoke_tool))
+        elif self.on_invoke_tool is None:
+            object.__setattr__(self, "on_invoke_tool", self._invoke_text)
+        for index, limit in enumerate(self.capacity):
+            if not isinstance(limit, Capacity | Rate):
+                raise UserTypeError(f"tool {self.name!r}: capacity[{index}]: a Capacity or Rate is needed: {limit!r}")
+        if isinstance(self.body, AgentCall) and self.capacity:
+            raise UserValueError(
+                f"tool {self.name!r}: an agent tool holds a slot of its own turn only; give the capacity to the tools "
+                "of its agent"
+            )
+        if self.runs_in_thread:
+            self._check_thread()
+        elif self.abandon_on_cancel:
+            raise UserValueError(f"tool {self.name!r}: abandon_on_cancel is for sync functions")
+
+    def _check_thread(self) -> None:
+        for field in ("timeout", "idle_timeout"):
+            if getattr(self, field) is not None and not self.abandon_on_cancel:
+                raise UserValueError(
+                    f"tool {self.name!r}: {field}: a sync function can't be stopped; with abandon_on_cancel=True its "
+                    "thread is left to end by itself"
+                )
+
+    @property
+    def runs_in_thread(self) -> bool:
+        """Whether the body is a sync function, run in a worker thread."""
+        return isinstance(self.body, PythonBody) and not self.body.schema.is_async
+
+    @property
+    def qualified_name(self) -> str:
+        """The name with its namespace: `ns.name`, or the bare name."""
+        return f"{self.namespace}.{self.name}" if self.namespace else self.name
+
+    @property
+    def lookup_key(self) -> str:
+        """What a call finds the tool by: `name`, `namespace.name`, or `deferred:name` for a deferred top-level tool."""
+        if self.namespace:
+            return f"{self.namespace}.{self.name}"
+        return f"deferred:{self.name}" if self.defer_loading else self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the decorated function."""
+        if not isinstance(self.body, PythonBody):
+            raise UserTypeError(f"tool {self.name!r} has no Python function to call")
+        return self.body.fn(*args, **kwargs)
+
+    async def _invoke_text(self, ctx: ToolContext[Any], json_text: str) -> Any:
+        if not isinstance(self.body, PythonBody):
+            raise UserTypeError(f"tool {self.name!r} runs only inside a run")
+        bound = self.body.schema.bind(parse_object(json_text, JsonLimits(), tool=self.name))
+        result = bound.call(self.body.fn, ctx)
+        return await result if self.body.schema.is_async else result
+
+
+def _tool_from(
+    fn: Callable[..., Any], name: str | None, description: str | None, fields: dict[str, Any]
+) -> FunctionTool:
+    if isinstance(fn, FunctionTool):
+        raise UserTypeError(f"{fn.name!r} is a tool already; make a copy with attrs.evolve")
+    strict = fields.get("strict_mode", True)
+    schema = function_schema(fn, name=name, description=description, strict=strict, context_types=CONTEXT_TYPES)
+    return FunctionTool(
+        name=schema.name,
+        description=schema.description,
+        params_json_schema=schema.params_json_schema,
+        body=PythonBody(fn, schema),
+        **fields,
+    )
+
+
+@overload
+def tool(fn: Callable[..., Any], /) -> FunctionTool: ...
+@overload
+def tool(
+    fn: None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict_mode: bool = True,
+    is_enabled: bool | Callback = True,
+    tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
+    tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
+    timeout: float | None = None,
+    idle_timeout: float | None = None,
+    timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
+    timeout_error_function: Callback | None = None,
+    failure_error_function: Callback | None = default_tool_error_function,
+    idempotent: bool = False,
+    capacity: Capacity | Rate | Sequence[Capacity | Rate] = (),
+    serial: str | None = None,
+    exclusive: bool = False,
+    abandon_on_cancel: bool = False,
+    namespace: str | None = None,
+    defer_loading: bool = False,
+    examples: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    custom_data_extractor: Callback | None = None,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    **fields: Any,
+) -> Any:
+    """Make a function a tool; bare or with options.
+
+    The schema comes from the signature, the descriptions from the docstring. A parameter annotated `ToolContext` or
+    `RunContext` is given the context and hidden from the model. Async functions run on the event loop, sync ones in a
+    worker thread.
+
+    Args:
+        fn: The function: also a wrapped one, a partial, a bound method or a callable object.
+        name: What the model calls it by; the function's name if not given.
+        description: What the model is told; the docstring's text if not given.
+        strict_mode: Whether the schema is made strict (every parameter required, nothing else allowed).
+        is_enabled: Whether the tool is shown and may be called; a callable is asked as `(ctx, agent)`, every turn.
+        tool_input_guardrails, tool_output_guardrails: Judges of arguments and output, in order.
+        timeout: Seconds for the body alone. A sync function needs `abandon_on_cancel=True` for it.
+        idle_timeout: Seconds the body may be silent; every `ctx.report` restarts it.
+        timeout_behavior: Tell the model (`"error_as_result"`), or end the run (`"raise_exception"`).
+        timeout_error_function: `(ctx, ToolTimeoutError) -> str`, the text for the model.
+        failure_error_function: `(ctx, error) -> str | None`, the text for the model; None (the function itself, or what
+            it returns) lets the error end the run.
+        idempotent: Whether an equal call may be answered with the output of an earlier one.
+        capacity: A `Capacity`, a `Rate`, or several: limits shared with whatever else holds them.
+        serial: A group whose calls never overlap within a turn and start in model order.
+        exclusive: Whether a call runs alone in its turn.
+        abandon_on_cancel: For sync functions: leave the thread running when its call is cancelled.
+        namespace: A name space the tool lives in; the model calls it there.
+        defer_loading: Whether the provider shows it only after a search.
+        examples: `(request, arguments)` pairs, shown to small models.
+        custom_data_extractor: `(ctx, value) -> data`, kept beside the output for the application.
+
+    Raises:
+        UserTypeError, UserValueError: naming what is wrong, at decoration time.
+    """
+    unknown = set(fields) - {a.name for a in attrs.fields(FunctionTool)} | set(fields) & {
+        "body",
+        "on_invoke_tool",
+        "params_json_schema",
+    }
+    if unknown:
+        raise UserTypeError(f"tool: unknown option {', '.join(sorted(unknown))}")
+
+    def make(function: Callable[..., Any]) -> FunctionTool:
+        return _tool_from(function, name, description, fields)
+
+    return make if fn is None else make(fn)

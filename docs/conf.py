@@ -1,0 +1,39 @@
+"""Sphinx settings."""
+
+import re
+from importlib import metadata
+
+project = "agentloop"
+author = "The agentloop authors"
+release = metadata.version("agentloop")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["build"]
+html_theme = "furo"
+html_title = "agentloop"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+_LABEL = re.compile(r"^(?!Args|Raises|Returns|Yields|Example)([A-Z][A-Za-z ]{2,20}): (?=\S)")
+
+
+def labels_become_fields(_app, _what, _name, _obj, _options, lines):
+    """Turn `Units: seconds` and its indented continuation into a field, and Markdown's code spans into reST's."""
+    for number, line in enumerate(lines):
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        starts_block = number == 0 or not lines[number - 1].strip() or lines[number - 1].startswith((":", " "))
+        if number and (starts_block or following.startswith(" ")):
+            line = _LABEL.sub(r":\1: ", line)
+        lines[number] = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])", r"``\1``", line)
+
+
+def setup(app):
+    # Before napoleon, which reads what is left as sections.
+    app.connect("autodoc-process-docstring", labels_become_fields, priority=400)

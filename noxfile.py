@@ -1,0 +1,188 @@
+"""The project's checks. `nox -l` lists them; README.md names the two a newcomer needs, `demo` and `tests`."""
+
+import atexit
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "docs", "tests"]
+nox.options.default_venv_backend = "venv"
+
+SUPPORTED = ("3.11", "3.12", "3.13")
+NOT_OURS = (
+    "ASYNC109",  # `timeout` is a parameter of the public surface
+    "ASYNC114",  # wants a list of our own startable functions
+    "ASYNC124",  # protocol methods are async whether or not one implementation waits
+    "ASYNC127",  # httpx or its fork: the caller's client is taken by duck type
+    "ASYNC910",  # not every async function is a checkpoint; those that promise it are tested for it
+    "ASYNC911",
+)
+CLOSING_LINE = re.compile(r"(=+ )?(\d+ (failed|passed|skipped|errors?|deselected|xfailed)|no tests ran)\b.* in [\d.]+s")
+QUESTIONS = (
+    "How many lines does README.md have?",
+    "What is 17 times 23?",
+    "Which files are in the docs folder?",
+    "Search for the word nursery in docs/design.md",
+    "Show the last 3 commits",
+)
+
+# ------------------------------------------------------------------------------------------------ interpreters
+
+
+def _answers(candidate: str | Path, version: str) -> str | None:
+    """Return the path of the interpreter behind *candidate* if it starts and is Python *version*.
+
+    It is started, not merely looked up: a version manager's shim stands on PATH for versions it then refuses to run.
+    """
+    program = "import sys, ensurepip; print(sys.executable, '%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([candidate, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return None
+    executable, _, found = done.stdout.strip().rpartition(" ")
+    return executable if done.returncode == 0 and found == version else None
+
+
+def _candidates(version: str) -> list[str | Path]:
+    """Return where Python *version* may stand, likeliest first: this one, PATH, pyenv, uv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    places: list[str | Path] = [sys.executable]
+    places += [path for folder in os.get_exec_path() if (path := Path(folder, f"python{version}")).exists()]
+    places += sorted(pyenv.glob(f"versions/{version}*/bin/python"), reverse=True)
+    if uv := shutil.which("uv"):
+        asked = [uv, "python", "find", "--no-python-downloads", version]
+        places += subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")[:1]
+    return [place for place in places if str(place)]
+
+
+def interpreters() -> list[str]:
+    """Return the path of one interpreter for each supported version found, oldest last so that its result is last.
+
+    `AGENTLOOP_PYTHONS="3.11 3.13"` narrows the choice.
+    """
+    wanted = os.environ.get("AGENTLOOP_PYTHONS", " ".join(SUPPORTED)).split()
+    found = []
+    for version in sorted(wanted, key=SUPPORTED.index, reverse=True):
+        tried = (_answers(candidate, version) for candidate in _candidates(version))
+        if path := next(filter(None, tried), None):
+            found.append(path)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ sessions
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Install the local model and let the example agent answer questions about this repository, on both backends."""
+    session.install(".[cli,trio,local]")
+    session.run("agentloop", "model", "install")
+    for backend in ("trio", "asyncio"):
+        for question in QUESTIONS:
+            session.log(f"{backend}: {question}")
+            session.run("agentloop", "run", "examples/repo_helper.py:agent", question, "--backend", backend)
+
+
+@nox.session(python=False)
+def tests(session: nox.Session) -> None:
+    """Run every test, the local model's included, on each supported Python found; then judge the joint coverage."""
+    found = interpreters()
+    if not found:
+        session.error(f"none of Python {', '.join(SUPPORTED)} was found")
+    coverage_data = Path("build", "coverage")
+    shutil.rmtree(coverage_data, ignore_errors=True)
+    coverage_data.mkdir(parents=True)
+    closing_lines: list[str] = []
+    # nox reports on the session after it; whoever reads the last line wants pytest's.
+    atexit.register(lambda: print("\n".join(closing_lines), flush=True))
+    for python in found:
+        venv = _installed(session, python)
+        status, closing = _pytest(session, venv, coverage_data)
+        closing_lines.append(closing)
+        if status:
+            session.error(f"pytest ended with {status} on {python}")
+    _judge_coverage(session, venv, coverage_data)
+
+
+def _installed(session: nox.Session, python: str) -> Path:
+    """Return the bin folder of a fresh environment on *python*: the built package, what its tests need, the model."""
+    version = subprocess.run([python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
+    venv = Path(".nox", f"tests-{version}").resolve()
+    session.run(python, "-m", "venv", "--clear", str(venv), external=True)
+    session.run(str(venv / "bin/pip"), "install", "-q", ".[test,local]", external=True)
+    session.run(str(venv / "bin/agentloop"), "model", "install", external=True)
+    return venv / "bin"
+
+
+def _pytest(session: nox.Session, venv: Path, coverage_data: Path) -> tuple[int, str]:
+    """Run the tests against the installed package, show what pytest shows, and return its status and closing line."""
+    # By the script, not `-m pytest`: the latter puts the source folder before the installed package.
+    command = [str(venv / "python"), "-m", "coverage", "run", str(venv / "pytest"), "--color=no", *session.posargs]
+    environment = os.environ | {"COVERAGE_FILE": str(coverage_data.resolve() / "data"), "PYTHONUNBUFFERED": "1"}
+    environment["PATH"] = f"{venv}{os.pathsep}{environment['PATH']}"
+    session.log(" ".join(command))
+    closing = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if CLOSING_LINE.match(line):
+                closing = line.strip()
+    return process.returncode, closing
+
+
+def _judge_coverage(session: nox.Session, venv: Path, coverage_data: Path) -> None:
+    """Fail below the floor of pyproject.toml for the package, and below 100 % for the core."""
+    environment = {"COVERAGE_FILE": str(coverage_data.resolve() / "data")}
+    coverage = [str(venv / "python"), "-m", "coverage"]
+    session.run(*coverage, "combine", "-q", env=environment, external=True)
+    if session.posargs:
+        session.log("a part of the tests ran, so their coverage isn't judged")
+        return
+    session.run(*coverage, "report", env=environment, external=True)
+    core = ["report", "--include=agentloop/_core/*", "--fail-under=100"]
+    session.run(*coverage, *core, env=environment, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff, and the package's use of async with flake8-async."""
+    session.install(*nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["lint"])
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    # `--isolated`, and nothing but these rules: everything else is ruff's.
+    rules = ["--select", "ASYNC", "--enable", "ASYNC", "--disable", ",".join(NOT_OURS), "--anyio"]
+    session.run("flake8", "--isolated", *rules, "agentloop")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the package with mypy (strict) and pyright, and what `tests/typing/` pins with both."""
+    session.install(".[test,types,local]")
+    pinned = ["tests/typing"] if Path("tests/typing").is_dir() else []
+    session.run("mypy")
+    session.run("pyright")
+    if pinned:
+        session.run("mypy", "--strict", *pinned)
+        session.run("pyright", *pinned)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into build/docs; a warning is an error."""
+    session.install(".[docs,trio,cli]")
+    session.run("sphinx-build", "-W", "--keep-going", "-q", "-E", "-b", "html", "docs", "build/docs", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks on this machine; they print their figures and judge nothing."""
+    if not Path("benchmarks").is_dir():
+        session.skip("no benchmarks yet")
+    session.install(".[trio]")
+    session.run("python", "-m", "benchmarks", *session.posargs)

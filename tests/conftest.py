@@ -1,0 +1,160 @@
+"""Fixtures every test may use: the backend matrix, the leak check, and the two ways to run an agent."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import HealthCheck, settings
+
+import agentloop
+
+pytest_plugins = ["pytester", "plugins.scenarios"]
+
+BACKENDS = ("asyncio", "asyncio-eager", "trio", "trio-virtual")
+
+# Each example gets its backend's runner and the function's own fixtures; the examples share nothing through them.
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True
+)
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
+settings.load_profile("ci" if "CI" in os.environ else "default")
+
+# ---------------------------------------------------------------------------------------------- backends
+
+
+def _chosen_backends(definition: pytest.Function) -> list[str]:
+    """Return the ids a test runs on, after its markers have narrowed the matrix."""
+    chosen = list(BACKENDS)
+    if sys.version_info < (3, 12):
+        chosen.remove("asyncio-eager")
+    if definition.get_closest_marker("real_clock") is not None:
+        chosen.remove("trio-virtual")
+    if (only := definition.get_closest_marker("backends")) is not None:
+        unknown = set(only.args) - set(BACKENDS)
+        if unknown:
+            raise pytest.UsageError(f"{definition.nodeid}: unknown backends {sorted(unknown)}")
+        chosen = [name for name in chosen if name in only.args]
+    return chosen
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Spread a test over the backend matrix at collection, so that what doesn't fit is absent, not skipped."""
+    if "anyio_backend" not in metafunc.fixturenames:
+        return
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        names = mark.args[0]
+        if "anyio_backend" in (names.replace(" ", "").split(",") if isinstance(names, str) else names):
+            return
+    metafunc.parametrize("anyio_backend", _chosen_backends(metafunc.definition), indirect=True)
+
+
+def _eager_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    # 3.12 has it; the id isn't generated before.
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    return loop
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Backend name and options for anyio's runner; of function scope because a virtual clock serves one test."""
+    match request.param:
+        case "asyncio":
+            return "asyncio", {"debug": True}
+        case "asyncio-eager":
+            return "asyncio", {"debug": True, "loop_factory": _eager_loop}
+        case "trio":
+            return "trio", {}
+        case "trio-virtual":
+            return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}
+        case other:
+            raise pytest.UsageError(f"unknown backend {other!r}")
+
+
+# ---------------------------------------------------------------------------------------------- leaks
+
+_OURS = (next(iter(agentloop.__path__)), str(Path(__file__).parent))
+
+
+def _tasks_under(task: trio.lowlevel.Task | None) -> Iterator[trio.lowlevel.Task]:
+    if task is None:
+        return
+    yield task
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            yield from _tasks_under(child)
+
+
+def _live_tasks(backend: str) -> dict[int, object]:
+    """Return every unfinished task of the running loop by identity, save those anyio's test runner makes per step."""
+    if backend == "asyncio":
+        tasks = asyncio.all_tasks()
+        return {id(task): task for task in tasks if "TestRunner._call_in_runner_task" not in repr(task.get_coro())}
+    return {id(task): task for task in _tasks_under(trio.lowlevel.current_root_task())}
+
+
+def _runs_our_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _busy_threads() -> list[str]:
+    """Return the threads that are inside our code: idle workers of a backend's pool stay, and are no leak."""
+    frames = sys._current_frames()
+    here = {threading.get_ident(), threading.main_thread().ident}
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.ident not in here and _runs_our_code(frames.get(thread.ident or 0))
+    ]
+
+
+@pytest.fixture
+async def no_leaks(anyio_backend: tuple[str, dict[str, Any]]) -> AsyncIterator[None]:
+    """Fail a test that leaves a task of its loop, or a thread inside our code, behind."""
+    backend = anyio_backend[0]
+    before = _live_tasks(backend)
+    yield
+    left = [task for key, task in _live_tasks(backend).items() if key not in before]
+    assert not left, f"tasks left behind: {left}"
+    assert not (busy := _busy_threads()), f"threads left behind: {busy}"
+
+
+@pytest.fixture(autouse=True)
+def _leaks_are_checked(request: pytest.FixtureRequest) -> None:
+    # Not autouse itself: an async fixture in a test without a backend would never be awaited.
+    if "anyio_backend" in request.fixturenames and request.node.get_closest_marker("leaves_threads") is None:
+        request.getfixturevalue("no_leaks")
+
+
+# ---------------------------------------------------------------------------------------------- running agents
+
+Run = Callable[..., Awaitable["agentloop.RunResult[Any]"]]
+
+
+async def _run_plain(agent: Any, input: Any, **options: Any) -> "agentloop.RunResult[Any]":
+    return await agentloop.Runner.run(agent, input, **options)
+
+
+async def _run_streamed(agent: Any, input: Any, **options: Any) -> "agentloop.RunResult[Any]":
+    async with agentloop.Runner.run_streamed(agent, input, **options) as stream:
+        async for _ in stream:
+            pass
+    return stream.result
+
+
+@pytest.fixture(params=["plain", "streamed"])
+def run_mode(request: pytest.FixtureRequest) -> Run:
+    """`await run_mode(agent, input, **options)` gives the result, once by `Runner.run` and once by `run_streamed`."""
+    return _run_plain if request.param == "plain" else _run_streamed

@@ -1,0 +1,580 @@
+"""The HTTP driver and `OpenAIChatModel` over it: mock transports for what is said, real sockets for what happens."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from edges.wire_server import LAST_CHUNK, SSE_HEAD, Exchange, chunked, serving
+
+from agentloop.config import ModelSettings
+from agentloop.exceptions import (
+    ModelBehaviorError,
+    ModelTransportError,
+    UserError,
+    UserTypeError,
+    UserValueError,
+)
+from agentloop.items import AssistantMessage, UserMessage
+from agentloop.model_events import ModelEvent, ModelRequest, ResponseDone, TextDelta
+from agentloop.models import OpenAIChatModel
+from agentloop.models._http import MAX_RETRY_AFTER, HttpDriver, retry_after
+
+KEY = "sk-very-secret-0123456789"
+URL = "http://model.test/v1"
+REQUEST = ModelRequest(system=None, items=(UserMessage("Hi"),))
+GOOD = b"".join(
+    b"data: " + json.dumps({"id": "r", "choices": [choice]}).encode() + b"\n\n"
+    for choice in (
+        {"index": 0, "delta": {"content": "Hel"}},
+        {"index": 0, "delta": {"content": "lo"}, "finish_reason": "stop"},
+    )
+)
+DONE = b"data: [DONE]\n\n"
+SSE = {"content-type": "text/event-stream; charset=utf-8"}
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def mock_model(handler: Handler | httpx.Response, **options: Any) -> OpenAIChatModel:
+    """Return a model whose every request *handler* answers."""
+    answer = (lambda _: handler) if isinstance(handler, httpx.Response) else handler
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    return OpenAIChatModel("m", **{"base_url": URL, "http_client": client} | options)
+
+
+async def ask(model: OpenAIChatModel, request: ModelRequest = REQUEST) -> list[ModelEvent]:
+    async with model.stream(request) as events:
+        return [event async for event in events]
+
+
+async def text(model: OpenAIChatModel, request: ModelRequest = REQUEST) -> str:
+    done = (await ask(model, request))[-1]
+    assert isinstance(done, ResponseDone)
+    [message] = done.items
+    assert isinstance(message, AssistantMessage)
+    return message.text
+
+
+async def failure(model: OpenAIChatModel, request: ModelRequest = REQUEST) -> ModelTransportError:
+    with pytest.raises(ModelTransportError) as caught:
+        await ask(model, request)
+    return caught.value
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# ---------------------------------------------------------------------------------------------- retry advice
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after": "1e300"}, MAX_RETRY_AFTER),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": ""}, None),
+        ({"retry-after": "tomorrow"}, None),
+        ({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, 60.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:01:40 -0000"}, 60.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:10 GMT"}, 0.0),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, MAX_RETRY_AFTER),
+        ({"retry-after": "Thu, 99 Jan 1970 00:00:10 GMT"}, None),
+    ],
+)
+def test_retry_after_is_seconds_milliseconds_or_a_date_clamped(
+    headers: Mapping[str, str], seconds: float | None
+) -> None:
+    """Nonsense is no advice; the past is at once; the far future is an hour."""
+    assert retry_after(headers, now=40.0) == seconds
+
+
+async def test_a_refusal_carries_everything_the_server_says_of_it() -> None:
+    """Status, code, advice and request id, and the message with the host."""
+    headers = {"retry-after": "2", "x-should-retry": "true", "x-request-id": "req-9"}
+    body = {"error": {"message": "Slow down.", "type": "rate", "code": "rate_limit_exceeded"}}
+    error = await failure(mock_model(httpx.Response(429, json=body, headers=headers)))
+    assert str(error) == "model.test answered 429: Slow down."
+    assert (error.status, error.code, error.retry_after) == (429, "rate_limit_exceeded", 2.0)
+    assert (error.should_retry, error.request_id) == (True, "req-9")
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "code"),
+    [
+        (b"<html>" + b"x" * 100_000, "<html>xxx", None),
+        (b"", "no reason given", None),
+        (b'{"error": "words"}', "words", None),
+        (b'{"error": {"code": 400, "message": "m", "type": "t"}}', ": m", "t"),
+        (b'{"message": "flat", "code": "c"}', ": flat", "c"),
+        (b'{"error": {}}', '{"error": {}}', None),
+        (b"[1]", "[1]", None),
+        (b"\xff", "�", None),
+        (b"[" * 60_000, "[[[", None),
+    ],
+)
+async def test_an_error_body_of_any_shape_gives_a_bounded_message(body: bytes, words: str, code: str | None) -> None:
+    """JSON or not."""
+    error = await failure(mock_model(httpx.Response(500, content=body)))
+    assert words in str(error)
+    assert len(str(error)) < 400
+    assert (error.status, error.code, error.should_retry, error.retry_after) == (500, code, None, None)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """A key must not travel to where a server points."""
+    seen: list[str] = []
+
+    def redirect(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return httpx.Response(307, headers={"location": "http://evil.test/"})
+
+    assert (await failure(mock_model(redirect, api_key=KEY))).status == 307
+    assert seen == [f"{URL}/chat/completions"]
+
+
+async def test_no_message_holds_a_secret() -> None:
+    """Neither where the server quotes it, in code or words, nor in a broken stream, nor from the caller's headers."""
+    echo = httpx.Response(401, json={"error": {"message": f"Wrong key {KEY}, token tok-5.", "code": KEY}})
+    settings = ModelSettings(extra_headers={"X-Token": "tok-5", "X-Note": "Wrong"}, extra_query={"sig_key": "401"})
+    error = await failure(
+        mock_model(echo, api_key=KEY), ModelRequest(system=None, items=REQUEST.items, settings=settings)
+    )
+    assert str(error) == "model.test answered ***: Wrong key ***, token ***."
+    assert error.code == "***"
+    model = mock_model(httpx.Response(200, headers=SSE, content=f'data: {{"error": "{KEY}"}}\n\n'), api_key=KEY)
+    assert KEY not in str(await failure(model))
+    assert KEY not in repr(model)
+
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+async def test_a_request_says_what_it_must_and_the_answer_streams() -> None:
+    """Body, path, headers and query; the request id comes with the end."""
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, headers=SSE | {"x-request-id": "req-1"}, content=GOOD + DONE)
+
+    model = mock_model(answer, base_url=f"{URL}/?version=2", api_key=KEY, organization="org", project="pro")
+    settings = ModelSettings(extra_headers={"Accept": "x/y", "X-Mine": "1"}, extra_query={"q": "a b"}, max_tokens=5)
+    events = await ask(model, ModelRequest(system=None, items=REQUEST.items, settings=settings))
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["Hel", "lo"]
+    assert events[-1] == ResponseDone((AssistantMessage("Hello"),), None, "r", "req-1")
+    [request] = seen
+    assert str(request.url) == f"{URL}/chat/completions?version=2&q=a%20b"
+    wanted = {
+        "authorization": f"Bearer {KEY}",
+        "openai-organization": "org",
+        "openai-project": "pro",
+        "accept": "x/y",
+        "x-mine": "1",
+        "content-type": "application/json",
+    }
+    assert {name: request.headers[name] for name in wanted} == wanted
+    body = json.loads(request.content)
+    assert (body["model"], body["stream"], body["max_tokens"]) == ("m", True, 5)
+
+
+@pytest.mark.parametrize("client_timeout", [None, 7.0])
+async def test_a_clients_own_timeouts_hold_unless_it_never_gave_a_thought_to_them(client_timeout: float | None) -> None:
+    """Five seconds, the library's default, is less than a model needs."""
+    seen: list[dict[str, float]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.extensions["timeout"])
+        return httpx.Response(200, headers=SSE, content=GOOD)
+
+    options = {} if client_timeout is None else {"timeout": client_timeout}
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer), **options)  # type: ignore[arg-type,unused-ignore]
+    await ask(OpenAIChatModel("m", base_url=URL, http_client=client))
+    assert seen[0]["read"] == (client_timeout or 600.0)
+
+
+async def test_a_given_client_stays_open_and_the_model_needs_no_entering() -> None:
+    """Who makes it closes it."""
+    client = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200, headers=SSE, content=GOOD)))
+    model = OpenAIChatModel("m", base_url=URL, http_client=client)
+    assert not model.holds_resources
+    assert await text(model) == "Hello"
+    async with model:
+        assert await text(model) == "Hello"
+    assert not client.is_closed
+
+
+async def test_what_cannot_be_sent_is_refused_before_it_is() -> None:
+    """Values that have no JSON form, headers that are none; the values of headers aren't quoted."""
+    model = mock_model(httpx.Response(500))
+
+    async def refused(error: type[Exception], match: str, **settings: Any) -> str:
+        with pytest.raises(error, match=match) as caught:
+            await ask(model, ModelRequest(system=None, items=REQUEST.items, settings=ModelSettings(**settings)))
+        return str(caught.value)
+
+    await refused(UserTypeError, "JSON: set has no", extra_body={"x": set()})
+    await refused(UserValueError, "JSON", extra_body={"x": float("nan")})
+    await refused(UserTypeError, "'x-a'.*int", extra_headers={"X-A": 1})
+    assert "s3cret" not in await refused(UserValueError, "'x-a'", extra_headers={"X-A": "s3cret\n"})
+    loop: dict[str, Any] = {}
+    loop["x"] = loop
+    await refused(UserValueError, "JSON", extra_body=loop)
+
+
+async def test_any_mapping_in_the_request_is_written_as_an_object() -> None:
+    """Schemas and metadata needn't be dicts."""
+    from types import MappingProxyType
+
+    seen: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        return httpx.Response(200, headers=SSE, content=GOOD)
+
+    settings = ModelSettings(metadata=MappingProxyType({"a": "\ud800"}))
+    await ask(mock_model(answer), ModelRequest(system=None, items=REQUEST.items, settings=settings))
+    assert seen[0]["metadata"] == {"a": "\ud800"}
+
+
+# ---------------------------------------------------------------------------------------------- keys and addresses
+
+
+def test_the_vendors_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the vendor and to the server that the environment names, not to any address that is given."""
+
+    def authorization(**options: Any) -> str | None:
+        return OpenAIChatModel("m", **options)._headers.get("authorization")
+
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    bearer = f"Bearer {KEY}"
+    assert authorization() == bearer
+    assert authorization(base_url="https://api.openai.com/v1/") == bearer
+    assert authorization(base_url=URL) is None
+    assert authorization(base_url=URL, api_key="other") == "Bearer other"
+    monkeypatch.setenv("OPENAI_BASE_URL", URL)
+    assert authorization() == bearer
+    assert OpenAIChatModel("m").base_url == URL
+    assert authorization(base_url=URL + "/other") == bearer
+    assert authorization(base_url="http://elsewhere.test/v1") is None
+
+
+async def test_a_missing_key_for_the_vendor_says_which_variable_to_set() -> None:
+    """When the model is entered or asked; other servers need none."""
+    model = OpenAIChatModel("m")
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        async with model:
+            pass
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        await ask(mock_model(httpx.Response(500), base_url=None))
+    async with OpenAIChatModel("m", base_url=URL):
+        pass
+
+
+async def test_the_vendor_gets_the_newer_name_of_the_token_limit() -> None:
+    """Its newer models refuse the old one; other servers may not know the new one."""
+    seen: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        return httpx.Response(200, headers=SSE, content=GOOD)
+
+    limited = ModelRequest(system=None, items=REQUEST.items, settings=ModelSettings(max_tokens=5))
+    await ask(mock_model(answer, base_url=None, api_key=KEY), limited)
+    assert "max_tokens" not in seen[0]
+    assert seen[0]["max_completion_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"name": 3}, UserTypeError, "name"),
+        ({"name": ""}, UserValueError, "name"),
+        ({"base_url": "model.test/v1"}, UserValueError, "http or https.*model.test"),
+        ({"base_url": "ftp://model.test"}, UserValueError, "http or https"),
+        ({"base_url": "http://"}, UserValueError, "http or https"),
+        ({"base_url": "http://[::1"}, UserValueError, "http or https"),
+        ({"base_url": "http://h:99999/"}, UserValueError, "http or https"),
+        ({"base_url": "http://me:s3cret@h/"}, UserValueError, "credentials"),
+        ({"api_key": "s3cret key"}, UserValueError, "api_key"),
+        ({"api_key": "s3cret\n"}, UserValueError, "api_key"),
+        ({"api_key": "s3crét"}, UserValueError, "api_key"),
+    ],
+)
+def test_a_definition_that_cannot_work_is_refused_without_quoting_secrets(
+    options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    """Where it is made, naming the argument."""
+    with pytest.raises(error, match=match) as caught:
+        OpenAIChatModel(**{"name": "m"} | options)
+    assert "s3cr" not in str(caught.value)
+
+
+async def test_a_model_streams_only_once_entered_and_several_may_enter_it() -> None:
+    """The last to leave closes; then it can be entered again."""
+    model = OpenAIChatModel("m", base_url=URL)
+    assert model.holds_resources
+    with pytest.raises(UserError, match="isn't entered"):
+        await ask(model)
+    async with model:
+        first = model._drivers.current()
+        async with model:
+            assert model._drivers.current() is first
+        assert model.is_entered
+    assert not model.is_entered
+    with pytest.raises(UserError, match="isn't entered"):
+        await ask(model)
+    async with model:
+        assert model._drivers.current() is not first
+
+
+# ---------------------------------------------------------------------------------------------- answers
+
+
+async def test_a_server_that_does_not_stream_is_understood() -> None:
+    """Whatever it was asked."""
+    choice = {"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}
+    assert await text(mock_model(httpx.Response(200, json={"choices": [choice]}))) == "Hello"
+    with pytest.raises(ModelBehaviorError, match="JSON object"):
+        await text(mock_model(httpx.Response(200, headers={"content-type": "application/json"}, content=b"<html>")))
+
+
+@pytest.mark.parametrize("content", [b"", GOOD[:90], b"<html>"])
+async def test_an_answer_that_ends_early_is_an_error_never_a_short_answer(content: bytes) -> None:
+    """The terminal event is missing."""
+    with pytest.raises(ModelBehaviorError, match="ended before"):
+        await text(mock_model(httpx.Response(200, headers=SSE, content=content)))
+
+
+async def _body(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def packed(*pieces: bytes, encoding: str = "gzip") -> httpx.Response:
+    return httpx.Response(200, headers=SSE | {"content-encoding": encoding}, content=_body(*pieces))
+
+
+async def test_a_compressed_answer_is_unpacked_in_bounded_steps() -> None:
+    """However it is cut; one that is huge unpacked fails at the decoder's bound without ever standing in memory."""
+    data = gzip.compress(GOOD + DONE)
+    assert await text(mock_model(packed(data))) == "Hello"
+    assert await text(mock_model(packed(*(bytes([byte]) for byte in data), encoding="X-GZIP"))) == "Hello"
+    bomb = packed(gzip.compress(b"data: " + b"\0" * 20_000_000))
+    with pytest.raises(ModelBehaviorError, match="longer than"):
+        await text(mock_model(bomb))
+    with pytest.raises(ModelBehaviorError, match="gzip it says"):
+        await text(mock_model(packed(b"plain")))
+    with pytest.raises(ModelBehaviorError, match="'br'"):
+        await text(mock_model(packed(b"x", encoding="br")))
+
+
+async def test_a_compressed_error_body_is_bounded_too() -> None:
+    """Its status still comes through, also when the body can't be unpacked."""
+    for body in (gzip.compress(b"x" * 10_000_000), b"plain"):
+        response = httpx.Response(503, headers={"content-encoding": "gzip"}, content=_body(body))
+        assert (await failure(mock_model(response))).status == 503
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (httpx.ConnectError("refused"), "refused \\(ConnectError\\)"),
+        (httpx.ReadTimeout(""), "took too long \\(ReadTimeout\\)"),
+        (httpx.RemoteProtocolError(""), "connection broke \\(RemoteProtocolError\\)"),
+    ],
+)
+async def test_a_failing_connection_is_a_transport_error(error: Exception, words: str) -> None:
+    """Before the answer or within it; the client's error is the cause. Nothing is tried again where nothing was reused."""
+    tries = 0
+
+    def fail(_: httpx.Request) -> httpx.Response:
+        nonlocal tries
+        tries += 1
+        raise error
+
+    async def break_off() -> AsyncIterator[bytes]:
+        yield GOOD[:50]
+        raise error
+
+    for model in (mock_model(fail), mock_model(httpx.Response(200, headers=SSE, content=break_off()))):
+        with pytest.raises(ModelTransportError, match=f"No answer from model.test: .*{words}") as caught:
+            await ask(model)
+        assert caught.value.__cause__ is error
+        assert caught.value.status is None
+    assert tries == 1
+
+
+async def test_an_error_that_is_not_the_clients_passes() -> None:
+    """A bug isn't the network's."""
+
+    def bug(_: httpx.Request) -> httpx.Response:
+        raise ZeroDivisionError
+
+    async def late_bug() -> AsyncIterator[bytes]:
+        yield GOOD[:50]
+        raise ZeroDivisionError
+
+    for model in (mock_model(bug), mock_model(httpx.Response(200, headers=SSE, content=late_bug()))):
+        with pytest.raises(ZeroDivisionError):
+            await ask(model)
+
+
+# ---------------------------------------------------------------------------------------------- real connections
+
+
+@pytest.mark.real_clock
+async def test_a_connection_serves_again_after_a_complete_answer() -> None:
+    """What follows [DONE] is read, so that the pool can keep it."""
+    connections: list[int] = []
+
+    async def answer(exchange: Exchange) -> None:
+        connections.append(exchange.connection_number)
+        await exchange.send(SSE_HEAD + chunked(GOOD + DONE) + LAST_CHUNK)
+
+    async with serving(answer) as url, OpenAIChatModel("m", base_url=url) as model:
+        assert [await text(model) for _ in range(3)] == ["Hello"] * 3
+    assert connections == [1, 1, 1]
+
+
+@pytest.mark.real_clock
+async def test_a_kept_connection_that_died_is_replaced_once() -> None:
+    """The server closed it right behind a streamed answer; the request is sent again on a new one."""
+    connections: list[int] = []
+
+    async def answer(exchange: Exchange) -> None:
+        connections.append(exchange.connection_number)
+        if connections.count(exchange.connection_number) > 1:
+            await exchange.connection.aclose()
+        else:
+            await exchange.send(SSE_HEAD + chunked(GOOD + DONE) + LAST_CHUNK)
+
+    async with serving(answer) as url, OpenAIChatModel("m", base_url=url) as model:
+        assert [await text(model) for _ in range(3)] == ["Hello"] * 3
+    assert connections == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.real_clock
+async def test_a_new_connection_that_dies_is_not_replaced() -> None:
+    """The request may have had an effect; whether to ask again is the run's decision."""
+    tries = 0
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal tries
+        tries += 1
+        await exchange.connection.aclose()
+
+    async with serving(answer) as url, OpenAIChatModel("m", base_url=url) as model:
+        assert (await failure(model)).status is None
+    assert tries == 1
+
+
+@pytest.mark.real_clock
+async def test_leaving_early_or_being_cancelled_closes_the_connection() -> None:
+    """At once, though the server would go on for ever; nothing of the stream is left to the garbage collector."""
+    closed = 0
+    asked = anyio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal closed
+        await exchange.send(SSE_HEAD + chunked(GOOD[:60]))
+        asked.set()
+        await exchange.gone()
+        closed += 1
+        raise anyio.EndOfStream
+
+    async def read_on(model: OpenAIChatModel) -> None:
+        async with model.stream(REQUEST) as events:
+            async for _ in events:
+                pass
+
+    async with serving(answer) as url, OpenAIChatModel("m", base_url=url) as model:
+        async with model.stream(REQUEST) as events:
+            await anext(events)
+        with pytest.raises(ZeroDivisionError):
+            async with model.stream(REQUEST) as events:
+                await anext(events)
+                raise ZeroDivisionError
+        asked = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read_on, model)
+            await asked.wait()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(5):
+            while closed < 3:
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.real_clock
+@pytest.mark.slow
+async def test_a_hundred_cancelled_answers_do_not_exhaust_a_pool() -> None:
+    """Two connections are all there are, and the hundred and first answer still comes."""
+    answered = 0
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal answered
+        answered += 1
+        if answered > 100:
+            await exchange.send(SSE_HEAD + chunked(GOOD + DONE) + LAST_CHUNK)
+        else:
+            # Half of them are cancelled before the head of the answer has come, half within its body.
+            if answered % 2:
+                await exchange.send(SSE_HEAD + chunked(GOOD[:60]))
+            began.set()
+            await exchange.gone()
+            raise anyio.EndOfStream
+
+    async def read_on(model: OpenAIChatModel) -> None:
+        await ask(model)
+
+    limits = httpx.Limits(max_connections=2)
+    async with serving(answer) as url, httpx.AsyncClient(limits=limits) as client:
+        model = OpenAIChatModel("m", base_url=url, http_client=client)
+        with anyio.fail_after(30):
+            for _ in range(100):
+                began = anyio.Event()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(read_on, model)
+                    await began.wait()
+                    tasks.cancel_scope.cancel()
+            assert await text(model) == "Hello"
+    assert answered == 101
+
+
+@pytest.mark.real_clock
+async def test_a_proxy_of_the_environment_does_not_see_what_is_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt for one's own server stays here."""
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send(SSE_HEAD + chunked(GOOD) + LAST_CHUNK)
+
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/")
+    async with serving(answer) as url, OpenAIChatModel("m", base_url=url) as model:
+        assert await text(model) == "Hello"
+
+
+async def test_a_driver_that_is_left_has_closed_its_own_client() -> None:
+    """And only its own."""
+    driver = HttpDriver()
+    async with driver:
+        client = driver._client
+        assert not client.is_closed
+    assert client.is_closed

@@ -1,0 +1,95 @@
+"""The decoder of server-sent events."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentloop.exceptions import ModelBehaviorError
+from agentloop.models._sse import ServerSentEvent, SSEDecoder
+
+
+def decode(pieces: Iterable[bytes], **bounds: int) -> list[ServerSentEvent]:
+    decoder = SSEDecoder(**bounds)
+    events = [event for piece in pieces for event in decoder.feed(piece)]
+    decoder.close()
+    return events
+
+
+def event(data: str, event: str = "message", id: str = "") -> ServerSentEvent:
+    return ServerSentEvent(event, data, id)
+
+
+@pytest.mark.parametrize(
+    ("stream", "events"),
+    [
+        (b"data: a\n\n", [event("a")]),
+        (b"data: a\r\r", [event("a")]),
+        (b"data: a\r\n\r\n", [event("a")]),
+        (b"data: a\n\rdata: b\r\n\n", [event("a"), event("b")]),
+        (b"\xef\xbb\xbfdata: a\n\n", [event("a")]),
+        (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n", []),
+        (b": hello\ndata: a\n:\n\n", [event("a")]),
+        (b"data: a\ndata:b\ndata\ndata:  c\n\n", [event("a\nb\n\n c")]),
+        (b"event: x\ndata: a\n\ndata: b\n\n", [event("a", "x"), event("b")]),
+        (b"event: x\n\ndata: b\n\n", [event("b")]),
+        (b"id: 7\ndata: a\n\ndata: b\n\nid\ndata: c\n\n", [event("a", id="7"), event("b", id="7"), event("c")]),
+        (b"id: 7\nid: 8\x009\ndata: a\n\n", [event("a", id="7")]),
+        (b"retry: 10\nsurprise: 1\ndata: a\n\n", [event("a")]),
+        (b"data: a\n\ndata: cut", [event("a")]),
+        (b"data: a\n\ndata: cut\n", [event("a")]),
+        (b"data: \xff\xc3\n\n", [event("�" * 2)]),
+        (b"data: a\xe2\x80\xa8b\x0bc\n\n", [event("a\u2028b\x0bc")]),
+        (b"data:\n\n", [event("")]),
+        (b"", []),
+        (b"\xef\xbb", []),
+    ],
+)
+def test_a_stream_gives_the_events_the_rules_say_however_it_is_cut(
+    stream: bytes, events: list[ServerSentEvent]
+) -> None:
+    """Whole, byte by byte, and cut in two at every place."""
+    assert decode([stream]) == events
+    assert decode([bytes([byte]) for byte in stream]) == events
+    for cut in range(len(stream)):
+        assert decode([stream[:cut], b"", stream[cut:]]) == events
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"data", b"event", b"id", b":", b": ", b"\n", b"\r", b"\r\n", b"\xef\xbb\xbf", "ü".encode()])
+        | st.binary(max_size=3)
+    ),
+    st.lists(st.integers(0, 200)),
+)
+def test_any_split_of_any_bytes_gives_the_same_events(parts: list[bytes], cuts: list[int]) -> None:
+    """The decoder knows nothing of where a read ended."""
+    stream = b"".join(parts)
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    assert decode(pieces) == decode([stream])
+
+
+@pytest.mark.parametrize(
+    ("stream", "bound"),
+    [
+        (b"data: " + b"a" * 100 + b"\n\n", "max_line"),
+        (b"data: " + b"a" * 100, "max_line"),
+        (b"data: aaaaaaaaa\n" * 12 + b"\n", "max_event"),
+        (b"data\n" * 101 + b"\n", "max_event"),
+        (b":\n" * 51, "max_total"),
+    ],
+)
+def test_what_exceeds_a_bound_is_an_error(stream: bytes, bound: str) -> None:
+    """Whole or byte by byte; one byte more of room is enough for some of them, and it is the bound that is named."""
+    with pytest.raises(ModelBehaviorError, match="100 bytes"):
+        decode([stream], **{bound: 100})
+    with pytest.raises(ModelBehaviorError, match="100 bytes"):
+        decode([bytes([byte]) for byte in stream], **{bound: 100})
+    decode([stream], **{bound: 1000})
+
+
+def test_bounds_count_one_event_at_a_time() -> None:
+    """Many small events pass a bound that one large one would exceed."""
+    assert len(decode([b"data: aaaaaaaaa\n\n" * 50], max_event=20, max_line=20)) == 50

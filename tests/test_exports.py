@@ -1,0 +1,79 @@
+"""The public names, and the price of importing them."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import agentloop
+
+SUBMODULES = ("items", "events", "records", "outcomes", "exceptions", "models", "testing")
+
+# A fresh interpreter without coverage's start-up hook, which imports modules of its own.
+_CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE_", "COV_CORE_"))}
+
+
+def _in_fresh_python(program: str) -> object:
+    done = subprocess.run([sys.executable, "-c", program], env=_CLEAN, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", sorted(agentloop.__all__))
+def test_public_name_resolves_and_is_documented(name: str) -> None:
+    """Every name of `__all__` exists; classes and functions say what they are in their own words."""
+    value = getattr(agentloop, name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        text = value.__doc__ or ""
+        # attrs and Protocol classes without one inherit or generate a signature-like line, which documents nothing.
+        assert text.strip(), f"agentloop.{name} has no docstring"
+        assert not text.startswith(f"{name}("), f"agentloop.{name} has only a generated docstring"
+
+
+def test_all_names_each_public_thing_once() -> None:
+    """`__all__` holds no name twice, and `dir` shows all of it before anything was loaded."""
+    assert len(agentloop.__all__) == len(set(agentloop.__all__))
+    assert set(agentloop.__all__) <= set(dir(agentloop))
+
+
+def test_unknown_attribute_is_an_attribute_error() -> None:
+    """Lazy look-up ends like any other."""
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        agentloop.nothing_of_that_name
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_submodule_is_reachable_after_importing_the_package_alone(name: str) -> None:
+    """`import agentloop; agentloop.items` works without an import of the submodule."""
+    program = f"import agentloop, json; print(json.dumps(agentloop.{name}.__name__))"
+    assert _in_fresh_python(program) == f"agentloop.{name}"
+
+
+def test_importing_the_package_is_cheap() -> None:
+    """At most 200 modules over asyncio's own, and none of the heavy ones."""
+    program = (
+        "import asyncio, sys, json; before = set(sys.modules); import agentloop; "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    added = _in_fresh_python(program)
+    assert isinstance(added, list)
+    assert {"httpx", "cattrs", "trio", "pydantic", "sqlite3", "click", "rich"} & set(added) == set()
+    assert len(added) <= 200, f"{len(added)} modules"
+
+
+def test_every_name_loads_in_a_fresh_interpreter() -> None:
+    """No public name depends on another having been loaded before."""
+    program = "import agentloop, json; print(json.dumps([n for n in agentloop.__all__ if not hasattr(agentloop, n)]))"
+    assert _in_fresh_python(program) == []
+
+
+def test_star_import_gives_exactly_the_public_names() -> None:
+    """`from agentloop import *` works with the lazy names."""
+    program = (
+        "import json; space = {}; exec('from agentloop import *', space); "
+        "space.pop('__builtins__'); print(json.dumps(sorted(space)))"
+    )
+    assert _in_fresh_python(program) == sorted(agentloop.__all__)
