@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from agentloop._shell.run_stream import RunStream
 from agentloop.agents import Agent, StopAtTools
 from agentloop.config import JsonLimits, ModelSettings, RunConfig, ToolErrorArgs, ToolExecution
 from agentloop.context import RunContext, ToolContext
@@ -45,7 +46,6 @@ from agentloop.limits import Capacity, Rate
 from agentloop.outcomes import CallOutcome
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
-from agentloop._shell.run_stream import RunStream
 from agentloop.runtime import Runtime, open_runtime
 from agentloop.tools import FunctionTool, default_tool_error_function, tool
 from agentloop.usage import RequestUsage, Usage

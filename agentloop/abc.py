@@ -14,7 +14,6 @@ import attrs
 
 from agentloop.effects import Effect
 from agentloop.items import ToolCall
-
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.records import Record
 
@@ -92,7 +91,7 @@ class StillRunning:
 
 @attrs.frozen(kw_only=True)
 class LateResult:
-    """What came of a body after its outcome was decided: an abandoned thread's end, an error in cleanup, a dropped value."""
+    """What came of a body after its outcome was decided: an abandoned thread's end, a late value or error."""
 
     path: tuple[str, ...]
     call: ToolCall
@@ -101,7 +100,7 @@ class LateResult:
 
 
 class Instrument:
-    """Watches runs. Override what you need; methods are sync, and one that raises is logged once and never fails a run."""
+    """Watches runs. Override what you need; methods are sync; one that raises is logged once and never fails a run."""
 
     def on_record(self, record: Record) -> None:
         """Called with every record as it is appended."""

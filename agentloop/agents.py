@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import attrs
@@ -19,11 +19,15 @@ ContextT = TypeVar("ContextT")
 OutputT = TypeVar("OutputT")
 
 
+def _to_names(names: str | Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 @attrs.frozen
 class StopAtTools:
     """Finish with the output of the first called tool that is one of *names*."""
 
-    names: tuple[str, ...] = attrs.field(converter=lambda names: (names,) if isinstance(names, str) else tuple(names))
+    names: tuple[str, ...] = attrs.field(converter=_to_names)
 
 
 ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools

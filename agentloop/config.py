@@ -157,7 +157,7 @@ class RunConfig:
 
     model: Any = None
     model_settings: ModelSettings | None = None
-    tool_execution: ToolExecution = ToolExecution()
+    tool_execution: ToolExecution = attrs.field(factory=ToolExecution)
     timeout: float | None = attrs.field(default=None, validator=_seconds())
     tool_error_formatter: Any = attrs.field(default=None, validator=_callable_or_none)
     tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = attrs.field(
@@ -167,7 +167,7 @@ class RunConfig:
         default="warn", validator=attrs.validators.in_(("warn", "error"))
     )
     output_store: Any = None
-    json_limits: JsonLimits = JsonLimits()
+    json_limits: JsonLimits = attrs.field(factory=JsonLimits)
     stream_buffer: int = attrs.field(default=256, validator=_count())
     max_depth: int = attrs.field(default=16, validator=_count())
     effects: Any = None

@@ -46,8 +46,10 @@ def _name_of(fn: Callback) -> str:
 
 @attrs.frozen(eq=False)
 class ToolInputGuardrail:
-    """Judges a call's arguments right before its body: *fn(ToolInputData)* gives Allow, RejectContent, RaiseException or
-    Rewrite."""
+    """Judges a call's arguments right before its body.
+
+    *fn(ToolInputData)* gives `Allow`, `RejectContent`, `RaiseException` or `Rewrite`.
+    """
 
     fn: Callback = attrs.field(validator=_check_callable)
     name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
@@ -55,8 +57,10 @@ class ToolInputGuardrail:
 
 @attrs.frozen(eq=False)
 class ToolOutputGuardrail:
-    """Judges a call's output before anything accepts it: *fn(ToolOutputData)* gives Allow, RejectContent, RaiseException
-    or ReplaceOutput."""
+    """Judges a call's output before anything accepts it.
+
+    *fn(ToolOutputData)* gives `Allow`, `RejectContent`, `RaiseException` or `ReplaceOutput`.
+    """
 
     fn: Callback = attrs.field(validator=_check_callable)
     name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)

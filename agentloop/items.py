@@ -71,6 +71,10 @@ def _text_of(parts: Iterable[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Text))
 
 
+def _texts(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(texts)
+
+
 @attrs.frozen
 class SystemMessage:
     """An instruction to the model."""
@@ -122,8 +126,8 @@ class Reasoning:
     """A reasoning item. It belongs to the item that follows it and never stands without it."""
 
     id: str | None = None
-    summary: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    content: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    summary: tuple[str, ...] = attrs.field(default=(), converter=_texts)
+    content: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     encrypted: str | None = None
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
 
@@ -184,7 +188,7 @@ class HostedToolCall:
 
 @attrs.frozen
 class ApprovalRequest:
-    """A call that waits for a verdict. `agent` is the agent's name, `path` the ids of the enclosing agent-tool calls."""
+    """A call that waits for a verdict. `agent` is the agent's name, `path` the calls of agent tools around it."""
 
     call: ToolCall
     agent: str

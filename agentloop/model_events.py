@@ -6,7 +6,7 @@ A response is a stream of events with exactly one `ResponseDone`, last. Transpor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -14,6 +14,10 @@ import attrs
 from agentloop.config import ModelSettings
 from agentloop.items import Item
 from agentloop.usage import RequestUsage
+
+
+def _to_tuple(items: Iterable[Item]) -> tuple[Item, ...]:
+    return tuple(items)
 
 
 class ToolDefinition(Protocol):
@@ -51,7 +55,7 @@ class ModelRequest:
     tools: Sequence[ToolDefinition] = ()
     handoffs: Sequence[ToolDefinition] = ()
     output_schema: OutputSchema | None = None
-    settings: ModelSettings = ModelSettings()
+    settings: ModelSettings = attrs.field(factory=ModelSettings)
     tool_choice: str | Mapping[str, Any] | None = None
     previous_response_id: str | None = None
     conversation_id: str | None = None
@@ -107,7 +111,7 @@ class Raw:
 class ResponseDone:
     """The answer is complete. `items` are all its items in order; `usage` is None where the provider gave none."""
 
-    items: tuple[Item, ...] = attrs.field(converter=tuple)
+    items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
     usage: RequestUsage | None = None
     response_id: str | None = None
     request_id: str | None = None
@@ -117,7 +121,7 @@ class ResponseDone:
 class ModelResponse:
     """One complete answer of a model. `usage` is None where the provider gave none."""
 
-    items: tuple[Item, ...] = attrs.field(converter=tuple)
+    items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
     usage: RequestUsage | None = None
     response_id: str | None = None
     request_id: str | None = None

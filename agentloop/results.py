@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
@@ -42,7 +42,8 @@ class RunResult(RunData, Generic[OutputT]):
 
     Attributes:
         final_output: What the last agent answered; None unless `status` is `"completed"`.
-        status: `"completed"`, `"interrupted"`, `"cancelled"` (`RunStream.cancel`, or its block was left) or `"stopped"`.
+        status: `"completed"`, `"interrupted"`, `"cancelled"` (by `RunStream.cancel`, or its block was left) or
+            `"stopped"`.
         stop_reason: Which condition stopped it.
         input: The run's own input.
         new_items: What the run added, in order: the models' items, and each call's output in model order.
@@ -66,7 +67,7 @@ class RunResult(RunData, Generic[OutputT]):
         """
         if not isinstance(self.final_output, type):
             raise UserTypeError(f"the final output is {self.final_output.__class__.__name__}, not {type.__name__}")
-        return cast("AsT", self.final_output)
+        return self.final_output
 
     def to_input_list(self, mode: Literal["model", "all"] = "model") -> list[Item]:
         """Return items to begin another run with: what the model would be shown next, or all there was."""

@@ -64,7 +64,7 @@ class Runner:
         Cancellation: prompt and complete. When the call returns or raises, nothing of the run is running.
 
         Raises:
-            MaxTurnsExceeded, RunTimeout, ModelBehaviorError, ToolCallError …: what ended the run, bare, with `run_data`.
+            AgentLoopError: what ended the run, bare, with `run_data`; BaseExceptions of bodies pass as they are.
         """
         stream = _stream(agent, input, context, max_turns, hooks, run_config, subscribe=False)
         async with stream:
@@ -108,12 +108,12 @@ class Runner:
 
 
 def _stream(
-    agent: Agent[Any, Any],
+    agent: object,
     given: str | Iterable[Item],
     context: object,
     max_turns: int | None,
-    hooks: RunHooks | None,
-    run_config: RunConfig | None,
+    hooks: object,
+    run_config: object,
     *,
     subscribe: bool,
 ) -> RunStream[Any]:

@@ -7,8 +7,14 @@ from pathlib import Path
 import attrs
 import pytest
 
+import agentloop
+
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    path
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "```python" in path.read_text(encoding="utf-8")
+]
 
 _FENCE = re.compile(r"^```(?P<kind>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _UNRUN = "<!-- no-run -->"
@@ -65,6 +71,15 @@ def test_the_readme_and_the_tutorial_have_examples() -> None:
     """The newcomer's pages aren't prose alone; guards the reader of fences too."""
     for path in (ROOT / "README.md", ROOT / "docs" / "tutorial" / "first-run.md"):
         assert list(examples(path.read_text(encoding="utf-8"))), path
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """By its own entry, or by the page of the module it stands in."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    named = set(re.findall(r"^\.\. auto(?:class|function):: (\w+)$", pages, re.MULTILINE))
+    modules = set(re.findall(r"^\.\. automodule:: ([\w.]+)$", pages, re.MULTILINE))
+    public = {name: getattr(getattr(agentloop, name), "__module__", None) for name in agentloop.__all__}
+    assert {name for name, module in public.items() if name not in named and module not in modules} == set()
 
 
 def test_reader_of_examples(capsys: pytest.CaptureFixture[str]) -> None:

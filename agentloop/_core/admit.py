@@ -88,7 +88,7 @@ class Admission:
                 del self._lanes[key]
 
     def admit(self, now: float) -> list[Ticket]:
-        """Return the tickets that start at *now* (seconds on the loop's clock), in arrival order; their limits are taken."""
+        """Return the tickets that start at *now* (on the loop's clock), in arrival order; their limits are taken."""
         heads = [(lane.tickets[0].seq, lane) for lane in self._lanes.values()]
         heapq.heapify(heads)
         started: list[Ticket] = []

@@ -6,7 +6,6 @@ Planning has no side effects and is complete for the whole batch before the firs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -107,11 +106,11 @@ def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Argumen
 
 @attrs.frozen(kw_only=True)
 class PlanRules:
-    """What the run's configuration says about planning. `disabled`: lookup keys of tools that said no when asked again."""
+    """What the run's configuration says about planning. `disabled`: keys of tools that said no when asked again."""
 
     not_found: Literal["raise_error", "return_error_to_model"] = "raise_error"
     max_calls: int | None = None
-    limits: JsonLimits = JsonLimits()
+    limits: JsonLimits = attrs.field(factory=JsonLimits)
     disabled: frozenset[str] = frozenset()
 
 

@@ -80,7 +80,7 @@ class UsageMeter:
 def drop_repeats(
     items: Iterable[Item], known: Callable[[str], ToolCall | None], limits: JsonLimits
 ) -> tuple[list[Item], ToolCall | None]:
-    """Return a response's items without calls that were made before, and the first call that contradicts an earlier one.
+    """Return a response's items without calls made before, and the first call that contradicts an earlier one.
 
     A repeated call leaves together with the reasoning that led to it. A contradicting call (same id, other tool or
     arguments) is left out too: planning refuses the whole response.

@@ -117,10 +117,11 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
         raise
     except BaseException as error:
         await _wind_up(run, Ended("failed", error=error))
-        raise with_data(run, error)  # noqa: B904 - the very error that was caught
-    error = await _wind_up(run, ended)
-    if error is not None:
-        raise with_data(run, error)
+        with_data(run, error)
+        raise
+    failed = await _wind_up(run, ended)
+    if failed is not None:
+        raise with_data(run, failed)
     return ended.output
 
 

@@ -30,7 +30,7 @@ from agentloop.items import Content
 from agentloop.outcomes import CallOutcome
 from agentloop.records import GuardrailSettled
 
-_VERDICTS: dict[str, tuple[type, ...]] = {
+_VERDICTS: dict[str, tuple[type[Any], ...]] = {
     "tool_input": (Allow, RejectContent, RaiseException, Rewrite),
     "tool_output": (Allow, RejectContent, RaiseException, ReplaceOutput),
 }
@@ -64,7 +64,7 @@ async def _verdict(
     run = live.run
     began = anyio.current_time()
     effect = e.Guard(run.path, stage, guardrail.name, live.call_id, lambda: ask(guardrail.fn, data))
-    verdict = await run.effects.perform(effect)
+    verdict: Any = await run.effects.perform(effect)
     if not isinstance(verdict, _VERDICTS[stage]):
         needed = ", ".join(kind.__name__ for kind in _VERDICTS[stage])
         raise UserTypeError(f"guardrail {guardrail.name!r} must return one of {needed}, not {verdict!r}")

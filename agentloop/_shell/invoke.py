@@ -1,7 +1,7 @@
 """One call, from its permit to its outcome: steps 8 to 17 of a call's life, in the call's own task.
 
-8 enabled and looked up again · 9 input guardrails · 10 CallStarted · 11 start hooks · 12 body · then the permit is given
-back · 13 failure or timeout conversion · 14 output bounded · 15 output guardrails · 16 end hooks · 17 CallSettled.
+8 enabled and looked up again · 9 input guardrails · 10 CallStarted · 11 start hooks · 12 body (then the permit is
+given back) · 13 failure or timeout conversion · 14 output bounded · 15 output guardrails · 16 end hooks · 17 CallSettled.
 
 Whatever happens, the call settles exactly once. The task itself ends normally, but for a cancellation of a scope around
 the call, which goes on after the call has settled as `cancelled`.
@@ -45,15 +45,15 @@ async def run_call(live: LiveCall) -> None:
             await _settle(live, ending)
     except cancelled_types() as cancelled:
         if enclosing_cancelled():
-            await _settle_ended(live)
+            await _settle_ended(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
             raise
         # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
         uncancel_to(count)
-        await _settle(live, end.Cancelled("tool", end.own_reason(cancelled)))
+        await _settle(live, end.Cancelled("tool", end.own_reason(cancelled)))  # noqa: ASYNC120
     except GeneratorExit:  # the event loop is being torn down around us: nothing can be awaited any more
         raise
-    except BaseException as error:
-        await _settle_broken(live, error)
+    except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
+        await _settle_broken(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
     finally:
         live.release_permit()
 
@@ -67,7 +67,7 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
         with live.scope:
             try:
                 ending = await _start_and_run(live)
-            except BaseException as error:
+            except BaseException as error:  # noqa: ASYNC103 - the call boundary: it tells whose cancellation this is
                 ending = end.classify(error)
                 if ending is None or isinstance(error, GeneratorExit):
                     raise
@@ -250,7 +250,6 @@ def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
             return lambda: run.nest(live, body)
         case None:  # pragma: no cover - a FunctionTool always has a body once it is made
             raise AssertionError
-    raise AssertionError(f"unknown body {body!r}")  # pragma: no cover - the union above is closed
 
 
 # -- steps 13 to 17
@@ -259,21 +258,17 @@ def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
 async def _settle(live: LiveCall, ending: end.Ending) -> None:
     live.phase = "post"
     live.release_permit()
-    run = live.run
-    cut: list[bool] = []
     if _converts_at_once(live, ending):
+        await _finish(live, await convert(live, ending))
+        return
+    # A sibling's failure bounds this, a cancelled parent ends it.
+    text = sibling_text(live.tool.name)
+    cut = Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text))
+    converted = cut
+    with live.run.cleanup.section(shield=False, on_cut=lambda: live.run.cut("post-invoke", live.call_id)):
         converted = await convert(live, ending)
-    else:
-        converted = None
-        with run.cleanup.section(shield=False, on_cut=lambda: cut.append(True)):
-            converted = await convert(live, ending)
-        if converted is None:
-            await checkpoint_if_cancelled()  # an enclosing scope ended it: that is not a cut of ours
-            run.cut("post-invoke", live.call_id)
-            live.cleanup = "cut"
-            converted = Converted(
-                CallOutcome(status="cancelled", cancelled_by="sibling", output=sibling_text(live.tool.name))
-            )
+    if converted is cut:
+        live.cleanup = "cut"
     await _finish(live, converted)
 
 

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.from_thread
@@ -61,7 +61,7 @@ class LiveEffects:
 
 @attrs.define(eq=False)
 class LoopShared:
-    """What all runs of one event loop share: the arrival order of calls that wait for shared limits, and live threads."""
+    """What all runs of one event loop share: the arrival order of calls under shared limits, and live threads."""
 
     pump: Pump = attrs.field(factory=Pump)
     threads: Threads = attrs.field(factory=lambda: Threads(DEFAULT_MAX_THREADS))
@@ -209,8 +209,7 @@ class LiveRun:
     def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
         """Cancel one call, running or queued; False if it has ended or is unknown. From any task or thread."""
         if threading.get_ident() != self.shared.thread_ident:
-            done = anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.shared.token)
-            return cast("bool", done)
+            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.shared.token)
         return self._cancel_call(path, call_id, reason)
 
     def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:

@@ -14,8 +14,8 @@ import anyio.lowlevel
 
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that mean cancellation here: the backend's, and asyncio's where a body raised it by hand."""
-    native = anyio.get_cancelled_exc_class()
+    """Return what means cancellation here: the backend's exception, and asyncio's where a body raised it by hand."""
+    native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
     return (native,) if native is asyncio.CancelledError else (native, asyncio.CancelledError)
 
 

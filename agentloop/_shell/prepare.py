@@ -93,7 +93,7 @@ async def _model(run: LiveRun) -> Any:
     given = run.config.model if run.config.model is not None else run.agent.model
     if given is None:
         raise UserError(
-            f"agent {run.agent.name!r} has no model: give it one (a Model, or a model string such as 'openai-chat:NAME' "
-            "or 'local:'), or give RunConfig.model"
+            f"agent {run.agent.name!r} has no model: give it one (a Model, or a model string such as "
+            "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
         )
     return await run.resolve_model(run, given)

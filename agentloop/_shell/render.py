@@ -37,11 +37,14 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
         return text
     kept_at = f", all of it at {reference}" if reference is not None else ""
     gone = len(text) - limit
-    # The statement takes room itself, and its own length depends on the number in it: two rounds settle that.
-    for _ in range(2):
-        notice = f"\n[… {gone} of {len(text)} characters cut{kept_at} …]\n"
-        gone = len(text) - max(limit - len(notice), 0)
-    room = max(limit - len(notice), 0)
+
+    def notice_of(cut: int) -> str:
+        return f"\n[… {cut} of {len(text)} characters cut{kept_at} …]\n"
+
+    # The statement takes room itself, and its own length depends on the number in it: a second round settles that.
+    gone = len(text) - max(limit - len(notice_of(gone)), 0)
+    notice = notice_of(gone)
+    room = len(text) - gone
     head = (room + 1) // 2
     tail = room - head
     return text[:head] + notice + (text[-tail:] if tail else "")

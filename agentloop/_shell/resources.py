@@ -35,10 +35,10 @@ class _Held:
                     self.ready = True
                     self.settled.set()
                     await self.stop.wait()
-        except BaseException as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - carried to whoever waits; the scope is shielded and our own
             self.error = error
-            if not isinstance(error, Exception):
-                raise
         finally:
             self.settled.set()
             self.left.set()

@@ -82,7 +82,7 @@ class RunStream(Generic[OutputT]):
             raise
         except GeneratorExit:
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 - see below; cancellations have gone on above
             # Carried as a value: it leaves in the consumer's task, bare. A KeyboardInterrupt raised here would tear
             # down the event loop instead.
             self._error = error
@@ -98,10 +98,10 @@ class RunStream(Generic[OutputT]):
         if not self._finished.is_set():
             self._stop()
         if exc is not None and isinstance(exc, cancelled_types()):
-            await self._group.__aexit__(exc_type, exc, tb)
+            await self._group.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - joins; its tasks are being cancelled
             return False
         # The block's own exception is not the group's business: passed on, it would come back wrapped.
-        await self._group.__aexit__(None, None, None)
+        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - as above
         error = self._error
         if error is None:
             return False

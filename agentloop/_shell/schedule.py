@@ -6,8 +6,8 @@ to be raised marks the batch in that step (nothing more is admitted) and wakes t
 it next runs. So every body already due in that scheduler pass still settles, and what is raised depends on classes,
 phases and model order, not on who came first.
 
-A sibling's failure cancels each call's own scope, not the nursery's: between a body's end and its settling a call is out
-of a sibling's reach, while a cancelled parent still reaches it.
+A sibling's failure cancels each call's own scope, not the nursery's: between a body's end and its settling a call is
+out of a sibling's reach, while a cancelled parent still reaches it.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ class LiveCall:
         """Cancel the call unless its body has ended; False if it has."""
         if self.phase in ("post", "settled"):
             return False
-        if self.cause != "sibling":
-            self.cause, self.reason = cause, reason if self.cause is None else self.reason
+        if self.cause is None:
+            self.cause, self.reason = cause, reason
+        elif cause == "sibling":
+            self.cause = cause
         if self.phase == "waiting":
             self.batch.cancel_waiting(self)
         else:
@@ -350,7 +352,7 @@ class Batch:
             self.spawn(live)
 
     def stop(self, by: str) -> None:
-        """End the batch: what waits settles unstarted, what runs is cancelled (by a sibling) or already is (by a parent)."""
+        """End the batch: what waits settles unstarted; what runs is cancelled (for a sibling) or already is."""
         if self.stopped is not None:
             return
         self.stopped = by
@@ -415,7 +417,7 @@ class Batch:
         if until == math.inf:
             await self._wake.wait()
             return
-        with anyio.CancelScope(deadline=until):
+        with anyio.CancelScope(deadline=until):  # a look at the clock, no more
             await self._wake.wait()
         if self.stopped is not None:
             self._report()

@@ -101,7 +101,7 @@ class EventBuffer:
         state: RunState = self._state
         for step in record.path:
             state = state.nested[step]
-        where = {"path": record.path, "turn": record.turn}
+        where: Any = {"path": record.path, "turn": record.turn}
         match record:
             case r.RunStarted():
                 self.put(ev.AgentUpdated(self._agents(record.path), **where))

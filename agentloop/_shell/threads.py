@@ -129,7 +129,7 @@ class Threads:
             value, error = None, None
             try:
                 value = fn()
-            except BaseException as raised:  # an outcome, not a flight: it must not replace a cancellation
+            except BaseException as raised:  # noqa: ASYNC103 - an outcome, so that it never replaces a cancellation
                 error = raised
             if place.finish():
                 try:

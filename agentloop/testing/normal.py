@@ -83,8 +83,8 @@ def _key(record: r.Record, index: Mapping[tuple[tuple[str, ...], str], int]) -> 
         last = isinstance(record, r.BatchEnded | r.RunEnded)
         key.append((len(index) if last else -1, 9 if last else 0, 0))
     else:
-        call_id = getattr(record, "call_id", None) or getattr(getattr(record, "call", None), "call_id", "")
-        key.append((index.get((record.path, call_id), len(index)), phase, 0))
+        named: str = getattr(record, "call_id", "") or getattr(getattr(record, "call", None), "call_id", "")
+        key.append((index.get((record.path, named), len(index)), phase, 0))
     return tuple(key)
 
 
