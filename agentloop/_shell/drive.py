@@ -6,6 +6,7 @@ from typing import Any, assert_never
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._core.machine import CallModel, CheckOutput, Finish, GiveUp, Settle, next_action
 from agentloop._core.turn import TurnView
@@ -35,7 +36,7 @@ class Ended:
 
 async def drive(run: LiveRun) -> Ended:
     """Do what is due until nothing is. Raises what ends the run early."""
-    while True:
+    while True:  # noqa: ASYNC913 - every action waits but the last
         match next_action(run.state, run.view):
             case CallModel():
                 if run.stop_after_turn:
@@ -105,18 +106,19 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
     try:
         ended: Ended | None = None
         with run.scope:
+            await checkpoint_if_cancelled()
             await _begin(run)
             ended = await drive(run)
         if ended is None:
             assert timeout is not None
             raise RunTimeout(timeout)
     except cancelled_types() as cancelled:
-        await _wind_up(run, Ended("cancelled", error=cancelled))
+        await _wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
         raise
     except GeneratorExit:
         raise
     except BaseException as error:
-        await _wind_up(run, Ended("failed", error=error))
+        await _wind_up(run, Ended("failed", error=error))  # noqa: ASYNC102 - shielded inside
         with_data(run, error)
         raise
     failed = await _wind_up(run, ended)

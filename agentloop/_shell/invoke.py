@@ -1,7 +1,8 @@
 """One call, from its permit to its outcome: steps 8 to 17 of a call's life, in the call's own task.
 
 8 enabled and looked up again · 9 input guardrails · 10 CallStarted · 11 start hooks · 12 body (then the permit is
-given back) · 13 failure or timeout conversion · 14 output bounded · 15 output guardrails · 16 end hooks · 17 CallSettled.
+given back) · 13 failure or timeout conversion · 14 output bounded · 15 output guardrails · 16 end hooks ·
+17 CallSettled.
 
 Whatever happens, the call settles exactly once. The task itself ends normally, but for a cancellation of a scope around
 the call, which goes on after the call has settled as `cancelled`.
@@ -257,6 +258,8 @@ def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
 
 async def _settle(live: LiveCall, ending: end.Ending) -> None:
     live.phase = "post"
+    if _surely_raises(live, ending):
+        live.batch.halt()  # before the permit is given back: what waits for it must not start any more
     live.release_permit()
     if _converts_at_once(live, ending):
         await _finish(live, await convert(live, ending))
@@ -270,6 +273,20 @@ async def _settle(live: LiveCall, ending: end.Ending) -> None:
     if converted is cut:
         live.cleanup = "cut"
     await _finish(live, converted)
+
+
+def _surely_raises(live: LiveCall, ending: end.Ending) -> bool:
+    """Tell whether the call's policy leaves nothing to ask: this ending will be raised."""
+    match ending:
+        case end.Raised(error, where):
+            fatal = where == "around" or not isinstance(error, Exception)
+            return fatal or live.tool.failure_error_function is None
+        case end.Faulty() | end.Cancelled("tool" | "caller"):
+            return live.tool.failure_error_function is None
+        case end.TimedOut():
+            return live.tool.timeout_behavior == "raise_exception"
+        case _:
+            return False
 
 
 def _converts_at_once(live: LiveCall, ending: end.Ending) -> bool:

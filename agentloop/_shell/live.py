@@ -139,6 +139,8 @@ class LiveRun:
     children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
     """Nested runs by path; the root's dict, shared."""
     stop_after_turn: bool = False
+    warned: set[str] = attrs.field(factory=set)
+    """What one warning was logged for already; the root's set is asked."""
 
     @property
     def path(self) -> tuple[str, ...]:

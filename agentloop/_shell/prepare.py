@@ -84,7 +84,9 @@ def _by_key(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
             )
             if run.config.tool_name_collision_policy == "error":
                 raise UserError(text)
-            logger.warning("%s; the last is used", text)
+            if tool.lookup_key not in run.root.warned:
+                run.root.warned.add(tool.lookup_key)
+                logger.warning("%s; the last is used", text)
         by_key[tool.lookup_key] = tool
     return by_key
 

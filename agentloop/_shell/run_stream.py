@@ -95,11 +95,14 @@ class RunStream(Generic[OutputT]):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool:
         assert self._group is not None
-        if not self._finished.is_set():
-            self._stop()
         if exc is not None and isinstance(exc, cancelled_types()):
+            # The group's own scope ends the run. Cancelling an inner scope as well would make anyio take back one
+            # native cancellation of this task too many (it moves an inner scope's count to the group's, another task).
+            self._discard()
             await self._group.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - joins; its tasks are being cancelled
             return False
+        if not self._finished.is_set():
+            self._stop()
         # The block's own exception is not the group's business: passed on, it would come back wrapped.
         await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - as above
         error = self._error
@@ -113,9 +116,12 @@ class RunStream(Generic[OutputT]):
         return False
 
     def _stop(self) -> None:
+        self._discard()
+        self._scope.cancel()
+
+    def _discard(self) -> None:
         if self._events is not None:
             self._events.discard()
-        self._scope.cancel()
 
     async def finished(self) -> None:
         """Wait until the run has ended, however it ended; events stay unread."""

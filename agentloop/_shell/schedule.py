@@ -52,7 +52,8 @@ class LiveCall:
     arguments: Arguments
     limits: tuple[Limit, ...] = ()
     phase: Phase = "waiting"
-    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    scope: anyio.CancelScope = attrs.field(init=False)
+    """Around steps 8 to 12; made when the task is."""
     cause: Literal["caller", "sibling"] | None = None
     reason: str | None = None
     ticket: Ticket | None = None
@@ -211,6 +212,7 @@ class Batch:
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context whoever asks."""
         assert self._group is not None
+        live.scope = anyio.CancelScope()
         name = f"agentloop call {live.entry.call.name}"
         self._group.create_task(self._run_call(live), name=name, context=self.spawn_context.copy())
 
@@ -240,7 +242,6 @@ class Batch:
         tickets = []
         for live in calls:
             live.phase = "waiting"
-            live.scope = anyio.CancelScope()  # a call that comes back has left its first one
             live.ticket = Ticket(live.limits, live)
             tickets.append(live.ticket)
         self.pump.add(tickets)
@@ -417,7 +418,7 @@ class Batch:
         if until == math.inf:
             await self._wake.wait()
             return
-        with anyio.CancelScope(deadline=until):  # a look at the clock, no more
+        with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
             await self._wake.wait()
         if self.stopped is not None:
             self._report()

@@ -174,13 +174,13 @@ async def _first_line(process: Process, log: IO[bytes]) -> dict[str, Any]:
     line = b""
     try:
         with anyio.fail_after(START_TIMEOUT):
-            while not line.endswith(b"\n"):
+            while b"\n" not in line:
                 line += await process.stdout.receive()
     except TimeoutError:
         raise ModelTransportError(f"The local model didn't start within {START_TIMEOUT:g} seconds.") from None
     except anyio.EndOfStream:
         raise ModelTransportError(f"The local model's process ended while starting. {_tail(log)}") from None
-    said: dict[str, Any] = json.loads(line)
+    said: dict[str, Any] = json.loads(line.partition(b"\n")[0])
     if "error" in said:
         raise ModelTransportError(f"The local model can't start: {said['error']}")
     return said

@@ -55,7 +55,7 @@ def resolve_model(name: str, *, http_client: Any = None) -> Model:
 
 
 def _unknown(name: str, prefix: str) -> str:
-    if "@" in prefix or len(name) > 200:
+    if "@" in name or len(name) > 200:  # what stands before an @ may be a password
         name = prefix = "…"
     known = ", ".join(f"{known}:NAME" for known in _PREFIXES)
     near = difflib.get_close_matches(prefix, _PREFIXES, n=1)

@@ -307,21 +307,18 @@ TEXT = stream_text(
         },
     },
 )
-CALLS = (
-    ": OK\r\n\r\n"
-    + stream_text(
-        chunk({"role": "assistant", "content": "", "reasoning_content": "two "}),
-        chunk({"reasoning": "cities"}),
-        chunk({"content": "Looking."}),
-        chunk({"tool_calls": [part(0, "c1", "weather", "")]}),
-        chunk({"tool_calls": [part(0, arguments='{"city":')]}),
-        chunk({"tool_calls": [part(0, arguments='"Kyōto"}'), part(1, "c2", "weather")]}),
-        chunk({"tool_calls": [part(1, arguments='{"city":"Oslo"}')]}),
-        chunk(finish="tool_calls", usage=None),
-        chunk(usage={"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": None}),
-        done=False,
-    ).replace("\n", "\r\n")
-)
+CALLS = ": OK\r\n\r\n" + stream_text(
+    chunk({"role": "assistant", "content": "", "reasoning_content": "two "}),
+    chunk({"reasoning": "cities"}),
+    chunk({"content": "Looking."}),
+    chunk({"tool_calls": [part(0, "c1", "weather", "")]}),
+    chunk({"tool_calls": [part(0, arguments='{"city":')]}),
+    chunk({"tool_calls": [part(0, arguments='"Kyōto"}'), part(1, "c2", "weather")]}),
+    chunk({"tool_calls": [part(1, arguments='{"city":"Oslo"}')]}),
+    chunk(finish="tool_calls", usage=None),
+    chunk(usage={"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": None}),
+    done=False,
+).replace("\n", "\r\n")
 
 
 @pytest.mark.parametrize("payload", [TEXT, CALLS])
@@ -386,11 +383,20 @@ def test_every_chunk_also_comes_raw_and_nothing_after_done_counts() -> None:
         # ids and names repeated in every part
         ([part(0, "a", "f", '{"x"'), part(0, "a", "f", ":1}")], [("a", "f", '{"x":1}')]),
         # no index: told apart by id
-        ([part(id="a", name="f", arguments="{}"), part(id="b", name="f", arguments="{}")], [("a", "f", "{}"), ("b", "f", "{}")]),
+        (
+            [part(id="a", name="f", arguments="{}"), part(id="b", name="f", arguments="{}")],
+            [("a", "f", "{}"), ("b", "f", "{}")],
+        ),
         ([part(id="a", name="f"), part(arguments='{"x"'), part(arguments=":1}")], [("a", "f", '{"x":1}')]),
-        ([part(id="a", name="f"), part(id="b", name="g"), part(id="a", arguments="[]")], [("a", "f", "[]"), ("b", "g", "{}")]),
+        (
+            [part(id="a", name="f"), part(id="b", name="g"), part(id="a", arguments="[]")],
+            [("a", "f", "[]"), ("b", "g", "{}")],
+        ),
         # neither index nor id: a new name, or a name after whole arguments, begins a call
-        ([part(name="f", arguments="{}"), part(name="f", arguments="{}")], [("call_1_1", "f", "{}"), ("call_1_2", "f", "{}")]),
+        (
+            [part(name="f", arguments="{}"), part(name="f", arguments="{}")],
+            [("call_1_1", "f", "{}"), ("call_1_2", "f", "{}")],
+        ),
         ([part(name="f", arguments='{"x"'), part(name="f", arguments=":1}")], [("call_1_1", "f", '{"x":1}')]),
         ([part(name="f"), part(name="g")], [("call_1_1", "f", "{}"), ("call_1_2", "g", "{}")]),
         # one index for all parallel calls
@@ -421,9 +427,9 @@ def test_made_up_call_ids_are_new_to_the_conversation_and_equal_for_equal_reques
 
 def test_only_the_first_choice_counts() -> None:
     """A missing index means it."""
-    assert items(
-        chunk({"content": "a"}, index=None), chunk({"content": "b"}, index=1), chunk(finish="stop")
-    ) == (AssistantMessage("a"),)
+    assert items(chunk({"content": "a"}, index=None), chunk({"content": "b"}, index=1), chunk(finish="stop")) == (
+        AssistantMessage("a"),
+    )
 
 
 def test_content_as_a_list_of_parts_and_a_refusal_are_understood() -> None:
@@ -496,7 +502,9 @@ def test_a_call_that_never_gets_a_name_is_an_error() -> None:
         ({"error": {"code": True}}, None, None, "no reason"),
     ],
 )
-def test_an_error_in_the_stream_is_a_transport_error(data: Any, status: int | None, code: str | None, words: str) -> None:
+def test_an_error_in_the_stream_is_a_transport_error(
+    data: Any, status: int | None, code: str | None, words: str
+) -> None:
     """With what the server says of it."""
     with pytest.raises(ModelTransportError, match=words) as caught:
         answer(chunk({"content": "a"}), data)
@@ -655,7 +663,9 @@ def test_a_constrained_answer_is_one_call_however_it_is_cut(text: str, arguments
     request = ask(tools=[PAINT], turn=4)
     for size in (1, 7, len(text)):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        events = answer(*(chunk({"content": p}) for p in pieces), chunk(finish="stop"), request=request, constrained=True)
+        events = answer(
+            *(chunk({"content": p}) for p in pieces), chunk(finish="stop"), request=request, constrained=True
+        )
         done = events[-1]
         assert isinstance(done, ResponseDone)
         [call] = done.items
@@ -678,7 +688,8 @@ def test_constrained_call_ids_step_aside_for_those_in_the_history() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "I will paint.", '{"name": "paint"}', '{"name": 1, "arguments": {}}', '{"name": "p", "arguments": [1]}']
+    "text",
+    ["", "I will paint.", '{"name": "paint"}', '{"name": 1, "arguments": {}}', '{"name": "p", "arguments": [1]}'],
 )
 def test_a_constrained_answer_that_is_no_call_is_an_error(text: str) -> None:
     """The server ignored the schema."""

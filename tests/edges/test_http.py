@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 from edges.wire_server import LAST_CHUNK, SSE_HEAD, Exchange, chunked, serving
@@ -33,6 +34,7 @@ GOOD = b"".join(
         {"index": 0, "delta": {"content": "lo"}, "finish_reason": "stop"},
     )
 )
+FIRST = GOOD.partition(b"\n\n")[0] + b"\n\n"
 DONE = b"data: [DONE]\n\n"
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
 
@@ -490,7 +492,7 @@ async def test_leaving_early_or_being_cancelled_closes_the_connection() -> None:
 
     async def answer(exchange: Exchange) -> None:
         nonlocal closed
-        await exchange.send(SSE_HEAD + chunked(GOOD[:60]))
+        await exchange.send(SSE_HEAD + chunked(FIRST))
         asked.set()
         await exchange.gone()
         closed += 1
@@ -532,7 +534,7 @@ async def test_a_hundred_cancelled_answers_do_not_exhaust_a_pool() -> None:
         else:
             # Half of them are cancelled before the head of the answer has come, half within its body.
             if answered % 2:
-                await exchange.send(SSE_HEAD + chunked(GOOD[:60]))
+                await exchange.send(SSE_HEAD + chunked(FIRST))
             began.set()
             await exchange.gone()
             raise anyio.EndOfStream

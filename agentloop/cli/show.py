@@ -1,0 +1,257 @@
+"""One run as its events come: in words for people, or in JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+from rich.console import Console
+from rich.text import Text as Styled
+
+from agentloop import events as ev
+from agentloop._shell.render import render
+from agentloop.cli import failure
+from agentloop.cli.streams import Output
+from agentloop.error_text import bounded, error_summary, first_line
+from agentloop.items import Content, Text, ToolCall
+from agentloop.outcomes import CallOutcome
+from agentloop.results import RunResult
+from agentloop.schema import to_json_value
+
+_SHOWN_CHARS = 200
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_MARKS = {"succeeded": ("✓", "green"), "replayed": ("✓", "green"), "cancelled": ("–", "yellow")}
+
+
+class Show(Protocol):
+    """What becomes of one run on the outputs."""
+
+    async def event(self, event: ev.Event) -> None:
+        """Show one event."""
+
+    async def ended(self, result: RunResult[Any]) -> None:
+        """Show the result, completed or not."""
+
+    async def failed(self, error: Exception) -> None:
+        """Show what ended the run."""
+
+    def cancelled(self) -> None:
+        """Show that a signal ended the run; called after the event loop has ended."""
+
+
+def harmless(text: str) -> str:
+    """Return *text* with control characters written out, so that it can't steer the terminal."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def text_of(content: Content) -> str:
+    """Return the text of an output; a part that is none is named."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, Text) else f"[{type(part).__name__}]" for part in content)
+
+
+def answer_of(result: RunResult[Any]) -> str:
+    """Return the final output as text: text as it is, other values as JSON."""
+    return text_of(render(result.final_output))
+
+
+def unfinished(result: RunResult[Any]) -> str | None:
+    """Return what kept *result* from being completed, or None where it is."""
+    if result.status == "completed":
+        return None
+    return f"The run was {result.status}" + (f": {result.stop_reason}" if result.stop_reason else "") + "."
+
+
+# ------------------------------------------------------------------------------------------------ for people
+
+
+class Narrator:
+    """Tells on the error output what happens, and gives the answer on the output.
+
+    Where the output is a terminal the answer's text appears there as it comes, otherwise on the error output.
+    """
+
+    def __init__(self, out: Output, err: Output, *, with_traceback: bool = False) -> None:
+        self._out = out
+        self._err = err
+        self._console = Console(stderr=True, highlight=False)
+        self._with_traceback = with_traceback
+        self._live = out if out.is_terminal else err
+        self._said = ""
+        """The root run's text of this turn, as far as it was shown."""
+
+    async def event(self, event: ev.Event) -> None:
+        """Show calls as they start and settle, and the answer's text."""
+        match event:
+            case ev.TextDelta(text) if not event.path:
+                self._said += text
+                await self._live.write(harmless(text) if self._live.is_terminal else text)
+            case ev.CallStarted(call):
+                await self._line(event, "→", "cyan", call, shown(call.arguments))
+            case ev.CallProgress(call):
+                of = "" if event.total is None else f" of {event.total:g}"
+                await self._line(event, "…", "cyan", call, shown(f"{event.progress:g}{of} {event.message or ''}"))
+            case ev.CallSettled(call, outcome):
+                mark, style = _MARKS.get(outcome.status, ("✗", "red"))
+                await self._line(event, mark, style, call, _outcome_words(outcome))
+            case ev.TurnStarted() if not event.path:
+                await self._end_line()
+                self._said = ""
+            case _:
+                pass
+
+    async def ended(self, result: RunResult[Any]) -> None:
+        """Give the answer on the output."""
+        if (reason := unfinished(result)) is not None:
+            await self._end_line()
+            await self._err.write(f"{reason}\n")
+            return
+        answer = answer_of(result)
+        # On a terminal the answer stands there already, if it is what the model said last.
+        already = self._live is self._out and bool(self._said) and answer == self._said
+        await self._end_line()
+        if not already:
+            await self._out.write((harmless(answer) if self._out.is_terminal else answer) + "\n")
+
+    async def failed(self, error: Exception) -> None:
+        """Tell of the error."""
+        await self._end_line()
+        await self._err.write(failure.words_for(error, with_traceback=self._with_traceback))
+
+    def cancelled(self) -> None:
+        """Say nothing more: the signal was answered when it came."""
+
+    async def _line(self, event: ev.Event, mark: str, style: str, call: ToolCall, words: str) -> None:
+        await self._end_line()
+        line = Styled("  " * len(event.path))
+        line.append(f"{mark} ", style).append(harmless(call.name), "bold").append(f" {words}")
+        with self._console.capture() as captured:
+            self._console.print(line, soft_wrap=True)
+        await self._err.write(captured.get())
+
+    async def _end_line(self) -> None:
+        if self._said and not self._said.endswith("\n"):
+            self._said = f"{self._said}\n"
+            await self._live.write("\n")
+
+
+def shown(text: str) -> str:
+    """Return *text* as a part of one line on a terminal."""
+    return bounded(harmless(" ".join(text.split())), _SHOWN_CHARS)
+
+
+def _outcome_words(outcome: CallOutcome) -> str:
+    words = [] if outcome.status == "succeeded" else [outcome.status.replace("_", " ")]
+    if outcome.cancelled_by is not None:
+        words.append(f"by {outcome.cancelled_by}")
+    if outcome.started_at is not None and outcome.ended_at is not None:
+        words.append(duration(outcome.ended_at - outcome.started_at))
+    if outcome.status != "succeeded" and outcome.output is not None:
+        words.append(f"· {shown(first_line(text_of(outcome.output)))}")
+    return " ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    return f"{max(seconds, 0) * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+# ------------------------------------------------------------------------------------------------ for programs
+
+# Live objects of this process, and what only the provider understands.
+_LEFT_OUT = frozenset({"value", "custom_data", "provider_data"})
+
+
+class JsonLines:
+    """Writes one JSON object a line: every event, then the result. Error texts come without secrets."""
+
+    def __init__(self, out: Output, err: Output, *, with_traceback: bool = False) -> None:
+        self._out = out
+        self._err = err
+        self._with_traceback = with_traceback
+        self._over = False
+
+    async def event(self, event: ev.Event) -> None:
+        """Write the event; a provider's raw ones are left out, for what they say comes as others too."""
+        if not isinstance(event, ev.RawModelEvent):
+            await self._write({"kind": type(event).__name__, **plain(event)})
+
+    async def ended(self, result: RunResult[Any]) -> None:
+        """Write the result."""
+        self._over = True
+        await self._write(result_json(result))
+
+    async def failed(self, error: Exception) -> None:
+        """Write a result with the error, and tell of it on the error output."""
+        if not self._over:
+            self._over = True
+            await self._write(error_json(error))
+        await self._err.write(failure.words_for(error, with_traceback=self._with_traceback))
+
+    def cancelled(self) -> None:
+        """Write a result that says so."""
+        if not self._over:
+            self._out.write_last(json_line(cancelled_json()), encoding="utf-8")
+
+    async def _write(self, value: Mapping[str, Any]) -> None:
+        await self._out.write(json_line(value), encoding="utf-8")
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """Return *value* as one line of JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def result_json(result: RunResult[Any]) -> dict[str, Any]:
+    """Return a run's result as a JSON object."""
+    usage = {name: value for name, value in attrs.asdict(result.usage, recurse=False).items() if name != "entries"}
+    output = _json_value(result.final_output)
+    return _result(result.status, output, stop_reason=result.stop_reason, agent=result.last_agent.name, usage=usage)
+
+
+def error_json(error: Exception) -> dict[str, Any]:
+    """Return the result object of a run that failed."""
+    said = {"type": type(error).__name__, "message": failure.message_of(error)}
+    return _result("failed", None, error=said)
+
+
+def cancelled_json() -> dict[str, Any]:
+    """Return the result object of a run that a signal ended."""
+    return _result("cancelled", None)
+
+
+def _result(status: str, output: Any, **more: Any) -> dict[str, Any]:
+    fields = {"stop_reason": None, "agent": None, "usage": None, "error": None}
+    return {"kind": "RunResult", "status": status, "final_output": output, **fields, **more}
+
+
+def plain(value: Any) -> Any:
+    """Return a record-like value as JSON: attrs values by field, agents and guardrails by name, errors in words."""
+    if attrs.has(type(value)) and not hasattr(value, "name"):
+        return {
+            field.name: plain(getattr(value, field.name))
+            for field in attrs.fields(type(value))
+            if field.name not in _LEFT_OUT
+        }
+    if isinstance(value, ToolCall):
+        return {"call_id": value.call_id, "name": value.name, "arguments": value.arguments}
+    if isinstance(value, BaseException):
+        return error_summary(value)
+    if isinstance(value, list | tuple):
+        return [plain(member) for member in value]
+    if value is not None and not isinstance(value, str | int | float | Mapping):
+        return getattr(value, "name", None) or type(value).__name__
+    return _json_value(value)
+
+
+def _json_value(value: Any) -> Any:
+    try:
+        found = to_json_value(value)
+        json.dumps(found, allow_nan=False)
+    except Exception:  # whatever a value's own conversion raises: it has a text
+        return text_of(render(value))
+    return found

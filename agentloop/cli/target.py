@@ -1,0 +1,106 @@
+"""TARGET: where on the command line the agent stands, `module:agent` or `file.py:agent`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentloop.agents import Agent
+from agentloop.error_text import bounded, redact
+from agentloop.exceptions import UserError
+
+_FRAMES = 3
+_MAX_CHARS = 2_000
+
+
+class TargetError(UserError):
+    """TARGET means no agent: says what is wrong with it, and where."""
+
+
+def load_agent(target: str) -> Agent[Any, Any]:
+    """Return the agent that *target* means, its module imported.
+
+    The current folder can be imported from, as with `python -m`; a file's own folder too, as with `python file.py`.
+
+    Raises:
+        TargetError: if the target is malformed, its module can't be imported, or there is no agent of that name.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise TargetError(f"TARGET {target!r}: it must be module:agent or file.py:agent")
+    is_file = place.endswith(".py") or os.sep in place
+    module = _import_file(target, Path(place)) if is_file else _import_module(target, place)
+    found: object = module
+    for step in name.split("."):
+        if not hasattr(found, step):
+            raise TargetError(f"TARGET {target!r}: {place!r} has no attribute {name!r}.{_advice(module, name)}")
+        found = getattr(found, step)
+    if not isinstance(found, Agent):
+        kind = type(found).__name__
+        raise TargetError(f"TARGET {target!r}: {name!r} is of type {kind}, not an Agent.{_advice(module, name)}")
+    return found
+
+
+def _advice(module: ModuleType, name: str) -> str:
+    agents = sorted(key for key, value in vars(module).items() if isinstance(value, Agent))
+    near = difflib.get_close_matches(name, agents, n=1)
+    if near:
+        return f" Did you mean {near[0]!r}?"
+    return f" Agents there: {', '.join(agents)}." if agents else " There is no agent in it."
+
+
+def _import_first_from(folder: Path) -> None:
+    path = str(folder)
+    if path not in sys.path:
+        sys.path.insert(0, path)
+
+
+def _import_module(target: str, name: str) -> ModuleType:
+    _import_first_from(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise TargetError(
+                f"TARGET {target!r}: there is no module {error.name!r}, neither installed nor in the current folder"
+            ) from None
+        raise _broken(target, name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(target, name, error) from error
+
+
+def _import_file(target: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TargetError(f"TARGET {target!r}: there is no file {str(path)!r}")
+    # A name that no module has: a file called json.py must not stand in for the real one.
+    name = f"agentloop_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"TARGET {target!r}: {str(path)!r} isn't a Python file (*.py)")
+    _import_first_from(path.resolve().parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception | SystemExit):
+            raise _broken(target, str(path), error) from error
+        raise
+    return module
+
+
+def _broken(target: str, place: str, error: BaseException) -> TargetError:
+    """Return the error for a module whose own code raised, with the last lines of its traceback."""
+    ours = ("<frozen importlib", __file__, importlib.__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    lines = [*traceback.format_list(frames[-_FRAMES:]), *traceback.format_exception_only(error)]
+    text = bounded(redact("".join(lines).rstrip()), _MAX_CHARS)
+    return TargetError(f"TARGET {target!r}: importing {place!r} failed:\n{text}")
