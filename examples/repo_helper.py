@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
-from agentloop import Agent, tool
+
+from agentloop import Agent, ModelSettings, tool
 
 MAX_SHOWN = 20
 MAX_FILE = 10_000_000
@@ -136,6 +137,7 @@ agent = Agent(
     "repo helper",
     instructions="You answer questions about the files of a project, and about numbers.",
     model="local:",
+    model_settings=ModelSettings(temperature=0),
     tools=[count_lines, list_files, search_text, recent_commits, calculate],
     tool_use_behavior="stop_on_first_tool",
 )

@@ -96,7 +96,8 @@ async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
     late = anyio.current_time() >= live.timeout_at
     ours = live.scope.cancel_called or late
     live.scope.deadline = math.inf
-    if isinstance(ending, end.Raised) and end.raised_while_cancelled(ending.error) and (ours or enclosing_cancelled()):
+    if _in_cleanup(ending) and (ours or enclosing_cancelled()):
+        assert isinstance(ending, end.Raised)
         live.error = ending.error
         _report_late(live, error=ending.error)
         await checkpoint_if_cancelled()
@@ -108,6 +109,13 @@ async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
         _report_late(live, value=ending.value)
         return _by_cause(live)
     return ending
+
+
+def _in_cleanup(ending: end.Ending | None) -> bool:
+    """Tell whether *ending* is an ordinary error that came up while a cancellation was passing through the body."""
+    if not isinstance(ending, end.Raised) or not isinstance(ending.error, Exception):
+        return False
+    return end.raised_while_cancelled(ending.error)
 
 
 def _by_cause(live: LiveCall) -> end.Ending:

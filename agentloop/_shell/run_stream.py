@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, final
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop._shell.drive import execute
@@ -77,7 +78,15 @@ class RunStream(Generic[OutputT]):
     async def _main(self, live: LiveRun) -> None:
         try:
             with self._scope:
-                await execute(live, self._given, self._max_turns, self._timeout)
+                try:
+                    await execute(live, self._given, self._max_turns, self._timeout)
+                except cancelled_types():
+                    # The cancellation ends here: whoever holds the block meets it there anyway. Left to go on, it would
+                    # make anyio move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the
+                    # holder's task, and take back a native cancellation of his.
+                    self._scope.shield = True
+                    self._scope.cancel()
+                    raise
         except cancelled_types():
             raise
         except GeneratorExit:
@@ -105,6 +114,7 @@ class RunStream(Generic[OutputT]):
             self._stop()
         # The block's own exception is not the group's business: passed on, it would come back wrapped.
         await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - as above
+        await checkpoint_if_cancelled()  # noqa: ASYNC102 - the holder's own cancellation goes on, if there is one
         error = self._error
         if error is None:
             return False

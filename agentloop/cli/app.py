@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import anyio
 import click
@@ -45,7 +45,7 @@ app.add_command(model)
 @click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Runs at once.")
 @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 def run(
-    target: str, request: str | None, source: IO[bytes] | None, as_json: bool, traceback: bool, **options: Any
+    target: str, request: str | None, source: BinaryIO | None, as_json: bool, traceback: bool, **options: Any
 ) -> None:
     """Run the agent at TARGET (module:agent or file.py:agent) on REQUEST.
 
@@ -66,7 +66,7 @@ def run(
     sys.exit(_run_one(job, request or "") if source is None else _run_batch(job, source))
 
 
-def _source(request: str | None, source: IO[bytes] | None) -> IO[bytes] | None:
+def _source(request: str | None, source: BinaryIO | None) -> BinaryIO | None:
     """Return where requests are read from, or None for the one given.
 
     Raises:
@@ -82,12 +82,14 @@ def _source(request: str | None, source: IO[bytes] | None) -> IO[bytes] | None:
         return source
     if request is None and sys.stdin.isatty():
         raise click.UsageError("Give a REQUEST, --input FILE, or pipe requests in, one a line.")
-    return click.get_binary_stream("stdin")
+    return sys.stdin.buffer
 
 
 def _check_backend(backend: str) -> None:
     if find_spec(backend) is None:
-        raise UserError(f'--backend {backend} needs {backend}, which isn\'t installed. Run: pip install "agentloop[trio]"')
+        raise UserError(
+            f'--backend {backend} needs {backend}, which isn\'t installed. Run: pip install "agentloop[trio]"'
+        )
 
 
 def _run_one(job: Job, request: str) -> int:
@@ -95,7 +97,7 @@ def _run_one(job: Job, request: str) -> int:
     return _perform(job, lambda: run_one(job, request, show), lambda number: _announce(job), show.cancelled)
 
 
-def _run_batch(job: Job, source: IO[bytes]) -> int:
+def _run_batch(job: Job, source: BinaryIO) -> int:
     shown = job.err.is_terminal
     is_file = os.path.isfile(source.name) if isinstance(getattr(source, "name", None), str) else False
     bar = Bar(shown=shown, total=count_lines(source.name) if shown and is_file else None)

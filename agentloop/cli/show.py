@@ -13,10 +13,12 @@ from rich.text import Text as Styled
 
 from agentloop import events as ev
 from agentloop._shell.render import render
+from agentloop.agents import Agent
 from agentloop.cli import failure
 from agentloop.cli.streams import Output
 from agentloop.error_text import bounded, error_summary, first_line
-from agentloop.items import Content, Text, ToolCall
+from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
+from agentloop.items import ITEM_TYPES, Content, Text, ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.results import RunResult
 from agentloop.schema import to_json_value
@@ -231,20 +233,21 @@ def _result(status: str, output: Any, **more: Any) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return a record-like value as JSON: attrs values by field, agents and guardrails by name, errors in words."""
-    if attrs.has(type(value)) and not hasattr(value, "name"):
-        return {
+    if isinstance(value, Agent | ToolInputGuardrail | ToolOutputGuardrail):
+        return value.name
+    if attrs.has(type(value)):
+        fields = {
             field.name: plain(getattr(value, field.name))
             for field in attrs.fields(type(value))
             if field.name not in _LEFT_OUT
         }
-    if isinstance(value, ToolCall):
-        return {"call_id": value.call_id, "name": value.name, "arguments": value.arguments}
+        return {"kind": type(value).__name__, **fields} if isinstance(value, ITEM_TYPES) else fields
     if isinstance(value, BaseException):
         return error_summary(value)
     if isinstance(value, list | tuple):
         return [plain(member) for member in value]
     if value is not None and not isinstance(value, str | int | float | Mapping):
-        return getattr(value, "name", None) or type(value).__name__
+        return type(value).__name__
     return _json_value(value)
 
 

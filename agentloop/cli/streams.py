@@ -70,6 +70,7 @@ class Output:
         """Write *text* from outside the event loop, giving up when the reader stands still for a second."""
         self._take(text, encoding)
         while self._pending:
+            assert self._descriptor is not None
             if self._waits and not select.select([], [self._descriptor], [], _PATIENCE)[1]:
                 return
             self._write_some()

@@ -46,10 +46,8 @@ Canceller = Callable[[anyio.Event, Callable[[], Awaitable[Any]]], Awaitable[None
 
 
 @pytest.fixture(params=["scope", "native"])
-def cancelled(request: pytest.FixtureRequest, anyio_backend: Backend) -> Canceller:
-    """Cancel a run by a scope around it, and (on asyncio, where there is such a thing) by `Task.cancel()`."""
-    if request.param == "native" and anyio_backend[0] != "asyncio":
-        return cancelled_at
+def cancelled(request: pytest.FixtureRequest) -> Canceller:
+    """Cancel a run by a scope around it, and (on asyncio, see `conftest.py`) by `Task.cancel()`."""
     return natively_cancelled_at if request.param == "native" else cancelled_at
 
 
@@ -194,6 +192,7 @@ async def test_unshielded_awaits_in_cleanup_fail_at_once_and_ctx_cleanup_goes_on
 
 
 @pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio-virtual")
 @pytest.mark.scenario("PC-03")
 async def test_ctx_cleanup_is_cut_at_the_one_cleanup_deadline(
     run_mode: Run, cancelled: Canceller, anyio_backend: Backend
@@ -228,6 +227,7 @@ async def test_ctx_cleanup_is_cut_at_the_one_cleanup_deadline(
 
 
 @pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio-virtual")
 @pytest.mark.scenario("PC-03", "LX-51")
 async def test_body_with_a_shield_of_its_own_is_awaited_and_named(
     run_mode: Run, cancelled: Canceller, anyio_backend: Backend

@@ -406,6 +406,7 @@ async def _fail_together(run_mode: Run, wait: Any) -> None:
     assert statuses(caught.value.run_data) == ["failed"] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SF-06", "SF-09")
 async def test_of_failures_after_one_checkpoint_the_first_in_model_order_is_raised(run_mode: Run) -> None:
     """Every time, with five notes."""
@@ -413,6 +414,7 @@ async def test_of_failures_after_one_checkpoint_the_first_in_model_order_is_rais
         await _fail_together(run_mode, _pass_by_sleep_zero)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SF-06")
 async def test_of_failures_after_one_event_the_first_in_model_order_is_raised(run_mode: Run) -> None:
     """Every time, with five notes."""
@@ -427,6 +429,7 @@ async def test_of_failures_after_one_event_the_first_in_model_order_is_raised(ru
         await _fail_together(run_mode, together)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SF-06")
 async def test_of_failures_set_off_from_outside_the_first_in_model_order_is_raised(run_mode: Run) -> None:
     """One event, set by a task that is no call."""
@@ -448,6 +451,7 @@ async def test_of_failures_set_off_from_outside_the_first_in_model_order_is_rais
             await _fail_together(run_mode, together)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SF-06")
 @pytest.mark.backends("trio-virtual")
 async def test_of_failures_after_equal_sleeps_the_first_in_model_order_is_raised(run_mode: Run) -> None:
