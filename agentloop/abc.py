@@ -1,11 +1,11 @@
-"""The edges as protocols: what a run asks of a model, and later of a session, a journal and instruments.
+"""The edges as protocols: what a run asks of a model, a session, instruments, and later of a journal.
 
 Implement one of these and the runtime can't tell it from the library's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import attrs
 
 from agentloop.effects import Effect
-from agentloop.items import ToolCall
+from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.records import Record
 
@@ -27,8 +27,11 @@ class Model(Protocol):
     """
 
     holds_resources: bool = False
-    is_open: bool = True
-    """False while a run must enter it before asking; a model with nothing to open is always open."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked as it is; False while it must be entered first."""
+        return True
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Ask the model. Entering sends the request; leaving closes the response, also when cancelled.
@@ -69,6 +72,40 @@ class ModelProvider(Protocol):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool | None:
         return None
+
+
+@runtime_checkable
+class Session(Protocol):
+    """The items of a conversation that outlives its runs. A call that is cancelled has done all of its work or none."""
+
+    async def get_items(self, limit: int | None = None) -> list[Item]:
+        """Return the latest *limit* items in chronological order; None = all of them."""
+        ...
+
+    async def add_items(self, items: Sequence[Item]) -> None:
+        """Append *items*: all of them, side by side, or none."""
+        ...
+
+    async def pop_item(self) -> Item | None:
+        """Remove the latest item and return it; None where there is none."""
+        ...
+
+    async def clear(self) -> None:
+        """Remove everything."""
+        ...
+
+
+@runtime_checkable
+class ReplaceableSession(Session, Protocol):
+    """A session whose items can be exchanged in one step, which compaction asks for."""
+
+    async def replace(self, items: Sequence[Item], *, expect: Sequence[Item]) -> None:
+        """Put *items* in the place of all items, if these still are *expect* (as `get_items()` gave them).
+
+        Raises:
+            SessionConflict: if the session has changed; it is left as it is.
+        """
+        ...
 
 
 class Effects(Protocol):

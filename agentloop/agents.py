@@ -10,8 +10,13 @@ import attrs
 from agentloop.abc import Model
 from agentloop.config import ModelSettings, check_count
 from agentloop.context import Callback
-from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.exceptions import UserError, UserTypeError, UserValueError
+from agentloop.guardrails import InputGuardrail, OutputGuardrail
+from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
+from agentloop.items import Content, ToolCall
+from agentloop.naming import snake_case
+from agentloop.output_schema import output_schema
 from agentloop.schema import function_schema
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
@@ -30,7 +35,25 @@ class StopAtTools:
     names: tuple[str, ...] = attrs.field(converter=_to_names)
 
 
-ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools
+@attrs.frozen(kw_only=True)
+class ToolsToFinalOutput:
+    """What a callable `tool_use_behavior` answers: whether the tools' outputs end the run, and with what."""
+
+    is_final: bool
+    output: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class ToolResult:
+    """One settled call, as a callable `tool_use_behavior` is given it: the Python `value` and the model's `output`."""
+
+    tool: FunctionTool | None
+    call: ToolCall
+    value: Any
+    output: Content | None
+
+
+ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools | Callback
 
 
 def _ask(input: str) -> str:
@@ -63,7 +86,7 @@ def _model(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: objec
         raise _fault(agent, attribute, "a model or its name", value)
 
 
-def _sequence_of(kind: type, needed: str) -> Any:
+def _sequence_of(kind: type | tuple[type, ...], needed: str) -> Any:
     def validate(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise _fault(agent, attribute, f"a sequence of {needed}", value)
@@ -75,13 +98,31 @@ def _sequence_of(kind: type, needed: str) -> Any:
 
 
 def _behavior(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    if value not in ("run_llm_again", "stop_on_first_tool") and not isinstance(value, StopAtTools):
-        raise _fault(agent, attribute, "'run_llm_again', 'stop_on_first_tool' or StopAtTools", value)
+    if isinstance(value, StopAtTools) or callable(value):
+        return
+    if value not in ("run_llm_again", "stop_on_first_tool"):
+        raise _fault(agent, attribute, "'run_llm_again', 'stop_on_first_tool', StopAtTools or a callable", value)
 
 
 def _execution(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
     if value not in ("concurrent", "sequential"):
         raise UserValueError(f"Agent.{attribute.name}: 'concurrent' or 'sequential' is needed, not {value!r}")
+
+
+def _handoffs(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    _sequence_of((Agent, Handoff), "agents or handoffs")(agent, attribute, value)
+
+
+def _output_type(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    try:
+        output_schema(value)
+    except UserError as error:
+        raise UserTypeError(f"Agent.{attribute.name}: {error}") from error
+
+
+def _flag(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise _fault(agent, attribute, "True or False", value)
 
 
 def _is(kind: type | tuple[type, ...], needed: str) -> Any:
@@ -104,14 +145,23 @@ class Agent(Generic[ContextT, OutputT]):
         model: A model, or a model string such as `"openai-chat:NAME"` or `"local:"`.
         model_settings: How to ask it.
         tools: What the model may call.
+        handoff_description: Tells other agents' models what this one is for.
+        handoffs: Agents, or `Handoff`s, the model may give the conversation to.
+        input_guardrails: Judge the input of a run that starts with this agent.
+        output_guardrails: Judge the final output, when this agent makes it.
+        output_type: The type of the final output; None or `str` is text. `OutputType(type, strict=False)` asks the
+            model without a strict schema.
         hooks: Called while this agent is at work.
+        reset_tool_choice: Whether a demanded tool choice is dropped once this agent has used a tool.
         tool_use_behavior: What follows tool calls: ask the model again, finish with the first call's output
-            (`"stop_on_first_tool"`), or finish at certain tools (`StopAtTools`).
+            (`"stop_on_first_tool"`), finish at certain tools (`StopAtTools`), or as a callable of `(ctx, results)`
+            says (`ToolsToFinalOutput`).
         tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
     """
 
     name: str = attrs.field(validator=_name)
     instructions: str | Callback | None = attrs.field(default=None, kw_only=True, validator=_instructions)
+    handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=_is(str, "text"))
     model: str | Model | None = attrs.field(default=None, kw_only=True, validator=_model)
     model_settings: ModelSettings = attrs.field(
         factory=ModelSettings, kw_only=True, validator=_is(ModelSettings, "ModelSettings")
@@ -119,8 +169,19 @@ class Agent(Generic[ContextT, OutputT]):
     tools: Sequence[FunctionTool] = attrs.field(
         factory=list, kw_only=True, validator=_sequence_of(FunctionTool, "tools (made by @tool)")
     )
+    handoffs: Sequence[Agent[Any, Any] | Handoff] = attrs.field(factory=list, kw_only=True, validator=_handoffs)
+    input_guardrails: Sequence[InputGuardrail] = attrs.field(
+        factory=list, kw_only=True, validator=_sequence_of(InputGuardrail, "input guardrails (made by @input_guardrail)")
+    )
+    output_guardrails: Sequence[OutputGuardrail] = attrs.field(
+        factory=list,
+        kw_only=True,
+        validator=_sequence_of(OutputGuardrail, "output guardrails (made by @output_guardrail)"),
+    )
+    output_type: Any = attrs.field(default=None, kw_only=True, validator=_output_type)
     hooks: AgentHooks | None = attrs.field(default=None, kw_only=True, validator=_is(AgentHooks, "AgentHooks"))
     tool_use_behavior: ToolUseBehavior = attrs.field(default="run_llm_again", kw_only=True, validator=_behavior)
+    reset_tool_choice: bool = attrs.field(default=True, kw_only=True, validator=_flag)
     tool_execution: Literal["concurrent", "sequential"] = attrs.field(
         default="concurrent", kw_only=True, validator=_execution
     )
@@ -182,22 +243,3 @@ class Agent(Generic[ContextT, OutputT]):
             timeout_behavior=timeout_behavior,
             timeout_error_function=timeout_error_function,
         )
-
-
-def snake_case(name: str) -> str:
-    """Return *name* as a tool name: letters, digits and underscores, lower case."""
-    words = "".join(char if char.isalnum() and char.isascii() else " " for char in name).split()
-    return "_".join(words).lower() or "agent"
-
-
-def is_two_argument_callable(value: object) -> bool:
-    """Tell whether *value* can be called as `(ctx, agent)`."""
-    import inspect
-
-    try:
-        inspect.signature(value).bind(None, None)  # type: ignore[arg-type]  # a non-callable raises TypeError
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature: calling will tell
-        return callable(value)
-    return True

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -65,6 +65,81 @@ class JsonLimits:
 
 
 @attrs.frozen(kw_only=True)
+class RetryAdvice:
+    """What a failed model request says about making it again.
+
+    Attributes:
+        retryable: Whether asking again may help and does no harm.
+        retry_after: Seconds the provider asks to wait, clamped to a sane range; None where it doesn't.
+        reason: Why, in a few words.
+    """
+
+    retryable: bool
+    retry_after: float | None = None
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class RetryContext:
+    """What a retry policy is asked with: the error of attempt number *attempt* (from 1), and what it says itself."""
+
+    error: BaseException
+    attempt: int
+    advice: RetryAdvice
+
+
+RetryPolicy: TypeAlias = Callable[[RetryContext], bool | Awaitable[bool]]
+
+
+def _needed(check: Any) -> Any:
+    def validate(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None:
+            raise UserTypeError(f"{attribute.name}: a number is needed, not None")
+        check(instance, attribute, value)
+
+    return validate
+
+
+def _multiplier(_instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserTypeError(f"{attribute.name}: a number is needed, not {value!r}")
+    if not math.isfinite(value) or value < 1:
+        raise UserValueError(f"{attribute.name}: a finite number of at least 1 is needed, not {value!r}")
+
+
+def _policy(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not callable(value):
+        raise UserTypeError(f"ModelRetrySettings.{attribute.name}: a callable is needed, not {value!r}")
+
+
+def _bool(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise UserTypeError(f"{attribute.name}: True or False is needed, not {value!r}")
+
+
+@attrs.frozen
+class ModelRetrySettings:
+    """When a failed model request is made again, within its turn.
+
+    The wait before retry n is `initial_delay * multiplier ** (n - 1)` seconds, at most `max_delay`, with *jitter*
+    between half and all of that; never less than the provider's Retry-After. Nothing is retried once a part of the
+    response was shown, nor a cancellation.
+
+    Attributes:
+        max_retries: Attempts after the first.
+        policy: `(RetryContext) -> bool`, sync or async, decides in the place of `RetryContext.advice`; None leaves it
+            to that: no answer, timeouts and status 408, 409, 429 and from 500 on, unless the provider advises otherwise.
+    """
+
+    max_retries: int = attrs.field(validator=_needed(_count(0)))
+    initial_delay: float = attrs.field(default=0.25, validator=_needed(_seconds(zero=True)))
+    max_delay: float = attrs.field(default=2.0, validator=_needed(_seconds(zero=True)))
+    multiplier: float = attrs.field(default=2.0, validator=_multiplier)
+    jitter: bool = attrs.field(default=True, validator=_bool)
+    policy: RetryPolicy | None = attrs.field(default=None, validator=_policy)
+
+
+@attrs.frozen(kw_only=True)
 class ModelSettings:
     """How to ask a model. None means not given: the next level down decides (run over agent over model)."""
 
@@ -81,6 +156,11 @@ class ModelSettings:
     include: Sequence[str] | None = None
     timeout: float | None = attrs.field(default=None, validator=_seconds())
     """Seconds for one attempt."""
+    retry: ModelRetrySettings | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(attrs.validators.instance_of(ModelRetrySettings)),
+    )
+    """None: a failed request is final."""
     extra_headers: Mapping[str, str] | None = attrs.field(default=None, repr=False)
     extra_query: Mapping[str, str] | None = None
     extra_body: Mapping[str, Any] | None = None
@@ -136,6 +216,40 @@ class ToolErrorArgs:
 
 
 @attrs.frozen(kw_only=True)
+class SessionSettings:
+    """How a session is used: `limit` is how many of its latest items a run is shown; None = all."""
+
+    limit: int | None = attrs.field(default=None, validator=_count(0))
+
+
+@attrs.frozen(kw_only=True)
+class ModelInputData:
+    """What a `call_model_input_filter` is given and gives back: items and instructions for this one model call."""
+
+    input: tuple[Any, ...]
+    instructions: str | None
+    agent: Any = None
+    context: Any = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class ErrorHandlerData:
+    """What an error handler is given: the error, and what the run had achieved."""
+
+    error: Exception
+    run_data: Any
+    context: Any = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen
+class ErrorHandlerResult:
+    """The final output an error handler gives in place of its error, and whether the history keeps it."""
+
+    final_output: Any
+    include_in_history: bool = True
+
+
+@attrs.frozen(kw_only=True)
 class RunConfig:
     """How to run, for one run and the runs nested in it.
 
@@ -148,6 +262,14 @@ class RunConfig:
         tool_not_found_behavior: Whether a call of an unknown tool ends the run or is answered.
         tool_name_collision_policy: Whether two enabled tools of one name warn (the last wins) or raise `UserError`.
         output_store: Takes outputs past `max_output_chars`: `put(call, data) -> ref`.
+        input_guardrails, output_guardrails: Judge beside the agents' own, first in order.
+        handoff_input_filter: Filters every handoff that has no filter of its own.
+        nest_handoff_history: Show the next agent a summary of what came before.
+        call_model_input_filter: `(ModelInputData) -> ModelInputData`, decides what one model call is shown.
+        session_input_callback: `(history, new) -> items`, merges a session's items with the run's input.
+        session_settings: How the session is used.
+        loop_detection: Equal calls with equal results, in a row, before the model is warned; the next one ends the run.
+        hold_text_until_guarded: Hold back text deltas until the input guardrails have settled.
         json_limits: Bounds on model-made JSON.
         stream_buffer: Unread events above which a streamed run waits for its consumer.
         max_depth: How deep agent tools may nest.
@@ -167,6 +289,15 @@ class RunConfig:
         default="warn", validator=attrs.validators.in_(("warn", "error"))
     )
     output_store: Any = None
+    input_guardrails: Sequence[Any] = ()
+    output_guardrails: Sequence[Any] = ()
+    handoff_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)
+    nest_handoff_history: bool = False
+    call_model_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)
+    session_input_callback: Any = attrs.field(default=None, validator=_callable_or_none)
+    session_settings: SessionSettings | None = None
+    loop_detection: int | None = attrs.field(default=None, validator=_count(2))
+    hold_text_until_guarded: bool = False
     json_limits: JsonLimits = attrs.field(factory=JsonLimits)
     stream_buffer: int = attrs.field(default=256, validator=_count())
     max_depth: int = attrs.field(default=16, validator=_count())

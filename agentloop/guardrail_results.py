@@ -60,3 +60,31 @@ class ToolGuardrailResult:
     output: ToolInputVerdict | ToolOutputVerdict
     duration: float
     call: ToolCall
+
+
+@attrs.frozen
+class GuardrailFunctionOutput:
+    """What a guardrail of the run answers: anything in `output_info`, and whether the run is to be stopped."""
+
+    output_info: Any = None
+    tripwire_triggered: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class InputGuardrailResult:
+    """One answer of an input guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds."""
+
+    guardrail: Any
+    output: GuardrailFunctionOutput
+    duration: float
+
+
+@attrs.frozen(kw_only=True)
+class OutputGuardrailResult:
+    """One answer of an output guardrail, about the candidate `agent_output` of `agent`."""
+
+    guardrail: Any
+    output: GuardrailFunctionOutput
+    duration: float
+    agent: Any = None
+    agent_output: Any = attrs.field(default=None, repr=False)

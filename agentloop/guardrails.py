@@ -1,4 +1,4 @@
-"""Guardrails of tools: functions that judge a call's arguments before its body, or its output after it."""
+"""Guardrails: functions that judge a run's input and output, or a call's arguments and output."""
 
 from __future__ import annotations
 
@@ -45,6 +45,26 @@ def _name_of(fn: Callback) -> str:
 
 
 @attrs.frozen(eq=False)
+class InputGuardrail:
+    """Judges a run's input: *fn(ctx, agent, input)* gives `GuardrailFunctionOutput`.
+
+    With `run_in_parallel` it runs beside the first model call, whose calls wait for it; else the model call waits.
+    """
+
+    fn: Callback = attrs.field(validator=_check_callable)
+    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
+    run_in_parallel: bool = attrs.field(default=True, kw_only=True)
+
+
+@attrs.frozen(eq=False)
+class OutputGuardrail:
+    """Judges a candidate for the final output: *fn(ctx, agent, output)* gives `GuardrailFunctionOutput`."""
+
+    fn: Callback = attrs.field(validator=_check_callable)
+    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
+
+
+@attrs.frozen(eq=False)
 class ToolInputGuardrail:
     """Judges a call's arguments right before its body.
 
@@ -88,5 +108,34 @@ def tool_output_guardrail(fn: Callback | None = None, *, name: str | None = None
 
     def make(function: Callback) -> ToolOutputGuardrail:
         return ToolOutputGuardrail(function, name=name) if name else ToolOutputGuardrail(function)
+
+    return make if fn is None else make(fn)
+
+
+@overload
+def input_guardrail(fn: Callback, *, name: str | None = None, run_in_parallel: bool = True) -> InputGuardrail: ...
+@overload
+def input_guardrail(
+    fn: None = None, *, name: str | None = None, run_in_parallel: bool = True
+) -> Callable[[Callback], InputGuardrail]: ...
+def input_guardrail(fn: Callback | None = None, *, name: str | None = None, run_in_parallel: bool = True) -> Any:
+    """Make a function an input guardrail of runs; bare or with options."""
+
+    def make(function: Callback) -> InputGuardrail:
+        guardrail = InputGuardrail(function, run_in_parallel=run_in_parallel)
+        return attrs.evolve(guardrail, name=name) if name else guardrail
+
+    return make if fn is None else make(fn)
+
+
+@overload
+def output_guardrail(fn: Callback, *, name: str | None = None) -> OutputGuardrail: ...
+@overload
+def output_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], OutputGuardrail]: ...
+def output_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
+    """Make a function an output guardrail of runs; bare or with a name."""
+
+    def make(function: Callback) -> OutputGuardrail:
+        return OutputGuardrail(function, name=name) if name else OutputGuardrail(function)
 
     return make if fn is None else make(fn)

@@ -35,6 +35,8 @@ class RunStarted(_Record):
     agent: str
     input: tuple[Item, ...]
     max_turns: int | None
+    shown: tuple[Item, ...] | None = None
+    """What the model is shown first, where that is not `input` alone (a session's history before it)."""
 
 
 @attrs.frozen
@@ -78,6 +80,8 @@ class GuardrailSettled(_Record):
     verdict: str
     duration: float
     call_id: str | None = None
+    index: int = 0
+    """Place in declaration order among the guardrails of its stage."""
     info: Any = attrs.field(default=None, eq=False, repr=False)
     result: Any = attrs.field(default=None, eq=False, repr=False)
     """The live result object; in this process only."""
@@ -154,11 +158,12 @@ class BatchEnded(_Record):
 
 @attrs.frozen
 class HandedOff(_Record):
-    """Another agent took over."""
+    """Another agent took over. `ignored`: further handoffs of the response, answered and not taken."""
 
     call_id: str
     source_agent: str
     target_agent: str
+    ignored: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -168,6 +173,8 @@ class HistoryReplaced(_Record):
     reason: str
     keep: int
     items: tuple[Item, ...]
+    added: bool = False
+    """Whether *items* are the run's own and stand in its `new_items` too."""
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ LAYERS: dict[str, frozenset[str]] = {
     "values": frozenset(
         {
             "items",
+            "item_codec",
             "records",
             "events",
             "outcomes",
@@ -46,7 +47,9 @@ LAYERS: dict[str, frozenset[str]] = {
             "context",
             "limits",
             "agents",
+            "budget",
             "conditions",
+            "output_schema",
             "policies",
         }
     ),

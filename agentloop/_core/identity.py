@@ -7,18 +7,22 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from agentloop.config import JsonLimits
-from agentloop.items import ToolCall
+from agentloop.items import HandoffCall, ToolCall
 from agentloop.json_text import canonical_arguments
 from agentloop.tools import FunctionTool
 
 
-def same_invocation(a: ToolCall, b: ToolCall, limits: JsonLimits) -> bool:
-    """Tell whether two calls of one id ask for the same: equal tool, and arguments equal as JSON."""
-    if a.name != b.name or a.namespace != b.namespace:
+def same_invocation(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall, limits: JsonLimits) -> bool:
+    """Tell whether two calls of one id ask for the same: equal kind and tool, and arguments equal as JSON."""
+    if type(a) is not type(b) or a.name != b.name or _namespace(a) != _namespace(b):
         return False
     if a.arguments == b.arguments:
         return True
     return canonical_arguments(a.arguments, limits) == canonical_arguments(b.arguments, limits)
+
+
+def _namespace(call: ToolCall | HandoffCall) -> str | None:
+    return call.namespace if isinstance(call, ToolCall) else None
 
 
 def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:

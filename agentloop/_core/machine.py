@@ -6,15 +6,15 @@ differ only in how many records have been folded.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from agentloop._core.state import CallState, RunState
 from agentloop._core.turn import TurnView
-from agentloop.agents import StopAtTools, ToolUseBehavior
-from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded
-from agentloop.items import AssistantMessage, HostedToolCall
+from agentloop.agents import StopAtTools
+from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelRefusalError
+from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall
 from agentloop.records import RunEnded
 
 
@@ -29,10 +29,27 @@ class Settle:
 
 
 @attrs.frozen
+class Transfer:
+    """The agent hands over by *call*; the *ignored* ones are answered and not taken."""
+
+    call: HandoffCall
+    ignored: tuple[HandoffCall, ...]
+
+
+@attrs.frozen
 class CheckOutput:
-    """*output* is the candidate for the final output: judge it, then finish with it."""
+    """*output* is the candidate for the final output: judge it, then finish with it.
+
+    `made_by` is the call whose output it is; None where the model said it.
+    """
 
     output: Any
+    made_by: str | None = None
+
+
+@attrs.frozen
+class AskBehavior:
+    """Whether the calls' outputs end the run is the application's to say (a callable `tool_use_behavior`)."""
 
 
 @attrs.frozen
@@ -44,13 +61,14 @@ class Finish:
 
 @attrs.frozen
 class GiveUp:
-    """The run can't go on within its limits."""
+    """The run can't go on. `handler` names the error handler that may give a final output instead."""
 
     error: AgentLoopError
+    handler: Literal["max_turns", "model_refusal"]
 
 
-# Transfer (a handoff) and Pause (a pending approval) join this union with the records that make them due.
-Action: TypeAlias = CallModel | Settle | CheckOutput | Finish | GiveUp
+# Pause (a pending approval) joins this union with the records that make it due.
+Action: TypeAlias = CallModel | Settle | Transfer | CheckOutput | AskBehavior | Finish | GiveUp
 
 
 def next_action(state: RunState, view: TurnView | None) -> Action:
@@ -59,12 +77,20 @@ def next_action(state: RunState, view: TurnView | None) -> Action:
         return Finish(state.ended)
     if state.batch_open or state.conflict is not None or _has_unnamed_call(state):
         return Settle()
+    if state.handoffs_due:
+        first, *ignored = state.handoffs_due
+        return Transfer(first, tuple(ignored))
     if state.response is not None and view is not None:
-        candidate = final_candidate(state, view.agent.tool_use_behavior)
+        candidate = _candidate(state, view)
         if candidate is not None:
             return candidate
+    return turn_or_give_up(state)
+
+
+def turn_or_give_up(state: RunState) -> CallModel | GiveUp:
+    """Return the next turn, if there is one left."""
     if state.max_turns is not None and state.turn >= state.max_turns:
-        return GiveUp(MaxTurnsExceeded(state.max_turns))
+        return GiveUp(MaxTurnsExceeded(state.max_turns), "max_turns")
     return CallModel()
 
 
@@ -72,17 +98,24 @@ def _has_unnamed_call(state: RunState) -> bool:
     return state.response is not None and any(getattr(item, "call_id", None) == "" for item in state.response)
 
 
-def final_candidate(state: RunState, behavior: ToolUseBehavior) -> CheckOutput | None:
-    """Return the candidate for the final output that the current turn has made, if any."""
+def _candidate(state: RunState, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
     if state.batch:
-        return _from_tools(state.batch, behavior)
+        return _from_tools(state.batch, view.agent.tool_use_behavior)
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]
     if messages:
-        return CheckOutput(messages[-1].text)
+        return _from_message(messages[-1], typed=view.output is not None)
     if any(isinstance(item, HostedToolCall) for item in response) or _only_repeats(state):
         return None
-    return CheckOutput("")
+    return None if view.output is not None else CheckOutput("")
+
+
+def _from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | GiveUp | None:
+    if message.refusal is not None and not message.text:
+        return GiveUp(ModelRefusalError(message.refusal), "model_refusal")
+    if typed and not message.text.strip():
+        return None
+    return CheckOutput(message.text)
 
 
 def _only_repeats(state: RunState) -> bool:
@@ -90,14 +123,21 @@ def _only_repeats(state: RunState) -> bool:
     return bool(state.responses and state.responses[-1].items) and not state.response
 
 
-def _from_tools(batch: list[CallState], behavior: ToolUseBehavior) -> CheckOutput | None:
+def _from_tools(batch: list[CallState], behavior: object) -> CheckOutput | AskBehavior | None:
     if behavior == "run_llm_again":
         return None
+    if callable(behavior):
+        return AskBehavior()
     for call in batch:
         if call.outcome is None or call.outcome.output is None:
             continue
         if isinstance(behavior, StopAtTools) and call.call.name not in behavior.names:
             continue
-        output = call.outcome.output
-        return CheckOutput(output if isinstance(output, str) else call.outcome.value)
+        return CheckOutput(tool_output(call), made_by=call.call.call_id)
     return None
+
+
+def tool_output(call: CallState) -> Any:
+    """Return a settled call's output as a final output: text as it is, else the Python value."""
+    assert call.outcome is not None
+    return call.outcome.output if isinstance(call.outcome.output, str) else call.outcome.value

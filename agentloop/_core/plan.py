@@ -15,7 +15,7 @@ from agentloop._core.state import CallState, RunState
 from agentloop._core.turn import TurnView
 from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError
-from agentloop.items import ToolCall
+from agentloop.items import HandoffCall, ToolCall
 from agentloop.json_text import canonical, parse_object
 from agentloop.outcomes import CallOutcome
 from agentloop.schema import BoundArguments
@@ -128,7 +128,7 @@ def plan_response(view: TurnView, state: RunState, rules: PlanRules) -> Plan:
 
 def _check_identities(state: RunState) -> None:
     for item in state.response or ():
-        if isinstance(item, ToolCall) and not item.call_id:
+        if isinstance(item, ToolCall | HandoffCall) and not item.call_id:
             raise ModelBehaviorError(f"The model called tool {item.name!r} without a call id")
     if state.conflict is not None:
         conflict = state.conflict

@@ -19,7 +19,7 @@ import msgspec
 from agentloop import records as r
 from agentloop._core.identity import same_invocation
 from agentloop.config import JsonLimits
-from agentloop.items import Item, Reasoning, ToolCall, ToolOutput
+from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage, Usage
@@ -77,22 +77,28 @@ class UsageMeter:
         )
 
 
+IGNORED_HANDOFF = "Multiple handoffs detected, ignoring this one."
+
+
 def drop_repeats(
-    items: Iterable[Item], known: Callable[[str], ToolCall | None], limits: JsonLimits
-) -> tuple[list[Item], ToolCall | None]:
+    items: Iterable[Item], known: Callable[[str], ToolCall | HandoffCall | None], limits: JsonLimits
+) -> tuple[list[Item], ToolCall | HandoffCall | None]:
     """Return a response's items without calls made before, and the first call that contradicts an earlier one.
 
     A repeated call leaves together with the reasoning that led to it. A contradicting call (same id, other tool or
     arguments) is left out too: planning refuses the whole response.
     """
     kept: list[Item] = []
-    fresh: dict[str, ToolCall] = {}
-    conflict: ToolCall | None = None
+    fresh: dict[str, ToolCall | HandoffCall] = {}
+    conflict: ToolCall | HandoffCall | None = None
     for item in items:
-        earlier = (fresh.get(item.call_id) or known(item.call_id)) if isinstance(item, ToolCall) else None
-        if not isinstance(item, ToolCall) or earlier is None:
+        if not isinstance(item, ToolCall | HandoffCall):
             kept.append(item)
-            if isinstance(item, ToolCall) and item.call_id:
+            continue
+        earlier = fresh.get(item.call_id) or known(item.call_id)
+        if earlier is None:
+            kept.append(item)
+            if item.call_id:
                 fresh[item.call_id] = item
             continue
         if conflict is None and not same_invocation(earlier, item, limits):
@@ -126,7 +132,15 @@ class RunState:
         self.batch: list[CallState] = []
         self.batch_open = False
         self.released = 0
-        self.conflict: ToolCall | None = None
+        self.conflict: ToolCall | HandoffCall | None = None
+        self.handoffs: dict[str, HandoffCall] = {}
+        self.handoffs_due: list[HandoffCall] = []
+        self.tool_users: set[str] = set()
+        """Agents that have used a tool in this run, by name."""
+        self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
+        """Last output of a call by tool and arguments, and how often in a row it was that."""
+        self.turn_began = 0
+        """Where in `new_items` the current turn begins."""
         self.response: list[Item] | None = None
         """Items of the current turn's response; None while the model is due."""
         self.receipts: dict[str, str] = {}
@@ -191,30 +205,35 @@ class RunState:
     def _run_started(self, record: r.RunStarted) -> None:
         self.run_id, self.agent, self.max_turns = record.run_id, record.agent, record.max_turns
         self.input = record.input
-        self.history.extend(record.input)
+        self.history.extend(record.input if record.shown is None else record.shown)
 
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
         self.response = None
         self.batch, self.batch_open, self.released = [], False, 0
+        self.turn_began = len(self.new_items)
 
     def _model_responded(self, record: r.ModelResponded) -> None:
         response = record.response
         self.meter.add(response.usage)
         self.responses.append(response)
-        known = self.calls
-        kept, self.conflict = drop_repeats(
-            response.items, lambda call_id: known[call_id].call if call_id in known else None, self.limits
-        )
+        kept, self.conflict = drop_repeats(response.items, self._known, self.limits)
         for item in kept:
             if isinstance(item, ToolCall) and item.call_id:
                 state = CallState(item, record.turn, len(self.batch))
-                known[item.call_id] = state
+                self.calls[item.call_id] = state
                 self.batch.append(state)
+            elif isinstance(item, HandoffCall) and item.call_id:
+                self.handoffs[item.call_id] = item
+                self.handoffs_due.append(item)
         self.response = kept
         self.batch_open = bool(self.batch)
         self.history.extend(kept)
         self.new_items.extend(kept)
+
+    def _known(self, call_id: str) -> ToolCall | HandoffCall | None:
+        call = self.calls.get(call_id)
+        return call.call if call is not None else self.handoffs.get(call_id)
 
     def _model_failed(self, record: r.ModelFailed) -> None:
         if record.counted:
@@ -232,6 +251,9 @@ class RunState:
         call.tool, call.outcome = record.tool, record.outcome
         if record.receipt is not None and record.outcome.status == "succeeded":
             self.receipts.setdefault(record.receipt, record.call_id)
+        key = (record.tool, call.call.arguments)
+        last, count = self.repeats.get(key, (None, 0))
+        self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
 
     def _item_released(self, record: r.ItemReleased) -> None:
         call = self.calls[record.call_id]
@@ -245,6 +267,29 @@ class RunState:
             if call.outcome is not None and call.outcome.output is not None:
                 self.history.append(ToolOutput(call.call.call_id, call.outcome.output))
         self.batch_open = False
+        if self.batch:
+            self.tool_users.add(self.agent)
+
+    def _handed_off(self, record: r.HandedOff) -> None:
+        source, target = record.source_agent, record.target_agent
+        outputs: list[Item] = [HandoffOutput(record.call_id, f"Handed over to {target}.", source, target)]
+        outputs += [HandoffOutput(call_id, IGNORED_HANDOFF, source, source) for call_id in record.ignored]
+        self.history.extend(outputs)
+        self.new_items.extend(outputs)
+        self.handoffs_due = []
+        self.response = None
+        self.agent = target
+
+    def _history_replaced(self, record: r.HistoryReplaced) -> None:
+        self.history[record.keep :] = record.items
+        if record.added:
+            self.new_items.extend(record.items)
+        if record.keep < self._digested:
+            self._digest, self._digested = hashlib.sha256(), 0
+
+    def _input_added(self, record: r.InputAdded) -> None:
+        self.history.extend(record.items)
+        self.new_items.extend(record.items)
 
     def _run_ended(self, record: r.RunEnded) -> None:
         self.ended = record
@@ -260,5 +305,8 @@ _FOLDS: dict[type, Callable[[RunState, Any], None]] = {
     r.CallSettled: RunState._call_settled,
     r.ItemReleased: RunState._item_released,
     r.BatchEnded: RunState._batch_ended,
+    r.HandedOff: RunState._handed_off,
+    r.HistoryReplaced: RunState._history_replaced,
+    r.InputAdded: RunState._input_added,
     r.RunEnded: RunState._run_ended,
 }

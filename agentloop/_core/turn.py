@@ -9,7 +9,9 @@ import attrs
 
 from agentloop.agents import Agent
 from agentloop.config import ModelSettings
+from agentloop.handoffs import Handoff
 from agentloop.items import Item
+from agentloop.output_schema import TypedOutput
 from agentloop.tools import FunctionTool
 
 
@@ -22,7 +24,9 @@ class TurnView:
         system: The resolved instructions.
         tools: Enabled tools in declaration order, collisions resolved.
         by_key: The same by lookup key.
-        settings: Model settings after every overlay.
+        settings: Model settings after every overlay, with the tool choice of this turn.
+        handoffs: Enabled handoffs in declaration order.
+        output: The typed form of the final output; None for text.
         model: The model, as the shell resolved it.
         input: What the model is shown (history at the turn's start).
     """
@@ -32,5 +36,7 @@ class TurnView:
     tools: tuple[FunctionTool, ...]
     by_key: Mapping[str, FunctionTool]
     settings: ModelSettings
+    handoffs: tuple[Handoff, ...] = ()
+    output: TypedOutput | None = None
     model: Any
     input: tuple[Item, ...] = ()

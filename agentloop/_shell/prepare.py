@@ -10,8 +10,8 @@ from agentloop import effects as e
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.live import LiveRun
-from agentloop.agents import is_two_argument_callable
 from agentloop.exceptions import UserError, UserTypeError
+from agentloop.naming import takes
 from agentloop.tools import FunctionTool
 
 logger = logging.getLogger("agentloop")
@@ -43,7 +43,7 @@ async def _instructions(run: LiveRun) -> str | None:
     given = run.agent.instructions
     if given is None or isinstance(given, str):
         return given
-    if not is_two_argument_callable(given):
+    if not takes(given, 2):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
     effect = e.Ask(run.path, "instructions", str(run.state.turn + 1), lambda: ask(given, run.context, run.agent))
     text = await run.effects.perform(effect)

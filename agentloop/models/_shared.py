@@ -46,7 +46,7 @@ class Shared(Generic[T]):
                     slot.value = await self._open()
                 return slot.value
         except BaseException:
-            await self._release(token, slot)
+            await self._release(token, slot)  # noqa: ASYNC102 - shielded inside
             raise
 
     async def leave(self) -> None:

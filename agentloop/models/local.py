@@ -84,6 +84,11 @@ class LocalModel(Model):
         return self._children.current() is not None
 
     @property
+    def is_open(self) -> bool:
+        """Whether it can be asked as it is."""
+        return self.is_entered
+
+    @property
     def pid(self) -> int | None:
         """The child's process id, or None while it doesn't run."""
         child = self._children.current()
@@ -96,7 +101,7 @@ class LocalModel(Model):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await self._children.leave()
+        await self._children.leave()  # noqa: ASYNC102 - shielded inside
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Ask the model. Leaving early frees its place at once.
@@ -154,7 +159,7 @@ class LocalModel(Model):
         except BaseException:
             with log:
                 if process is not None:
-                    await _end(process)
+                    await _end(process)  # noqa: ASYNC102 - shielded inside
             raise
 
     def _command(self, file: Path) -> list[str]:
@@ -173,7 +178,7 @@ async def _first_line(process: Process, log: IO[bytes]) -> dict[str, Any]:
     assert process.stdout is not None
     line = b""
     try:
-        with anyio.fail_after(START_TIMEOUT):
+        with anyio.fail_after(START_TIMEOUT):  # noqa: ASYNC912 - receiving is a cancel point
             while b"\n" not in line:
                 line += await process.stdout.receive()
     except TimeoutError:

@@ -71,6 +71,11 @@ class OpenAIChatModel(Model):
         """Whether the model is open in the running event loop."""
         return self._drivers.current() is not None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked as it is: entered, or with an HTTP client of the application's."""
+        return self.is_entered or not self.holds_resources
+
     async def __aenter__(self) -> Self:
         self._require_key()
         await self._drivers.enter()
@@ -79,7 +84,7 @@ class OpenAIChatModel(Model):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await self._drivers.leave()
+        await self._drivers.leave()  # noqa: ASYNC102 - shielded inside
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Ask the model. Entering posts the request, leaving closes the response, also when cancelled.

@@ -107,7 +107,7 @@ class Providers:
         tasks, self._tasks = self._tasks, None
         self._over.set()
         # The body's own exception isn't the group's business: passed on, it would come back wrapped.
-        await tasks.__aexit__(None, None, None)
+        await tasks.__aexit__(None, None, None)  # noqa: ASYNC102 - joins; the tasks end by themselves
         if self._errors and exc is None:
             first, *others = self._errors
             for other in others:

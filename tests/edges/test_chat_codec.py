@@ -176,7 +176,7 @@ def test_tools_and_handoffs_are_sent_as_functions() -> None:
     assert (second["function"]["name"], second["function"]["strict"]) == ("transfer_to_b", False)
     assert "tool_choice" not in body
     assert "parallel_tool_calls" not in body
-    with pytest.raises(UserError, match="'f'.*'space'"):
+    with pytest.raises(UserError, match=r"'f'.*'space'"):
         encode(ask(tools=[Definition("f", namespace="space")]), "m")
 
 
@@ -245,7 +245,7 @@ def test_settings_go_to_their_fields() -> None:
 def test_extra_args_that_collide_with_a_set_field_are_a_type_error() -> None:
     """All of them are named, none of their values."""
     settings = ModelSettings(temperature=0.5, extra_args={"stream": 0, "temperature": "s3cret", "seed": 1})
-    with pytest.raises(UserTypeError, match="stream, temperature$"):
+    with pytest.raises(UserTypeError, match=r"stream, temperature$"):
         encode(ask(settings=settings), "m")
 
 

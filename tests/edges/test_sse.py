@@ -1,6 +1,7 @@
 """The decoder of server-sent events."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -67,7 +68,7 @@ def test_any_split_of_any_bytes_gives_the_same_events(parts: list[bytes], cuts: 
     """The decoder knows nothing of where a read ended."""
     stream = b"".join(parts)
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    pieces = [stream[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [stream[start:end] for start, end in pairwise(edges)]
     assert decode(pieces) == decode([stream])
 
 

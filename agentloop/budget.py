@@ -1,0 +1,160 @@
+"""What a run may use up, and the ledger of what it has. Pure: no clock, no waiting, each step whole.
+
+Limits are checked at admission: a request or call that is under way is never cut because of them, and what it then
+costs may overshoot. One ledger serves a run and all that is nested in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+
+from agentloop.config import check_count
+from agentloop.exceptions import UsageLimitExceeded, UserTypeError, UserValueError
+from agentloop.usage import Usage
+
+Amount: TypeAlias = Decimal | int | float
+_NOTHING: Final = Decimal(0)
+
+
+def to_amount(name: str, value: Amount) -> Decimal:
+    """Return a cost as a Decimal; a float counts as the number it shows (0.1 is a tenth).
+
+    Raises:
+        UserTypeError, UserValueError: naming what is no finite number from 0 on.
+    """
+    if isinstance(value, bool) or not isinstance(value, Decimal | int | float):
+        raise UserTypeError(f"{name}: a number is needed, not {value!r}")
+    amount = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    if not amount.is_finite() or amount < 0:
+        raise UserValueError(f"{name}: a finite number from 0 on is needed, not {value!r}")
+    return amount
+
+
+def _to_limit(value: Amount | None) -> Decimal | None:
+    return None if value is None else to_amount("UsageLimits.cost", value)
+
+
+def _count(_instance: object, attribute: attrs.Attribute[Any], value: int | None) -> None:
+    check_count(f"UsageLimits.{attribute.name}", value, least=0)
+
+
+@attrs.frozen
+class UsageLimits:
+    """What a run, nested runs included, may use; None = no limit.
+
+    Attributes:
+        requests: Model requests, failed attempts included.
+        input_tokens, output_tokens, total_tokens: A further request is refused once this many are used.
+        tool_calls: Calls whose bodies may start.
+        cost: Of requests (by `RunConfig.price`) and calls (by `tool(cost=…)`) together, in the unit of both.
+    """
+
+    requests: int | None = attrs.field(default=None, validator=_count)
+    input_tokens: int | None = attrs.field(default=None, validator=_count)
+    output_tokens: int | None = attrs.field(default=None, validator=_count)
+    total_tokens: int | None = attrs.field(default=None, validator=_count)
+    tool_calls: int | None = attrs.field(default=None, validator=_count)
+    cost: Decimal | None = attrs.field(default=None, converter=_to_limit)
+
+
+@attrs.define(eq=False)
+class Reservation:
+    """Room for one call, taken from a `Budget`, which changes it."""
+
+    cost: Decimal
+    state: Literal["held", "spent", "released"] = "held"
+
+
+@attrs.define(eq=False)
+class Budget:
+    """The ledger of one run. Its methods are synchronous, so on one event loop each is atomic. Not thread-safe.
+
+    A call holds its cost from admission on (`reserve_call`). It is spent when the body starts (`spend`), whatever comes
+    of it, or given back when the call turns out not to start (`release`).
+
+    Attributes:
+        limits: What it keeps.
+        calls: Calls that hold room or have spent it.
+        spent: Cost of requests and started calls.
+        held: Cost of calls that are admitted and haven't started.
+    """
+
+    # Invariant: spent + held and calls exceed their limits by requests alone, never by a reservation.
+    limits: UsageLimits = attrs.field(factory=UsageLimits)
+    calls: int = 0
+    spent: Decimal = _NOTHING
+    held: Decimal = _NOTHING
+
+    def charge(self, cost: Amount) -> None:
+        """Count what a model request cost.
+
+        Raises:
+            UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
+        """
+        self.spent += to_amount("price", cost)
+
+    def check_request(self, usage: Usage) -> None:
+        """Return if one more model request may be made after *usage*.
+
+        Raises:
+            UsageLimitExceeded: naming each limit that is spent, with its numbers.
+        """
+        if reasons := list(self._spent_by(usage)):
+            raise UsageLimitExceeded(f"Usage limit exceeded: {', '.join(reasons)}")
+
+    def _spent_by(self, usage: Usage) -> Iterator[str]:
+        limits = self.limits
+        rows: tuple[tuple[str, int | Decimal, int | Decimal | None], ...] = (
+            ("requests", usage.requests, limits.requests),
+            ("input_tokens", usage.input_tokens, limits.input_tokens),
+            ("output_tokens", usage.output_tokens, limits.output_tokens),
+            ("total_tokens", usage.total_tokens, limits.total_tokens),
+            ("cost", self.spent, limits.cost),
+        )
+        for name, used, limit in rows:
+            if limit is not None and used >= limit:
+                yield f"{name} {used:f} of {limit:f}" if isinstance(used, Decimal) else f"{name} {used} of {limit}"
+
+    def refusal(self, cost: Amount = 0) -> str | None:
+        """Return why a call of *cost* can't be admitted now, with names and numbers; None where it can.
+
+        Raises:
+            UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
+        """
+        limits, amount = self.limits, to_amount("cost", cost)
+        if limits.tool_calls is not None and self.calls >= limits.tool_calls:
+            return f"tool_calls {self.calls} of {limits.tool_calls}"
+        if limits.cost is not None and self.spent + self.held + amount > limits.cost:
+            return f"cost {self.spent + self.held:f} of {limits.cost:f}, and this call costs {amount:f}"
+        return None
+
+    def reserve_call(self, cost: Amount = 0) -> Reservation | None:
+        """Take room for one call of *cost*; None, and nothing taken, where `refusal` has a reason.
+
+        Raises:
+            UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
+        """
+        if self.refusal(cost) is not None:
+            return None
+        reservation = Reservation(to_amount("cost", cost))
+        self.calls += 1
+        self.held += reservation.cost
+        return reservation
+
+    def spend(self, reservation: Reservation) -> None:
+        """Note that the call starts: its cost stays spent. Does nothing unless it is held."""
+        if reservation.state == "held":
+            reservation.state = "spent"
+            self.held -= reservation.cost
+            self.spent += reservation.cost
+
+    def release(self, reservation: Reservation) -> None:
+        """Give the room of a call back that won't start. Does nothing unless it is held, so that any way out may."""
+        if reservation.state == "held":
+            reservation.state = "released"
+            self.calls -= 1
+            self.held -= reservation.cost

@@ -1,0 +1,67 @@
+"""A session in memory: it lives as long as its object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anyio.lowlevel import checkpoint
+
+from agentloop.items import Item
+from agentloop.sessions._checks import check_items, check_limit, check_session_id, conflict
+
+
+class MemorySession:
+    """A conversation in memory. For one event loop at a time; not thread-safe.
+
+    Every method is a checkpoint, taken before anything is changed: a cancelled call has done nothing.
+    """
+
+    def __init__(self, session_id: str = "default") -> None:
+        self.session_id = check_session_id(session_id)
+        self._items: list[Item] = []
+
+    def __repr__(self) -> str:
+        return f"MemorySession({self.session_id!r})"
+
+    async def get_items(self, limit: int | None = None) -> list[Item]:
+        """Return the latest *limit* items in chronological order; None = all of them.
+
+        Raises:
+            UserTypeError, UserValueError: if *limit* isn't None or a whole number from 0 on.
+        """
+        check_limit(limit)
+        await checkpoint()
+        return self._items[:] if limit is None else self._items[max(len(self._items) - limit, 0) :]
+
+    async def add_items(self, items: Sequence[Item]) -> None:
+        """Append *items*.
+
+        Raises:
+            UserTypeError: naming the position of what is no item; nothing is added.
+        """
+        added = check_items("items", items)
+        await checkpoint()
+        self._items += added
+
+    async def pop_item(self) -> Item | None:
+        """Remove the latest item and return it; None where there is none."""
+        await checkpoint()
+        return self._items.pop() if self._items else None
+
+    async def clear(self) -> None:
+        """Remove everything."""
+        await checkpoint()
+        self._items.clear()
+
+    async def replace(self, items: Sequence[Item], *, expect: Sequence[Item]) -> None:
+        """Put *items* in the place of all items, if these still are *expect* (as `get_items()` gave them).
+
+        Raises:
+            SessionConflict: if the session has changed; it is left as it is.
+            UserTypeError: naming the position of what is no item.
+        """
+        new, expected = check_items("items", items), check_items("expect", expect)
+        await checkpoint()
+        if tuple(self._items) != expected:
+            raise conflict(self.session_id, len(expected), len(self._items))
+        self._items[:] = new

@@ -1,0 +1,290 @@
+"""Sessions in a SQLite file, by the standard library's module in worker threads.
+
+One connection per object, used by one thread at a time. Two locks see to that: a limiter of one, bound to the event
+loop that is running, lets further calls wait without a thread; the lock inside the thread is what counts, since a
+native cancellation on asyncio, or a second loop, can get past the first. Every change is one transaction begun by
+BEGIN IMMEDIATE, so writers of several processes stand in line (`busy_timeout`) and a crash leaves all of a batch or
+nothing of it.
+
+A row that can't be read (cut off, written by something else, of a later format) is left out and named once in the log;
+it stays in the file until `clear`, and no other row suffers from it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio.to_thread
+import attrs
+from anyio import CapacityLimiter
+from anyio.lowlevel import current_token
+
+from agentloop.config import check_seconds
+from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
+from agentloop.item_codec import item_from_json, item_to_json
+from agentloop.items import Item
+from agentloop.sessions._checks import check_items, check_limit, check_session_id, conflict
+
+logger = logging.getLogger("agentloop")
+
+ResultT = TypeVar("ResultT")
+
+_PAUSE = 0.01
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS agentloop_session_items ("
+    "id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, item TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS agentloop_session_items_by_session ON agentloop_session_items (session_id, id)",
+)
+# The cast gives the bytes of whatever stands there, so that no foreign value can fail inside SQLite's own decoding.
+_LATEST_FIRST = "SELECT id, CAST(item AS BLOB) FROM agentloop_session_items WHERE session_id = ? ORDER BY id DESC"
+_INSERT = "INSERT INTO agentloop_session_items (session_id, item) VALUES (?, ?)"
+_DELETE_ROW = "DELETE FROM agentloop_session_items WHERE id = ?"
+_DELETE_ALL = "DELETE FROM agentloop_session_items WHERE session_id = ?"
+
+
+@attrs.frozen
+class _Row:
+    id: int
+    item: Item
+
+
+class SQLiteSession:
+    """A conversation in a SQLite file, which may hold many; `":memory:"` lives as long as this object.
+
+    Close it by `aclose` or use it as `async with`; afterwards it can't be used. Safe to share between tasks, event
+    loops, threads and, by other objects for the same file, processes. Works on whatever filesystem SQLite's WAL does.
+
+    Units: busy_timeout in seconds, how long a change waits for those of other connections.
+    Cancellation: a call waiting for its turn does nothing; one that has begun is awaited and completes.
+    Raises (all methods): StateError if the file can't be opened, isn't such a database, or stays locked; UserError
+        once closed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], session_id: str = "default", *, busy_timeout: float = 5.0) -> None:
+        try:
+            self._path = os.fsdecode(path)
+        except TypeError:
+            raise UserTypeError(f"path: a path is needed, not {path!r}") from None
+        self.session_id = check_session_id(session_id)
+        self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
+        self._in_thread = threading.Lock()
+        self._limiter: tuple[Any, CapacityLimiter] | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._closed = False
+        self._reported: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"SQLiteSession({self._path!r}, {self.session_id!r})"
+
+    # ------------------------------------------------------------------------------------------ the session
+
+    async def get_items(self, limit: int | None = None) -> list[Item]:
+        """Return the latest *limit* readable items in chronological order; None = all of them.
+
+        Raises:
+            UserTypeError, UserValueError: if *limit* isn't None or a whole number from 0 on.
+        """
+        check_limit(limit)
+        return await self._run(lambda connection: [row.item for row in self._rows(connection, limit)])
+
+    async def add_items(self, items: Sequence[Item]) -> None:
+        """Append *items* side by side, as one transaction.
+
+        Raises:
+            UserTypeError, UserValueError: naming the position of what is no item or has no JSON form; nothing is added.
+        """
+        texts = _texts("items", items)
+
+        def add(connection: sqlite3.Connection) -> None:
+            with _transaction(connection):
+                self._insert(connection, texts)
+
+        await self._run(add)
+
+    async def pop_item(self) -> Item | None:
+        """Remove the latest readable item and return it; None where there is none."""
+
+        def pop(connection: sqlite3.Connection) -> Item | None:
+            with _transaction(connection):
+                for row in self._rows(connection, 1):
+                    connection.execute(_DELETE_ROW, (row.id,))
+                    return row.item
+                return None
+
+        return await self._run(pop)
+
+    async def clear(self) -> None:
+        """Remove everything of this session, unreadable rows included."""
+
+        def clear(connection: sqlite3.Connection) -> None:
+            with _transaction(connection):
+                connection.execute(_DELETE_ALL, (self.session_id,))
+
+        await self._run(clear)
+
+    async def replace(self, items: Sequence[Item], *, expect: Sequence[Item]) -> None:
+        """Put *items* in the place of all readable items, if these still are *expect* (as `get_items()` gave them).
+
+        Raises:
+            SessionConflict: if the session has changed; it is left as it is.
+            UserTypeError, UserValueError: naming the position of what is no item or has no JSON form.
+        """
+        texts = _texts("items", items)
+        # As they come back from the file, where an array is a list whatever it was.
+        expected = [item_from_json(json.loads(text)) for text in _texts("expect", expect)]
+
+        def replace(connection: sqlite3.Connection) -> None:
+            with _transaction(connection):
+                rows = self._rows(connection, None)
+                if [row.item for row in rows] != expected:
+                    raise conflict(self.session_id, len(expected), len(rows))
+                connection.executemany(_DELETE_ROW, [(row.id,) for row in rows])
+                self._insert(connection, texts)
+
+        await self._run(replace)
+
+    async def aclose(self) -> None:
+        """Close the connection once the call in progress is over. Does nothing the second time."""
+        await anyio.to_thread.run_sync(self._close, limiter=self._limiter_here())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):  # bounded by busy_timeout: only a call in progress is waited for
+            await self.aclose()
+
+    # ------------------------------------------------------------------------------------------ in the thread
+
+    async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        return await anyio.to_thread.run_sync(self._do, work, limiter=self._limiter_here())
+
+    def _limiter_here(self) -> CapacityLimiter:
+        token = current_token().native_token
+        if self._limiter is None or self._limiter[0] is not token:
+            self._limiter = (token, CapacityLimiter(1))
+        return self._limiter[1]
+
+    def _do(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        with self._in_thread:
+            if self._closed:
+                raise UserError(f"{self!r} is closed")
+            try:
+                return work(self._opened())
+            except sqlite3.Error as error:
+                raise StateError(f"Session {self.session_id!r} in {self._path}: {error}") from error
+
+    def _close(self) -> None:
+        with self._in_thread:
+            self._closed = True
+            if self._finalizer is not None:
+                self._finalizer()
+            self._connection = None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            # Autocommit: transactions are begun and ended here by name.
+            connection = sqlite3.connect(
+                self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+            )
+            try:
+                _use_wal(connection, time.monotonic() + self._busy_timeout)
+                with _transaction(connection):
+                    for statement in _SCHEMA:
+                        connection.execute(statement)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+            # For who forgets to close; a connection the collector finds open is a warning.
+            self._finalizer = weakref.finalize(self, connection.close)
+        return self._connection
+
+    def _insert(self, connection: sqlite3.Connection, texts: Iterable[str]) -> None:
+        connection.executemany(_INSERT, [(self.session_id, text) for text in texts])
+
+    def _rows(self, connection: sqlite3.Connection, limit: int | None) -> list[_Row]:
+        """Return the latest *limit* readable rows, oldest first. Reads no more rows than it takes."""
+        if limit == 0:
+            return []
+        found: list[_Row] = []
+        cursor = connection.execute(_LATEST_FIRST, (self.session_id,))
+        try:
+            for row_id, text in cursor:
+                if (item := self._read(row_id, text)) is not None:
+                    found.append(_Row(row_id, item))
+                if len(found) == limit:
+                    break
+        finally:
+            cursor.close()
+        found.reverse()
+        return found
+
+    def _read(self, row_id: int, text: bytes) -> Item | None:
+        try:
+            return item_from_json(json.loads(str(text, "utf-8")))
+        except StateError as error:
+            fault = str(error)
+        except (TypeError, ValueError, RecursionError):
+            fault = "not JSON"
+        if row_id not in self._reported:
+            self._reported.add(row_id)
+            logger.warning("Session %r: row %d of %s is left out: %s", self.session_id, row_id, self._path, fault)
+        return None
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite has already rolled back after some errors, such as a full disk.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _use_wal(connection: sqlite3.Connection, deadline: float) -> None:
+    """Turn the file to write-ahead logging, for good. SQLite doesn't wait by itself while another does the same."""
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(_PAUSE)
+
+
+def _texts(name: str, items: Sequence[Item]) -> list[str]:
+    return [_to_text(f"{name}[{index}]", item) for index, item in enumerate(check_items(name, items))]
+
+
+def _to_text(place: str, item: Item) -> str:
+    try:
+        return json.dumps(item_to_json(item), separators=(",", ":"), allow_nan=False, default=_plain)
+    except (TypeError, RecursionError) as error:
+        raise UserTypeError(f"{place}: {error}") from None
+    except ValueError as error:
+        raise UserValueError(f"{place}: {error}") from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
