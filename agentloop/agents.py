@@ -16,7 +16,7 @@ from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
 from agentloop.items import Content, ToolCall
 from agentloop.naming import snake_case
-from agentloop.output_schema import output_schema
+from agentloop.output_schema import TypedOutput, output_schema
 from agentloop.schema import function_schema
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
@@ -171,7 +171,9 @@ class Agent(Generic[ContextT, OutputT]):
     )
     handoffs: Sequence[Agent[Any, Any] | Handoff] = attrs.field(factory=list, kw_only=True, validator=_handoffs)
     input_guardrails: Sequence[InputGuardrail] = attrs.field(
-        factory=list, kw_only=True, validator=_sequence_of(InputGuardrail, "input guardrails (made by @input_guardrail)")
+        factory=list,
+        kw_only=True,
+        validator=_sequence_of(InputGuardrail, "input guardrails (made by @input_guardrail)"),
     )
     output_guardrails: Sequence[OutputGuardrail] = attrs.field(
         factory=list,
@@ -186,8 +188,16 @@ class Agent(Generic[ContextT, OutputT]):
         default="concurrent", kw_only=True, validator=_execution
     )
 
+    _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)
+
     def __repr__(self) -> str:
         return f"<Agent {self.name!r}>"
+
+    def typed_output(self) -> TypedOutput | None:
+        """Return how the final output is asked for and read; None for text. Made once for each `output_type`."""
+        if self._typed is None or self._typed[0] is not self.output_type:
+            self._typed = (self.output_type, output_schema(self.output_type))
+        return self._typed[1]
 
     def clone(self, **changes: Any) -> Agent[ContextT, OutputT]:
         """Return a shallow copy with *changes*; members not given are the same objects.
@@ -195,7 +205,7 @@ class Agent(Generic[ContextT, OutputT]):
         Raises:
             UserTypeError: for a field there is none of.
         """
-        unknown = set(changes) - {field.name for field in attrs.fields(Agent)}
+        unknown = set(changes) - {field.name for field in attrs.fields(Agent) if field.init}
         if unknown:
             raise UserTypeError(f"Agent.clone: no field {', '.join(sorted(unknown))}")
         return attrs.evolve(self, **changes)

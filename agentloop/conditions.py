@@ -10,7 +10,6 @@ its predicates can be named.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeAlias, final
 
@@ -19,6 +18,7 @@ import attrs
 from agentloop.config import check_count
 from agentloop.context import RunContext
 from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.naming import takes
 
 PredicateFunction: TypeAlias = Callable[[RunContext[Any]], bool | Awaitable[bool]]
 Answers: TypeAlias = Mapping[PredicateFunction, bool]
@@ -106,25 +106,17 @@ def as_condition(value: Condition | PredicateFunction) -> Condition:
 # ---------------------------------------------------------------------------------------------- what can be asked
 
 
-def _to_count(name: str) -> Callable[[Any], int]:
-    def convert(value: Any) -> int:
-        count = check_count(name, value)
-        if count is None:
-            raise UserTypeError(f"{name}: a whole number is needed, not None")
-        return count
-
-    return convert
+def _count(instance: Condition, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if check_count(where := f"{type(instance).__name__}.{attribute.name}", value) is None:
+        raise UserTypeError(f"{where}: a whole number is needed, not None")
 
 
-def _to_text(name: str) -> Callable[[Any], str]:
-    def convert(value: Any) -> str:
-        if not isinstance(value, str):
-            raise UserTypeError(f"{name}: text is needed, not {value!r}")
-        if not value:
-            raise UserValueError(f"{name}: may not be empty")
-        return value
-
-    return convert
+def _text(instance: Condition, attribute: attrs.Attribute[Any], value: object) -> None:
+    where = f"{type(instance).__name__}.{attribute.name}"
+    if not isinstance(value, str):
+        raise UserTypeError(f"{where}: text is needed, not {value!r}")
+    if not value:
+        raise UserValueError(f"{where}: may not be empty")
 
 
 @final
@@ -132,7 +124,7 @@ def _to_text(name: str) -> Callable[[Any], str]:
 class MaxTurns(Condition):
     """Holds from the end of turn *n* on. Stops the run with a result, unlike the `max_turns` of a run."""
 
-    n: int = attrs.field(converter=_to_count("MaxTurns.n"))
+    n: int = attrs.field(validator=_count)
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the turn is the *n*-th or later."""
@@ -147,7 +139,7 @@ class MaxTurns(Condition):
 class ToolCalled(Condition):
     """Holds once the tool called *name* has been called in the run."""
 
-    name: str = attrs.field(converter=_to_text("ToolCalled.name"))
+    name: str = attrs.field(validator=_text)
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the tool is among the calls."""
@@ -162,7 +154,7 @@ class ToolCalled(Condition):
 class TextMention(Condition):
     """Holds for a turn whose messages or tool outputs mention *text*, letter by letter."""
 
-    text: str = attrs.field(converter=_to_text("TextMention.text"))
+    text: str = attrs.field(validator=_text)
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the turn's text has *text* in it."""
@@ -177,7 +169,7 @@ class TextMention(Condition):
 class TokenLimit(Condition):
     """Holds once the run has used *n* tokens in all. A stop with a result, unlike `UsageLimits`."""
 
-    n: int = attrs.field(converter=_to_count("TokenLimit.n"))
+    n: int = attrs.field(validator=_count)
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if *n* tokens or more are used."""
@@ -187,21 +179,15 @@ class TokenLimit(Condition):
         return f"TokenLimit({self.n})"
 
 
-def _to_predicate(fn: Any) -> PredicateFunction:
+def _predicate(_instance: Condition, _attribute: attrs.Attribute[Any], fn: object) -> None:
     if isinstance(fn, type) or not callable(fn):
         raise UserTypeError(f"a condition or a callable of the run's context is needed, not {fn!r}")
-    try:
-        inspect.signature(fn).bind(None)
-    except TypeError:
-        raise UserTypeError(f"a condition's callable must take one argument, the run's context: {fn!r}") from None
-    except ValueError:  # a builtin that doesn't tell: calling it will
-        pass
+    if not takes(fn, 1):
+        raise UserTypeError(f"a condition's callable must take one argument, the run's context: {fn!r}")
     try:
         hash(fn)
     except TypeError:
         raise UserTypeError(f"a condition's callable must be hashable: {fn!r}") from None
-    answer: PredicateFunction = fn
-    return answer
 
 
 @final
@@ -209,7 +195,7 @@ def _to_predicate(fn: Any) -> PredicateFunction:
 class Predicate(Condition):
     """Holds where *fn*, given the `RunContext`, says True. Sync or async."""
 
-    fn: PredicateFunction = attrs.field(converter=_to_predicate)
+    fn: PredicateFunction = attrs.field(validator=_predicate)
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the answer is True.

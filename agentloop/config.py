@@ -128,7 +128,7 @@ class ModelRetrySettings:
     Attributes:
         max_retries: Attempts after the first.
         policy: `(RetryContext) -> bool`, sync or async, decides in the place of `RetryContext.advice`; None leaves it
-            to that: no answer, timeouts and status 408, 409, 429 and from 500 on, unless the provider advises otherwise.
+            to that: no answer, timeouts and status 408, 409, 429 and from 500 on, unless the provider says otherwise.
     """
 
     max_retries: int = attrs.field(validator=_needed(_count(0)))
@@ -137,6 +137,11 @@ class ModelRetrySettings:
     multiplier: float = attrs.field(default=2.0, validator=_multiplier)
     jitter: bool = attrs.field(default=True, validator=_bool)
     policy: RetryPolicy | None = attrs.field(default=None, validator=_policy)
+
+
+def _retry(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, ModelRetrySettings):
+        raise UserTypeError(f"ModelSettings.{attribute.name}: ModelRetrySettings are needed, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -156,10 +161,7 @@ class ModelSettings:
     include: Sequence[str] | None = None
     timeout: float | None = attrs.field(default=None, validator=_seconds())
     """Seconds for one attempt."""
-    retry: ModelRetrySettings | None = attrs.field(
-        default=None,
-        validator=attrs.validators.optional(attrs.validators.instance_of(ModelRetrySettings)),
-    )
+    retry: ModelRetrySettings | None = attrs.field(default=None, validator=_retry)
     """None: a failed request is final."""
     extra_headers: Mapping[str, str] | None = attrs.field(default=None, repr=False)
     extra_query: Mapping[str, str] | None = None

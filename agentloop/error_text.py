@@ -10,13 +10,13 @@ MAX_CHARS = 1_000
 _SECRETS = (
     # name=value and name: value, where the name says that the value is secret
     re.compile(
-        r"(?i)\b([\w-]*(?:api[_-]?key|secret|token|passw(?:or)?d|credential|authorization)[\w-]*[\"']?\s*[=:]\s*)"
+        r"(?i)([\w-]{0,40}(?:api[_-]?key|secret|token|passw(?:or)?d|credential|authorization)[\w-]{0,40}[\"']?\s*[=:]\s*)"
         r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&)}\]]+)"
     ),
     re.compile(r"(?i)\b(bearer\s+|basic\s+)([A-Za-z0-9._~+/=-]{8,})"),
     re.compile(r"()\b((?:sk|pk|rk|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{8,})"),
     # user:password@host
-    re.compile(r"(?i)([a-z][a-z0-9+.-]*://[^\s:/@]+:)([^\s@/]+)(?=@)"),
+    re.compile(r"(?i)([a-z][a-z0-9+.-]{0,20}://[^\s:/@]{1,200}:)([^\s@/]{1,200})(?=@)"),
 )
 
 
@@ -34,7 +34,7 @@ def bounded(text: str, limit: int = MAX_CHARS) -> str:
 
 def first_line(text: str) -> str:
     """Return the first line that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return text.strip().partition("\n")[0].rstrip()
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -51,7 +51,8 @@ def _one(error: BaseException, message: str | None = None) -> str:
         text = str(error) if message is None else message
     except Exception:  # a broken __str__ must not hide the failure it belongs to
         text = "(its message can't be shown)"
-    return f"{type(error).__name__}({redact(first_line(text))})"
+    # Cut before redacting: what is never shown needs no search, and a hostile message may be megabytes long.
+    return f"{type(error).__name__}({redact(bounded(first_line(text)))})"
 
 
 def error_summary(error: BaseException) -> str:

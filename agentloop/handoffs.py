@@ -67,8 +67,10 @@ class Handoff:
     def __attrs_post_init__(self) -> None:
         if self.input_type is not None:
             if self.on_handoff is None:
-                raise UserValueError(f"handoff to {self.agent!r}: input_type needs on_handoff, which is given the input")
-            object.__setattr__(self, "_typed", output_schema(self.input_type, what=f"Input of handoff {self.name}"))
+                raise UserValueError(
+                    f"handoff to {self.agent!r}: input_type needs on_handoff, which is given the input"
+                )
+            object.__setattr__(self, "_typed", output_schema(self.input_type))
         wanted = 1 if self.input_type is None else 2
         if self.on_handoff is not None and not takes(self.on_handoff, wanted):
             what = "(ctx)" if wanted == 1 else "(ctx, input)"
@@ -117,6 +119,11 @@ class Handoff:
             return None
         parse_object(text, limits, tool=self.name)
         return self._typed.parse(text)
+
+
+def target_of(entry: Any) -> Handoff:
+    """Return *entry* of `Agent.handoffs` as a handoff: itself, or one to that agent."""
+    return entry if isinstance(entry, Handoff) else Handoff(entry)
 
 
 def handoff(

@@ -24,6 +24,7 @@ from agentloop.pydantic_types import pydantic_adapter
 from agentloop.schema import _fault, _Parameter, _schemas, to_json_value
 
 WRAPPER = "response"
+FINAL_OUTPUT = "The final output"
 _LIMITS = JsonLimits()
 
 
@@ -52,11 +53,13 @@ class TypedOutput:
     Attributes:
         schema: What the model is shown.
         wrapped: Whether the value stands under the key `response`.
+        what: Of what it is the type, at the beginning of a message.
         type_name: The type, for messages.
     """
 
     schema: OutputSchema
     wrapped: bool
+    what: str
     type_name: str
     _slot: _Parameter = attrs.field(alias="slot", repr=False)
     _open: Schema = attrs.field(alias="open", repr=False)
@@ -70,12 +73,12 @@ class TypedOutput:
             ModelBehaviorError: no JSON, JSON beyond *limits*, or a value that doesn't fit; names each fault with its
                 place and quotes at most 200 characters of what is there.
         """
-        value, place = _json(text, limits), "$"
+        value, place = _json(self.what, text, limits), "$"
         if self.wrapped:
-            value, place = _unwrapped(value), f"$.{WRAPPER}"
+            value, place = _unwrapped(self.what, value), f"$.{WRAPPER}"
         if self.schema.strict:
             value = drop_nulls(value, self._open, self._defs)
-        return self._fitted(lambda: self._slot.structure(value), place, ModelBehaviorError, "The final output")
+        return self._fitted(lambda: self._slot.structure(value), place, ModelBehaviorError, self.what)
 
     def validate(self, value: Any) -> Any:
         """Return *value*, which the application gave in the model's place, fitted to the type.
@@ -88,7 +91,7 @@ class TypedOutput:
         adapter = self._slot.adapter
         structure = self._slot.structure if adapter is None else adapter.validate_python
         read = to_json_value if adapter is None else _as_it_is
-        fitted = self._fitted(lambda: structure(read(value)), "$", UserTypeError, f"A final output of {self.type_name}")
+        fitted = self._fitted(lambda: structure(read(value)), "$", UserTypeError, f"{self.what} ({self.type_name})")
         return value if type(fitted) is type(value) and fitted == value else fitted
 
     def dump(self, value: Any) -> str:
@@ -102,7 +105,7 @@ class TypedOutput:
             plain = to_json_value(value) if adapter is None else adapter.dump_python(value, mode="json", by_alias=True)
             return json.dumps({WRAPPER: plain} if self.wrapped else plain, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise UserTypeError(f"A final output of {self.type_name} can't be written as JSON: {error}") from error
+            raise UserTypeError(f"{self.what} ({self.type_name}) can't be written as JSON: {error}") from error
 
     def _fitted(
         self, structure: Callable[[], Any], place: str, fault: type[ModelBehaviorError | UserTypeError], what: str
@@ -114,18 +117,26 @@ class TypedOutput:
             raise fault(f"{what} doesn't fit: {_fault(place, error)}") from error
 
 
-def output_schema(type_: Any) -> TypedOutput | None:
+def output_schema(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput | None:
     """Return how outputs of *type_* (a type, or an `OutputType`) are asked for and read; None for plain text.
 
-    `None` and `str` mean plain text. Each answer's schema is called `final_output`.
+    `None` and `str` mean plain text. The rest is as in `typed_output`.
+    """
+    asked = type_.type if isinstance(type_, OutputType) else type_
+    return None if asked in (None, str, type(None)) else typed_output(type_, what=what)
+
+
+def typed_output(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput:
+    """Return how JSON outputs of *type_* (a type, or an `OutputType`) are asked for and read; text too is wrapped.
+
+    The schema's name is `final_output`. *what* begins the messages about a value: whose type it is.
 
     Raises:
         UserTypeError: naming the type, if it has no JSON form, or no strict schema where that is insisted on.
     """
     asked = type_ if isinstance(type_, OutputType) else OutputType(type_)
-    if asked.type in (None, str, type(None)):
-        return None
-    slot, schema, defs = _described(asked.type)
+    shown = _shown(asked.type)
+    slot, schema, defs = _described(asked.type, f"{what} can't be of type {shown}")
     # A root must say for itself that it is an object, a reference won't do.
     plain = schema
     while name := ref_name(plain):
@@ -135,21 +146,22 @@ def output_schema(type_: Any) -> TypedOutput | None:
     reason = obstacle(root, defs)
     if asked.strict and reason:
         raise UserTypeError(
-            f"output_type {_shown(asked.type)}: {reason} has no strict schema; give OutputType(…, strict=False)"
+            f"{what} can't be of type {shown}: {reason} has no strict schema; give OutputType(…, strict=False)"
         )
     strict = reason is None if asked.strict is None else asked.strict
     root = _with_defs(root, defs)
     return TypedOutput(
         schema=OutputSchema(name="final_output", schema=strict_form(root, defs) if strict else root, strict=strict),
         wrapped=wrapped,
-        type_name=_shown(asked.type),
+        what=what,
+        type_name=shown,
         slot=slot,
         open=schema,
         defs=defs,
     )
 
 
-def _described(hint: Any) -> tuple[_Parameter, Schema, Schema]:
+def _described(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema]:
     """Return what structures values of *hint*, its schema, and the definitions this refers to."""
     try:
         slot = _Parameter(
@@ -165,7 +177,7 @@ def _described(hint: Any) -> tuple[_Parameter, Schema, Schema]:
         # `_schemas` words its errors for tools; what it caught says why.
         cause = error.__cause__ or error
         reason = str(cause).rpartition("\n")[2]
-        raise UserTypeError(f"output_type {_shown(hint)}: has no JSON form: {reason}") from cause
+        raise UserTypeError(f"{refusal}, which has no JSON form: {reason}") from cause
     return slot, schemas[WRAPPER], defs
 
 
@@ -190,21 +202,21 @@ def _with_defs(root: Schema, defs: Mapping[str, Schema]) -> Schema:
     return {**root, "$defs": {name: defs[name] for name in defs if name in used}} if used else root
 
 
-def _json(text: str, limits: JsonLimits) -> Any:
+def _json(what: str, text: str, limits: JsonLimits) -> Any:
     if not text.strip():
-        raise ModelBehaviorError("The final output is empty; JSON is needed")
+        raise ModelBehaviorError(f"{what} is empty; JSON is needed")
     try:
         return _parse(text, limits)
-    except _Fault as fault:
-        raise ModelBehaviorError(f"The contents of the final output {fault}") from None
+    except _Fault as fault:  # worded for many arguments
+        raise ModelBehaviorError(f"{what} can't be read, its contents {fault}") from None
     except ValueError:
-        raise ModelBehaviorError(f"The final output isn't valid JSON: {quote(text)}") from None
+        raise ModelBehaviorError(f"{what} isn't valid JSON: {quote(text)}") from None
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(what: str, value: Any) -> Any:
     if not isinstance(value, dict) or set(value) != {WRAPPER}:
         shown = quote(json.dumps(value))
-        raise ModelBehaviorError(f"The final output must be an object with the one key {WRAPPER}, not {shown}")
+        raise ModelBehaviorError(f"{what} must be an object with the one key {WRAPPER}, not {shown}")
     return value[WRAPPER]
 
 

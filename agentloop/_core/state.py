@@ -284,6 +284,11 @@ class RunState:
         self.history[record.keep :] = record.items
         if record.added:
             self.new_items.extend(record.items)
+        elif record.reason == "output_withheld":
+            withheld = {item.call_id: item for item in record.items if isinstance(item, ToolOutput)}
+            self.new_items[:] = [
+                withheld.get(item.call_id, item) if isinstance(item, ToolOutput) else item for item in self.new_items
+            ]
         if record.keep < self._digested:
             self._digest, self._digested = hashlib.sha256(), 0
 

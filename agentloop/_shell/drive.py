@@ -8,49 +8,60 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentloop._core.machine import CallModel, CheckOutput, Finish, GiveUp, Settle, next_action
+from agentloop._core.machine import (
+    AskBehavior,
+    CallModel,
+    CheckOutput,
+    Finish,
+    GiveUp,
+    Settle,
+    Transfer,
+    next_action,
+    turn_or_give_up,
+)
 from agentloop._core.turn import TurnView
-from agentloop._shell.asking import resolved
+from agentloop._shell.guard_run import guard_first_call
 from agentloop._shell.live import LiveRun
 from agentloop._shell.model_call import call_model
 from agentloop._shell.native import cancelled_types
 from agentloop._shell.outcome_of_run import with_data
+from agentloop._shell.output import accept, ask_behavior, give_up
 from agentloop._shell.prepare import prepare_turn
 from agentloop._shell.settle import plan_turn, settle
+from agentloop._shell.transfer import begin_agent, transfer
+from agentloop._shell.turn_end import check_loop, fired
+from agentloop._shell.wind_up import Ended, save_turn, wind_up
 from agentloop.effects import NewId
-from agentloop.error_text import error_summary
 from agentloop.exceptions import RunTimeout
-from agentloop.hooks import RunOutcome
 from agentloop.items import Item
-from agentloop.records import RunEnded, RunStarted, RunStatus, TurnStarted
-
-
-@attrs.frozen
-class Ended:
-    """How an entry of a run came to its end."""
-
-    status: RunStatus
-    output: Any = None
-    error: BaseException | None = None
+from agentloop.records import RunStarted, TurnStarted
 
 
 async def drive(run: LiveRun) -> Ended:
     """Do what is due until nothing is. Raises what ends the run early."""
     while True:  # noqa: ASYNC913 - every action waits but the last
-        match next_action(run.state, run.view):
+        action = next_action(run.state, run.view)
+        if isinstance(action, AskBehavior):
+            action = await ask_behavior(run) or turn_or_give_up(run.state)
+        match action:
             case CallModel():
-                if run.stop_after_turn:
-                    return Ended("cancelled")
-                await call_model(run, await _begin_turn(run))
+                if (ended := await _turn_over(run)) is not None:
+                    return ended
+                await _call_model(run, await _begin_turn(run))
             case Settle():
                 view = await _view(run)
                 await settle(run, view, await plan_turn(run, view))
-            case CheckOutput(output):
-                return await _accept(run, output)
+                check_loop(run)
+                await save_turn(run)
+            case Transfer():
+                await transfer(run, await _view(run), action)
+                await save_turn(run)
+            case CheckOutput():
+                return Ended("completed", await accept(run, run.view, action))
+            case GiveUp():
+                return Ended("completed", await give_up(run, action))
             case Finish(end):
                 return Ended(end.status, end.final_output)
-            case GiveUp(error):
-                raise error
             case never:
                 assert_never(never)
 
@@ -61,31 +72,32 @@ async def _view(run: LiveRun) -> TurnView:
     return run.view
 
 
+async def _turn_over(run: LiveRun) -> Ended | None:
+    """Return how the run ends between two turns, if it does."""
+    if run.stop_after_turn:
+        return Ended("cancelled")
+    if run.state.turn and (found := await fired(run)) is not None:
+        return Ended("stopped", stop_reason=str(found))
+    return None
+
+
 async def _begin_turn(run: LiveRun) -> TurnView:
     if run.log.events is not None:
         await run.log.events.room()
+    if run.budget is not None:
+        run.budget.check_request(run.usage)
     view = run.view = await prepare_turn(run)
-    run.context.turn_input = view.input
     path, turn, at = run.here()
     run.append(TurnStarted(path, turn + 1, at, run.agent.name))
     return view
 
 
-async def _accept(run: LiveRun, output: Any) -> Ended:
-    """A candidate was made: the agent is done with it, and nothing objects."""
-    agent = run.agent
-    if agent.hooks is not None:
-        await resolved(agent.hooks.on_end(run.context, agent, output))
-    if run.hooks is not None:
-        await resolved(run.hooks.on_agent_end(run.context, agent, output))
-    return Ended("completed", output)
-
-
-async def _begin(run: LiveRun) -> None:
-    if run.hooks is not None:
-        await resolved(run.hooks.on_agent_start(run.context, run.agent))
-    if run.agent.hooks is not None:
-        await resolved(run.agent.hooks.on_start(run.context, run.agent))
+async def _call_model(run: LiveRun, view: TurnView) -> None:
+    if run.guarded:
+        await call_model(run, view)
+        return
+    run.guarded = True
+    await guard_first_call(run, run.state.input, lambda: call_model(run, view))
 
 
 async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, timeout: float | None) -> Any:
@@ -96,64 +108,46 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
     Raises:
         BaseException: what ended the run, bare, with `run_data` where it is ours.
     """
-    if not run.context.run_id:
-        run.context.run_id = await run.effects.perform(NewId())
-    path, _, at = run.here()
-    run.append(RunStarted(path, 0, at, run.context.run_id, run.agent.name, given, max_turns))
     run.scope = anyio.CancelScope()
     if timeout is not None:
         run.scope.deadline = anyio.current_time() + timeout
     try:
         ended: Ended | None = None
         with run.scope:
-            await checkpoint_if_cancelled()
-            await _begin(run)
+            await _begin(run, given, max_turns)
             ended = await drive(run)
         if ended is None:
             assert timeout is not None
             raise RunTimeout(timeout)
+        if ended.status == "completed":
+            await save_turn(run)
     except cancelled_types() as cancelled:
-        await _wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+        await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
         raise
     except GeneratorExit:
         raise
     except BaseException as error:
-        await _wind_up(run, Ended("failed", error=error))  # noqa: ASYNC102 - shielded inside
+        failed = await wind_up(run, Ended("failed", error=error))  # noqa: ASYNC102 - shielded inside
         with_data(run, error)
+        if failed is not None and failed is not error:
+            raise with_data(run, failed) from error
         raise
-    failed = await _wind_up(run, ended)
+    failed = await wind_up(run, ended)
     if failed is not None:
         raise with_data(run, failed)
     return ended.output
 
 
-async def _wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
-    """Leave resources, tell hooks, append the last record; return what failed meanwhile, if it is to be raised."""
-    if ended.error is not None:
-        run.cleanup.begin()
-    errors = await run.resources.close(run.cleanup, run.cut)
-    if errors and ended.error is None:
-        ended = Ended("failed", error=errors[0])
-    if run.hooks is not None and run.parent is None:
-        cancelled = ended.status == "cancelled"
-        told = RunOutcome(status=ended.status, final_output=ended.output, error=None if cancelled else ended.error)
-        try:
-            with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-                await resolved(run.hooks.on_run_end(run.context, told))
-        except Exception as raised:
-            errors.append(raised)
-            if ended.error is None:
-                ended = Ended("failed", error=raised)
-    failed = ended.error if ended.status == "failed" else None
-    run.append(
-        RunEnded(
-            *run.here(),
-            ended.status,
-            final_output=ended.output if failed is None else None,
-            error=None if failed is None else error_summary(failed),
-        )
-    )
-    for error in errors:
-        if failed is not None and error is not failed:
-            failed.add_note(f"also failed: {error_summary(error)}")
-    return failed
+async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -> None:
+    if not run.context.run_id:
+        run.context.run_id = await run.effects.perform(NewId())
+    path, _, at = run.here()
+    started = RunStarted(path, 0, at, run.context.run_id, run.agent.name, given, max_turns)
+    try:
+        if run.keeper is not None:
+            own, shown = await run.keeper.load(run, given)
+            started = attrs.evolve(started, input=own, shown=shown)
+    finally:
+        run.append(started)  # the first record, whatever becomes of the run
+    await checkpoint_if_cancelled()
+    await begin_agent(run)

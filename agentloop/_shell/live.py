@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,17 @@ from agentloop._shell.resources import Resources
 from agentloop._shell.threads import Threads
 from agentloop.abc import Effects, Instrument, LateResult, Model, StillRunning
 from agentloop.agents import Agent
+from agentloop.budget import Budget
+from agentloop.conditions import Condition
 from agentloop.config import RunConfig
-from agentloop.context import RunContext
+from agentloop.context import Callback, RunContext
 from agentloop.hooks import RunHooks
 from agentloop.records import CleanupCut, Record
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
 if TYPE_CHECKING:
+    from agentloop._shell.keep import Keeper
     from agentloop._shell.schedule import LiveCall
     from agentloop._shell.stream import EventBuffer
 
@@ -138,6 +141,14 @@ class LiveRun:
     """Calls cancelled before they were scheduled; the root's dict, shared."""
     children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
     """Nested runs by path; the root's dict, shared."""
+    keeper: Keeper | None = None
+    """Writes the run's items to its session, if it has one."""
+    error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
+    stop_when: Condition | None = None
+    guarded: bool = False
+    """Whether the input guardrails have had their say."""
+    loop_warned: set[tuple[str, str]] = attrs.field(factory=set)
+    budget: Budget | None = None
     stop_after_turn: bool = False
     warned: set[str] = attrs.field(factory=set)
     """What one warning was logged for already; the root's set is asked."""

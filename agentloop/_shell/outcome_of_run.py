@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 from agentloop import events as ev
 from agentloop._core.state import RunState
 from agentloop._shell.live import LiveRun
 from agentloop.exceptions import AgentLoopError
-from agentloop.items import Item, Reasoning, ToolCall, ToolOutput
+from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.results import RunData, RunResult
 
 
@@ -20,12 +21,13 @@ def _calls(state: RunState) -> tuple[ev.CallSettled, ...]:
     )
 
 
-def valid_history(items: list[Item]) -> tuple[Item, ...]:
+def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
     """Return *items* without calls that have no output, and without reasoning that led to those."""
-    answered = {item.call_id for item in items if isinstance(item, ToolOutput)}
+    items = list(items)
+    answered = {item.call_id for item in items if isinstance(item, ToolOutput | HandoffOutput)}
     kept: list[Item] = []
     for item in items:
-        if isinstance(item, ToolCall) and item.call_id not in answered:
+        if isinstance(item, ToolCall | HandoffCall) and item.call_id not in answered:
             while kept and isinstance(kept[-1], Reasoning):
                 kept.pop()
             continue

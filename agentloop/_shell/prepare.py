@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
 
 from agentloop import effects as e
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.live import LiveRun
+from agentloop.config import ModelSettings
 from agentloop.exceptions import UserError, UserTypeError
+from agentloop.handoffs import Handoff, target_of
 from agentloop.naming import takes
 from agentloop.tools import FunctionTool
 
 logger = logging.getLogger("agentloop")
+
+AskedT = TypeVar("AskedT", FunctionTool, Handoff)
 
 
 async def prepare_turn(run: LiveRun) -> TurnView:
@@ -24,19 +30,50 @@ async def prepare_turn(run: LiveRun) -> TurnView:
         UserError: for colliding tool names (by policy), a missing model, instructions that aren't text.
         Exception: what the application's callables raise.
     """
-    agent, config = run.agent, run.config
-    tools = await _enabled_tools(run)
+    agent = run.agent
+    tools = await _enabled(run, list(agent.tools))
+    handoffs = await _enabled(run, [target_of(entry) for entry in agent.handoffs])
     by_key = _by_key(run, tools)
-    shown = tuple(tool for tool in tools if by_key[tool.lookup_key] is tool)
+    taken = _names_of_handoffs(run, handoffs, by_key)
+    by_key = {key: tool for key, tool in by_key.items() if key not in taken}
     return TurnView(
         agent=agent,
         system=await _instructions(run),
-        tools=shown,
+        tools=tuple(tool for tool in tools if by_key.get(tool.lookup_key) is tool),
         by_key=by_key,
-        settings=agent.model_settings.resolve(config.model_settings),
+        handoffs=tuple(handoffs),
+        settings=_settings(run),
+        output=agent.typed_output(),
         model=await _model(run),
         input=tuple(run.state.history),
     )
+
+
+def _settings(run: LiveRun) -> ModelSettings:
+    """Return the turn's model settings; a tool choice that has been obeyed by this agent is dropped."""
+    agent = run.agent
+    settings = agent.model_settings.resolve(run.config.model_settings)
+    if settings.tool_choice is not None and agent.reset_tool_choice and agent.name in run.state.tool_users:
+        settings = attrs.evolve(settings, tool_choice=None)
+    return settings
+
+
+def _names_of_handoffs(run: LiveRun, handoffs: list[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
+    """Return the names that handoffs take from bare tools: a handoff wins over a tool of its name."""
+    names = {handoff.name for handoff in handoffs}
+    clashing = names & by_key.keys()
+    for name in sorted(clashing):
+        text = f"agent {run.agent.name!r} has a tool and a handoff named {name!r}"
+        if run.config.tool_name_collision_policy == "error":
+            raise UserError(text)
+        _warn_once(run, name, f"{text}; the handoff is used")
+    return clashing
+
+
+def _warn_once(run: LiveRun, key: str, text: str) -> None:
+    if key not in run.root.warned:
+        run.root.warned.add(key)
+        logger.warning("%s", text)
 
 
 async def _instructions(run: LiveRun) -> str | None:
@@ -52,13 +89,12 @@ async def _instructions(run: LiveRun) -> str | None:
     return text
 
 
-async def ask_enabled(run: LiveRun, tools: list[FunctionTool]) -> list[bool]:
-    """Ask every tool whether it is enabled, all at once, and return the answers in order."""
+async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> list[bool]:
+    """Ask every tool or handoff whether it is enabled, all at once, and return the answers in order."""
 
-    def question(tool: FunctionTool, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
-        effect = e.Ask(
-            run.path, "is_enabled", f"{run.state.turn}:{tool.lookup_key}", lambda: ask(enabled, run.context, run.agent)
-        )
+    def question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
+        key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"
+        effect = e.Ask(run.path, "is_enabled", key, lambda: ask(enabled, run.context, run.agent))
         return lambda: run.effects.perform(effect)
 
     asked = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
@@ -67,8 +103,7 @@ async def ask_enabled(run: LiveRun, tools: list[FunctionTool]) -> list[bool]:
     return [said.get(id(tool), tool.is_enabled is True) for tool in tools]
 
 
-async def _enabled_tools(run: LiveRun) -> list[FunctionTool]:
-    tools = list(run.agent.tools)
+async def _enabled(run: LiveRun, tools: list[AskedT]) -> list[AskedT]:
     if all(tool.is_enabled is True for tool in tools):
         return tools
     return [tool for tool, yes in zip(tools, await ask_enabled(run, tools), strict=True) if yes]
@@ -84,9 +119,7 @@ def _by_key(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
             )
             if run.config.tool_name_collision_policy == "error":
                 raise UserError(text)
-            if tool.lookup_key not in run.root.warned:
-                run.root.warned.add(tool.lookup_key)
-                logger.warning("%s; the last is used", text)
+            _warn_once(run, tool.lookup_key, f"{text}; the last is used")
         by_key[tool.lookup_key] = tool
     return by_key
 

@@ -105,6 +105,11 @@ class EventBuffer:
         match record:
             case r.RunStarted():
                 self.put(ev.AgentUpdated(self._agents(record.path), **where))
+            case r.HandedOff(call_id=call_id, ignored=ignored):
+                ids = {call_id, *ignored}
+                for item in state.new_items[-len(ids) :]:
+                    self.put(ev.ItemCreated(item, **where))
+                self.put(ev.AgentUpdated(self._agents(record.path), **where))
             case r.TurnStarted():
                 self.put(ev.TurnStarted(**where))
             case r.ModelResponded():

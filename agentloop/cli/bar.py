@@ -18,6 +18,7 @@ class Bar:
     """
 
     def __init__(self, *, shown: bool, total: int | None = None) -> None:
+        self._read = 0
         self._started = 0
         self._ended = 0
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -60,9 +61,13 @@ class Bar:
         self._ended += 1
         self._draw()
 
+    def read(self) -> None:
+        """Count a request that was read."""
+        self._read += 1
+
     def all_read(self) -> None:
         """Learn that no further request will come."""
-        self._progress.update(self._task, total=self._started, refresh=True)
+        self._progress.update(self._task, total=self._read, refresh=True)
 
     def _draw(self) -> None:
         running = self._started - self._ended

@@ -73,6 +73,7 @@ class Batch:
         async with anyio.create_task_group() as group, send:
             group.start_soon(self._print_in_order, receive, group.cancel_scope)
             while (line := await self.lines.next()) is not None:
+                self.bar.read()
                 slot = _Slot(line)
                 await send.send(slot)
                 await free.acquire()

@@ -61,7 +61,7 @@ class Output:
         self._take(text, encoding)
         async with self._lock:
             while self._pending:
-                if self._waits:
+                if not self._writable(within=0):
                     assert self._descriptor is not None
                     await anyio.wait_writable(self._descriptor)
                 self._write_some()
@@ -70,10 +70,13 @@ class Output:
         """Write *text* from outside the event loop, giving up when the reader stands still for a second."""
         self._take(text, encoding)
         while self._pending:
-            assert self._descriptor is not None
-            if self._waits and not select.select([], [self._descriptor], [], _PATIENCE)[1]:
+            if not self._writable(within=_PATIENCE):
                 return
             self._write_some()
+
+    def _writable(self, *, within: float) -> bool:
+        assert self._descriptor is not None
+        return not self._waits or bool(select.select([], [self._descriptor], [], within)[1])
 
     def _take(self, text: str, encoding: str | None) -> None:
         if self._descriptor is not None:

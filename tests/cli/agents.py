@@ -1,21 +1,151 @@
-"""Agents for the tests of the command line, loaded by it as a TARGET."""
+"""Agents for the tests of the command line, which loads this file as a TARGET: each time anew, so scripts are fresh."""
 
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 
 from agentloop import Agent, tool
-from agentloop.items import UserMessage
+from agentloop.items import ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
-from agentloop.testing import Response, ScriptedModel, call, say
+from agentloop.testing import ScriptedModel, call, fail, say, wait
 
-CLEANED = Path(os.environ.get("AGENTLOOP_TEST_CLEANED", os.devnull))
+MANY = 10_000
 
 
-def _asked(request: ModelRequest) -> str:
+def asked(request: ModelRequest) -> str:
+    """Return the request's text."""
     return next(item.text for item in reversed(request.items) if isinstance(item, UserMessage))
 
 
-class Answering(ScriptedModel):
-    """Answers every request by the same rule, whichever run asks."""
+def note(text: str) -> None:
+    """Add a line to the file that the test reads."""
+    with Path(os.environ["AGENTLOOP_TEST_NOTES"]).open("a") as notes:
+        notes.write(f"{text}\n")
+
+
+def scripted(step: Any) -> ScriptedModel:
+    """Return a model that answers every request by the same rule."""
+    return ScriptedModel([step] * MANY)
+
+
+# -- answers
+
+
+@tool
+async def double(number: int) -> int:
+    """Double a number."""
+    return 2 * number
+
+
+def _doubles(request: ModelRequest) -> Any:
+    last = request.items[-1]
+    return say(f"It is {last.output}.") if isinstance(last, ToolOutput) else call("double", {"number": 21})
+
+
+doubler = Agent("doubler", model=scripted(_doubles), tools=[double])
+stopping = Agent(
+    "stopping",
+    model=scripted(lambda _: call("double", {"number": 21})),
+    tools=[double],
+    tool_use_behavior="stop_on_first_tool",
+)
+endless = Agent("endless", model=scripted(lambda _: call("double", {"number": 1})), tools=[double])
+steering = Agent("steering", model=scripted(lambda _: call("double", '{"number": "\x1b[2J"}')), tools=[double])
+
+
+def _echo(request: ModelRequest) -> Any:
+    text = asked(request)
+    return fail(ValueError(f"can't answer {text!r}: api_key=hunter2")) if text.startswith("bad") else say(f"[{text}]")
+
+
+echo = Agent("echo", model=scripted(_echo))
+
+# -- runs side by side
+
+_last_asked = anyio.Event()
+_together = anyio.Event()
+_running = 0
+_peak = 0
+
+
+def _first_after_last(request: ModelRequest) -> Any:
+    text = asked(request)
+    if text == "last":
+        _last_asked.set()
+    return [wait(_last_asked), say(text)] if text == "first" else say(text)
+
+
+crossing = Agent("crossing", model=scripted(_first_after_last))
+
+
+@tool
+async def meet(count: int) -> int:
+    """Wait until so many are here, and return how many there were at most."""
+    global _running, _peak
+    _running += 1
+    _peak = max(_peak, _running)
+    if _running == count:
+        _together.set()
+    await _together.wait()
+    _running -= 1
+    return _peak
+
+
+meeting = Agent(
+    "meeting",
+    model=scripted(lambda request: call("meet", {"count": int(asked(request))})),
+    tools=[meet],
+    tool_use_behavior="stop_on_first_tool",
+)
+
+# -- runs that don't end by themselves
+
+
+@tool
+async def hang() -> str:
+    """Wait for ever, and note that it was cleaned up."""
+    try:
+        await anyio.sleep_forever()
+    finally:
+        note("cleaned")
+
+
+@tool
+async def resist() -> str:
+    """Don't let anyone end it."""
+    try:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep_forever()
+    finally:
+        note("never")
+
+
+@tool
+async def block() -> str:
+    """Hold up the whole event loop."""
+    note("blocking")
+    time.sleep(1_000)  # noqa: ASYNC251  # the point of it
+    note("never")
+    return ""
+
+
+hanging = Agent("hanging", model=scripted(lambda _: [call("hang")] * 3), tools=[hang])
+resisting = Agent("resisting", model=scripted(lambda _: call("resist")), tools=[resist])
+blocking = Agent("blocking", model=scripted(lambda _: call("block")), tools=[block])
+
+
+def _hangs_at_two(request: ModelRequest) -> Any:
+    return call("hang") if asked(request) == "two" else say(asked(request))
+
+
+hanging_at_two = Agent("hanging at two", model=scripted(_hangs_at_two), tools=[hang])
+talkative = Agent("talkative", model=ScriptedModel([say("many words " * 50_000)], chunk=4_096))
+
+# -- no agents
+
+number = 3
+nowhere = Agent("nowhere", model="nowhere:model")
+keyless = Agent("keyless", model="openai-chat:some-model")

@@ -1,0 +1,85 @@
+"""What a handoff's target is shown in place of the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    Reasoning,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+
+DEFAULT_WRAPPER = ("<CONVERSATION HISTORY>", "</CONVERSATION HISTORY>")
+_INTRO = "For context, here is what was said before you took over:"
+
+
+def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPPER) -> tuple[Item, ...]:
+    """Return *items* as summary segments around the messages that text can't stand for.
+
+    What has a textual form goes into numbered lines of a summary message; messages with images or files, and items
+    unknown here, keep their place between segments. Reasoning is left out. A summary of an earlier handoff is opened
+    and its lines are taken over, so that summaries never nest and nothing stands in two of them.
+    """
+    nested: list[Item] = []
+    lines: list[str] = []
+
+    def close() -> None:
+        if lines:
+            numbered = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+            nested.append(AssistantMessage("\n".join([_INTRO, wrapper[0], *numbered, wrapper[1]])))
+            lines.clear()
+
+    for item in items:
+        if isinstance(item, Reasoning):
+            continue
+        earlier = _lines_of_summary(item, wrapper)
+        if earlier is not None:
+            lines.extend(earlier)
+            continue
+        line = _line(item)
+        if line is None:
+            close()
+            nested.append(item)
+        else:
+            lines.append(line)
+    close()
+    return tuple(nested)
+
+
+def _lines_of_summary(item: Item, wrapper: tuple[str, str]) -> list[str] | None:
+    if not isinstance(item, AssistantMessage) or not item.text.startswith(f"{_INTRO}\n{wrapper[0]}\n"):
+        return None
+    body = item.text.split("\n")[2:]
+    lines: list[str] = []
+    for line in body[: body.index(wrapper[1])] if wrapper[1] in body else body:
+        number, dot, rest = line.partition(". ")
+        if dot and number.isdigit():
+            lines.append(rest)
+        elif lines:
+            lines[-1] += f"\n{line}"
+    return lines
+
+
+def _line(item: Item) -> str | None:
+    match item:
+        case SystemMessage() | UserMessage() | AssistantMessage():
+            if not all(isinstance(part, Text) for part in item.content):
+                return None
+            who = {SystemMessage: "system", UserMessage: "user", AssistantMessage: "assistant"}[type(item)]
+            return f"{who}: {item.text}"
+        case ToolCall(name=name, arguments=arguments) | HandoffCall(name=name, arguments=arguments):
+            return f"call: {name}({arguments})"
+        case ToolOutput(output=str() as output):
+            return f"output: {output}"
+        case HandoffOutput(output=output):
+            return f"output: {output}"
+        case _:
+            return None

@@ -1,0 +1,132 @@
+"""Guardrails of a run: the input's before and beside the first model call, the output's on the candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
+from agentloop._shell.asking import all_of, ask
+from agentloop._shell.live import LiveRun
+from agentloop.exceptions import (
+    GuardrailTripwireTriggered,
+    InputGuardrailTripwireTriggered,
+    OutputGuardrailTripwireTriggered,
+    UserTypeError,
+)
+from agentloop.guardrail_results import GuardrailFunctionOutput, InputGuardrailResult, OutputGuardrailResult
+from agentloop.guardrails import InputGuardrail, OutputGuardrail
+from agentloop.items import Item
+from agentloop.records import GuardrailSettled
+
+
+async def _asked(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: Any) -> tuple[Any, float]:
+    began = anyio.current_time()
+    effect = e.Guard(run.path, stage, guardrail.name, None, lambda: ask(guardrail.fn, run.context, run.agent, *args))
+    output = await run.effects.perform(effect)
+    if not isinstance(output, GuardrailFunctionOutput):
+        raise UserTypeError(f"guardrail {guardrail.name!r} must return GuardrailFunctionOutput, not {output!r}")
+    return output, anyio.current_time() - began
+
+
+def _settled(run: LiveRun, stage: Any, index: int, result: Any) -> None:
+    output = result.output
+    run.append(
+        GuardrailSettled(
+            *run.here(),
+            stage,
+            result.guardrail.name,
+            "tripped" if output.tripwire_triggered else "passed",
+            result.duration,
+            index=index,
+            info=output.output_info,
+            result=result,
+        )
+    )
+
+
+def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
+    """Return what judges the input, in declaration order: the configuration's, then the starting agent's."""
+    return [*run.config.input_guardrails, *run.agent.input_guardrails]
+
+
+def _judge_input(run: LiveRun, index: int, guardrail: InputGuardrail, given: tuple[Item, ...]) -> Any:
+    async def judge() -> None:
+        output, duration = await _asked(run, "input", index, guardrail, given)
+        result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration)
+        _settled(run, "input", index, result)
+        if output.tripwire_triggered:
+            raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
+
+    return judge
+
+
+async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Callable[[], Awaitable[None]]) -> None:
+    """Judge *given* and ask the model: blocking guardrails first, all at once; then the others beside the model call.
+
+    Returns when everything has settled, so that nothing of the response can have had an effect before the verdicts.
+
+    Cancellation: the model call and the guardrails are cancelled and awaited together.
+
+    Raises:
+        InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
+        Exception: what a guardrail or the model raises; likewise.
+    """
+    guards = list(enumerate(input_guardrails(run)))
+    blocking = [_judge_input(run, index, guard, given) for index, guard in guards if not guard.run_in_parallel]
+    beside = [_judge_input(run, index, guard, given) for index, guard in guards if guard.run_in_parallel]
+    await all_of(blocking)
+    if not beside:
+        await call_model()
+        return
+    errors: dict[int, Exception] = {}
+
+    async def one(place: int, work: Callable[[], Awaitable[None]], group: Any) -> None:
+        try:
+            await work()
+        except Exception as error:
+            errors[place] = error
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for place, judge in enumerate(beside):
+            group.start_soon(one, place, judge, group)
+        await one(len(beside), call_model, group)
+    await checkpoint_if_cancelled()
+    if errors:
+        # A verdict says more than the model's own failure.
+        raise errors[min(errors)]
+
+
+async def judge_final_output(run: LiveRun, output: Any) -> None:
+    """Ask the output guardrails of the configuration and of the agent at work, all at once.
+
+    Raises:
+        OutputGuardrailTripwireTriggered: by the first that trips; the others have ended.
+        Exception: what a guardrail raises; likewise.
+    """
+    guards: list[OutputGuardrail] = [*run.config.output_guardrails, *run.agent.output_guardrails]
+
+    def judging(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
+        async def judge() -> None:
+            answer, duration = await _asked(run, "output", index, guardrail, output)
+            result = OutputGuardrailResult(
+                guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
+            )
+            _settled(run, "output", index, result)
+            if answer.tripwire_triggered:
+                raise OutputGuardrailTripwireTriggered(
+                    f"Output guardrail {guardrail.name} tripped", guardrail_result=result
+                )
+
+        return judge
+
+    await all_of([judging(index, guardrail) for index, guardrail in enumerate(guards)])
+
+
+def is_trip(error: BaseException) -> bool:
+    """Tell whether *error* is a guardrail's verdict, not a failure of its function."""
+    return isinstance(error, GuardrailTripwireTriggered)

@@ -1,0 +1,85 @@
+"""A run's items on their way into its session: read once at the start, written turn by turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from agentloop import effects as e
+from agentloop._shell.asking import ask
+from agentloop._shell.live import LiveRun
+from agentloop._shell.outcome_of_run import valid_history
+from agentloop.abc import Session
+from agentloop.exceptions import UserTypeError
+from agentloop.items import Item, ToolCall, ToolOutput, to_items
+
+
+@attrs.define(eq=False)
+class Keeper:
+    """Writes a run's own items to *session*, each once. Owned by the run."""
+
+    session: Session
+    _input_saved: bool = False
+    _saved: int = 0
+    failed: bool = False
+    """Whether a write has failed: nothing more is written then."""
+
+    async def load(self, run: LiveRun, given: tuple[Item, ...]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+        """Return the run's own input, and what the model is shown first: the session's items, then the input.
+
+        A `session_input_callback` may reorder, filter, repeat or copy; of what it returns, only items that came from
+        *given* are the run's own and will be saved.
+        """
+        limit = run.config.session_settings.limit if run.config.session_settings is not None else None
+        session = self.session
+        effect = e.LoadSession(run.path, lambda: session.get_items() if limit is None else session.get_items(limit))
+        history = whole_pairs(tuple(await run.effects.perform(effect)))
+        merge = run.config.session_input_callback
+        if merge is None:
+            return given, (*history, *given)
+        asked = e.Ask(run.path, "session_input_callback", "", lambda: ask(merge, list(history), list(given)))
+        merged = await run.effects.perform(asked)
+        if not isinstance(merged, list | tuple):
+            raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
+        shown = to_items(merged)
+        return _own(shown, history, given), shown
+
+    async def save(self, run: LiveRun, *, upto: Callable[[tuple[Item, ...]], tuple[Item, ...]] = valid_history) -> None:
+        """Write what the run has added since the last time, in a shielded section under the cleanup deadline."""
+        state = run.state
+        fresh = list(upto(tuple(state.new_items[self._saved :])))
+        items: list[Item] = [*(() if self._input_saved else state.input), *fresh]
+        self._saved, self._input_saved = len(state.new_items), True
+        if not items:
+            return
+        session = self.session
+        with run.cleanup.section(on_cut=lambda: run.cut("session save")):
+            self.failed = True
+            await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
+            self.failed = False
+
+
+def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return *items* without outputs whose call is missing (a limit cut it off), and calls without their output."""
+    calls = {item.call_id for item in items if isinstance(item, ToolCall)}
+    return valid_history([item for item in items if not isinstance(item, ToolOutput) or item.call_id in calls])
+
+
+def _own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return the items of *shown* that are the run's own: by identity, else by equality, never a copy of history."""
+    ids = {id(item) for item in given}
+    left: Counter[Any] = Counter(repr(item) for item in given)
+    old: Counter[Any] = Counter(repr(item) for item in history)
+    own: list[Item] = []
+    for item in shown:
+        key = repr(item)
+        if id(item) in ids or (left[key] and not old[key]):
+            if left[key]:
+                left[key] -= 1
+                own.append(item)
+        elif old[key]:
+            old[key] -= 1
+    return tuple(own)

@@ -1,0 +1,112 @@
+"""A candidate for the final output: made typed, told to hooks, judged, and then kept or withheld."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from agentloop import effects as e
+from agentloop._core.machine import CheckOutput, GiveUp
+from agentloop._core.turn import TurnView
+from agentloop._shell.asking import ask, resolved
+from agentloop._shell.guard_run import judge_final_output
+from agentloop._shell.live import LiveRun
+from agentloop._shell.outcome_of_run import data_of
+from agentloop.agents import ToolResult, ToolsToFinalOutput
+from agentloop.config import ErrorHandlerData, ErrorHandlerResult
+from agentloop.exceptions import AgentLoopError, ModelBehaviorError, OutputGuardrailTripwireTriggered, UserTypeError
+from agentloop.items import AssistantMessage, Item, ToolOutput
+from agentloop.records import HistoryReplaced
+
+WITHHELD = "Output withheld by an output guardrail."
+
+HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
+
+
+async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) -> Any:
+    """Return the final output that *candidate* is.
+
+    Raises:
+        ModelBehaviorError: the model's answer doesn't fit the output type, and no handler has another.
+        OutputGuardrailTripwireTriggered: a guardrail tripped; what a tool had made is withheld everywhere.
+    """
+    output = candidate.output
+    typed = view.output if view is not None else None
+    if typed is not None and candidate.made_by is None:
+        try:
+            output = typed.parse(output, run.config.json_limits)
+        except ModelBehaviorError as error:
+            return await handled(run, error, "invalid_final_output")
+    elif typed is not None and candidate.made_by is not None:
+        made = run.state.calls[candidate.made_by].outcome
+        output = made.value if made is not None and made.value is not None else output
+    return await _judged(run, output, candidate.made_by)
+
+
+async def _judged(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
+    agent = run.agent
+    if agent.hooks is not None:
+        await resolved(agent.hooks.on_end(run.context, agent, output))
+    if run.hooks is not None:
+        await resolved(run.hooks.on_agent_end(run.context, agent, output))
+    try:
+        await judge_final_output(run, output)
+    except OutputGuardrailTripwireTriggered:
+        if made_by is not None:
+            _withhold(run, made_by)
+        raise
+    return output
+
+
+def _withhold(run: LiveRun, call_id: str) -> None:
+    history: list[Item] = list(run.state.history)
+    place = next(at for at, item in enumerate(history) if isinstance(item, ToolOutput) and item.call_id == call_id)
+    items = (ToolOutput(call_id, WITHHELD), *history[place + 1 :])
+    run.append(HistoryReplaced(*run.here(), "output_withheld", place, items))
+
+
+async def ask_behavior(run: LiveRun) -> CheckOutput | None:
+    """Ask the agent's callable `tool_use_behavior` about the turn's results."""
+    behavior: Any = run.agent.tool_use_behavior
+    view = run.view
+    results = [
+        ToolResult(
+            tool=next((tool for tool in view.tools if tool.name == call.call.name), None) if view is not None else None,
+            call=call.call,
+            value=call.outcome.value,
+            output=call.outcome.output,
+        )
+        for call in run.state.batch
+        if call.outcome is not None
+    ]
+    effect = e.Ask(run.path, "tool_use_behavior", str(run.state.turn), lambda: ask(behavior, run.context, results))
+    answer = await run.effects.perform(effect)
+    if not isinstance(answer, ToolsToFinalOutput):
+        raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
+    return CheckOutput(answer.output, made_by=run.state.batch[0].call.call_id) if answer.is_final else None
+
+
+async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:
+    """Return the final output that the application's handler *name* has for *error*; raise it where there is none.
+
+    A handler's output passes hooks and output guardrails like any other.
+    """
+    handler = run.error_handlers.get(name)
+    if handler is None:
+        raise error
+    data = ErrorHandlerData(error=error, run_data=data_of(run), context=run.context.context)
+    answer = await run.effects.perform(e.Ask(run.path, "error_handler", name, lambda: ask(handler, data)))
+    if answer is None:
+        raise error
+    result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
+    typed = run.agent.typed_output()
+    output = result.final_output if typed is None else typed.validate(result.final_output)
+    if result.include_in_history:
+        text = output if isinstance(output, str) else typed.dump(output) if typed is not None else str(output)
+        message = AssistantMessage(text)
+        run.append(HistoryReplaced(*run.here(), "error_handler", len(run.state.history), (message,), added=True))
+    return await _judged(run, output)
+
+
+async def give_up(run: LiveRun, action: GiveUp) -> Any:
+    """Return the handler's final output for what can't go on, or raise."""
+    return await handled(run, action.error, action.handler)

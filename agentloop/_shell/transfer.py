@@ -1,0 +1,93 @@
+"""A handoff taken: callbacks, the record, and what the next agent is shown."""
+
+from __future__ import annotations
+
+from agentloop import effects as e
+from agentloop._core.history import nest_history
+from agentloop._core.machine import Transfer
+from agentloop._core.turn import TurnView
+from agentloop._shell.asking import ask, resolved
+from agentloop._shell.live import LiveRun
+from agentloop.exceptions import ModelBehaviorError, UserTypeError
+from agentloop.handoffs import Handoff, HandoffInputData
+from agentloop.items import Item
+from agentloop.records import HandedOff, HistoryReplaced
+
+
+async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
+    """Hand *run* over to the target of *action*. The next turn is the target's; none is spent here.
+
+    Raises:
+        ModelBehaviorError: for an unknown handoff or an input that doesn't fit; nothing has happened then.
+        UserTypeError: if a filter returns something else than `HandoffInputData`.
+    """
+    call = action.call
+    handoff = next((known for known in view.handoffs if known.name == call.name), None)
+    if handoff is None:
+        raise ModelBehaviorError(f"Handoff {call.name!r} not found: agent {run.agent.name!r} has no such handoff")
+    await _tell(run, handoff, call.arguments, call.call_id)
+    source, target = run.agent, handoff.agent
+    state = run.state
+    before = tuple(state.new_items[: state.turn_began])
+    run.agent = target
+    run.view = None
+    run.append(
+        HandedOff(*run.here(), call.call_id, source.name, target.name, tuple(other.call_id for other in action.ignored))
+    )
+    await _show(run, handoff, before)
+    if run.hooks is not None:
+        await resolved(run.hooks.on_handoff(run.context, source, target))
+    if source.hooks is not None:
+        await resolved(source.hooks.on_handoff_out(run.context, source, target))
+    if target.hooks is not None:
+        await resolved(target.hooks.on_handoff_in(run.context, target, source))
+    await begin_agent(run)
+
+
+async def begin_agent(run: LiveRun) -> None:
+    """Tell hooks that the run's agent is at work: once per activation."""
+    if run.hooks is not None:
+        await resolved(run.hooks.on_agent_start(run.context, run.agent))
+    if run.agent.hooks is not None:
+        await resolved(run.agent.hooks.on_start(run.context, run.agent))
+
+
+async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:
+    given = handoff.read(arguments, run.config.json_limits)
+    callback = handoff.on_handoff
+    if callback is None:
+        return
+    args = (run.context,) if handoff.input_type is None else (run.context, given)
+    await run.effects.perform(e.Ask(run.path, "on_handoff", call_id, lambda: ask(callback, *args)))
+
+
+async def _show(run: LiveRun, handoff: Handoff, before: tuple[Item, ...]) -> None:
+    """Decide what the target is shown: the filter's choice, a nested history, or all of it."""
+    state = run.state
+    chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
+    if chosen is not None:
+        data = HandoffInputData(
+            input_history=state.input,
+            pre_handoff_items=before,
+            new_items=tuple(state.new_items[state.turn_began :]),
+            context=run.context,
+        )
+        effect = e.Ask(run.path, "input_filter", handoff.name, lambda: ask(chosen, data))
+        filtered = await run.effects.perform(effect)
+        if not isinstance(filtered, HandoffInputData):
+            raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
+        _replace(run, "handoff_filter", _items_of(filtered))
+        return
+    nest = handoff.nest_handoff_history
+    if run.config.nest_handoff_history if nest is None else nest:
+        _replace(run, "nested_history", nest_history(state.history))
+
+
+def _items_of(data: HandoffInputData) -> tuple[Item, ...]:
+    if data.input_items is not None:
+        return tuple(data.input_items)
+    return (*data.input_history, *data.pre_handoff_items, *data.new_items)
+
+
+def _replace(run: LiveRun, reason: str, items: tuple[Item, ...]) -> None:
+    run.append(HistoryReplaced(*run.here(), reason, 0, items))

@@ -1,0 +1,121 @@
+"""What TARGET may be, and what is said of one that means no agent."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from agentloop import UserError
+from agentloop.cli.target import TargetError, load_agent
+
+MODULE = """
+from agentloop import Agent
+
+class Kept:
+    inner = Agent("inner")
+
+helper = Agent("helper")
+other = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: empty, and forgotten by the import system afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+def test_a_module_of_the_current_folder_and_a_file_give_their_agents(folder: Path) -> None:
+    """Both forms, and a dotted name."""
+    (folder / "target_helpers.py").write_text(MODULE)
+    assert load_agent("target_helpers:helper").name == "helper"
+    assert load_agent("target_helpers.py:helper").name == "helper"
+    assert load_agent(f"{folder}/target_helpers.py:Kept.inner").name == "inner"
+
+
+def test_a_file_imports_its_neighbours_and_may_be_called_like_a_known_module(folder: Path) -> None:
+    """As with `python file.py`, but a file called json.py doesn't stand in for the real one."""
+    (folder / "sub").mkdir()
+    (folder / "sub" / "target_neighbour.py").write_text(MODULE)
+    (folder / "sub" / "json.py").write_text("from target_neighbour import helper\n")
+    assert load_agent("sub/json.py:helper").name == "helper"
+    assert hasattr(sys.modules["json"], "dumps")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("helper", "must be module:agent or file.py:agent"),
+        (":helper", "must be module:agent or file.py:agent"),
+        ("target_helpers:", "must be module:agent or file.py:agent"),
+        ("absent.py:helper", "there is no file 'absent.py'"),
+        ("./absent:helper", "there is no file 'absent'"),
+        ("absent_module:helper", "there is no module 'absent_module', neither installed nor in the current folder"),
+        ("absent_module.inner:helper", "there is no module 'absent_module'"),
+        ("target_helpers.py:helpr", "has no attribute 'helpr'. Did you mean 'helper'?"),
+        ("target_helpers.py:unlike", "has no attribute 'unlike'. Agents there: helper."),
+        ("target_helpers.py:other", "'other' is of type int, not an Agent. Agents there: helper."),
+        ("target_empty.py:helper", "There is no agent in it."),
+        ("./text.txt:helper", "isn't a Python file"),
+    ],
+)
+def test_a_target_without_an_agent_is_named_with_what_is_wrong(folder: Path, target: str, said: str) -> None:
+    """The error repeats the target and says what to look at."""
+    (folder / "target_helpers.py").write_text(MODULE)
+    (folder / "target_empty.py").write_text("")
+    (folder / "text.txt").write_text("")
+    with pytest.raises(TargetError) as caught:
+        load_agent(target)
+    assert isinstance(caught.value, UserError)
+    assert repr(target) in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["target_broken:helper", "target_broken.py:helper"])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import absent_dependency", "No module named 'absent_dependency'"),
+        ("def f():\n    return 1 / 0\nf()", "line 2, in f"),
+        ("1 +", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise ValueError('password=hunter2')", "[redacted]"),
+    ],
+)
+def test_code_that_raises_while_imported_is_shown_by_its_last_lines(
+    folder: Path, form: str, code: str, said: str
+) -> None:
+    """The module's own frames, not ours, and no secret."""
+    (folder / "target_broken.py").write_text(code)
+    with pytest.raises(TargetError) as caught:
+        load_agent(form)
+    text = str(caught.value)
+    assert said in text
+    assert "target_broken" in text
+    assert "importlib" not in text
+    assert "agentloop/cli" not in text
+    assert "hunter2" not in text
+    assert "agentloop_target_target_broken" not in sys.modules
+
+
+def test_ctrl_c_while_importing_is_no_error_of_the_target(folder: Path) -> None:
+    """It goes on to whoever pressed it, and the half-made module is forgotten."""
+    (folder / "target_slow.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load_agent("target_slow.py:helper")
+    assert "agentloop_target_target_slow" not in sys.modules
+
+
+def test_the_command_ends_with_2_and_the_reason_on_the_error_output(invoke: Callable[..., Result]) -> None:
+    """Nothing on the standard output, no traceback unless asked for."""
+    result = invoke("run", "absent.py:helper", "Hello")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == "Error: TARGET 'absent.py:helper': there is no file 'absent.py'\n"
+    assert "Traceback" in invoke("run", "absent.py:helper", "Hello", "--traceback").stderr
