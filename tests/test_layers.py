@@ -27,6 +27,7 @@ LAYERS: dict[str, frozenset[str]] = {
             "exceptions",
             "config",
             "model_events",
+            "naming",
             "json_text",
             "error_text",
             "effects",

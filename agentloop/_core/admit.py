@@ -32,8 +32,7 @@ class Ticket:
     owner: Any = None
     seq: int = -1
     waited_for: tuple[str, ...] = ()
-    """Names of the limits that had no room when it was first looked at."""
-    looked_at: bool = False
+    """Names of the limits that had no room when it was looked at."""
 
 
 @attrs.define(eq=False)
@@ -129,9 +128,10 @@ class Admission:
 
     @staticmethod
     def _note_wait(ticket: Ticket, full: list[Limit]) -> None:
-        if not ticket.looked_at:
-            ticket.looked_at = True
-            ticket.waited_for = tuple(limit.name or type(limit).__name__ for limit in full)
+        for limit in full:
+            name = limit.name or type(limit).__name__
+            if name not in ticket.waited_for:
+                ticket.waited_for = (*ticket.waited_for, name)
 
     @staticmethod
     def _reserves(lane: _Lane, ticket: Ticket) -> Iterable[Limit]:

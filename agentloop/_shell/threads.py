@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import anyio
@@ -21,6 +22,8 @@ import attrs
 from agentloop.exceptions import ToolCallError
 
 logger = logging.getLogger("agentloop")
+
+_UNSET = object()
 
 
 @attrs.define(eq=False)
@@ -114,6 +117,8 @@ class Threads:
     ) -> Any:
         """Run *fn* in a worker thread that holds *place* and return what it returns.
 
+        Context variables that *fn* set are set here afterwards.
+
         Cancellation: without *abandon* the thread is awaited first. With it the call leaves at once; the thread keeps
         its place until it ends, and *late(value, error)* is then called on the loop.
         """
@@ -123,14 +128,18 @@ class Threads:
             self.give_back(place)
             late(value, error)
 
+        changes: dict[ContextVar[Any], Any] = {}
+
         def work() -> tuple[Any, BaseException | None]:
             if not place.claim():
                 return None, None
             value, error = None, None
+            before = copy_context()
             try:
                 value = fn()
             except BaseException as raised:  # noqa: ASYNC103 - an outcome, so that it never replaces a cancellation
                 error = raised
+            changes.update((var, new) for var, new in copy_context().items() if before.get(var, _UNSET) is not new)
             if place.finish():
                 try:
                     anyio.from_thread.run_sync(ended, value, error, token=token)
@@ -149,6 +158,8 @@ class Threads:
                 self.give_back(place)
             raise
         self.give_back(place)
+        for var, new in changes.items():  # as if the body had run in the caller's own context
+            var.set(new)
         if error is not None:
             try:
                 raise error

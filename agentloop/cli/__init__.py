@@ -16,9 +16,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    try:
-        from agentloop.cli.app import app  # only now: it needs what was looked for
+    from agentloop.cli.app import app  # only now: it needs what was looked for
 
-        app(prog_name="agentloop")
-    except KeyboardInterrupt:  # before or after the event loop, where no signal is awaited
-        sys.exit(130)
+    app(prog_name="agentloop")

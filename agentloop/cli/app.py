@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
@@ -25,7 +26,15 @@ from agentloop.cli.target import load_agent
 from agentloop.exceptions import UserError
 
 
-@click.group()
+class _App(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # outside the event loop, where no signal is awaited; click's own code for it is 1
+            sys.exit(128 + signal.SIGINT)
+
+
+@click.group(cls=_App)
 @click.version_option(agentloop.__version__, prog_name="agentloop")
 def app() -> None:
     """Run agents from the command line."""

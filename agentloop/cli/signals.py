@@ -32,8 +32,9 @@ async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int],
     for background jobs) stays ignored.
     """
     ended: Ended[T] = Ended()
+    scope = anyio.CancelScope()
     async with anyio.create_task_group() as watchers:
-        with anyio.CancelScope() as scope:
+        with scope:
             await watchers.start(_cancel_on_signal, scope, ended, announce)
             try:
                 ended.value = await work()
@@ -76,8 +77,8 @@ def _hand_back_after_first(numbers: Sequence[signal.Signals]) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_DFL)
         receiver = receivers[signal.Signals(number)]
-        if callable(receiver):
-            receiver(number, frame)
+        assert callable(receiver)
+        receiver(number, frame)
 
     for number in numbers:
         signal.signal(number, first)

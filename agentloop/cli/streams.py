@@ -124,17 +124,18 @@ class Lines:
 
     async def next(self) -> Line | None:
         """Return the next line, or None after the last."""
-        while True:
-            raw = self._taken()
-            if raw is None:
-                if self._ended:
-                    return None
-                await self._fill()
-                continue
+        while (line := self._buffered()) is None and not self._ended:
+            await self._fill()
+        return line
+
+    def _buffered(self) -> Line | None:
+        """Return the next line that says something off the buffer, or None where none is complete."""
+        while (raw := self._taken()) is not None:
             self._number += 1
             line = self._line(raw)
             if line.error is not None or line.text:
                 return line
+        return None
 
     async def _fill(self) -> None:
         if self._descriptor is None:
@@ -147,7 +148,7 @@ class Lines:
         self._ended = not chunk
 
     def _taken(self) -> bytes | None:
-        """Return the next raw line off the buffer, or None where none is complete."""
+        """Return the next raw line off the buffer, blank or not."""
         end = self._buffer.find(b"\n", self._searched)
         if end < 0 and not (self._ended and (self._buffer or self._cut)):
             self._searched = len(self._buffer)

@@ -89,10 +89,11 @@ def _import_file(target: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        if isinstance(error, Exception | SystemExit):
-            raise _broken(target, str(path), error) from error
+        raise _broken(target, str(path), error) from error
+    except BaseException:
+        del sys.modules[name]
         raise
     return module
 

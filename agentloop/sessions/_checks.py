@@ -39,7 +39,7 @@ def check_items(name: str, items: object) -> tuple[Item, ...]:
         UserTypeError: naming the argument, and the position of what is no item.
     """
     # A lone item or a text would be iterable or nearly so, and is never meant.
-    if isinstance(items, str | ITEM_TYPES) or not isinstance(items, Iterable):
+    if isinstance(items, (str, *ITEM_TYPES)) or not isinstance(items, Iterable):
         raise UserTypeError(f"{name}: a sequence of items is needed, not {type(items).__name__}")
     found: tuple[Any, ...] = tuple(items)
     for index, item in enumerate(found):

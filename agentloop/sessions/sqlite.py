@@ -26,7 +26,6 @@ from typing import Any, Self, TypeVar
 
 import anyio.to_thread
 import attrs
-from anyio import CapacityLimiter
 from anyio.lowlevel import current_token
 
 from agentloop.config import check_seconds
@@ -78,7 +77,7 @@ class SQLiteSession:
         self.session_id = check_session_id(session_id)
         self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
         self._in_thread = threading.Lock()
-        self._limiter: tuple[Any, CapacityLimiter] | None = None
+        self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None
         self._connection: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._closed = False
@@ -172,10 +171,10 @@ class SQLiteSession:
     async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
         return await anyio.to_thread.run_sync(self._do, work, limiter=self._limiter_here())
 
-    def _limiter_here(self) -> CapacityLimiter:
+    def _limiter_here(self) -> anyio.CapacityLimiter:
         token = current_token().native_token
         if self._limiter is None or self._limiter[0] is not token:
-            self._limiter = (token, CapacityLimiter(1))
+            self._limiter = (token, anyio.CapacityLimiter(1))
         return self._limiter[1]
 
     def _do(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:

@@ -52,7 +52,10 @@ def start(notes: Path) -> Iterator[Start]:
     children: list[subprocess.Popen[str]] = []
 
     def run(
-        *arguments: str, program: tuple[str, ...] = ("-m", "agentloop.cli"), **options: object
+        *arguments: str,
+        program: tuple[str, ...] = ("-m", "agentloop.cli"),
+        path: str = os.environ["PATH"],
+        **options: object,
     ) -> "subprocess.Popen[str]":
         # A test run in the background ignores SIGINT, and a child inherits that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,7 +63,7 @@ def start(notes: Path) -> Iterator[Start]:
         child = subprocess.Popen(
             [sys.executable, *program, *arguments],
             text=True,
-            env=os.environ | {"AGENTLOOP_TEST_NOTES": str(notes)},
+            env=os.environ | {"AGENTLOOP_TEST_NOTES": str(notes), "PATH": path},
             **{**pipes, **options},  # type: ignore[call-overload]
         )
         signal.signal(signal.SIGINT, before)

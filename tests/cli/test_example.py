@@ -93,16 +93,29 @@ def test_arithmetic_is_done_by_the_tool(helper: ModuleType) -> None:
     assert helper.calculate(144, "divided by", 12) == "144 divided by 12 is 12."
 
 
-@pytest.mark.anyio
-@pytest.mark.real_clock
-async def test_commits_come_from_git(anyio_backend: object, helper: ModuleType, folder: Path) -> None:
-    """Run as a process, newest first; git's own words where it fails."""
+@pytest.fixture
+def repository(folder: Path) -> None:
+    """The current folder as a git repository of two commits."""
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    with pytest.raises(helper.Refused, match=r"(?i)git repository"):
-        await helper.recent_commits(1)
     subprocess.run(["git", "init", "-q"], check=True)
     for text in ("First", "Second"):
         subprocess.run(["git", *identity, "commit", "-q", "--allow-empty", "-m", text], check=True)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.anyio
+@pytest.mark.real_clock
+async def test_git_that_fails_is_quoted(anyio_backend: object, helper: ModuleType) -> None:
+    """Here there is no repository."""
+    with pytest.raises(helper.Refused, match=r"(?i)git repository"):
+        await helper.recent_commits(1)
+
+
+@pytest.mark.usefixtures("repository")
+@pytest.mark.anyio
+@pytest.mark.real_clock
+async def test_commits_come_from_git(anyio_backend: object, helper: ModuleType) -> None:
+    """Run as a process, newest first."""
     assert (await helper.recent_commits(1)).endswith(" Second")
     assert len((await helper.recent_commits(10)).splitlines()) == 2
 

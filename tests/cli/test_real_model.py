@@ -131,4 +131,6 @@ async def test_leaving_a_stream_in_the_middle_frees_the_model_for_the_next_run(a
             async with Runner.run_streamed(agent, QUESTIONS[1]) as stream:
                 deltas = [event async for event in stream if isinstance(event, ArgumentsDelta)]
         assert deltas
-    assert not Path(f"/proc/{pid}").exists()
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -29,8 +29,8 @@ def test_the_answer_is_on_the_output_and_the_calls_on_the_error_output(
     assert lines[2] == "It is 42."
 
 
-def test_an_answer_that_is_no_text_is_printed_as_json(invoke: Invoke, agent: AgentOf) -> None:
-    """Here the tool's own value."""
+def test_a_tool_output_that_ends_the_run_is_the_answer(invoke: Invoke, agent: AgentOf) -> None:
+    """As text, like any answer."""
     assert invoke("run", agent("stopping"), "Double 21").stdout == "42\n"
 
 

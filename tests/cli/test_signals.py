@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 Start = Callable[..., "subprocess.Popen[str]"]
 AgentOf = Callable[[str], str]
+Invoke = Callable[..., Result]
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
@@ -164,18 +166,75 @@ def test_a_reader_that_stands_still_does_not_keep_the_signal_away(start: Start, 
     assert child.wait(timeout=30) == 143
 
 
+def _ignoring(*names: str) -> tuple[str, ...]:
+    """Return how to start the command line with these signals ignored, as shells do for background jobs."""
+    ignored = "".join(f"signal.signal(signal.{name}, signal.SIG_IGN); " for name in names)
+    return ("-c", f"import signal; {ignored}from agentloop.cli import main; main()")
+
+
 @pytest.mark.slow
-def test_an_ignored_signal_stays_ignored(start: Start, agent: AgentOf, notes: Path, backend: str) -> None:
-    """Shells start background jobs that way."""
-    before = signal.getsignal(signal.SIGINT)
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); from agentloop.cli import main; main()"
-    child = start("run", agent("hanging"), "Hang", "--backend", backend, program=("-c", code))
+def test_an_ignored_signal_stays_ignored(start: Start, agent: AgentOf, backend: str) -> None:
+    """The other one still ends the run."""
+    child = start("run", agent("hanging"), "Hang", "--backend", backend, program=_ignoring("SIGINT"))
     lines_until(child, "→ hang")
     child.send_signal(signal.SIGINT)
     child.send_signal(signal.SIGTERM)
     child.communicate(timeout=30)
     assert child.returncode == 143
-    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.slow
+def test_with_every_signal_ignored_the_run_is_answered_all_the_same(start: Start, agent: AgentOf, backend: str) -> None:
+    """There is nothing to watch then."""
+    program = _ignoring("SIGINT", "SIGTERM")
+    child = start("run", agent("echo"), "--backend", backend, stdin=subprocess.PIPE, program=program)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    for text in ("one", "two"):
+        child.stdin.write(f"{text}\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == f"[{text}]\n"
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGINT)
+    child.stdin.close()
+    assert child.wait(timeout=30) == 0
+
+
+def test_ctrl_c_outside_the_event_loop_ends_with_130(tmp_path: Path, invoke: Invoke) -> None:
+    """Here while the agent's module is imported."""
+    (tmp_path / "slow.py").write_text("raise KeyboardInterrupt")
+    result = invoke("run", f"{tmp_path}/slow.py:agent", "Hello")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.slow
+def test_an_installation_ends_with_its_installer(start: Start, notes: Path, tmp_path: Path) -> None:
+    """SIGTERM doesn't leave it behind."""
+    os.mkfifo(notes)
+    installer = tmp_path / "uv"
+    installer.write_text(f'#!/bin/sh\necho $$ > "{notes}"\nexec sleep 1000\n')
+    installer.chmod(0o755)
+    missing = "import sys; sys.modules['pip'] = sys.modules['xllamacpp'] = None; "
+    program = ("-c", f"{missing}from agentloop.cli import main; main()")
+    child = start("model", "install", program=program, path=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with notes.open() as reader:
+        pid = int(reader.readline())
+    child.terminate()
+    assert child.wait(timeout=30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_without_a_request_on_a_terminal_one_is_asked_for(start: Start, agent: AgentOf) -> None:
+    """Nothing waits for a user who doesn't know."""
+    ours, theirs = pty.openpty()
+    child = start("run", agent("echo"), stdin=theirs)
+    os.close(theirs)
+    _, err = child.communicate(timeout=30)
+    os.close(ours)
+    assert child.returncode == 2
+    assert "Give a REQUEST, --input FILE, or pipe requests in" in err
 
 
 def _read_all(terminal: int) -> str:

@@ -181,11 +181,12 @@ async def test_what_the_encoding_lacks_is_escaped_and_files_and_memory_just_take
     await Output(None).write("nobody is there")
 
 
-@pytest.mark.parametrize(
-    "chunk", [b"one\n\n  \ntwo\nthree", b"\n", b"", b"x" * 70_000 + b"\n \n" + b" " * 70_000 + b"y"]
-)
-def test_lines_of_a_file_are_counted_as_they_are_read(tmp_path: Path, chunk: bytes) -> None:
+LONG = b"x" * 70_000 + b"\n \n" + b" " * 70_000 + b"y"
+
+
+@pytest.mark.parametrize("given", [b"one\n\n  \ntwo\nthree", b"\n", b"", LONG])
+def test_lines_of_a_file_are_counted_as_they_are_read(tmp_path: Path, given: bytes) -> None:
     """Blank ones don't count; a line longer than a chunk counts once."""
     file = tmp_path / "lines"
-    file.write_bytes(chunk)
-    assert count_lines(str(file)) == sum(bool(line.strip()) for line in chunk.split(b"\n"))
+    file.write_bytes(given)
+    assert count_lines(str(file)) == sum(bool(line.strip()) for line in given.split(b"\n"))

@@ -131,6 +131,7 @@ DIRECT: list[tuple[Any, str, Any]] = [
     (Movie, '{"title": "M", "year": null}', {"title": "M"}),
     (Movie, '{"title": "M", "year": 1931}', {"title": "M", "year": 1931}),
     (Struct, '{"n": 1}', Struct(1)),
+    (Even, '{"n": 2}', Even(2)),
     (Report, '{"Score": 4, "parts": [{"Score": 5, "parts": []}]}', Report(Score=4, parts=[Report(Score=5)])),
     (dict[str, int], '{"a": 1}', {"a": 1}),
     (dict, '{"a": [null]}', {"a": [None]}),
@@ -354,9 +355,14 @@ def test_a_value_without_a_json_form_can_not_be_dumped(value: Any) -> None:
             typed(type_).dump({"x": value})
 
 
-@given(
-    st.recursive(st.builds(Tree, st.text(max_size=5), st.just([])), lambda t: st.builds(Tree, st.text(), st.lists(t)))
+TREES: st.SearchStrategy[Tree] = st.recursive(
+    st.builds(Tree, st.text(max_size=5), st.just([])),
+    lambda inner: st.builds(Tree, st.text(max_size=5), st.lists(inner, max_size=3)),
+    max_leaves=5,
 )
+
+
+@given(TREES)
 def test_any_value_is_read_back_from_what_it_is_dumped_to(value: Tree) -> None:
     """What the application gives enters the history as the model would have said it."""
     assert typed(Tree).parse(typed(Tree).dump(value)) == value

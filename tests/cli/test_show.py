@@ -1,0 +1,157 @@
+"""What events and results look like, in words and in JSON."""
+
+import io
+import json
+from typing import Any
+
+import attrs
+import pytest
+
+from agentloop import Agent, Allow, CallOutcome, Runner, ToolGuardrailResult, UserError, tool_input_guardrail
+from agentloop import events as ev
+from agentloop.cli import failure
+from agentloop.cli.show import JsonLines, Narrator, duration, json_line, plain, result_json, text_of
+from agentloop.cli.streams import Output
+from agentloop.items import Image, Text, ToolCall
+from agentloop.testing import ScriptedModel, say
+
+pytestmark = [pytest.mark.anyio]
+
+CALL = ToolCall("call_1", "fetch", '{"url": "x"}')
+
+
+def _narrator(*, terminal: bool = False) -> tuple[Narrator, io.StringIO, io.StringIO]:
+    texts = io.StringIO(), io.StringIO()
+    out, err = (Output(text) for text in texts)
+    out.is_terminal = err.is_terminal = terminal
+    return Narrator(out, err), *texts
+
+
+async def test_progress_and_nested_calls_are_told_where_they_belong(anyio_backend: object) -> None:
+    """A nested run's calls are indented, its text is left out."""
+    show, out, err = _narrator()
+    await show.event(ev.CallStarted(CALL))
+    await show.event(ev.CallProgress(CALL, 1, 4, "half\nway"))
+    await show.event(ev.CallProgress(CALL, 0.5))
+    await show.event(ev.CallStarted(CALL, path=("call_0",)))
+    await show.event(ev.TextDelta("inner", path=("call_0",)))
+    assert err.getvalue().splitlines() == [
+        '→ fetch {"url": "x"}',
+        "… fetch 1 of 4 half way",
+        "… fetch 0.5",
+        '  → fetch {"url": "x"}',
+    ]
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "line"),
+    [
+        (CallOutcome(status="succeeded", started_at=1.0, ended_at=1.25, output="x"), "✓ fetch 250 ms"),
+        (
+            CallOutcome(status="timed_out", started_at=1, ended_at=3.5, output="slow"),
+            "✗ fetch timed out 2.5 s · slow",
+        ),
+        (CallOutcome(status="cancelled", cancelled_by="sibling"), "– fetch cancelled by sibling"),
+        (CallOutcome(status="rejected", output="\nno\x1b[0m\nmore"), "✗ fetch rejected · no\\x1b[0m"),
+    ],
+)
+async def test_a_settled_call_says_how_it_ended(anyio_backend: object, outcome: CallOutcome, line: str) -> None:
+    """Status, who cancelled it, how long its body ran, and for a failure the first line of why."""
+    show, _, err = _narrator()
+    await show.event(ev.CallSettled(CALL, outcome))
+    assert err.getvalue().rstrip() == line
+
+
+async def test_on_a_terminal_text_of_an_earlier_turn_is_no_answer(anyio_backend: object) -> None:
+    """What the last turn said stands there once; a tool's output that ends a run is printed after all."""
+    show, out, err = _narrator(terminal=True)
+    result = await Runner.run(Agent("a", model=ScriptedModel([say("done\x07")])), "Hello")
+    await show.event(ev.TextDelta("thinking"))
+    await show.event(ev.TurnStarted())
+    await show.event(ev.CallStarted(CALL))
+    await show.ended(result)
+    assert out.getvalue() == "thinking\ndone\\x07\n"
+    again, out, _ = _narrator(terminal=True)
+    await again.event(ev.TextDelta("done\x07"))
+    await again.ended(result)
+    assert out.getvalue() == "done\\x07\n"
+    assert "fetch" in err.getvalue()
+
+
+async def test_a_run_that_did_not_complete_gives_no_answer(anyio_backend: object) -> None:
+    """It says what became of it, and why."""
+    result = await Runner.run(Agent("a", model=ScriptedModel([say("done")])), "Hello")
+    for changes, said in [
+        ({"status": "interrupted"}, "The run was interrupted.\n"),
+        ({"status": "stopped", "stop_reason": "budget"}, "The run was stopped: budget.\n"),
+    ]:
+        show, out, err = _narrator()
+        await show.ended(attrs.evolve(result, final_output=None, **changes))
+        assert (out.getvalue(), err.getvalue()) == ("", said)
+
+
+async def test_events_of_guardrails_and_agents_name_them(anyio_backend: object) -> None:
+    """Live objects don't get into JSON."""
+
+    @tool_input_guardrail
+    def careful(data: Any) -> Allow:
+        """Let everything pass."""
+        return Allow()
+
+    result = ToolGuardrailResult(guardrail=careful, output=Allow({"looked": object}), duration=0.5, call=CALL)
+    value = plain(ev.GuardrailSettled(result))["result"]
+    assert value["guardrail"] == "careful"
+    assert value["call"]["name"] == "fetch"
+    assert json.loads(json_line(value))
+    assert plain(ev.AgentUpdated(Agent("helper")))["agent"] == "helper"
+    outcome = CallOutcome(status="failed", error=ValueError("token=abc"), value=object(), custom_data=object())
+    assert plain(outcome)["error"] == "ValueError(token=[redacted])"
+    assert not {"value", "custom_data"} & set(plain(outcome))
+    assert plain(object()) == "object"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [({"a": (1, None)}, {"a": [1, None]}), (float("nan"), "nan"), ({1: "x"}, {"1": "x"}), (None, None), ("→", "→")],
+)
+async def test_any_final_output_has_a_place_in_json(anyio_backend: object, value: object, shown: object) -> None:
+    """As JSON where it has that form, else as text; never as something JSON lacks."""
+    result = await Runner.run(Agent("a", model=ScriptedModel([say("done")])), "Hello")
+    line = json_line(result_json(attrs.evolve(result, final_output=value)))
+    assert json.loads(line, parse_constant=pytest.fail)["final_output"] == shown
+
+
+async def test_json_writes_one_result_whatever_follows(anyio_backend: object) -> None:
+    """An error after the result goes to the error output alone; raw provider events are left out."""
+    out, err = io.StringIO(), io.StringIO()
+    show = JsonLines(Output(out), Output(err))
+    await show.event(ev.RawModelEvent({"secret": 1}))
+    await show.ended(await Runner.run(Agent("a", model=ScriptedModel([say("done")])), "Hello"))
+    await show.failed(RuntimeError("late"))
+    show.cancelled()
+    assert [json.loads(line)["status"] for line in out.getvalue().splitlines()] == ["completed"]
+    assert err.getvalue() == "Error: RuntimeError: late\n"
+
+
+@pytest.mark.backends("asyncio")
+async def test_parts_that_are_no_text_are_named(anyio_backend: object) -> None:
+    """A terminal can't show them."""
+    assert text_of((Text("see "), Image("https://example.org/x.png"))) == "see [Image]"
+    assert duration(-1) == "0 ms"
+
+
+class _Broken(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.backends("asyncio")
+async def test_errors_have_words_even_where_they_have_none_themselves(anyio_backend: object) -> None:
+    """Their type, their message, their notes; a user's mistake needs no type."""
+    noted = ValueError("wrong")
+    noted.add_note("also failed: password=hunter2")
+    assert failure.words_for(noted) == "Error: ValueError: wrong\n  also failed: password=[redacted]\n"
+    assert failure.words_for(ValueError()) == "Error: ValueError\n"
+    assert failure.words_for(UserError("do this")) == "Error: do this\n"
+    assert failure.words_for(_Broken()) == "Error: _Broken: (its message can't be shown)\n"
