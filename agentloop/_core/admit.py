@@ -111,6 +111,7 @@ class Admission:
             for waiting in blocked:
                 if not waiting.limits.isdisjoint(lane.limits):
                     waiting.overtakers.append(seq)
+                    reserved.update(self._reserves(waiting, waiting.tickets[0]))
             if lane.tickets:
                 heapq.heappush(heads, (lane.tickets[0].seq, lane))
             else:

@@ -10,7 +10,7 @@ import asyncio
 import math
 
 import anyio
-import anyio.lowlevel
+from anyio.lowlevel import EventLoopToken
 
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
@@ -42,3 +42,19 @@ def uncancel_to(count: int) -> None:
     task = _task()
     while task is not None and task.cancelling() > count:
         task.uncancel()
+
+
+def loop_lives(token: EventLoopToken) -> bool:
+    """Tell whether the event loop of *token* has not ended yet."""
+    native = token.native_token
+    if isinstance(native, asyncio.AbstractEventLoop):
+        return not native.is_closed()
+    try:
+        native.run_sync_soon(_nothing)  # type: ignore[attr-defined]  # a trio token; trio is an extra
+    except RuntimeError:  # trio.RunFinishedError
+        return False
+    return True
+
+
+def _nothing() -> None:
+    """Run on the loop to learn that it runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import anyio
 
@@ -16,6 +16,8 @@ class Pump:
         self.admission = Admission()
         self._busy = False
         self._again = False
+        self.sleepers: set[Callable[[float], None]] = set()
+        """Owners of waiting calls: told when a call may start by the mere passing of time."""
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Queue *tickets* in this order and start what may start."""
@@ -49,6 +51,9 @@ class Pump:
                     break
         finally:
             self._busy = False
+        if self.sleepers and (room := self.next_room()) < float("inf"):
+            for told in tuple(self.sleepers):
+                told(room)
 
     def next_room(self) -> float:
         """Return when to pump again although nothing was given back; infinity if never."""

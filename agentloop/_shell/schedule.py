@@ -13,7 +13,6 @@ out of a sibling's reach, while a cancelled parent still reaches it.
 from __future__ import annotations
 
 import math
-import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
@@ -27,13 +26,13 @@ from agentloop._core.admit import Ticket
 from agentloop._core.plan import Answer, Arguments, Execute, Plan, PlanEntry, Replay
 from agentloop._core.select import Failure, choose
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import cancelled_types, loop_lives
 from agentloop._shell.pump import Pump
 from agentloop._shell.stacks import stack_of
 from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
 from agentloop.context import ToolContext
-from agentloop.limits import Capacity, Limit, OrderedCapacity
+from agentloop.limits import CLOCK_SLACK, Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallSettled, ItemReleased
 from agentloop.tools import FunctionTool
@@ -140,6 +139,7 @@ class Batch:
         self._leaders: dict[str, LiveCall] = {}
         self._followers: dict[str, list[LiveCall]] = {}
         self._opened_at = anyio.current_time()
+        self._sleeps_until = math.inf
         self.deadline = math.inf
         self._build(plan, sequential)
         self.pump = self._choose_pump()
@@ -188,12 +188,11 @@ class Batch:
 
     def _choose_pump(self) -> Pump:
         shared = self.run.shared
-        alive = weakref.ref(shared)
         bound = False
         for live in self.calls:
             for limit in live.tool.capacity:
                 bound = True
-                limit.binding.bind(limit, shared.token, lambda: alive() is not None, shared.pump.pump)
+                limit.binding.bind(limit, shared.token, lambda: loop_lives(shared.token), shared.pump.pump)
         return shared.pump if bound else Pump()
 
     # -- running
@@ -201,6 +200,7 @@ class Batch:
     def open(self, group: TaskGroup) -> None:
         """Queue the first calls; *group* is the turn nursery."""
         self._group = group
+        self.pump.sleepers.add(self._look_at)
         self.deadline = anyio.current_effective_deadline()
         self._next_segment()
         for (path, call_id), reason in list(self.run.cancel_requests.items()):
@@ -376,7 +376,7 @@ class Batch:
     def _expire(self) -> None:
         """Skip what has waited longer than `queue_timeout`."""
         limit = self.execution.queue_timeout
-        if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
+        if limit is None or self.halted or anyio.current_time() + CLOCK_SLACK < self._opened_at + limit:
             return
         late = [live for live in self.calls if live.phase == "waiting" and not self._awaits_equal(live)]
         self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
@@ -410,7 +410,13 @@ class Batch:
                     await self._wait(self._next_look())
             raise
 
+    def _look_at(self, room: float) -> None:
+        """A limit will have room at *room* by itself: somebody must be awake then."""
+        if room < self._sleeps_until:
+            self._wake.set()
+
     async def _wait(self, until: float) -> None:
+        self._sleeps_until = until
         if self._wake.is_set():
             self._wake = anyio.Event()
         if not self._unsettled or (self.failures and self.stopped is None):
@@ -431,7 +437,7 @@ class Batch:
         limit = self.execution.queue_timeout
         waiting = limit is not None and any(live.phase == "waiting" for live in self.calls)
         expiry = self._opened_at + (limit or 0.0) if waiting else math.inf
-        return min(expiry if expiry > now else math.inf, max(self.pump.next_room(), now))
+        return min(expiry if expiry > now + CLOCK_SLACK else math.inf, max(self.pump.next_room(), now))
 
     def _report(self) -> None:
         deadline = self.run.cleanup.deadline
@@ -452,6 +458,7 @@ class Batch:
     def forget(self) -> None:
         """Leave no call without an outcome, also where the batch was ended before it was joined."""
         by = self.run.ended_by()
+        self.pump.sleepers.discard(self._look_at)
         self.halt()
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:

@@ -36,22 +36,21 @@ def _valid_call(call: dict[str, Any]) -> bool:
     return True
 
 
-def _children() -> set[str]:
-    """Return the ids of the processes that serve a local model, of whomever they are."""
-    found = set()
+def _models_of(notes: Path) -> list[int]:
+    """Return the ids of the model processes that a command of this test started: they inherit its environment."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
+            ours = str(notes).encode() in (entry / "environ").read_bytes()
+            if ours and b"_local_server.py" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:  # ended meanwhile, or somebody else's
             continue
-        if b"_local_server.py" in command:
-            found.add(entry.name)
     return found
 
 
-def test_one_request_makes_one_valid_call_and_an_answer(start: Start, backend: str) -> None:
+def test_one_request_makes_one_valid_call_and_an_answer(start: Start, notes: Path, backend: str) -> None:
     """In JSON, so that the events can be looked at; nothing is left running."""
-    before = _children()
     child = start("run", TARGET, QUESTIONS[0], "--json", "--backend", backend, cwd=ROOT)
     out, err = child.communicate(timeout=120)
     lines = [json.loads(line) for line in out.splitlines()]
@@ -66,29 +65,29 @@ def test_one_request_makes_one_valid_call_and_an_answer(start: Start, backend: s
     if child.returncode == 0:
         assert last["usage"]["output_tokens"] > 0
         assert isinstance(last["final_output"], str)
-    assert _children() <= before
+    assert _models_of(notes) == []
 
 
-def test_many_requests_share_one_model_and_keep_their_order(start: Start, backend: str, tmp_path: Path) -> None:
+def test_many_requests_share_one_model_and_keep_their_order(
+    start: Start, notes: Path, backend: str, tmp_path: Path
+) -> None:
     """Each has its answer or its error in its place."""
     file = tmp_path / "requests.txt"
     file.write_text("\n".join(QUESTIONS))
-    before = _children()
     child = start("run", TARGET, "--input", str(file), "--json", "--backend", backend, cwd=ROOT)
     out, err = child.communicate(timeout=120)
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["request"] for line in lines] == list(QUESTIONS)
     failed = sum(line["status"] == "failed" for line in lines)
     assert child.returncode == (1 if failed else 0), err
-    assert _children() <= before
+    assert _models_of(notes) == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_in_the_middle_of_an_answer_leaves_nothing_running(
-    start: Start, backend: str, number: int, code: int
+    start: Start, notes: Path, backend: str, number: int, code: int
 ) -> None:
     """The model's process ends with the command."""
-    before = _children()
     child = start("run", TARGET, QUESTIONS[0], "--json", "--backend", backend, cwd=ROOT)
     assert child.stdout is not None
     for line in child.stdout:
@@ -98,18 +97,17 @@ def test_a_signal_in_the_middle_of_an_answer_leaves_nothing_running(
     out, err = child.communicate(timeout=60)
     assert child.returncode == code, err
     assert json.loads(out.splitlines()[-1])["status"] == "cancelled"
-    assert _children() <= before
+    assert _models_of(notes) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
-def test_the_model_ends_when_the_command_is_killed(start: Start, backend: str) -> None:
+def test_the_model_ends_when_the_command_is_killed(start: Start, notes: Path, backend: str) -> None:
     """No way of dying leaves it behind: its own end is waited for here."""
-    before = _children()
     child = start("run", TARGET, QUESTIONS[0], "--json", "--backend", backend, cwd=ROOT)
     assert child.stdout is not None
     child.stdout.readline()
-    (ours,) = _children() - before
-    ended = os.pidfd_open(int(ours))  # readable once the process has ended
+    (ours,) = _models_of(notes)
+    ended = os.pidfd_open(ours)  # readable once the process has ended
     child.kill()
     assert select.select([ended], [], [], 60)[0]
     os.close(ended)

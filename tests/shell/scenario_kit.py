@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 
@@ -125,7 +126,7 @@ class HookLog(RunHooks):
         self.outcomes[ctx.tool_call_id] = outcome
 
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         self.run_ends.append(outcome.status)
 
 

@@ -4,8 +4,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from shell.scenario_kit import HookLog, Watch, agent_that_calls, endings, script, shown, watched
 
 from agentloop import (
     Agent,
@@ -22,8 +24,6 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.testing import ScriptedModel, call, say
-
-from shell.scenario_kit import HookLog, Watch, agent_that_calls, endings, script, shown, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -179,7 +179,9 @@ async def test_cancelled_queued_call_of_a_later_segment_never_starts(run_mode: R
 async def test_unknown_and_ended_calls_answer_false() -> None:
     """Nothing happens, nothing is raised."""
     agent = script(
-        [call("fine", call_id="c1"), call("endless", call_id="c2")], call("fine", call_id="c3"), say("done"),
+        [call("fine", call_id="c1"), call("endless", call_id="c2")],
+        call("fine", call_id="c3"),
+        say("done"),
         tools=[fine, endless],
     )
     answers: list[bool] = []
@@ -226,7 +228,7 @@ async def test_call_cancelled_during_planning_never_starts() -> None:
         asked.append("enabled")
         if len(asked) == 2:  # the first question is asked before the model is
             assert streams[0].cancel_call("c1", "changed my mind") is True
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         return True
 
     @tool(is_enabled=enabled)
@@ -326,6 +328,7 @@ async def test_nested_call_is_cancelled_by_its_event() -> None:
 
 async def test_cancelled_call_under_policy_raise_fails_the_run(run_mode: Run) -> None:
     """`cancel_call` of a tool without failure function ends the run: the tool's policy, not the caller's."""
+
     @tool(failure_error_function=None)
     async def strict(ctx: ToolContext[Any]) -> str:
         ctx.cancel_call(ctx.tool_call_id, "enough")

@@ -6,12 +6,11 @@ from typing import Any
 
 import anyio
 import pytest
+from shell.scenario_kit import Watch, agent_that_calls, outputs, script, watched
 
-from agentloop import MaxTurnsExceeded, ModelBehaviorError, Runner, RunResult, ToolCallError, UserError, tool
+from agentloop import MaxTurnsExceeded, ModelBehaviorError, RunHooks, Runner, RunResult, ToolCallError, UserError, tool
 from agentloop import events as ev
 from agentloop.testing import call, fail, say
-
-from shell.scenario_kit import Watch, agent_that_calls, outputs, script, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -178,7 +177,7 @@ async def test_models_error_leaves_bare(run_mode: Run) -> None:
 
 async def test_run_sync_inside_a_loop_names_the_way(run_mode: Run) -> None:
     """`UserError`, not a deadlock."""
-    with pytest.raises(UserError, match="await Runner.run"):
+    with pytest.raises(UserError, match=r"await Runner\.run"):
         Runner.run_sync(script(say("done"), tools=[]), "go")
 
 
@@ -192,6 +191,16 @@ async def test_library_error_carries_the_runs_data(run_mode: Run) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- streamed
+
+
+class UntilEnd(RunHooks):
+    """Tells when a run is over but for its last record."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+
+    async def on_run_end(self, ctx: Any, outcome: Any) -> None:
+        self.ended.set()
 
 
 def broken_agent() -> Any:
@@ -219,11 +228,10 @@ async def test_streams_error_is_raised_once_from_iteration_after_all_events() ->
 
 async def test_streams_error_is_raised_when_the_block_is_left_by_a_consumer_that_does_not_iterate() -> None:
     """It isn't lost: the run had failed before the block was left."""
-    watch = Watch()
+    watch, hooks = Watch(), UntilEnd()
     with pytest.raises(ToolCallError) as caught:
-        async with Runner.run_streamed(broken_agent(), "go", run_config=watched(watch)) as stream:
-            while not stream.is_complete:
-                await anyio.sleep(0.001)
+        async with Runner.run_streamed(broken_agent(), "go", hooks=hooks, run_config=watched(watch)) as stream:
+            await hooks.ended.wait()
     assert stream.error is caught.value
     assert watch.end == "failed"
 
@@ -239,10 +247,10 @@ async def test_uncaught_iteration_error_leaves_the_block_bare_and_once() -> None
 
 async def test_consumers_own_exception_wins_and_has_the_runs_error_as_context() -> None:
     """The run had failed unnoticed; the consumer's error leaves."""
+    hooks = UntilEnd()
     with pytest.raises(Boom) as caught:
-        async with Runner.run_streamed(broken_agent(), "go") as stream:
-            while not stream.is_complete:
-                await anyio.sleep(0.001)
+        async with Runner.run_streamed(broken_agent(), "go", hooks=hooks) as stream:
+            await hooks.ended.wait()
             raise Boom("mine")
     assert isinstance(stream.error, ToolCallError)
     assert caught.value.__context__ is stream.error

@@ -6,11 +6,10 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+from shell.scenario_kit import HookLog, Watch, agent_that_calls, endings, script, shown, watched
 
 from agentloop import ModelBehaviorError, RunResult, ToolCallError, UserError, default_tool_error_function, tool
 from agentloop.testing import call, say
-
-from shell.scenario_kit import HookLog, Watch, agent_that_calls, endings, script, shown, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 

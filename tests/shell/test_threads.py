@@ -9,11 +9,10 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import pytest
+from shell.scenario_kit import Backend, Watch, agent_that_calls, cancelled_at, endings, lasting, shown, watched
 
 from agentloop import Runner, RunResult, ToolContext, open_runtime, tool
 from agentloop import records as r
-
-from shell.scenario_kit import Backend, Watch, agent_that_calls, cancelled_at, endings, lasting, shown, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -330,7 +329,12 @@ async def test_sync_tool_waits_at_the_cap_while_a_thread_is_awaited(run_mode: Ru
         )
         with anyio.fail_after(5):
             result = await run_mode(agent, "go", run_config=watched(watch))
-        assert [status for _, status, _ in endings(result.calls)] == ["timed_out", "succeeded", "succeeded", "succeeded"]
+        assert [status for _, status, _ in endings(result.calls)] == [
+            "timed_out",
+            "succeeded",
+            "succeeded",
+            "succeeded",
+        ]
         go_on.set()
         with anyio.fail_after(5):
             await watch.told.wait()
@@ -381,7 +385,11 @@ async def test_call_cancelled_while_it_waits_for_a_thread_never_starts(run_mode:
     agent = agent_that_calls("holds", "waits", "stops", tools=[holds, waits, stops])
     result = await run_mode(agent, "go", run_config=watched(Watch(), max_threads=1))
     assert ran == []
-    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "cancelled", "caller"), ("c3", "succeeded", None)]
+    assert endings(result.calls) == [
+        ("c1", "succeeded", None),
+        ("c2", "cancelled", "caller"),
+        ("c3", "succeeded", None),
+    ]
     assert result.calls[1].outcome.started_at is None
 
 

@@ -6,7 +6,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+from shell.scenario_kit import (
+    Backend,
+    HookLog,
+    Watch,
+    agent_that_calls,
+    cancelled_at,
+    endings,
+    lasting,
+    shown,
+    watched,
+)
 
 from agentloop import (
     Allow,
@@ -22,18 +34,6 @@ from agentloop import (
     tool_output_guardrail,
 )
 from agentloop import records as r
-
-from shell.scenario_kit import (
-    Backend,
-    HookLog,
-    Watch,
-    agent_that_calls,
-    cancelled_at,
-    endings,
-    lasting,
-    shown,
-    watched,
-)
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -86,7 +86,7 @@ async def test_timeout_function_words_the_output(run_mode: Run, is_async: bool) 
         return f"{error.tool_name} took more than {error.timeout} s"
 
     async def words_async(ctx: ToolContext[Any], error: ToolTimeoutError) -> str:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         return words(ctx, error)
 
     slow = sleeper(timeout=0.02, timeout_error_function=words_async if is_async else words)

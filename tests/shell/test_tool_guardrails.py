@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from shell.scenario_kit import HookLog, Watch, agent_that_calls, endings, model_of, outputs, script, shown, watched
 
 from agentloop import (
     Allow,
@@ -27,8 +28,6 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.testing import call, say
-
-from shell.scenario_kit import HookLog, Watch, agent_that_calls, endings, model_of, outputs, script, shown, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 

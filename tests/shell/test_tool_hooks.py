@@ -5,19 +5,6 @@ from typing import Any
 
 import anyio
 import pytest
-
-from agentloop import (
-    AgentHooks,
-    RejectContent,
-    RunHooks,
-    RunResult,
-    ToolCallError,
-    ToolContext,
-    tool,
-    tool_output_guardrail,
-)
-from agentloop import records as r
-
 from shell.scenario_kit import (
     AgentHookLog,
     Backend,
@@ -31,6 +18,18 @@ from shell.scenario_kit import (
     shown,
     watched,
 )
+
+from agentloop import (
+    AgentHooks,
+    RejectContent,
+    RunHooks,
+    RunResult,
+    ToolCallError,
+    ToolContext,
+    tool,
+    tool_output_guardrail,
+)
+from agentloop import records as r
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -374,9 +373,7 @@ async def test_start_hooks_of_different_calls_overlap_unless_the_calls_are_seque
     async def at_start(call_id: str) -> None:
         await anyio.sleep(0.1)
 
-    agent = agent_that_calls(
-        *["fine"] * 5, tools=[fine], tool_execution="sequential" if sequential else "concurrent"
-    )
+    agent = agent_that_calls(*["fine"] * 5, tools=[fine], tool_execution="sequential" if sequential else "concurrent")
     async with lasting(anyio_backend, seconds):
         await run_mode(agent, "go", hooks=HookLog(at_start=at_start))
 

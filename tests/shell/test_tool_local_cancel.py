@@ -7,11 +7,10 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+from shell.scenario_kit import Watch, agent_that_calls, endings, script, shown, watched
 
 from agentloop import RunResult, ToolCallError, ToolCancelledError, ToolContext, tool
 from agentloop.testing import call, say
-
-from shell.scenario_kit import Watch, agent_that_calls, endings, script, shown, watched
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 

@@ -1,0 +1,367 @@
+"""The admission rule against a naive model of it, and the promises it makes."""
+
+import math
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agentloop._core import admit
+from agentloop._core.admit import PATIENCE, Admission, Ticket
+from agentloop.limits import Capacity, Limit, OrderedCapacity, Rate
+
+# ---------------------------------------------------------------------------------------------- the model
+
+
+@attrs.define(eq=False)
+class _Limit:
+    """A limit, naively: who holds it, or when it was last taken."""
+
+    tokens: int | None = None
+    per: float | None = None
+    ordered: bool = False
+    held: int = 0
+    starts: list[float] = attrs.field(factory=list)
+
+    def room(self, now: float) -> bool:
+        if self.tokens is None:
+            return True
+        if self.per is None:
+            return self.held < self.tokens
+        return sum(1 for start in self.starts if now < start + self.per) < self.tokens
+
+
+@attrs.define(eq=False)
+class _Wish:
+    """One ticket of the model."""
+
+    name: int
+    limits: tuple[int, ...]
+    passed: int = 0
+
+
+@attrs.define
+class Model:
+    """The rule in the words of its description, looking at every ticket every time."""
+
+    limits: list[_Limit]
+    waiting: list[_Wish] = attrs.field(factory=list)
+
+    def admit(self, now: float) -> list[int]:
+        started: list[int] = []
+        for wish in list(self.waiting):
+            earlier = self.waiting[: self.waiting.index(wish)]
+            if self._blocked(wish, earlier, now):
+                continue
+            for index in wish.limits:
+                self.limits[index].held += 1
+                self.limits[index].starts.append(now)
+            for other in earlier:
+                other.passed += bool(set(other.limits) & set(wish.limits))
+            self.waiting.remove(wish)
+            started.append(wish.name)
+        return started
+
+    def _blocked(self, wish: _Wish, earlier: list[_Wish], now: float) -> bool:
+        if any(not self.limits[index].room(now) for index in wish.limits):
+            return True
+        return any(set(self.reserves(other)) & set(wish.limits) for other in earlier)
+
+    def reserves(self, wish: _Wish) -> list[int]:
+        return [index for index in wish.limits if wish.passed >= admit.PATIENCE or self.limits[index].ordered]
+
+
+# ---------------------------------------------------------------------------------------------- the machine
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Adds, admits, ends, withdraws, resizes and lets time pass, on the rule and its model alike."""
+
+    @initialize(
+        sizes=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+        rate=st.integers(1, 3),
+        unlimited=st.booleans(),
+    )
+    def begin(self, sizes: list[int], rate: int, unlimited: bool) -> None:
+        self.now = 100.0
+        self.limits: list[Limit] = [
+            Capacity(None if unlimited else sizes[0], "a"),
+            Capacity(sizes[1], "b"),
+            Capacity(sizes[2] * 20, "wide"),
+            OrderedCapacity(1, "ordered"),
+            Rate(rate, 10, "rate"),
+        ]
+        self.model = Model(
+            [
+                _Limit(None if unlimited else sizes[0]),
+                _Limit(sizes[1]),
+                _Limit(sizes[2] * 20),
+                _Limit(1, ordered=True),
+                _Limit(rate, per=10),
+            ]
+        )
+        self.rule = Admission()
+        self.tickets: dict[int, Ticket] = {}
+        self.running: list[int] = []
+        self.passed: dict[int, int] = {}
+        self.agree = True
+        self.names = 0
+
+    @rule(chosen=st.sets(st.integers(0, 4)), count=st.sampled_from([1, 1, 2, 3, 6]))
+    def add(self, chosen: set[int], count: int) -> None:
+        for _ in range(count):
+            name, self.names = self.names, self.names + 1
+            ticket = Ticket(tuple(self.limits[index] for index in sorted(chosen)), name)
+            self.tickets[name] = ticket
+            self.passed[name] = 0
+            self.rule.add(ticket)
+            self.model.waiting.append(_Wish(name, tuple(sorted(chosen))))
+
+    @rule()
+    def admit(self) -> None:
+        before = {wish.name: wish for wish in self.model.waiting}
+        wanted = self.model.admit(self.now)
+        started = [ticket.owner for ticket in self.rule.admit(self.now)]
+        self.agree = started == wanted
+        assert started == wanted
+        assert started == sorted(started), "arrival order"
+        self.running += started
+        for name in started:
+            for other in self.model.waiting:
+                if other.name < name and set(other.limits) & set(before[name].limits):
+                    self.passed[other.name] += 1
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), every=st.booleans())
+    def end(self, data: st.DataObject, every: bool) -> None:
+        ending = list(self.running) if every else [data.draw(st.sampled_from(self.running))]
+        for name in ending:
+            self.running.remove(name)
+            for limit in self.tickets[name].limits:
+                limit.give()
+                self.model.limits[self.limits.index(limit)].held -= 1
+
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        some = data.draw(st.sets(st.sampled_from(sorted(self.tickets)))) if self.tickets else set()
+        self.rule.withdraw([self.tickets[name] for name in some])
+        self.model.waiting = [wish for wish in self.model.waiting if wish.name not in some]
+
+    @rule(tokens=st.none() | st.integers(1, 5), which=st.integers(0, 1))
+    def resize(self, tokens: int | None, which: int) -> None:
+        limit = self.limits[which]
+        assert isinstance(limit, Capacity)
+        limit.total_tokens = tokens
+        self.model.limits[which].tokens = tokens
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 10.0, 25.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def nothing_starts_before_the_next_room(self) -> None:
+        """After an admission, time alone changes nothing before the moment that is said."""
+        self.admit()
+        at = self.rule.next_room(self.now)
+        assert at > self.now
+        just_before = math.nextafter(min(at, self.now + 1000), -math.inf)
+        assert self.rule.admit(just_before) == []
+        self.now = max(self.now, just_before)
+
+    @invariant()
+    def same_number_waits(self) -> None:
+        if hasattr(self, "rule"):
+            assert len(self.rule) == len(self.model.waiting)
+
+    @invariant()
+    def limits_hold(self) -> None:
+        if not hasattr(self, "rule"):
+            return
+        for limit, naive in zip(self.limits, self.model.limits, strict=True):
+            if isinstance(limit, Capacity):
+                assert limit.statistics().tokens_in_use == naive.held
+
+    @invariant()
+    def nobody_is_passed_too_often(self) -> None:
+        assert all(count <= admit.PATIENCE for count in getattr(self, "passed", {}).values())
+
+    def teardown(self) -> None:
+        """No deadlock: when everyone who runs ends and time passes, everybody starts."""
+        if not hasattr(self, "rule") or not self.agree:
+            return
+        for _ in range(3 * self.names + 10):
+            self.admit()
+            if not self.model.waiting:
+                break
+            if self.running:
+                for name in list(self.running):
+                    for limit in self.tickets[name].limits:
+                        limit.give()
+                        self.model.limits[self.limits.index(limit)].held -= 1
+                self.running.clear()
+            else:
+                at = self.rule.next_room(self.now)
+                assert math.isfinite(at), "everyone has ended, and still somebody waits for a token"
+                self.now = at
+        assert not self.model.waiting
+
+
+class TestAdmission(AdmissionMachine.TestCase):  # type: ignore[misc,valid-type]
+    """With a patience of three, so that few tickets are enough to use it up."""
+
+    settings = settings(max_examples=200, stateful_step_count=30)
+
+    def setUp(self) -> None:
+        admit.PATIENCE = 3
+
+    def tearDown(self) -> None:
+        admit.PATIENCE = PATIENCE
+
+
+# ---------------------------------------------------------------------------------------------- by hand
+
+
+def tickets(admission: Admission, *wishes: tuple[Any, ...]) -> list[Ticket]:
+    """Add one ticket for each tuple of limits."""
+    made = [Ticket(limits, index) for index, limits in enumerate(wishes)]
+    for ticket in made:
+        admission.add(ticket)
+    return made
+
+
+def test_a_ticket_without_limits_starts_at_once() -> None:
+    """And an empty queue has nobody to start."""
+    admission = Admission()
+    assert admission.admit(0) == []
+    assert admission.next_room(0) == math.inf
+    [ticket] = tickets(admission, ())
+    assert admission.admit(0) == [ticket]
+    assert len(admission) == 0
+
+
+def test_all_limits_are_taken_in_one_step_or_none() -> None:
+    """A ticket that lacks one of two limits holds neither."""
+    admission = Admission()
+    a, b = Capacity(1), Capacity(1)
+    first, second, third = tickets(admission, (a,), (a, b), (b,))
+    assert admission.admit(0) == [first, third]
+    a.give()
+    assert admission.admit(0) == []
+    assert (a.statistics().tokens_in_use, b.statistics().tokens_in_use) == (0, 1)
+    b.give()
+    assert admission.admit(0) == [second]
+
+
+def test_a_ticket_is_overtaken_thirty_two_times_and_then_reserves() -> None:
+    """One starter after the other passes it, the thirty-third waits; when its limit is free it goes first."""
+    admission = Admission()
+    narrow, wide = Capacity(1, "narrow"), Capacity(1, "wide")
+    [holder] = tickets(admission, (narrow,))
+    assert admission.admit(0) == [holder]
+    patient = Ticket((narrow, wide), "patient")
+    admission.add(patient)
+    passed = 0
+    for _ in range(PATIENCE + 5):
+        admission.add(Ticket((wide,), "quick"))
+        for _ticket in admission.admit(0):
+            passed += 1
+            wide.give()
+    assert passed == PATIENCE
+    narrow.give()
+    assert admission.admit(0)[0] is patient
+
+
+def test_a_ticket_is_not_overtaken_more_often_in_one_admission() -> None:
+    """A limit with room for a hundred lets thirty-two pass at once, not a hundred."""
+    admission = Admission()
+    narrow, wide = Capacity(1), Capacity(100)
+    tickets(admission, (narrow,), (narrow, wide), *[(wide,)] * 100)
+    assert len(admission.admit(0)) == 1 + PATIENCE
+    narrow.give()
+    assert len(admission.admit(0)) == 1 + 100 - PATIENCE - 1
+
+
+def test_a_reservation_holds_for_its_own_limits_only() -> None:
+    """Who wants something else passes by."""
+    admission = Admission()
+    narrow, wide, other = Capacity(1), Capacity(1), Capacity(1)
+    admission.add(Ticket((narrow,), "holder"))
+    admission.add(Ticket((narrow, wide), "patient"))
+    for _ in range(PATIENCE):
+        admission.add(Ticket((wide,)))
+        admission.admit(0)
+        wide.give()
+    admission.add(Ticket((wide,), "blocked"))
+    admission.add(Ticket((other,), "free"))
+    assert [ticket.owner for ticket in admission.admit(0)] == ["free"]
+
+
+def test_a_ticket_says_what_it_waited_for() -> None:
+    """By the limits' names, or their kinds."""
+    admission = Admission()
+    named, unnamed, free = Capacity(1, "db"), Rate(1, 10), Capacity(9, "free")
+    first, second = tickets(admission, (named, unnamed), (free, named, unnamed))
+    assert admission.admit(0) == [first]
+    assert first.waited_for == ()
+    assert second.waited_for == ("db", "Rate")
+
+
+def test_the_next_room_is_when_all_rates_have_room() -> None:
+    """The latest of a ticket's rates, the earliest over tickets; a full capacity makes it nobody's own time."""
+    admission = Admission()
+    slow, fast, narrow = Rate(1, 10), Rate(1, 3), Capacity(1)
+    tickets(admission, (slow, fast, narrow), (slow, fast))
+    assert len(admission.admit(0)) == 1
+    assert admission.next_room(0) == 10
+    admission.add(Ticket((fast,)))
+    assert admission.next_room(0) == 3
+    assert len(admission.admit(3)) == 1
+    [held] = tickets(admission, (slow, narrow))
+    admission.withdraw([ticket for lane in admission._lanes.values() for ticket in lane.tickets if ticket is not held])
+    assert admission.next_room(4) == math.inf
+    narrow.give()
+    assert admission.next_room(4) == 10
+
+
+def test_withdrawing_twice_or_after_the_start_changes_nothing() -> None:
+    """Only those that wait leave."""
+    admission = Admission()
+    one = Capacity(1)
+    first, second, third = tickets(admission, (one,), (one,), (one,))
+    admission.admit(0)
+    admission.withdraw([first, second])
+    admission.withdraw([second])
+    assert len(admission) == 1
+    one.give()
+    assert admission.admit(0) == [third]
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_an_ordered_limit_is_strictly_first_come_first_served(count: int) -> None:
+    """A later ticket doesn't pass one that waits for another limit beside it."""
+    admission = Admission()
+    ordered, narrow = OrderedCapacity(1), Capacity(1)
+    holder, first, *rest = tickets(admission, (narrow,), (ordered, narrow), *[(ordered,)] * count)
+    assert admission.admit(0) == [holder]
+    narrow.give()
+    order = []
+    for _ in range(count + 1):
+        [ticket] = admission.admit(0)
+        order.append(ticket)
+        for limit in ticket.limits:
+            limit.give()
+    assert order == [first, *rest]
+
+
+def test_the_limit_protocol_has_no_numbers_of_its_own() -> None:
+    """A kind of limit says what room is; by itself none ever comes."""
+    limit = Limit()
+    for method in (limit.room, limit.take):
+        with pytest.raises(NotImplementedError):
+            method(0)
+    with pytest.raises(NotImplementedError):
+        limit.give()
+    assert limit.next_room(0) == math.inf

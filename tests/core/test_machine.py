@@ -1,0 +1,167 @@
+"""What is due next, for every situation a state can be in."""
+
+from typing import Any
+
+import pytest
+from core.folding import Writer, called, view_of
+
+from agentloop import records as r
+from agentloop._core.machine import (
+    AskBehavior,
+    CallModel,
+    CheckOutput,
+    Finish,
+    GiveUp,
+    Settle,
+    Transfer,
+    next_action,
+    tool_output,
+    turn_or_give_up,
+)
+from agentloop.agents import StopAtTools
+from agentloop.exceptions import MaxTurnsExceeded, ModelRefusalError
+from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Reasoning, Refusal, Text
+
+VIEW = view_of()
+TYPED = view_of(output=object())
+
+
+def test_a_fresh_run_asks_the_model() -> None:
+    """Before its first turn there is no view."""
+    assert next_action(Writer().begin().state, None) == CallModel()
+
+
+def test_a_response_with_calls_is_settled() -> None:
+    """As long as the batch isn't accepted, also when every call has settled; then the model is asked."""
+    writer = Writer().begin().turn(called("a"))
+    assert next_action(writer.state, VIEW) == Settle()
+    writer.settle("a")
+    assert next_action(writer.state, VIEW) == Settle()
+    writer.accept()
+    assert next_action(writer.state, VIEW) == CallModel()
+
+
+def test_what_planning_must_refuse_is_brought_to_planning() -> None:
+    """A contradicting id, and calls without one."""
+    writer = Writer().begin().turn(called("a")).settle("a").accept().turn(called("a", "g"))
+    assert next_action(writer.state, VIEW) == Settle()
+    assert next_action(Writer().begin().turn(called("")).state, VIEW) == Settle()
+    assert next_action(Writer().begin().turn(HandoffCall("", "h")).state, VIEW) == Settle()
+
+
+def test_a_handoff_comes_after_the_tools_and_before_any_message() -> None:
+    """The first is taken, the others are named."""
+    first, second = HandoffCall("h1", "to_b"), HandoffCall("h2", "to_c")
+    writer = Writer().begin().turn(AssistantMessage("bye"), called("a"), first, second)
+    assert next_action(writer.state, VIEW) == Settle()
+    writer.settle("a").accept()
+    assert next_action(writer.state, VIEW) == Transfer(first, (second,))
+    writer.append(r.HandedOff, "h1", "guide", "b", ("h2",))
+    assert next_action(writer.state, VIEW) == CallModel()
+
+
+@pytest.mark.parametrize(
+    ("items", "output"),
+    [
+        ((AssistantMessage("one"),), "one"),
+        ((AssistantMessage("one"), AssistantMessage("two")), "two"),
+        ((Reasoning("r"), AssistantMessage("")), ""),
+        ((HostedToolCall("search"), AssistantMessage("found")), "found"),
+        ((AssistantMessage([Text("a"), Refusal("no")]),), "a"),
+        ((), ""),
+        ((Reasoning("r"),), ""),
+    ],
+)
+def test_a_message_is_the_candidate(items: Any, output: str) -> None:
+    """The last one; nothing at all is the empty text."""
+    assert next_action(Writer().begin().turn(*items).state, VIEW) == CheckOutput(output)
+
+
+def test_hosted_calls_alone_lead_to_another_turn() -> None:
+    """Typed or not."""
+    state = Writer().begin().turn(HostedToolCall("search")).state
+    assert next_action(state, VIEW) == CallModel()
+    assert next_action(state, TYPED) == CallModel()
+
+
+def test_a_response_of_repeats_alone_leads_to_another_turn() -> None:
+    """The model gets the same outputs once more."""
+    writer = Writer().begin().turn(called("a")).settle("a").accept().turn(called("a"))
+    assert next_action(writer.state, VIEW) == CallModel()
+
+
+@pytest.mark.parametrize("items", [(), (AssistantMessage(" \n"),)])
+def test_a_typed_agent_without_words_gets_another_turn(items: Any) -> None:
+    """An empty text is no value of its type."""
+    assert next_action(Writer().begin().turn(*items).state, TYPED) == CallModel()
+
+
+def test_a_refusal_gives_up() -> None:
+    """With the model's words; a handler may give an output instead."""
+    action = next_action(Writer().begin().turn(AssistantMessage([Refusal("never")])).state, VIEW)
+    assert isinstance(action, GiveUp)
+    assert isinstance(action.error, ModelRefusalError)
+    assert (action.handler, action.error.refusal) == ("model_refusal", "never")
+
+
+def test_the_turn_limit_gives_up_when_the_next_turn_is_due() -> None:
+    """Not before: the last turn's message is still an answer."""
+    writer = Writer().begin(max_turns=1).turn(AssistantMessage("done"))
+    assert next_action(writer.state, VIEW) == CheckOutput("done")
+    writer = Writer().begin(max_turns=1).turn(called("a")).settle("a").accept()
+    action = next_action(writer.state, VIEW)
+    assert isinstance(action, GiveUp)
+    assert isinstance(action.error, MaxTurnsExceeded)
+    assert (action.handler, str(action.error)) == ("max_turns", "Max turns (1) exceeded")
+    assert turn_or_give_up(Writer().begin(max_turns=2).turn().state) == CallModel()
+    assert turn_or_give_up(Writer().begin().turn().state) == CallModel()
+
+
+def _two_calls() -> Writer:
+    writer = Writer().begin().turn(called("a", "f"), called("b", "g"))
+    return writer.settle("a", "text").settle("b", (Text("part"),), value=[1]).accept()
+
+
+@pytest.mark.parametrize(
+    ("behavior", "action"),
+    [
+        ("run_llm_again", CallModel()),
+        ("stop_on_first_tool", CheckOutput("text", made_by="a")),
+        (StopAtTools("f"), CheckOutput("text", made_by="a")),
+        (StopAtTools(["h", "g"]), CheckOutput([1], made_by="b")),
+        (StopAtTools("h"), CallModel()),
+        (lambda ctx, results: None, AskBehavior()),
+    ],
+)
+def test_tools_may_make_the_final_output(behavior: Any, action: Any) -> None:
+    """By the agent's behaviour: text as it is, anything else as the value."""
+    assert next_action(_two_calls().state, view_of(tool_use_behavior=behavior)) == action
+
+
+def test_a_call_without_an_output_makes_no_final_output() -> None:
+    """The next one that has one does; if none has, the model is asked."""
+    first = view_of(tool_use_behavior="stop_on_first_tool")
+    writer = Writer().begin().turn(called("a"), called("b")).settle("a", None, "cancelled").settle("b").accept()
+    assert next_action(writer.state, first) == CheckOutput("ok", made_by="b")
+    writer = Writer().begin().turn(called("a")).settle("a", None, "cancelled").accept()
+    assert next_action(writer.state, first) == CallModel()
+
+
+def test_a_settled_call_s_output_is_text_or_its_value() -> None:
+    """As a behaviour's results show it."""
+    a, b = _two_calls().state.batch
+    assert (tool_output(a), tool_output(b)) == ("text", [1])
+
+
+def test_without_a_view_a_candidate_waits_for_the_next_turn() -> None:
+    """An entry that resumes has none before it has prepared one."""
+    assert next_action(Writer().begin().turn(AssistantMessage("done")).state, None) == CallModel()
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+def test_an_ended_run_is_finished(status: Any) -> None:
+    """Whatever else is due."""
+    writer = Writer().begin().turn(called("a"))
+    writer.append(r.RunEnded, status, "x")
+    action = next_action(writer.state, VIEW)
+    assert action == Finish(writer.state.records[-1])  # type: ignore[arg-type]

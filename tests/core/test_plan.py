@@ -1,0 +1,229 @@
+"""Planning as a function: a disposition for each call, and what is refused before anything starts."""
+
+from typing import Any
+
+import attrs
+import pytest
+from core.folding import Writer, called, view_of
+
+from agentloop import FunctionTool, ModelBehaviorError, tool
+from agentloop._core.identity import find_tool, idempotency_key, nearest_names, same_invocation
+from agentloop._core.plan import (
+    Answer,
+    Execute,
+    PlanRules,
+    Replay,
+    plan_response,
+    qualified,
+    read_arguments,
+)
+from agentloop.config import JsonLimits
+from agentloop.items import HandoffCall, ToolCall
+
+LIMITS = JsonLimits()
+ANSWERING = PlanRules(not_found="return_error_to_model")
+
+
+@tool
+async def f(n: int = 0) -> int:
+    """Give the number."""
+    return n
+
+
+@tool(idempotent=True)
+async def once(n: int = 0) -> int:
+    """Give the number once."""
+    return n
+
+
+async def _raw(ctx: Any, text: str) -> str:
+    return text
+
+
+RAW = FunctionTool(name="raw", on_invoke_tool=_raw)
+
+
+def plan(*calls: ToolCall, tools: tuple[FunctionTool, ...] = (f, once, RAW), rules: PlanRules | None = None) -> Any:
+    """Return the entries for a first turn with these calls."""
+    state = Writer().begin().turn(*calls).state
+    return plan_response(view_of(*tools), state, rules or PlanRules()).entries
+
+
+# -- dispositions
+
+
+def test_every_due_call_has_one_entry_in_model_order() -> None:
+    """Those that have settled are no longer due."""
+    writer = Writer().begin().turn(called("a"), called("b"), called("c")).settle("b")
+    entries = plan_response(view_of(f), writer.state, PlanRules()).entries
+    assert [(entry.index, entry.call.call_id) for entry in entries] == [(0, "a"), (2, "c")]
+    assert all(isinstance(entry.disposition, Execute) and entry.tool is f for entry in entries)
+
+
+def test_a_plan_can_be_read() -> None:
+    """One line for each call, with its disposition."""
+    state = Writer().begin().turn(called("a"), called("b", "nobody")).state
+    text = str(plan_response(view_of(f), state, ANSWERING))
+    assert text.splitlines() == ["turn 1: 2 calls", "    0 a f: execute", "    1 b nobody: answer"]
+
+
+def test_a_receipt_of_an_earlier_turn_is_replayed() -> None:
+    """By the key of the bound arguments; another key executes."""
+    [entry] = plan(called("a", "once"))
+    key = entry.disposition.arguments.receipt
+    assert key == 'once {"n":0}'
+    writer = Writer().begin().turn(called("a", "once")).settle("a", receipt=key).accept()
+    writer.turn(called("b", "once", '{"n":0}'), called("c", "once", '{"n":1}'))
+    b, c = plan_response(view_of(once), writer.state, PlanRules()).entries
+    assert isinstance(b.disposition, Replay)
+    assert b.disposition.source == "a"
+    assert isinstance(c.disposition, Execute)
+
+
+def test_calls_past_the_cap_are_answered() -> None:
+    """By their place in the response, and without a look at their arguments."""
+    entries = plan(called("a"), called("b", "f", "{"), rules=PlanRules(max_calls=1))
+    assert isinstance(entries[0].disposition, Execute)
+    answer = entries[1].disposition
+    assert isinstance(answer, Answer)
+    assert (answer.outcome.status, answer.kind) == ("skipped", None)
+    assert answer.outcome.output == "Tool 'f' was not started: more than 1 calls in one turn."
+
+
+def test_an_unknown_tool_is_answered_or_refused() -> None:
+    """By policy; the answer offers near names."""
+    with pytest.raises(ModelBehaviorError, match=r"'ns\.onc'.*'guide'"):
+        plan(called("a", "onc", namespace="ns"))
+    [entry] = plan(called("a", "onc"), rules=ANSWERING)
+    assert entry.tool is None
+    assert (entry.disposition.outcome.status, entry.disposition.kind) == ("failed", "tool_not_found")
+    assert entry.disposition.outcome.output == "Tool 'onc' not found. Did you mean 'once'?"
+    assert isinstance(entry.disposition.outcome.error, ModelBehaviorError)
+    [entry] = plan(called("a", "zzz"), rules=ANSWERING)
+    assert entry.disposition.outcome.output == "Tool 'zzz' not found."
+
+
+def test_a_disabled_tool_is_refused_by_name() -> None:
+    """With its agent; another tool's call isn't."""
+    rules = PlanRules(disabled=frozenset({"once"}))
+    assert len(plan(called("a"), rules=rules)) == 1
+    with pytest.raises(ModelBehaviorError, match=r"'once'.*'guide'"):
+        plan(called("a"), called("b", "once"), rules=rules)
+
+
+@pytest.mark.parametrize("nameless", [called(""), HandoffCall("", "h")])
+def test_a_call_without_an_id_is_refused(nameless: Any) -> None:
+    """Before any tool is looked up."""
+    with pytest.raises(ModelBehaviorError, match="without a call id"):
+        plan(called("a", "nobody"), nameless)
+
+
+def test_a_contradiction_is_refused() -> None:
+    """Naming the id and the tool."""
+    with pytest.raises(ModelBehaviorError, match=r"'a'.*'once'"):
+        plan(called("a"), called("a", "once"))
+
+
+# -- arguments
+
+
+def test_arguments_are_parsed_and_bound() -> None:
+    """Text, JSON, values; only an idempotent tool has a receipt key."""
+    arguments = read_arguments(f, '{"n": 3}', LIMITS)
+    assert (arguments.text, arguments.parsed, arguments.fault, arguments.receipt) == ('{"n": 3}', {"n": 3}, None, None)
+    assert arguments.bound is not None
+    assert arguments.bound.values == {"n": 3}
+
+
+@pytest.mark.parametrize(("text", "parsed"), [("{", None), ("[]", None), ('{"n":"x"}', {"n": "x"})])
+def test_a_fault_is_kept_not_raised(text: str, parsed: Any) -> None:
+    """It is converted later, by the tool's policy; it has no receipt key."""
+    arguments = read_arguments(once, text, LIMITS)
+    assert isinstance(arguments.fault, ModelBehaviorError)
+    assert (arguments.parsed, arguments.bound, arguments.receipt) == (parsed, None, None)
+
+
+def test_a_raw_body_binds_nothing() -> None:
+    """Its receipt key is the canonical JSON."""
+    arguments = read_arguments(RAW, '{"b":1, "a":2}', LIMITS)
+    assert (arguments.parsed, arguments.bound, arguments.receipt) == ({"b": 1, "a": 2}, None, None)
+    keyed = read_arguments(attrs.evolve(RAW, idempotent=True), '{"b":1, "a":2}', LIMITS)
+    assert keyed.receipt == 'raw {"a":2,"b":1}'
+
+
+# -- identity and lookup
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (called("x", "f", '{"a":1,"b":null}'), True),
+        (called("x", "f", '{ "b": null, "a": 1 }'), True),
+        (called("x", "f", '{"a":1}'), False),
+        (called("x", "f", '{"a":1.0,"b":null}'), False),
+        (called("x", "g", '{"a":1,"b":null}'), False),
+        (called("x", "f", '{"a":1,"b":null}', "ns"), False),
+        (HandoffCall("x", "f", '{"a":1,"b":null}'), False),
+    ],
+)
+def test_one_invocation_is_one_tool_with_equal_arguments(other: Any, same: bool) -> None:
+    """Equal as JSON; handoff calls alike."""
+    assert same_invocation(called("x", "f", '{"a":1,"b":null}'), other, LIMITS) is same
+    handoff = HandoffCall("x", "f", '{"a":1}')
+    assert same_invocation(handoff, HandoffCall("x", "f", '{ "a": 1 }'), LIMITS)
+
+
+def _named(name: str, namespace: str | None = None, deferred: bool = False) -> FunctionTool:
+    return attrs.evolve(RAW, name=name, namespace=namespace, defer_loading=deferred)
+
+
+BARE, SPACED, DEFERRED, BOTH = _named("f"), _named("f", "ns"), _named("late", deferred=True), _named("f", "f")
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "found"),
+    [
+        ("f", None, BARE),
+        ("f", "", BARE),
+        ("f", "ns", SPACED),
+        ("f", "f", BOTH),
+        ("f", "other", None),
+        ("late", None, DEFERRED),
+        ("late", "late", DEFERRED),
+        ("late", "ns", None),
+        ("nobody", None, None),
+        ("nobody", "nobody", None),
+    ],
+)
+def test_a_call_finds_its_tool_by_name_and_namespace(name: str, namespace: str | None, found: Any) -> None:
+    """A bare name never means a namespaced tool; a deferred tool's own name may be its namespace."""
+    tools = {one.lookup_key: one for one in (BARE, SPACED, DEFERRED, BOTH)}
+    assert find_tool(tools, name, namespace) is found
+
+
+def test_a_bare_tool_wins_over_a_deferred_one() -> None:
+    """For the bare name; without it the deferred one is meant."""
+    deferred = _named("f", deferred=True)
+    assert find_tool({"f": BARE, "deferred:f": deferred}, "f", None) is BARE
+    assert find_tool({"deferred:f": deferred}, "f", None) is deferred
+
+
+def test_names_are_qualified_and_near() -> None:
+    """At most two near ones, the nearest first."""
+    assert qualified(called("a", "f")) == "f"
+    assert qualified(called("a", "f", namespace="ns")) == "ns.f"
+    assert nearest_names("reads", ["write", "rea", "read", "readz"]) == ["read", "readz"]
+    assert nearest_names("x", ["write"]) == []
+
+
+def test_an_idempotency_key_is_a_function_of_run_path_and_call() -> None:
+    """Nothing else, and no two places share one; text that can't be encoded is no trouble."""
+    keys = {
+        idempotency_key("r", (), "a"),
+        idempotency_key("r", ("a",), "a"),
+        idempotency_key("r", (), "b"),
+        idempotency_key("q", (), "a"),
+        idempotency_key("r", (), "\ud800"),
+    }
+    assert len(keys) == 5
+    assert idempotency_key("r", (), "a") in keys

@@ -1,0 +1,363 @@
+"""The fold: what a state knows after each kind of record."""
+
+from typing import Any
+
+import pytest
+from core.folding import Writer, called, ids
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentloop import records as r
+from agentloop._core.state import IGNORED_HANDOFF, RunState, UsageMeter, drop_repeats
+from agentloop.config import JsonLimits
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    Reasoning,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
+from agentloop.usage import RequestUsage, Usage
+
+LIMITS = JsonLimits()
+USAGE = RequestUsage(input_tokens=3, output_tokens=4, total_tokens=7, cached_tokens=1, reasoning_tokens=2)
+
+
+# -- beginning and turns
+
+
+def test_a_run_begins_with_its_input() -> None:
+    """Which is what the model is shown, unless something stands before it."""
+    state = Writer().begin(max_turns=3).state
+    assert (state.run_id, state.agent, state.max_turns, state.turn) == ("run", "guide", 3, 0)
+    assert state.input == tuple(state.history) == (UserMessage("go"),)
+    assert state.new_items == []
+    shown = (UserMessage("before"), UserMessage("go"))
+    state = Writer().begin(shown=shown).state
+    assert tuple(state.history) == shown
+    assert state.input == (UserMessage("go"),)
+
+
+def test_a_turn_forgets_the_last_one_s_response() -> None:
+    """The batch, its releases and the response are the turn's own; calls, items and history are the run's."""
+    writer = Writer().begin().turn(called("a")).settle("a").accept()
+    assert (writer.state.released, len(writer.state.batch)) == (1, 1)
+    writer.state.apply(r.TurnStarted((), 2, 0.0, "guide"))
+    state = writer.state
+    assert (state.turn, state.response, state.batch, state.released, state.batch_open) == (2, None, [], 0, False)
+    assert state.turn_began == len(state.new_items) == 2
+    assert list(state.calls) == ["a"]
+
+
+def test_a_response_opens_its_batch() -> None:
+    """Its calls are due in model order; a response without calls opens none."""
+    writer = Writer().begin().turn(Reasoning("r"), called("a"), called("b", "g"), response_id="resp")
+    state = writer.state
+    assert [(call.call.call_id, call.index, call.turn) for call in state.due_calls()] == [("a", 0, 1), ("b", 1, 1)]
+    assert state.batch_open
+    assert ids(state.history) == ["UserMessage", "Reasoning", "ToolCall:a", "ToolCall:b"]
+    assert state.last_response_id == "resp"
+    writer = Writer().begin()
+    assert writer.state.last_response_id is None
+    writer.turn(AssistantMessage("hi"))
+    assert not writer.state.batch_open
+    assert writer.state.due_calls() == []
+
+
+# -- settling, releasing, accepting
+
+
+def test_outputs_are_released_in_model_order_whatever_settles_first() -> None:
+    """Nothing before the prefix has settled; the model's history waits for the batch's end."""
+    writer = Writer().begin().turn(called("a"), called("b"), called("c"))
+    state = writer.state
+    writer.settle("b")
+    assert state.next_release() is None
+    assert ids(state.new_items) == ["ToolCall:a", "ToolCall:b", "ToolCall:c"]
+    writer.settle("a")
+    assert ids(state.new_items)[3:] == ["ToolOutput:a", "ToolOutput:b"]
+    assert [call.released for call in state.batch] == [True, True, False]
+    assert [call.call.call_id for call in state.due_calls()] == ["c"]
+    writer.settle("c")
+    assert "ToolOutput:a" not in ids(state.history)
+    assert state.batch_open
+    writer.accept()
+    assert ids(state.history)[-3:] == ["ToolOutput:a", "ToolOutput:b", "ToolOutput:c"]
+    assert not state.batch_open
+    assert state.tool_users == {"guide"}
+
+
+def test_a_call_without_an_output_leaves_no_item() -> None:
+    """One that was cancelled by the run's end."""
+    writer = Writer().begin().turn(called("a"), called("b"))
+    writer.settle("a", None, "cancelled").settle("b").accept()
+    assert ids(writer.state.new_items)[2:] == ["ToolOutput:b"]
+    assert ids(writer.state.history)[3:] == ["ToolOutput:b"]
+
+
+def test_a_started_call_knows_its_tool_and_attempt() -> None:
+    """From its record; body's end, requests and cuts change nothing."""
+    writer = Writer().begin().turn(called("a"))
+    writer.append(r.CallStarted, "a", "f", "{}", attempt=2)
+    writer.append(r.BodyEnded, "a")
+    writer.append(r.CleanupCut, "hooks", "a")
+    call = writer.state.calls["a"]
+    assert (call.tool, call.attempt, call.outcome) == ("f", 2, None)
+
+
+def test_only_the_first_success_is_a_receipt() -> None:
+    """Failures leave none, a key is the first successful call's."""
+    writer = Writer().begin().turn(*(called(one) for one in "abcd"))
+    writer.settle("a", "no", "failed", receipt="k").settle("b", receipt="k").settle("c", receipt="k").settle("d")
+    assert writer.state.receipts == {"k": "b"}
+
+
+def test_repeats_count_equal_outcomes_in_a_row() -> None:
+    """By tool and arguments; another output begins anew."""
+    writer = Writer().begin().turn(*(called(one) for one in "abc"))
+    writer.settle("a", "x").settle("b", "x")
+    assert writer.state.repeats == {("f", "{}"): ("x", 2)}
+    writer.settle("c", "y")
+    assert writer.state.repeats == {("f", "{}"): ("y", 1)}
+
+
+# -- repeats within and between responses
+
+
+def test_a_repeated_call_leaves_with_its_reasoning() -> None:
+    """And makes no call of the batch."""
+    writer = Writer().begin().turn(called("a")).settle("a").accept()
+    writer.turn(AssistantMessage("hm"), Reasoning("r1"), Reasoning("r2"), called("a"), Reasoning("r3"), called("b"))
+    state = writer.state
+    assert ids(state.response or []) == ["AssistantMessage", "Reasoning", "ToolCall:b"]
+    assert [call.call.call_id for call in state.batch] == ["b"]
+    assert state.conflict is None
+
+
+@pytest.mark.parametrize(
+    "again",
+    [called("a", "g"), called("a", "f", '{"n": 2}'), called("a", "f", "{}", "ns"), HandoffCall("a", "f")],
+)
+def test_a_contradicting_call_is_a_conflict(again: Item) -> None:
+    """Of a later response or of the same one; the first contradiction is kept."""
+    writer = Writer().begin().turn(called("a")).settle("a").accept().turn(again, called("a", "third"))
+    assert writer.state.conflict is again
+    writer = Writer().begin().turn(called("a"), again)
+    assert writer.state.conflict is again
+    assert ids(writer.state.response or []) == ["ToolCall:a"]
+
+
+def test_calls_without_an_id_are_kept_apart() -> None:
+    """They make no call: planning refuses the response."""
+    state = Writer().begin().turn(called(""), called(""), HandoffCall("", "h")).state
+    assert ids(state.response or []) == ["ToolCall", "ToolCall", "HandoffCall"]
+    assert (state.batch, state.calls, state.handoffs_due, state.conflict) == ([], {}, [], None)
+
+
+ARGUMENTS = st.sampled_from(["{}", '{"a":1}', '{ "a": 1 }', '{"a":1.0}', "nonsense"])
+CALLS = st.builds(ToolCall, st.sampled_from(["a", "b", "c"]), st.sampled_from(["f", "g"]), ARGUMENTS)
+
+
+@given(items=st.lists(CALLS | st.just(Reasoning("r")) | st.just(AssistantMessage("m")), max_size=8))
+def test_what_is_kept_has_each_id_once(items: list[Item]) -> None:
+    """No conflict exactly if every call of an id asks for the same; messages always stay."""
+    kept, conflict = drop_repeats(items, lambda _: None, LIMITS)
+    made = [item for item in items if isinstance(item, ToolCall)]
+    assert [item.call_id for item in kept if isinstance(item, ToolCall)] == list(
+        dict.fromkeys(item.call_id for item in made)
+    )
+    assert kept.count(AssistantMessage("m")) == items.count(AssistantMessage("m"))
+    meaning = {(call.call_id, call.name, call.arguments.replace(" ", "")) for call in made}
+    assert (conflict is None) == (len(meaning) == len({call.call_id for call in made}))
+
+
+# -- handoffs, replaced history, added input
+
+
+def test_a_handoff_answers_all_and_changes_the_agent() -> None:
+    """The taken one says to whom, the others that they were ignored."""
+    writer = Writer().begin().turn(HandoffCall("h1", "to_b"), HandoffCall("h2", "to_c"))
+    state = writer.state
+    assert [call.call_id for call in state.handoffs_due] == ["h1", "h2"]
+    writer.append(r.HandedOff, "h1", "guide", "b", ("h2",))
+    outputs = [item for item in state.new_items if isinstance(item, HandoffOutput)]
+    assert [(item.call_id, item.output) for item in outputs] == [
+        ("h1", "Handed over to b."),
+        ("h2", IGNORED_HANDOFF),
+    ]
+    assert state.history[-2:] == outputs
+    assert (state.agent, state.response, state.handoffs_due) == ("b", None, [])
+    writer.turn(HandoffCall("h1", "to_b"))
+    assert state.handoffs_due == []
+    assert state.conflict is None
+
+
+def test_replaced_history_is_what_the_model_sees_next() -> None:
+    """The run's items stay, unless the items are its own."""
+    writer = Writer().begin().turn(AssistantMessage("one"))
+    state = writer.state
+    before = state.history_digest()
+    writer.append(r.HistoryReplaced, "compaction", 0, (UserMessage("summary"),))
+    assert state.history == [UserMessage("summary")]
+    assert state.new_items == [AssistantMessage("one")]
+    assert state.history_digest() != before
+    writer.append(r.HistoryReplaced, "handler", 1, (AssistantMessage("two"),), added=True)
+    assert state.history == [UserMessage("summary"), AssistantMessage("two")]
+    assert state.new_items == [AssistantMessage("one"), AssistantMessage("two")]
+
+
+def test_a_withheld_output_is_withheld_everywhere_but_in_the_log() -> None:
+    """In history and items; other outputs and items stay."""
+    writer = Writer().begin().turn(called("a"), called("b")).settle("a", "secret").settle("b").accept()
+    state = writer.state
+    keep = state.history.index(ToolOutput("a", "secret"))
+    replaced = (ToolOutput("a", "withheld"), ToolOutput("b", "ok"))
+    writer.append(r.HistoryReplaced, "output_withheld", keep, replaced)
+    assert tuple(state.history[keep:]) == replaced
+    assert [item for item in state.new_items if isinstance(item, ToolOutput)] == list(replaced)
+    outcome = state.calls["a"].outcome
+    assert outcome is not None
+    assert outcome.output == "secret"
+
+
+def test_added_input_stands_in_history_and_items() -> None:
+    """In that order."""
+    writer = Writer().begin()
+    writer.append(r.InputAdded, (UserMessage("more"),))
+    assert writer.state.history == [UserMessage("go"), UserMessage("more")]
+    assert writer.state.new_items == [UserMessage("more")]
+
+
+def test_the_digest_is_of_the_history_alone() -> None:
+    """Equal histories made differently have one digest; it can be asked at any time."""
+    eager, late = Writer().begin(), Writer().begin()
+    for writer in (eager, late):
+        writer.turn(called("a"))
+        if writer is eager:
+            writer.state.history_digest()
+        writer.settle("a").accept()
+    assert eager.state.history_digest() == late.state.history_digest()
+    replaced = Writer().begin()
+    replaced.state.history_digest()
+    replaced.append(r.HistoryReplaced, "all", 0, tuple(eager.state.history))
+    assert replaced.state.history_digest() == eager.state.history_digest()
+    late.turn(AssistantMessage("more"))
+    assert eager.state.history_digest() != late.state.history_digest()
+
+
+# -- the end, usage, guardrails, nesting
+
+
+def test_the_end_is_kept() -> None:
+    """As the record itself."""
+    writer = Writer().begin()
+    assert writer.state.ended is None
+    writer.append(r.RunEnded, "completed", "x")
+    assert writer.state.ended is writer.state.records[-1]
+
+
+def test_guardrail_results_are_kept_in_order() -> None:
+    """As records."""
+    writer = Writer().begin()
+    writer.append(r.GuardrailSettled, "tool_input", "one", "Allow", 0.1)
+    writer.append(r.GuardrailSettled, "tool_output", "two", "Allow", 0.1)
+    assert [record.guardrail for record in writer.state.guardrails] == ["one", "two"]
+
+
+def test_usage_counts_each_request_once() -> None:
+    """Responses, counted failures, requests without numbers; entries are those that say something."""
+    writer = Writer().begin().turn(usage=USAGE)
+    writer.append(r.ModelFailed, "cut", usage=RequestUsage(complete=False))
+    writer.append(r.ModelFailed, "never sent", counted=False, usage=USAGE)
+    writer.turn(usage=RequestUsage()).turn()
+    usage = writer.state.usage
+    assert (usage.requests, usage.input_tokens, usage.output_tokens, usage.total_tokens) == (4, 3, 4, 7)
+    assert (usage.cached_tokens, usage.reasoning_tokens) == (1, 2)
+    assert usage.entries == (USAGE, RequestUsage(complete=False))
+
+
+@given(st.lists(st.builds(RequestUsage, input_tokens=st.integers(0, 9), output_tokens=st.integers(0, 9))))
+def test_the_meter_and_the_sum_of_values_agree(entries: list[RequestUsage]) -> None:
+    """`total` is detached: what comes later doesn't change it."""
+    meter = UsageMeter()
+    for entry in entries:
+        meter.add(entry)
+    total = meter.total()
+    assert total.requests == len(entries)
+    assert total.input_tokens == sum(entry.input_tokens for entry in entries)
+    assert total.output_tokens == sum(entry.output_tokens for entry in entries)
+    meter.add(None)
+    assert total.requests == len(entries)
+    assert isinstance(total, Usage)
+
+
+def test_a_nested_run_is_folded_below_its_call() -> None:
+    """Its records stand in the root's log, its usage counts for the root, its items are its own."""
+    writer = Writer().begin().turn(called("a"))
+    root = writer.state
+    path = ("a",)
+    root.apply(r.RunStarted(path, 0, 0.0, "run/a", "inner", (UserMessage("in"),), 10))
+    root.apply(r.TurnStarted(path, 1, 0.0, "inner"))
+    root.apply(r.ModelFailed(path, 1, 0.0, "no", usage=USAGE))
+    root.apply(r.ModelFailed(path, 1, 0.0, "no", counted=False))
+    root.apply(r.ModelResponded(path, 1, 0.0, ModelResponse((called("a"),), USAGE)))
+    deep = ("a", "a")
+    root.apply(r.RunStarted(deep, 0, 0.0, "run/a/a", "innermost", (), 10))
+    root.apply(r.ModelResponded(deep, 1, 0.0, ModelResponse((), USAGE)))
+    inner = root.nested["a"]
+    innermost = inner.nested["a"]
+    assert (root.agent, inner.agent, innermost.agent) == ("guide", "inner", "innermost")
+    assert (root.path, inner.path, innermost.path) == ((), path, deep)
+    assert (root.usage.requests, inner.usage.requests, innermost.usage.requests) == (4, 3, 1)
+    assert ids(root.new_items) == ["ToolCall:a"]
+    assert inner.records == innermost.records == []
+    assert len(root.records) == 11
+
+
+def test_a_prepared_nested_state_is_used() -> None:
+    """The fold takes the one that is there."""
+    root = Writer().begin().turn(called("a")).state
+    inner = root.nested["a"] = RunState(("a",))
+    root.apply(r.TurnStarted(("a",), 1, 0.0, "inner"))
+    assert inner.turn == 1
+
+
+def test_records_without_a_meaning_for_the_state_are_kept() -> None:
+    """They stand in the log."""
+    writer = Writer().begin()
+    writer.append(r.GraphChanged, ("x",))
+    assert isinstance(writer.state.records[-1], r.GraphChanged)
+
+
+@given(order=st.permutations(range(5)), without=st.sets(st.integers(0, 4)))
+def test_history_pairs_every_call_whatever_order_they_settle_in(order: list[int], without: set[int]) -> None:
+    """Released outputs stand in model order; folding the same records again gives the same state."""
+    writer = Writer().begin().turn(*(called(f"c{n}") for n in range(5)))
+    for n in order:
+        writer.settle(f"c{n}", None if n in without else f"o{n}")
+    writer.accept()
+    wanted = [f"ToolOutput:c{n}" for n in range(5) if n not in without]
+    assert ids(writer.state.new_items)[5:] == wanted
+    assert ids(writer.state.history)[6:] == wanted
+    again = RunState()
+    for record in writer.state.records:
+        again.apply(record)
+    assert (again.history, again.new_items) == (writer.state.history, writer.state.new_items)
+    assert again.history_digest() == writer.state.history_digest()
+
+
+def test_a_state_may_have_its_own_limits_on_json() -> None:
+    """What breaks them is compared as text."""
+    deep: Any = '{"a":[[1]]}'
+    strict, loose = RunState(limits=JsonLimits(max_depth=1)), RunState()
+    for state in (strict, loose):
+        writer = Writer(state).begin().turn(called("a", "f", deep)).settle("a").accept()
+        writer.turn(called("a", "f", deep.replace(":", ": ")))
+    assert strict.conflict is not None
+    assert loose.conflict is None
+    assert strict.calls["a"].outcome == CallOutcome(status="succeeded", output="ok")
