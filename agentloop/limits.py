@@ -16,9 +16,6 @@ import attrs
 from agentloop.config import check_count, check_seconds
 from agentloop.exceptions import UserError, UserTypeError
 
-CLOCK_SLACK = 1e-6
-"""Seconds by which a clock that was to wake somebody at a time may read less than that time (sums of floats)."""
-
 
 class Limit:
     """What an admission asks of a limit. `ordered` ones are taken strictly in arrival order."""
@@ -159,7 +156,7 @@ class Rate(Limit):
         """Tell whether the window that ends at *now* has room for a start."""
         starts = self._starts
         # A clock that ran backwards belongs to another loop: its starts say nothing about this one.
-        while starts and (starts[0] + self.per <= now + CLOCK_SLACK or starts[0] > now):
+        while starts and (starts[0] + self.per <= now or starts[0] > now):
             starts.popleft()
         return len(starts) < self.count
 

@@ -56,6 +56,7 @@ async def run_call(live: LiveCall) -> None:
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
         await _settle_broken(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
     finally:
+        live.run.threads.leave(live)
         live.release_permit()
 
 
@@ -143,7 +144,10 @@ async def _start_and_run(live: LiveCall) -> end.Ending:
     if live.arguments.fault is not None:
         return end.Faulty(live.arguments.fault)
     if tool.runs_in_thread:
-        live.place = await run.threads.place(tool.name)
+        place = await run.threads.place(live, tool.name)
+        if isinstance(place, str):
+            return end.Refused(CallOutcome(status="skipped", output=place, ended_at=run.log.wall()))
+        live.place = place
     try:
         return await _body(live)
     finally:

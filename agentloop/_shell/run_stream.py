@@ -126,8 +126,8 @@ class RunStream(Generic[OutputT]):
         return False
 
     def _stop(self) -> None:
+        self._scope.cancel()  # first: what waits for room must not go on as if there were some
         self._discard()
-        self._scope.cancel()
 
     def _discard(self) -> None:
         if self._events is not None:

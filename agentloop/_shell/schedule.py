@@ -32,10 +32,13 @@ from agentloop._shell.stacks import stack_of
 from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
 from agentloop.context import ToolContext
-from agentloop.limits import CLOCK_SLACK, Capacity, Limit, OrderedCapacity
+from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallSettled, ItemReleased
 from agentloop.tools import FunctionTool
+
+CLOCK_SLACK = 1e-9
+"""Seconds added to a time to wake at: a clock may read less than a time it was to wake at, by the error of a sum."""
 
 Phase = Literal["waiting", "starting", "body", "post", "settled"]
 
@@ -213,6 +216,8 @@ class Batch:
         """Start the task of *live*, in a copy of the turn's context whoever asks."""
         assert self._group is not None
         live.scope = anyio.CancelScope()
+        if live.tool.runs_in_thread:
+            self.run.threads.join(live)
         name = f"agentloop call {live.entry.call.name}"
         self._group.create_task(self._run_call(live), name=name, context=self.spawn_context.copy())
 
@@ -376,16 +381,17 @@ class Batch:
     def _expire(self) -> None:
         """Skip what has waited longer than `queue_timeout`."""
         limit = self.execution.queue_timeout
-        if limit is None or self.halted or anyio.current_time() + CLOCK_SLACK < self._opened_at + limit:
+        if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
             return
-        late = [live for live in self.calls if live.phase == "waiting" and not self._awaits_equal(live)]
+        late = [live for live in self.calls if self._may_expire(live)]
         self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
         for live in late:
             text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
             self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
 
-    def _awaits_equal(self, live: LiveCall) -> bool:
-        return live in self._followers.get(live.arguments.receipt or "", ())
+    def _may_expire(self, live: LiveCall) -> bool:
+        """Tell whether *live* waits for room; one that awaits an equal call doesn't."""
+        return live.phase == "waiting" and live not in self._followers.get(live.arguments.receipt or "", ())
 
     # -- the owner
 
@@ -433,11 +439,12 @@ class Batch:
         now = anyio.current_time()
         if self.stopped is not None:
             deadline = self.run.cleanup.deadline
-            return now + 1.0 if deadline is None or deadline <= now else deadline + 1e-9
+            return now + 1.0 if deadline is None or deadline <= now else deadline + CLOCK_SLACK
         limit = self.execution.queue_timeout
-        waiting = limit is not None and any(live.phase == "waiting" for live in self.calls)
-        expiry = self._opened_at + (limit or 0.0) if waiting else math.inf
-        return min(expiry if expiry > now + CLOCK_SLACK else math.inf, max(self.pump.next_room(), now))
+        expiry = math.inf
+        if limit is not None and not self.halted and any(self._may_expire(live) for live in self.calls):
+            expiry = self._opened_at + limit
+        return min(expiry, self.pump.next_room()) + CLOCK_SLACK
 
     def _report(self) -> None:
         deadline = self.run.cleanup.deadline

@@ -14,7 +14,7 @@ def stack_of(coro: Any, place: Place | None) -> str:
     """Return the stack of a running body, outermost frame first; "" where it can't be had."""
     if place is not None and place.ident is not None:
         frame = sys._current_frames().get(place.ident)
-        return "".join(traceback.format_stack(frame, limit=-8)) if frame is not None else ""
+        return "".join(traceback.format_stack(frame, limit=8)) if frame is not None else ""
     frames: list[FrameType] = []
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None) or getattr(coro, "ag_frame", None)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop import model_events as m
@@ -136,6 +137,7 @@ class EventBuffer:
         """Wait until the consumer has caught up."""
         while self.full:
             await self._room.wait()
+        await checkpoint_if_cancelled()
 
     def close(self) -> None:
         """Say that no event will follow."""

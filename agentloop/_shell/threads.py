@@ -19,7 +19,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import attrs
 
-from agentloop.exceptions import ToolCallError
 
 logger = logging.getLogger("agentloop")
 
@@ -62,55 +61,78 @@ class Place:
 
 
 class Threads:
-    """A bounded set of live worker threads. *outer* bounds them too (a run's threads, within its loop's)."""
+    """A bounded set of live worker threads. *outer* bounds them too (a run's threads, within its loop's).
+
+    Calls of one `Threads` get their places in the order in which they joined the queue.
+    """
 
     def __init__(self, limit: int, outer: Threads | None = None) -> None:
         self.limit = limit
         self._outer = outer
         self._live: set[Place] = set()
+        self._queue: dict[object, None] = {}
         self._freed = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._live)
 
-    async def place(self, name: str) -> Place:
-        """Wait for a place and take it.
+    def join(self, call: object) -> None:
+        """Put *call* at the end of the queue for places; synchronous, so that the order is the caller's."""
+        self._queue[call] = None
 
-        Raises:
-            ToolCallError: if every place is held by an abandoned thread; names them and their ages.
+    def leave(self, call: object) -> None:
+        """Take *call* out of the queue, if it is in it."""
+        if call in self._queue:
+            del self._queue[call]
+            self.look_again()
+
+    async def place(self, call: object, name: str) -> Place | str:
+        """Wait for *call*'s turn and a place, and take it.
+
+        Returns:
+            The place; or, where every place is held by an abandoned thread, a refusal that names them and their ages.
         """
-        place = await self._outer.place(name) if self._outer is not None else Place(name, anyio.current_time())
         try:
-            while len(self._live) >= self.limit:
-                if all(held.abandoned for held in self._live):
-                    raise ToolCallError(self._refusal(name), tool=name)
-                await self._freed.wait()
-        except BaseException:
-            if self._outer is not None:
-                self._outer.give_back(place)
-            raise
-        self._live.add(place)
+            while next(iter(self._queue)) is not call or not self._has_room():
+                if (refusal := self._refusal(name)) is not None:
+                    return refusal
+                await self._root._freed.wait()
+        finally:
+            self.leave(call)
+        place = Place(name, anyio.current_time())
+        threads: Threads | None = self
+        while threads is not None:
+            threads._live.add(place)
+            threads = threads._outer
         return place
 
-    def _refusal(self, name: str) -> str:
+    @property
+    def _root(self) -> Threads:
+        return self if self._outer is None else self._outer._root
+
+    def _has_room(self) -> bool:
+        return len(self._live) < self.limit and (self._outer is None or self._outer._has_room())
+
+    def _refusal(self, name: str) -> str | None:
+        if len(self._live) < self.limit or not all(held.abandoned for held in self._live):
+            return None if self._outer is None else self._outer._refusal(name)
         now = anyio.current_time()
         held = ", ".join(f"{place.name} ({now - place.since:.1f} s)" for place in sorted(self._live, key=_since))
-        return f"no worker thread is free for {name}: all {self.limit} are held by abandoned calls: {held}"
+        return f"Tool '{name}' was not started: no worker thread is free, all {self.limit} are held by abandoned calls: {held}"
 
     def give_back(self, place: Place) -> None:
         """Free *place*; waiting calls look again. A place that was given back already is passed by."""
-        if self._outer is not None:
-            self._outer.give_back(place)
-        if place in self._live:
-            self._live.discard(place)
-            self.look_again()
+        threads: Threads | None = self
+        while threads is not None:
+            threads._live.discard(place)
+            threads = threads._outer
+        self.look_again()
 
     def look_again(self) -> None:
         """Wake who waits for a place: one was freed, or its holder was abandoned."""
-        freed, self._freed = self._freed, anyio.Event()
+        root = self._root
+        freed, root._freed = root._freed, anyio.Event()
         freed.set()
-        if self._outer is not None:
-            self._outer.look_again()
 
     async def run(
         self, place: Place, fn: Callable[[], Any], *, abandon: bool, late: Callable[[Any, BaseException | None], None]

@@ -337,6 +337,8 @@ def test_withdrawing_twice_or_after_the_start_changes_nothing() -> None:
     assert len(admission) == 1
     one.give()
     assert admission.admit(0) == [third]
+    admission.withdraw([first, second, third])
+    assert len(admission) == 0
 
 
 @pytest.mark.parametrize("count", [1, 10])

@@ -126,6 +126,11 @@ def test_repeats_count_equal_outcomes_in_a_row() -> None:
     assert writer.state.repeats == {("f", "{}"): ("y", 1)}
 
 
+def test_a_batch_of_nothing_makes_nobody_a_user_of_tools() -> None:
+    """Its end is only its end."""
+    assert Writer().begin().turn(AssistantMessage("hi")).accept().state.tool_users == set()
+
+
 # -- repeats within and between responses
 
 

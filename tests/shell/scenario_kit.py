@@ -55,7 +55,7 @@ class Watch(Instrument):
     """Keeps all that an instrument is told."""
 
     def __init__(self) -> None:
-        self.records: list[r.Record] = []
+        self.records: list[Any] = []
         self.still: list[StillRunning] = []
         self.late: list[LateResult] = []
 

@@ -290,7 +290,9 @@ async def test_cancel_call_of_an_agent_tool_ends_its_nested_run(run_mode: Run) -
         return "stopped it"
 
     watch = Watch()
-    inner = Agent("inner", model=ScriptedModel([call("deep", call_id="d1"), say("never")]), tools=[deep])
+    inner: Agent[Any, Any] = Agent(
+        "inner", model=ScriptedModel([call("deep", call_id="d1"), say("never")]), tools=[deep]
+    )
     agent = script(
         [call("inner", {"input": "go"}, call_id="c1"), call("stops", call_id="c2")],
         say("done"),
@@ -313,7 +315,7 @@ async def test_nested_call_is_cancelled_by_its_event() -> None:
         return "never"
 
     inner_model = ScriptedModel([call("deep", call_id="d1"), say("inner done")])
-    inner = Agent("inner", model=inner_model, tools=[deep])
+    inner: Agent[Any, Any] = Agent("inner", model=inner_model, tools=[deep])
     agent = script(call("inner", {"input": "go"}, call_id="c1"), say("done"), tools=[inner.as_tool()])
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:

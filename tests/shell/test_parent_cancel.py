@@ -376,7 +376,8 @@ async def test_parent_wins_although_the_result_is_ready_in_that_instant(run_mode
 @pytest.mark.backends("asyncio", "asyncio-eager")
 async def test_native_cancel_wins_although_the_result_is_ready_in_that_instant(run_mode: Run) -> None:
     """The same with `Task.cancel()` of the caller's task, called from the body."""
-    watch, hosts = Watch(), []
+    watch = Watch()
+    hosts: list[Any] = []
 
     @tool
     async def last() -> str:
@@ -505,7 +506,6 @@ async def test_error_in_cleanup_does_not_replace_the_cancellation(run_mode: Run,
             await anyio.sleep(60)
         finally:
             raise ValueError("in cleanup")
-        return "never"
 
     agent = agent_that_calls("clumsy", tools=[clumsy])
     await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))

@@ -123,17 +123,17 @@ async def test_cancel_from_another_task_wakes_a_waiting_consumer(anyio_backend: 
         return [wait(60), say("never")]
 
     agent = script(step, tools=[])
-    async with lasting(anyio_backend, 0), anyio.create_task_group() as group:
-        async with Runner.run_streamed(agent, "go") as stream:
+    stream = Runner.run_streamed(agent, "go")
 
-            async def cancel() -> None:
-                await asked.wait()
-                await anyio.lowlevel.checkpoint()
-                stream.cancel()
+    async def cancel() -> None:
+        await asked.wait()
+        await anyio.lowlevel.checkpoint()
+        stream.cancel()
 
-            group.start_soon(cancel)
-            async for _ in stream:
-                pass
+    async with lasting(anyio_backend, 0), anyio.create_task_group() as group, stream:
+        group.start_soon(cancel)
+        async for _ in stream:
+            pass
     assert stream.result.status == "cancelled"
 
 

@@ -263,7 +263,6 @@ async def test_error_in_the_cleanup_of_a_timed_out_body_is_a_late_one(run_mode: 
             await anyio.sleep(60)
         finally:
             raise ValueError("in cleanup")
-        return "never"
 
     agent = agent_that_calls("clumsy", tools=[clumsy])
     result = await run_mode(agent, "go", run_config=watched(watch))

@@ -164,7 +164,7 @@ async def test_rewritten_arguments_are_what_body_record_and_later_guardrails_get
 
 @pytest.mark.scenario("LX-58")
 async def test_rewritten_arguments_make_the_receipt(run_mode: Run) -> None:
-    """A later call that asks for the rewritten arguments is a hit; one that asks for the written ones is rewritten too."""
+    """A later call for the rewritten arguments is a hit; one for the written ones is rewritten too, and a hit."""
     ran: list[int] = []
 
     @tool_input_guardrail
@@ -295,7 +295,8 @@ async def test_guardrails_run_in_list_order_and_the_first_refusal_ends_the_list(
     lines: list[str] = []
     make = input_guard if stage == "input" else output_guard
     guards = [make(Allow(1), lines, "first"), make(stop, lines, "second"), make(Allow(), lines, "third")]
-    work = worker([], **{f"tool_{stage}_guardrails": guards})
+    options: dict[str, Any] = {f"tool_{stage}_guardrails": guards}
+    work = worker([], **options)
     agent = agent_that_calls("work", tools=[work])
     data: Any
     if isinstance(stop, RaiseException):
@@ -507,7 +508,8 @@ async def test_guardrail_that_raises_fails_the_run(run_mode: Run, stage: str) ->
 
     ran: list[int] = []
     guards = [(tool_input_guardrail if stage == "input" else tool_output_guardrail)(broken)]
-    work = worker(ran, **{f"tool_{stage}_guardrails": guards})
+    options: dict[str, Any] = {f"tool_{stage}_guardrails": guards}
+    work = worker(ran, **options)
     agent = agent_that_calls("work", tools=[work])
     with pytest.raises(ToolCallError, match="LookupError: no verdict"):
         await run_mode(agent, "go")

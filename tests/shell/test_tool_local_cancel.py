@@ -239,6 +239,7 @@ async def test_self_cancellation_inside_a_group_of_the_body_is_the_tools_own(run
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.sleep, 60)
             raise asyncio.CancelledError("had enough")
+        return "never"
 
     agent = agent_that_calls("bad", "fine", tools=[grouped, tool(fine)])
     result = await run_mode(agent, "go")

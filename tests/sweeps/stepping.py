@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import anyio
@@ -168,12 +168,12 @@ class _Steps(trio.abc.Instrument):
 def _trio_order(seed: int | None) -> Iterator[None]:
     """Make trio's order of ready tasks depend on *seed* alone, the way pytest-trio does."""
     before = trio_run._ALLOW_DETERMINISTIC_SCHEDULING
-    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[attr-defined]
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     trio_run._r.seed(seed or 0)
     try:
         yield
     finally:
-        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[attr-defined]
+        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
 
 
 def run_once(
@@ -195,10 +195,8 @@ def run_once(
     async def on_asyncio() -> None:
         before = asyncio.all_tasks()
         task = sweep.task = asyncio.ensure_future(sweep.host(program))
-        try:
+        with suppress(asyncio.CancelledError):
             await task
-        except asyncio.CancelledError:
-            pass
         left = [one for one in asyncio.all_tasks() if one not in before and one is not task]
         sweep.seen.tasks_left = [repr(one) for one in left]
 

@@ -8,6 +8,7 @@ caller's task has the cancellations it was given, no more and no fewer.
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -338,11 +339,11 @@ def test_run_cancelled_at_any_step_joins_and_leaves_a_whole_log(backend: str, ki
             world = World()
             seen = run_once(
                 backend,
-                lambda world=world: scenario(world),
+                partial(scenario, world),
                 at=at,
                 kind=kind,
                 seed=seed,
-                mark=lambda world=world: len(world.watch.records),
+                mark=world.watch.records.__len__,
             )
             check(seen, world, kind)
             cancelled += seen.cancelled

@@ -94,7 +94,7 @@ BODIES: dict[str, Callable[[], Awaitable[str]]] = {
 def prepared(names: tuple[str, ...], watch: Watch, cap: int | None) -> Program:
     """Return a run whose first turn calls *names* and whose second says something."""
     model = ScriptedModel([[call(name, call_id=name) for name in names], say("done")])
-    agent = Agent("swept", model=model, tools=[tool(name=name)(body) for name, body in BODIES.items()])
+    agent: Agent[Any, Any] = Agent("swept", model=model, tools=[tool(name=name)(body) for name, body in BODIES.items()])
     config = watched(watch, max_function_tool_concurrency=cap)
 
     async def program() -> Any:
@@ -180,13 +180,15 @@ async def test_cancel_call_and_parent_in_one_pass_end_as_the_parents(anyio_backe
 
         @tool
         async def torn(ctx: ToolContext[Any], first: str = first) -> str:
-            steps = [lambda: ctx.cancel_call(ctx.tool_call_id), scope.cancel]
+            steps: list[Callable[[], Any]] = [lambda: ctx.cancel_call(ctx.tool_call_id), scope.cancel]
             for step in steps if first == "call" else steps[::-1]:
                 step()
             await anyio.sleep(1)
             return "never"
 
-        agent = Agent("swept", model=ScriptedModel([call("torn", call_id="c1"), say("done")]), tools=[torn])
+        agent: Agent[Any, Any] = Agent(
+            "swept", model=ScriptedModel([call("torn", call_id="c1"), say("done")]), tools=[torn]
+        )
         with anyio.CancelScope() as scope:
             await Runner.run(agent, "go", run_config=watched(watch))
         assert watch.endings() == {"c1": ("cancelled", "parent")}
