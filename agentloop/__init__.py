@@ -6,27 +6,51 @@ from importlib import import_module
 from typing import Any
 
 from agentloop._shell.run_stream import RunStream
-from agentloop.agents import Agent, StopAtTools
-from agentloop.config import JsonLimits, ModelSettings, RunConfig, ToolErrorArgs, ToolExecution
+from agentloop.agents import Agent, StopAtTools, ToolResult, ToolsToFinalOutput
+from agentloop.budget import UsageLimits
+from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
+from agentloop.config import (
+    ErrorHandlerData,
+    ErrorHandlerResult,
+    JsonLimits,
+    ModelInputData,
+    ModelRetrySettings,
+    ModelSettings,
+    RetryAdvice,
+    RetryContext,
+    RunConfig,
+    SessionSettings,
+    ToolErrorArgs,
+    ToolExecution,
+)
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import (
     AgentLoopError,
+    InputGuardrailTripwireTriggered,
     MaxTurnsExceeded,
     ModelBehaviorError,
+    ModelRefusalError,
     ModelTimeoutError,
     ModelTransportError,
+    OutputGuardrailTripwireTriggered,
     RunTimeout,
+    SessionConflict,
     ToolCallError,
     ToolCancelledError,
     ToolInputGuardrailTripwireTriggered,
+    ToolLoopDetected,
     ToolOutputGuardrailTripwireTriggered,
     ToolTimeoutError,
+    UsageLimitExceeded,
     UserError,
     UserTypeError,
     UserValueError,
 )
 from agentloop.guardrail_results import (
     Allow,
+    GuardrailFunctionOutput,
+    InputGuardrailResult,
+    OutputGuardrailResult,
     RaiseException,
     RejectContent,
     ReplaceOutput,
@@ -34,16 +58,22 @@ from agentloop.guardrail_results import (
     ToolGuardrailResult,
 )
 from agentloop.guardrails import (
+    InputGuardrail,
+    OutputGuardrail,
     ToolInputData,
     ToolInputGuardrail,
     ToolOutputData,
     ToolOutputGuardrail,
+    input_guardrail,
+    output_guardrail,
     tool_input_guardrail,
     tool_output_guardrail,
 )
+from agentloop.handoffs import Handoff, HandoffInputData, handoff
 from agentloop.hooks import AgentHooks, RunHooks, RunOutcome
 from agentloop.limits import Capacity, Rate
 from agentloop.outcomes import CallOutcome
+from agentloop.output_schema import OutputType
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
 from agentloop.runtime import Runtime, open_runtime
@@ -52,7 +82,7 @@ from agentloop.usage import RequestUsage, Usage
 
 __version__ = "0.1.0.dev0"
 
-_SUBMODULES = ("abc", "events", "exceptions", "items", "models", "outcomes", "records", "testing")
+_SUBMODULES = ("abc", "events", "exceptions", "items", "models", "outcomes", "records", "sessions", "testing")
 
 
 def __getattr__(name: str) -> Any:
@@ -66,24 +96,43 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AgentHooks",
     "Agent",
+    "AgentHooks",
     "AgentLoopError",
     "Allow",
     "CallOutcome",
     "Capacity",
+    "Condition",
+    "ErrorHandlerData",
+    "ErrorHandlerResult",
     "FunctionTool",
+    "GuardrailFunctionOutput",
+    "Handoff",
+    "HandoffInputData",
+    "InputGuardrail",
+    "InputGuardrailResult",
+    "InputGuardrailTripwireTriggered",
     "JsonLimits",
+    "MaxTurns",
     "MaxTurnsExceeded",
     "ModelBehaviorError",
+    "ModelInputData",
+    "ModelRefusalError",
+    "ModelRetrySettings",
     "ModelSettings",
     "ModelTimeoutError",
     "ModelTransportError",
+    "OutputGuardrail",
+    "OutputGuardrailResult",
+    "OutputGuardrailTripwireTriggered",
+    "OutputType",
     "RaiseException",
     "Rate",
     "RejectContent",
     "ReplaceOutput",
     "RequestUsage",
+    "RetryAdvice",
+    "RetryContext",
     "Rewrite",
     "RunConfig",
     "RunContext",
@@ -95,8 +144,13 @@ __all__ = [
     "RunTimeout",
     "Runner",
     "Runtime",
+    "SessionConflict",
+    "SessionSettings",
     "StopAtTools",
+    "TextMention",
+    "TokenLimit",
     "ToolCallError",
+    "ToolCalled",
     "ToolCancelledError",
     "ToolContext",
     "ToolErrorArgs",
@@ -105,16 +159,24 @@ __all__ = [
     "ToolInputData",
     "ToolInputGuardrail",
     "ToolInputGuardrailTripwireTriggered",
+    "ToolLoopDetected",
     "ToolOutputData",
     "ToolOutputGuardrail",
     "ToolOutputGuardrailTripwireTriggered",
+    "ToolResult",
     "ToolTimeoutError",
+    "ToolsToFinalOutput",
     "Usage",
+    "UsageLimitExceeded",
+    "UsageLimits",
     "UserError",
     "UserTypeError",
     "UserValueError",
     "default_tool_error_function",
+    "handoff",
+    "input_guardrail",
     "open_runtime",
+    "output_guardrail",
     "tool",
     "tool_input_guardrail",
     "tool_output_guardrail",

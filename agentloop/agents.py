@@ -16,7 +16,7 @@ from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
 from agentloop.items import Content, ToolCall
 from agentloop.naming import snake_case
-from agentloop.output_schema import TypedOutput, output_schema
+from agentloop.output_schema import TypedOutput, output_schema, typed_output
 from agentloop.schema import function_schema
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
@@ -215,9 +215,13 @@ class Agent(Generic[ContextT, OutputT]):
         tool_name: str | None = None,
         tool_description: str | None = None,
         *,
+        parameters: Any = None,
+        input_builder: Callback | None = None,
         custom_output_extractor: Callback | None = None,
+        on_stream: Callback | None = None,
         run_config: Any = None,
         max_turns: int | None = 10,
+        session: Any = None,
         is_enabled: bool | Callback = True,
         failure_error_function: Callback | None = default_tool_error_function,
         tool_input_guardrails: Sequence[Any] = (),
@@ -228,21 +232,42 @@ class Agent(Generic[ContextT, OutputT]):
     ) -> FunctionTool:
         """Return a tool that runs this agent in a nested run of the same log, and gives its final output.
 
-        Its one argument is `input: str`. The nested run shares the application object and the usage, has its own turns
-        (*max_turns*) and its own call identities, and ends with its call.
+        The nested run shares the application object, the usage and the budget, has its own turns and its own call
+        identities, and ends with its call.
+
+        Args:
+            tool_name: What the model calls; the agent's name in snake case if not given.
+            tool_description: What the model is told.
+            parameters: The type of a structured input; without it the one argument is `input: str`.
+            input_builder: `(value)` gives the nested run's input (text or items) for a structured one; its JSON if not
+                given.
+            custom_output_extractor: `(RunResult)` gives the tool's value in place of the final output.
+            on_stream: Called with every event of the nested run, in order; all are delivered before the call ends. A
+                slow one delays nobody else; an error of its is logged.
+            run_config: The nested run's configuration; the outer run's if not given.
+            max_turns: Turns of the nested run.
+            session: A session of the nested run.
+            is_enabled, failure_error_function, tool_input_guardrails, tool_output_guardrails, timeout,
+                timeout_behavior, timeout_error_function: As for any tool.
         """
         check_count("max_turns", max_turns)
         name = tool_name or snake_case(self.name)
         schema = function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
+        typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
         return FunctionTool(
             name=name,
             description=tool_description if tool_description is not None else f"Ask the agent {self.name}.",
-            params_json_schema=schema.params_json_schema,
+            params_json_schema=schema.params_json_schema if typed is None else typed.schema.schema,
+            strict_mode=typed is None or typed.schema.strict,
             body=AgentCall(
                 agent=self,
                 schema=schema,
+                typed=typed,
+                input_builder=input_builder,
                 max_turns=max_turns,
                 run_config=run_config,
+                session=session,
+                on_stream=on_stream,
                 custom_output_extractor=custom_output_extractor,
             ),
             is_enabled=is_enabled,

@@ -264,6 +264,10 @@ class RunConfig:
         tool_not_found_behavior: Whether a call of an unknown tool ends the run or is answered.
         tool_name_collision_policy: Whether two enabled tools of one name warn (the last wins) or raise `UserError`.
         output_store: Takes outputs past `max_output_chars`: `put(call, data) -> ref`.
+        limits: `UsageLimits`: what the run may use in all, nested runs included.
+        price: `(model name, RequestUsage) -> Decimal`, what one request cost.
+        stop_when: A condition, or a predicate of the run's context, looked at after every turn.
+        model_provider: A `ModelProvider` that knows what model strings mean, in place of the built-in ones.
         input_guardrails, output_guardrails: Judge beside the agents' own, first in order.
         handoff_input_filter: Filters every handoff that has no filter of its own.
         nest_handoff_history: Show the next agent a summary of what came before.
@@ -291,6 +295,10 @@ class RunConfig:
         default="warn", validator=attrs.validators.in_(("warn", "error"))
     )
     output_store: Any = None
+    limits: Any = None
+    price: Any = attrs.field(default=None, validator=_callable_or_none)
+    stop_when: Any = None
+    model_provider: Any = None
     input_guardrails: Sequence[Any] = ()
     output_guardrails: Sequence[Any] = ()
     handoff_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)

@@ -11,9 +11,8 @@ from agentloop.config import JsonLimits
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item
-from agentloop.json_text import parse_object
 from agentloop.naming import snake_case, takes
-from agentloop.output_schema import TypedOutput, output_schema
+from agentloop.output_schema import TypedOutput, typed_output
 
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
@@ -70,7 +69,7 @@ class Handoff:
                 raise UserValueError(
                     f"handoff to {self.agent!r}: input_type needs on_handoff, which is given the input"
                 )
-            object.__setattr__(self, "_typed", output_schema(self.input_type))
+            object.__setattr__(self, "_typed", typed_output(self.input_type, what=f"The input of handoff {self.name}"))
         wanted = 1 if self.input_type is None else 2
         if self.on_handoff is not None and not takes(self.on_handoff, wanted):
             what = "(ctx)" if wanted == 1 else "(ctx, input)"
@@ -96,8 +95,8 @@ class Handoff:
 
     @property
     def strict_mode(self) -> bool:
-        """Handoff schemas are always strict."""
-        return True
+        """Whether the schema of the input is strict."""
+        return self._typed is None or self._typed.schema.strict
 
     @property
     def namespace(self) -> str | None:
@@ -117,8 +116,7 @@ class Handoff:
         """
         if self._typed is None:
             return None
-        parse_object(text, limits, tool=self.name)
-        return self._typed.parse(text)
+        return self._typed.parse(text, limits)
 
 
 def target_of(entry: Any) -> Handoff:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import Context
 from typing import Any, Literal, TypeVar
 
@@ -14,16 +14,20 @@ from anyio.abc import TaskGroup
 
 from agentloop._core.state import RunState
 from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveEffects, LiveRun, Log, loop_shared
 from agentloop._shell.nested import run_agent_tool
 from agentloop._shell.resources import Resources
 from agentloop._shell.run_stream import RunStream
 from agentloop._shell.threads import Threads
-from agentloop.abc import Model
+from agentloop.abc import Model, Session
 from agentloop.agents import Agent
+from agentloop.budget import Budget, UsageLimits
+from agentloop.conditions import as_condition
 from agentloop.config import RunConfig, check_count
-from agentloop.context import RunContext
-from agentloop.exceptions import UserError, UserTypeError
+from agentloop.context import Callback, RunContext
+from agentloop.exceptions import UserError, UserTypeError, UserValueError
+from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, to_items
 from agentloop.models.registry import Providers
@@ -36,6 +40,7 @@ OutputT = TypeVar("OutputT")
 logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_TURNS = 10
+HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
 
 
 class Runner:
@@ -50,6 +55,8 @@ class Runner:
         max_turns: int | None = DEFAULT_MAX_TURNS,
         hooks: RunHooks | None = None,
         run_config: RunConfig | None = None,
+        error_handlers: Mapping[str, Callback] | None = None,
+        session: Session | None = None,
     ) -> RunResult[OutputT]:
         """Run *agent* on *input* and return the result.
 
@@ -60,13 +67,16 @@ class Runner:
             max_turns: Model calls the run may make (retries apart); None = no limit.
             hooks: Called as the run goes.
             run_config: How to run.
+            error_handlers: By `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)` gives
+                a final output in the error's place, an `ErrorHandlerResult`, or None to let the error go on.
+            session: Items of earlier runs, shown before *input*; the run's own items are added turn by turn.
 
         Cancellation: prompt and complete. When the call returns or raises, nothing of the run is running.
 
         Raises:
             AgentLoopError: what ended the run, bare, with `run_data`; BaseExceptions of bodies pass as they are.
         """
-        stream = _stream(agent, input, context, max_turns, hooks, run_config, subscribe=False)
+        stream = _stream(agent, input, context, max_turns, hooks, run_config, error_handlers, session, subscribe=False)
         async with stream:
             await stream.finished()
         return stream.result
@@ -80,12 +90,14 @@ class Runner:
         max_turns: int | None = DEFAULT_MAX_TURNS,
         hooks: RunHooks | None = None,
         run_config: RunConfig | None = None,
+        error_handlers: Mapping[str, Callback] | None = None,
+        session: Session | None = None,
     ) -> RunStream[OutputT]:
         """Return the run as an async context manager: iterate it for events; leaving the block ends and joins it.
 
         Arguments are those of `run`.
         """
-        return _stream(agent, input, context, max_turns, hooks, run_config, subscribe=True)
+        return _stream(agent, input, context, max_turns, hooks, run_config, error_handlers, session, subscribe=True)
 
     @staticmethod
     def run_sync(
@@ -114,6 +126,8 @@ def _stream(
     max_turns: int | None,
     hooks: object,
     run_config: object,
+    error_handlers: Mapping[str, Callback] | None,
+    session: object,
     *,
     subscribe: bool,
 ) -> RunStream[Any]:
@@ -125,12 +139,40 @@ def _stream(
     if run_config is not None and not isinstance(run_config, RunConfig):
         raise UserTypeError(f"run_config: a RunConfig is needed, not {run_config!r}")
     check_count("max_turns", max_turns)
+    if session is not None and not isinstance(session, Session):
+        raise UserTypeError(f"session: a Session is needed, not {session!r}")
     config = run_config or RunConfig()
+    handlers = _checked_handlers(error_handlers or {})
+    _check_config(config)
 
     def start(stream: RunStream[Any], group: TaskGroup, task_context: Context) -> LiveRun:
-        return _live_run(agent, context, hooks, config, group, task_context)
+        run = _live_run(agent, context, hooks, config, group, task_context)
+        run.error_handlers = handlers
+        run.keeper = Keeper(session) if session is not None else None
+        return run
 
     return RunStream(start, to_items(given), max_turns, config.timeout, subscribe=subscribe)
+
+
+def _checked_handlers(handlers: Mapping[str, Callback]) -> Mapping[str, Callback]:
+    for name, handler in handlers.items():
+        if name not in HANDLERS:
+            raise UserValueError(f"error_handlers: no {name!r}; there are {', '.join(HANDLERS)}")
+        if not callable(handler):
+            raise UserTypeError(f"error_handlers[{name!r}]: a callable is needed, not {handler!r}")
+    return dict(handlers)
+
+
+def _check_config(config: RunConfig) -> None:
+    """Check what the configuration holds of other layers' values."""
+    if config.limits is not None and not isinstance(config.limits, UsageLimits):
+        raise UserTypeError(f"RunConfig.limits: UsageLimits are needed, not {config.limits!r}")
+    for field, kind in (("input_guardrails", InputGuardrail), ("output_guardrails", OutputGuardrail)):
+        for index, guardrail in enumerate(getattr(config, field)):
+            if not isinstance(guardrail, kind):
+                raise UserTypeError(f"RunConfig.{field}[{index}]: a {kind.__name__} is needed, not {guardrail!r}")
+    if config.stop_when is not None:
+        as_condition(config.stop_when)
 
 
 def _live_run(
@@ -161,6 +203,8 @@ def _live_run(
         spawn_context=task_context,
         resolve_model=resolve_model,
         nest=run_agent_tool,
+        stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
+        budget=Budget(config.limits) if config.limits is not None else None,
     )
     run_context._run = run
     return run
@@ -168,6 +212,8 @@ def _live_run(
 
 async def resolve_model(run: LiveRun, given: object) -> Model:
     """Return the model *given* means, ready to be asked: a string by the runtime or by the run itself."""
+    if isinstance(given, str) and run.config.model_provider is not None:
+        given = run.config.model_provider.get_model(given)
     if isinstance(given, str):
         runtime = current_runtime()
         if runtime is not None:

@@ -19,6 +19,7 @@ from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueErr
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.json_text import parse_object
 from agentloop.limits import Capacity, Limit, Rate
+from agentloop.output_schema import TypedOutput
 from agentloop.schema import FunctionSchema, function_schema
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -57,8 +58,12 @@ class AgentCall:
 
     agent: Any
     schema: FunctionSchema
+    typed: TypedOutput | None = None
+    input_builder: Callback | None = None
     max_turns: int | None = 10
     run_config: Any = None
+    session: Any = None
+    on_stream: Callback | None = None
     custom_output_extractor: Callback | None = None
 
 
@@ -141,6 +146,7 @@ class FunctionTool:
     namespace: str | None = None
     defer_loading: bool = attrs.field(default=False, repr=False)
     examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(default=(), converter=tuple, repr=False)
+    cost: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
     custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
 
     def __attrs_post_init__(self) -> None:
@@ -244,6 +250,7 @@ def tool(
     namespace: str | None = None,
     defer_loading: bool = False,
     examples: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    cost: Callback | None = None,
     custom_data_extractor: Callback | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(
@@ -281,6 +288,7 @@ def tool(
         namespace: A name space the tool lives in; the model calls it there.
         defer_loading: Whether the provider shows it only after a search.
         examples: `(request, arguments)` pairs, shown to small models.
+        cost: `(arguments) -> number`, what a call costs of the run's cost limit; reserved before it starts.
         custom_data_extractor: `(ctx, value) -> data`, kept beside the output for the application.
 
     Raises:

@@ -30,6 +30,8 @@ class Arguments:
     text: str
     parsed: dict[str, Any] | None = None
     bound: BoundArguments | None = None
+    value: Any = None
+    """The structured input of an agent tool that has one."""
     fault: ModelBehaviorError | None = None
     receipt: str | None = None
     """The key an equal call of this idempotent tool has; None for a tool that isn't idempotent."""
@@ -96,6 +98,11 @@ def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Argumen
     if not isinstance(body, PythonBody | AgentCall):
         receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None
         return Arguments(text=text, parsed=parsed, receipt=receipt)
+    if isinstance(body, AgentCall) and body.typed is not None:
+        try:
+            return Arguments(text=text, parsed=parsed, value=body.typed.parse(text, limits))
+        except ModelBehaviorError as fault:
+            return Arguments(text=text, parsed=parsed, fault=fault)
     try:
         bound = body.schema.bind(parsed)
     except ModelBehaviorError as fault:

@@ -127,10 +127,8 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
     except GeneratorExit:
         raise
     except BaseException as error:
-        failed = await wind_up(run, Ended("failed", error=error))  # noqa: ASYNC102 - shielded inside
+        await wind_up(run, Ended("failed", error=error))  # noqa: ASYNC102 - shielded inside
         with_data(run, error)
-        if failed is not None and failed is not error:
-            raise with_data(run, failed) from error
         raise
     failed = await wind_up(run, ended)
     if failed is not None:

@@ -83,6 +83,15 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
         await call_model()
         return
     errors: dict[int, Exception] = {}
+    passed = 0
+    settled = run.guards_settled = anyio.Event()
+
+    async def guard(place: int, judge: Callable[[], Awaitable[None]], group: Any) -> None:
+        nonlocal passed
+        await one(place, judge, group)
+        passed += 1
+        if passed == len(beside) and not errors:
+            settled.set()
 
     async def one(place: int, work: Callable[[], Awaitable[None]], group: Any) -> None:
         try:
@@ -93,7 +102,7 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
 
     async with anyio.create_task_group() as group:
         for place, judge in enumerate(beside):
-            group.start_soon(one, place, judge, group)
+            group.start_soon(guard, place, judge, group)
         await one(len(beside), call_model, group)
     await checkpoint_if_cancelled()
     if errors:

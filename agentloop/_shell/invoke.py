@@ -57,6 +57,8 @@ async def run_call(live: LiveCall) -> None:
         await _settle_broken(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
     finally:
         live.run.threads.leave(live)
+        if live.run.budget is not None and live.reservation is not None:
+            live.run.budget.release(live.reservation)  # nothing to give back once the body has started
         live.release_permit()
 
 
@@ -133,6 +135,9 @@ async def _start_and_run(live: LiveCall) -> end.Ending:
     run, tool = live.run, live.tool
     if live.cause is not None:
         return _by_cause(live)
+    if run.budget is not None and not _reserved(live):
+        text = f"Tool '{tool.name}' was not started: the run's budget is spent."
+        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
     if not await _still_available(live):
         text = f"Tool '{tool.name}' is no longer available."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
@@ -153,6 +158,15 @@ async def _start_and_run(live: LiveCall) -> end.Ending:
     finally:
         if live.place is not None and live.place.ident is None:
             run.threads.give_back(live.place)
+
+
+def _reserved(live: LiveCall) -> bool:
+    """Take the call's part of the run's budget: in one step, so that calls side by side can't overdraw it."""
+    budget, tool = live.run.budget, live.tool
+    assert budget is not None
+    cost: Any = 0 if tool.cost is None or live.arguments.parsed is None else tool.cost(live.arguments.parsed)
+    live.reservation = budget.reserve_call(cost)
+    return live.reservation is not None
 
 
 async def _still_available(live: LiveCall) -> bool:
@@ -202,6 +216,8 @@ async def _body(live: LiveCall) -> end.Ending:
         )
     )
     live.started_at, live.started_clock = now, anyio.current_time()
+    if run.budget is not None and live.reservation is not None:
+        run.budget.spend(live.reservation)
     await _start_hooks(live, context)
     live.phase = "body"
     _arm(live)

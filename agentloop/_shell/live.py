@@ -90,6 +90,8 @@ class Log:
     def __init__(self, state: RunState, instruments: tuple[Instrument, ...]) -> None:
         self.state = state
         self.events: EventBuffer | None = None
+        self.listeners: list[EventBuffer] = []
+        """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
         self.wall: Callable[[], float] = time.time
         self._instruments = instruments
         self._warned: set[int] = set()
@@ -101,6 +103,12 @@ class Log:
             self.tell("on_record", record)
         if self.events is not None:
             self.events.record(record)
+        for listener in self.listeners:
+            listener.record(record)
+
+    def buffers(self) -> list[EventBuffer]:
+        """Return who takes signals; empty where nobody does, so that none need be made."""
+        return self.listeners if self.events is None else [self.events, *self.listeners]
 
     def tell(self, method: str, report: object) -> None:
         """Tell every instrument; one that raises is logged once and never fails a run."""
@@ -147,6 +155,8 @@ class LiveRun:
     stop_when: Condition | None = None
     guarded: bool = False
     """Whether the input guardrails have had their say."""
+    guards_settled: anyio.Event | None = None
+    """Set when the input guardrails beside the first model call have all passed; None where there are none."""
     loop_warned: set[tuple[str, str]] = attrs.field(factory=set)
     budget: Budget | None = None
     stop_after_turn: bool = False

@@ -47,11 +47,9 @@ class LiveCallServices:
             whole = live.body_clock + live.tool.timeout if live.tool.timeout is not None else math.inf
             live.timeout_at = live.scope.deadline = min(whole, live.idle_since + idle)
         run = live.run
-        if run.log.events is not None:
-            call = live.entry.call
-            run.log.events.progress(
-                CallProgress(call, progress, total, message, path=run.path, turn=run.state.turn), live
-            )
+        for buffer in run.log.buffers():
+            event = CallProgress(live.entry.call, progress, total, message, path=run.path, turn=run.state.turn)
+            buffer.progress(event, live)
 
     @contextmanager
     def cleanup(self, seconds: float | None) -> Iterator[Any]:

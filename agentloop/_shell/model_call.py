@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import attrs
@@ -10,11 +13,12 @@ import msgspec
 
 from agentloop import effects as e
 from agentloop import model_events as m
+from agentloop._core.retry import may_retry, next_delay, retry_advice
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types
-from agentloop.config import ModelInputData
+from agentloop.config import ModelInputData, RetryContext
 from agentloop.error_text import error_summary
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, UserTypeError
 from agentloop.items import HandoffCall, Item, ToolCall, ToolOutput, to_items
@@ -31,26 +35,79 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     Raises:
         ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
     """
-    state = run.state
     request = await _filtered(run, _request(run, view))
     run.context.turn_input = request.items
     for hooks in (run.hooks, run.agent.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
-    run.append(ModelRequested(*run.here(), _digest(run, request)))
-    try:
-        response = await run.effects.perform(e.CallModel(run.path, state.turn, 1, lambda: _attempt(run, view, request)))
-    except cancelled_types():
-        run.append(ModelFailed(*run.here(), "cancelled", usage=RequestUsage(complete=False)))
-        raise
-    except Exception as error:
-        run.append(ModelFailed(*run.here(), error_summary(error)))
-        raise
+    response = await _asked(run, view, request)
     response = attrs.evolve(response, items=_sorted_out(view, response.items))
     run.append(ModelResponded(*run.here(), response))
     for hooks in (run.agent.hooks, run.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_end(run.context, run.agent, response))
+
+
+@attrs.define
+class _Attempt:
+    """One attempt under way: its number, the scope of its time limit, and whether anything of it was shown."""
+
+    number: int
+    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    streamed: bool = False
+
+
+async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
+    """Ask until there is a response, or an error that the retry settings don't cover. Retries spend no turn."""
+    attempt = _Attempt(1)
+    while True:
+        run.append(ModelRequested(*run.here(), _digest(run, request), attempt.number))
+        effect = e.CallModel(run.path, request.turn, attempt.number, partial(_attempt, run, view, request, attempt))
+        try:
+            response: ModelResponse = await run.effects.perform(effect)
+            _charge(run, view, response)
+            return response
+        except cancelled_types():
+            run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
+            raise
+        except Exception as error:
+            run.append(ModelFailed(*run.here(), error_summary(error), attempt.number))
+            delay = await _retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - cancelled: that is what leaves
+            if delay is None:
+                raise
+        await run.effects.perform(e.Sleep(delay))
+        if run.budget is not None:
+            run.budget.check_request(run.usage)
+        attempt = _Attempt(attempt.number + 1)
+
+
+async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
+    """Return the seconds to wait before asking again, or None where the error stands."""
+    settings = request.settings.retry
+    stateful = request.previous_response_id is not None or request.conversation_id is not None
+    context = RetryContext(error=error, attempt=attempt.number, advice=retry_advice(error, stateful=stateful))
+    if settings is None or not may_retry(settings, context, streamed=attempt.streamed):
+        return None
+    approved: bool | None = None
+    policy = settings.policy
+    if policy is not None:
+        question = e.Ask(run.path, "retry_policy", f"{request.turn}:{attempt.number}", lambda: ask(policy, context))
+        approved = bool(await run.effects.perform(question))
+    return next_delay(
+        settings,
+        context,
+        approved=approved,
+        random=await run.effects.perform(e.Random()),
+        streamed=attempt.streamed,
+        left=run.deadline(),
+    )
+
+
+def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> None:
+    """Count what the request cost, where the application can tell."""
+    if run.budget is not None and run.config.price is not None and response.usage is not None:
+        name = getattr(view.model, "name", None) or type(view.model).__name__
+        run.budget.charge(run.config.price(name, response.usage))
 
 
 def _request(run: LiveRun, view: TurnView) -> ModelRequest:
@@ -117,33 +174,52 @@ def _digest(run: LiveRun, request: ModelRequest) -> str:
         [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in request.tools],
         [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in request.handoffs],
         request.output_schema,
-        request.settings,
+        attrs.evolve(request.settings, retry=None),
     ]
     return hashlib.sha256(msgspec.json.encode(rest, enc_hook=repr, order="deterministic")).hexdigest()[:32]
 
 
-async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
+async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     timeout = request.settings.timeout
     if timeout is None:
-        return await _read(run, view, request)
-    with anyio.move_on_after(timeout):
-        return await _read(run, view, request)
+        return await _read(run, view, request, attempt)
+    attempt.scope.deadline = anyio.current_time() + timeout
+    with attempt.scope:
+        return await _read(run, view, request, attempt)
     raise ModelTimeoutError(timeout)
 
 
-async def _read(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
+async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     done: m.ResponseDone | None = None
-    events = run.log.events
     async with view.model.stream(request) as stream:
         async for event in stream:
             if done is not None:
                 raise ModelBehaviorError(f"The model sent {type(event).__name__} after its response was done")
             if isinstance(event, m.ResponseDone):
                 done = event
-            elif events is not None:
-                events.signal(event, run.path, run.state.turn)
-                if events.full:
-                    await events.room()
+            elif not isinstance(event, m.ResponseStarted | m.Raw):
+                attempt.streamed = True
+            if run.log.events is not None or run.log.listeners:
+                await _show(run, event, attempt)
     if done is None:
         raise ModelBehaviorError("The model's response ended without being done")
     return ModelResponse(done.items, done.usage, done.response_id, done.request_id)
+
+
+async def _show(run: LiveRun, event: m.ModelEvent, attempt: _Attempt) -> None:
+    """Hand *event* to the consumer; waiting for him doesn't count into the attempt's time limit."""
+    guards = run.guards_settled
+    if guards is not None and run.config.hold_text_until_guarded and isinstance(event, m.TextDelta):
+        await _untimed(attempt, guards.wait)
+    for buffer in run.log.buffers():
+        buffer.signal(event, run.path, run.state.turn)
+    events = run.log.events
+    if events is not None and events.full:
+        await _untimed(attempt, events.room)
+
+
+async def _untimed(attempt: _Attempt, wait: Callable[[], Awaitable[None]]) -> None:
+    left = attempt.scope.deadline - anyio.current_time()
+    attempt.scope.deadline = math.inf
+    await wait()
+    attempt.scope.deadline = anyio.current_time() + left

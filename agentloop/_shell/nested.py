@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
 from agentloop._core.state import RunState
 from agentloop._shell.asking import ask
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import execute
+from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveRun
+from agentloop._shell.native import cancelled_types
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.resources import Resources
 from agentloop._shell.schedule import LiveCall
+from agentloop._shell.stream import EventBuffer
 from agentloop._shell.threads import Threads
 from agentloop.config import RunConfig
-from agentloop.context import RunContext
+from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UserError
-from agentloop.items import to_items
+from agentloop.items import Item, to_items
 from agentloop.tools import AgentCall
+
+logger = logging.getLogger("agentloop")
 
 
 async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
@@ -32,15 +44,67 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     outer = live.run
     if outer.depth + 1 > outer.config.max_depth:
         raise UserError(f"agent tools nest deeper than max_depth={outer.config.max_depth}")
-    bound = live.arguments.bound
-    assert bound is not None
     config: RunConfig = body.run_config or outer.config
     run = _nested(live, body, config)
+    given, run.context.tool_input = await _input(run, live, body)
     timeout = body.run_config.timeout if body.run_config is not None else None
-    output = await execute(run, to_items(bound.values["input"]), body.max_turns, timeout)
+    if body.on_stream is None:
+        output = await execute(run, given, body.max_turns, timeout)
+    else:
+        output = await _streamed(run, body.on_stream, partial(execute, run, given, body.max_turns, timeout))
     if body.custom_output_extractor is not None:
         return await ask(body.custom_output_extractor, result_of(run))
     return output
+
+
+async def _input(run: LiveRun, live: LiveCall, body: AgentCall) -> tuple[tuple[Item, ...], Any]:
+    """Return the nested run's input, and the structured value it was made of (None for plain text)."""
+    arguments = live.arguments
+    if body.typed is None:
+        assert arguments.bound is not None
+        return to_items(arguments.bound.values["input"]), None
+    if body.input_builder is None:
+        return to_items(body.typed.dump(arguments.value)), arguments.value
+    build = body.input_builder
+    effect = e.Ask(run.path, "input_builder", live.call_id, lambda: ask(build, arguments.value))
+    return to_items(await run.effects.perform(effect)), arguments.value
+
+
+async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Do *work* and hand every event of the nested run to *on_stream*; all of them before this returns or raises."""
+    log = run.log
+    buffer = EventBuffer(
+        log.state, None, lambda path: run.children[path].agent if path in run.children else None, run.path
+    )
+    log.listeners.append(buffer)
+    output: Any = None
+    failure: BaseException | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(_hand_on, buffer, on_stream)
+        try:
+            output = await work()
+        except cancelled_types():
+            buffer.discard()
+            raise
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - raised again below, outside of the group
+            failure = error
+        finally:
+            log.listeners.remove(buffer)
+            buffer.close()
+    await checkpoint_if_cancelled()
+    if failure is not None:
+        raise failure
+    return output
+
+
+async def _hand_on(buffer: EventBuffer, on_stream: Callback) -> None:
+    while (event := await buffer.take()) is not None:
+        try:
+            await ask(on_stream, event)
+        except Exception:
+            logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
 
 
 def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
@@ -58,11 +122,13 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         context=RunContext(context=outer.context.context, run_id=f"{outer.context.run_id}/{call_id}", run=outer),
         effects=outer.effects,
         hooks=None,
+        keeper=Keeper(body.session) if body.session is not None else None,
         cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
         shared=outer.shared,
         threads=threads,
         resources=Resources(outer.resources.spawn),
         spawn_context=outer.spawn_context,
+        budget=outer.budget,
         resolve_model=outer.resolve_model,
         nest=outer.nest,
         parent=outer,

@@ -31,6 +31,7 @@ from agentloop._shell.pump import Pump
 from agentloop._shell.stacks import stack_of
 from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
+from agentloop.budget import Reservation
 from agentloop.context import ToolContext
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
@@ -61,6 +62,7 @@ class LiveCall:
     ticket: Ticket | None = None
     context: ToolContext[Any] | None = None
     place: Place | None = None
+    reservation: Reservation | None = None
     holds_permit: bool = False
     queued_at: float = 0.0
     started_at: float | None = None

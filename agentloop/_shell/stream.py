@@ -46,9 +46,14 @@ class EventBuffer:
     """Unread events of one tree of runs. Owned by the stream; fed by the log."""
 
     def __init__(
-        self, state: RunState, limit: int, agents: Callable[[tuple[str, ...]], Agent[Any, Any] | None]
+        self,
+        state: RunState,
+        limit: int | None,
+        agents: Callable[[tuple[str, ...]], Agent[Any, Any] | None],
+        path: tuple[str, ...] = (),
     ) -> None:
         self._state = state
+        self._path = path
         self._limit = limit
         self._agents = agents
         self._unread: deque[ev.Event] = deque()
@@ -64,7 +69,7 @@ class EventBuffer:
     @property
     def full(self) -> bool:
         """Whether the run should wait for its consumer."""
-        return len(self._unread) >= self._limit and not self.discarding
+        return self._limit is not None and len(self._unread) >= self._limit and not self.discarding
 
     def put(self, event: ev.Event) -> None:
         """Add *event*; never waits."""
@@ -74,6 +79,8 @@ class EventBuffer:
 
     def signal(self, event: m.ModelEvent, path: tuple[str, ...], turn: int) -> None:
         """Add a model event that no record holds."""
+        if path[: len(self._path)] != self._path:
+            return
         match event:
             case m.TextDelta(text):
                 self.put(ev.TextDelta(text, path=path, turn=turn))
@@ -88,6 +95,8 @@ class EventBuffer:
 
     def progress(self, event: ev.CallProgress, call: object) -> None:
         """Add a progress report; while the consumer is behind, a newer one replaces the unread one of its call."""
+        if event.path[: len(self._path)] != self._path:
+            return
         earlier = self._progress.get(id(call))
         if self.full and earlier is not None:
             for index in range(len(self._unread) - 1, -1, -1):
@@ -99,6 +108,8 @@ class EventBuffer:
 
     def record(self, record: r.Record) -> None:
         """Add the events that *record* means."""
+        if record.path[: len(self._path)] != self._path:
+            return
         state: RunState = self._state
         for step in record.path:
             state = state.nested[step]

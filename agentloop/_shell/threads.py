@@ -19,7 +19,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import attrs
 
-
 logger = logging.getLogger("agentloop")
 
 _UNSET = object()
@@ -118,7 +117,10 @@ class Threads:
             return None if self._outer is None else self._outer._refusal(name)
         now = anyio.current_time()
         held = ", ".join(f"{place.name} ({now - place.since:.1f} s)" for place in sorted(self._live, key=_since))
-        return f"Tool '{name}' was not started: no worker thread is free, all {self.limit} are held by abandoned calls: {held}"
+        return (
+            f"Tool '{name}' was not started: no worker thread is free, all {self.limit} are held by abandoned calls: "
+            f"{held}"
+        )
 
     def give_back(self, place: Place) -> None:
         """Free *place*; waiting calls look again. A place that was given back already is passed by."""

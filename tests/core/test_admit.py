@@ -209,10 +209,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert not self.model.waiting
 
 
+@pytest.mark.slow
 class TestAdmission(AdmissionMachine.TestCase):  # type: ignore[misc,valid-type]
     """With a patience of three, so that few tickets are enough to use it up."""
 
-    settings = settings(max_examples=200, stateful_step_count=30)
+    settings = settings(max_examples=120, stateful_step_count=30)
 
     def setUp(self) -> None:
         admit.PATIENCE = 3

@@ -418,9 +418,7 @@ async def test_a_run_has_one_log_whatever_starts_its_tasks(run_mode: Run) -> Non
     result = await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=2))
     kinds = [(record["kind"], record.get("call_id")) for record in normal(result.records)]
     per_call = [
-        (kind, f"c{n}")
-        for n in range(5)
-        for kind in ("CallStarted", "BodyEnded", "CallSettled", "ItemReleased")
+        (kind, f"c{n}") for n in range(5) for kind in ("CallStarted", "BodyEnded", "CallSettled", "ItemReleased")
     ]
     batch = [row for row in kinds if row[1] is not None]
     assert batch == per_call

@@ -512,7 +512,7 @@ async def test_prose_that_looks_like_a_call_is_prose(run_mode: Run) -> None:
         ran.append(path)
         return "gone"
 
-    agent = agent_with([rm], say("I will run rm(path='/etc') now: {\"name\": \"rm\"}"), done=None)
+    agent = agent_with([rm], say('I will run rm(path=\'/etc\') now: {"name": "rm"}'), done=None)
     result = await run_mode(agent, "go")
     assert ran == []
     assert result.calls == ()

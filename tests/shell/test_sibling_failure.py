@@ -378,7 +378,7 @@ async def test_a_sibling_s_bounded_cleanup_is_cut_and_its_own_shield_is_awaited(
 
 
 async def _pass_by_sleep_zero(n: int) -> None:
-    await anyio.sleep(0)
+    await anyio.lowlevel.checkpoint()
 
 
 async def _pass_by_equal_sleeps(n: int) -> None:
@@ -558,7 +558,7 @@ async def test_an_error_of_a_cancelled_sibling_s_cleanup_is_secondary(run_mode: 
             waiting.set()
             await anyio.sleep_forever()
         finally:
-            raise RuntimeError("cleanup broke")  # noqa: B012 - the very error under test
+            raise RuntimeError("cleanup broke")
         return "never"
 
     @tool(failure_error_function=None)
@@ -586,7 +586,7 @@ async def test_a_fatal_error_of_a_cancelled_sibling_s_cleanup_replaces_the_failu
             waiting.set()
             await anyio.sleep_forever()
         finally:
-            raise Fatal("cleanup died")  # noqa: B012 - the very error under test
+            raise Fatal("cleanup died")
         return "never"
 
     @tool(failure_error_function=None)

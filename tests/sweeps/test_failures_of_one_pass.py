@@ -62,15 +62,18 @@ def check(error: BaseException | None, watch: Watch) -> None:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("way", WAYS)
 def test_first_of_six_in_model_order_is_raised_in_every_task_order(backend: str, way: str) -> None:
-    """200 orders of the tasks that are ready together, on a virtual clock."""
-    for seed in range(REPEATS):
-        watch = Watch()
+    """On a virtual clock, the tasks that are ready together shuffled at every pass."""
+    repeats = REPEATS if way == "equal sleeps" else 50  # the other ways have theirs below
 
-        async def program(watch: Watch = watch) -> Any:
-            return await Runner.run(six_that_fail(way), "go", run_config=watched(watch))
+    async def program() -> None:
+        for _ in range(repeats):
+            watch = Watch()
+            with pytest.raises(ToolCallError) as caught:
+                await Runner.run(six_that_fail(way), "go", run_config=watched(watch))
+            check(caught.value, watch)
 
-        seen = run_once(backend, program, at=None, seed=seed)
-        check(seen.error, watch)
+    seen = run_once(backend, program, at=None, seed=1)
+    assert seen.error is None, seen.error
 
 
 @pytest.mark.slow
