@@ -18,6 +18,7 @@ from agentloop.items import (
 )
 
 DEFAULT_WRAPPER = ("<CONVERSATION HISTORY>", "</CONVERSATION HISTORY>")
+_INDENT = "   "
 _INTRO = "For context, here is what was said before you took over:"
 
 
@@ -33,7 +34,8 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
 
     def close() -> None:
         if lines:
-            numbered = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+            # Indented, a line of a message is never taken for an entry or for the closing line.
+            numbered = [f"{number}. {line}".replace("\n", f"\n{_INDENT}") for number, line in enumerate(lines, 1)]
             nested.append(AssistantMessage("\n".join([_INTRO, wrapper[0], *numbered, wrapper[1]])))
             lines.clear()
 
@@ -55,16 +57,16 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
 
 
 def _lines_of_summary(item: Item, wrapper: tuple[str, str]) -> list[str] | None:
-    if not isinstance(item, AssistantMessage) or not item.text.startswith(f"{_INTRO}\n{wrapper[0]}\n"):
+    head = f"{_INTRO}\n{wrapper[0]}\n"
+    tail = f"\n{wrapper[1]}"
+    if not isinstance(item, AssistantMessage) or not item.text.startswith(head) or not item.text.endswith(tail):
         return None
-    body = item.text.split("\n")[2:]
     lines: list[str] = []
-    for line in body[: body.index(wrapper[1])] if wrapper[1] in body else body:
-        number, dot, rest = line.partition(". ")
-        if dot and number.isdigit():
-            lines.append(rest)
-        elif lines:
-            lines[-1] += f"\n{line}"
+    for line in item.text[len(head) : -len(tail)].split("\n"):
+        if line.startswith(_INDENT) and lines:
+            lines[-1] += f"\n{line.removeprefix(_INDENT)}"
+        else:
+            lines.append(line.partition(". ")[2])
     return lines
 
 

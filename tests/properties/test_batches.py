@@ -1,8 +1,8 @@
 """Generated batches of calls against a small model of what must become of each call.
 
-The model knows nothing of tasks or scopes. It plays time forward: who is admitted, how each body ends and when, and what
-a failure that is to be raised does to the rest. Each body's length is a power of two of its own, so every chain of calls
-ends at a moment of its own, and no outcome depends on the order inside one moment.
+The model knows nothing of tasks or scopes. It plays time forward: who is admitted, how each body ends and when, and
+what a failure that is to be raised does to the rest. Each body's length is a power of two of its own, so every chain of
+calls ends at a moment of its own, and no outcome depends on the order inside one moment.
 """
 
 import asyncio

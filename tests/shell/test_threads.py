@@ -227,7 +227,7 @@ async def test_cancelled_call_of_an_abandonable_tool_is_answered_while_its_threa
     assert not outcome.body_finished
     assert watch.late == []
     go_on.set()
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         await watch.told.wait()
     assert [(report.call.call_id, report.value, report.error) for report in watch.late] == [("c1", "late", None)]
 
@@ -266,7 +266,7 @@ async def test_new_runs_sync_tool_starts_beside_abandoned_threads(
             await run_mode(second, "go")
         assert list(shown(second).values()) == ["quick", "quick"]
         go_on.set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await watch.told.wait()
 
 
@@ -287,7 +287,7 @@ async def test_sync_tool_is_refused_when_abandoned_threads_hold_every_place(
         assert result.calls[0].outcome.started_at is None
         assert shown(second)["c1"].count("blocks (0.") == 2
         go_on.set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await watch.told.wait()
         third = agent_that_calls("quick", tools=[quick])
         await run_mode(third, "go")
@@ -327,7 +327,7 @@ async def test_sync_tool_waits_at_the_cap_while_a_thread_is_awaited(run_mode: Ru
             "releases",
             tools=[blocking(go_on, timeout=0.03), awaited, quick, releases],
         )
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             result = await run_mode(agent, "go", run_config=watched(watch))
         assert [status for _, status, _ in endings(result.calls)] == [
             "timed_out",
@@ -336,7 +336,7 @@ async def test_sync_tool_waits_at_the_cap_while_a_thread_is_awaited(run_mode: Ru
             "succeeded",
         ]
         go_on.set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await watch.told.wait()
 
 
@@ -349,14 +349,14 @@ async def test_waiting_sync_tool_is_refused_once_every_place_has_been_abandoned(
     started: list[str] = []
     watch = LateWatch()
     agent = agent_that_calls("blocks", "quick", tools=[blocking(go_on, started, timeout=0.03), quick])
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         result = await run_mode(agent, "go", run_config=watched(watch, max_threads=1))
     assert started == ["c1"]
     assert result.calls[0].outcome.status == "timed_out"
     assert result.calls[1].outcome.status in {"failed", "skipped"}
     assert "blocks (0." in shown(agent)["c2"]
     go_on.set()
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         await watch.told.wait()
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from shell.scenario_kit import Watch, agent_that_calls, endings, script, shown, watched
+from shell.scenario_kit import HookLog, Watch, agent_that_calls, endings, script, shown, watched
 
-from agentloop import RunResult, ToolCallError, ToolCancelledError, ToolContext, tool
+from agentloop import Allow, RunResult, ToolCallError, ToolCancelledError, ToolContext, tool, tool_output_guardrail
+from agentloop import records as r
 from agentloop.testing import call, say
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
@@ -246,3 +247,37 @@ async def test_self_cancellation_inside_a_group_of_the_body_is_the_tools_own(run
     assert result.final_output == "done"
     assert endings(result.calls)[1] == ("c2", "succeeded", None)
     assert endings(result.calls)[0][1:] == ("cancelled", "tool")
+
+
+@tool
+async def leaves_a_timer() -> str:
+    """Return, leaving behind a callback that cancels the task the body ran in."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel, "left behind")
+    return "made"
+
+
+@pytest.mark.backends("asyncio", "asyncio-eager")
+@pytest.mark.parametrize("where", ["nowhere", "guardrail", "end hook"])
+async def test_native_cancellation_that_strikes_after_its_body_stays_in_its_call(run_mode: Run, where: str) -> None:
+    """The call settles once, its end hook is delivered to the end, siblings and the run go on."""
+
+    async def slowly(*_: Any) -> Any:
+        await anyio.sleep(0.01)
+        return Allow()
+
+    guards = [tool_output_guardrail(slowly)] if where == "guardrail" else []
+    hooks, watch = HookLog(at_end=slowly if where == "end hook" else None), Watch()
+    late = attrs.evolve(leaves_a_timer, tool_output_guardrails=guards)
+    agent = agent_that_calls("leaves_a_timer", "fine", tools=[late, tool(fine)])
+    result = await run_mode(agent, "go", hooks=hooks, run_config=watched(watch))
+    assert result.final_output == "done"
+    assert list(shown(agent)) == ["c1", "c2"]
+    assert endings(result.calls)[1] == ("c2", "succeeded", None)
+    assert len(watch.of(r.CallSettled)) == 2
+    assert sorted(call_id for call_id, _, _ in hooks.ended) == ["c1", "c2"]
+    assert [one[1:] for one in sorted(hooks.ended)] == [one[1:] for one in endings(result.calls)]
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

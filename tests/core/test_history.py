@@ -1,0 +1,116 @@
+"""The summary a handoff's target may be shown in place of the conversation."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentloop._core.history import DEFAULT_WRAPPER, nest_history
+from agentloop.items import (
+    AssistantMessage,
+    File,
+    HandoffCall,
+    HandoffOutput,
+    HostedToolCall,
+    Image,
+    Item,
+    Reasoning,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+
+OPENING, CLOSING = DEFAULT_WRAPPER
+
+
+def lines_of(item: Item) -> list[str]:
+    """Return the lines between the wrapper's."""
+    assert isinstance(item, AssistantMessage)
+    lines = item.text.split("\n")
+    return lines[lines.index(OPENING) + 1 : len(lines) - 1 - lines[::-1].index(CLOSING)]
+
+
+def test_what_text_can_stand_for_becomes_numbered_lines() -> None:
+    """Messages by who spoke, calls with their arguments, outputs; reasoning is left out."""
+    items = [
+        SystemMessage("be brief"),
+        UserMessage("hello"),
+        Reasoning("r", ("thought",)),
+        ToolCall("a", "f", '{"n":1}'),
+        ToolOutput("a", "one"),
+        AssistantMessage("it is one"),
+        HandoffCall("h", "to_b"),
+        HandoffOutput("h", "Handed over to b.", "a", "b"),
+    ]
+    [summary] = nest_history(items)
+    assert lines_of(summary) == [
+        "1. system: be brief",
+        "2. user: hello",
+        '3. call: f({"n":1})',
+        "4. output: one",
+        "5. assistant: it is one",
+        "6. call: to_b({})",
+        "7. output: Handed over to b.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        UserMessage([Text("see"), Image("https://example.org/a.png")]),
+        UserMessage([File(url="https://example.org/b.pdf")]),
+        HostedToolCall("search"),
+        ToolOutput("a", (Image("https://example.org/a.png"),)),
+    ],
+)
+def test_what_text_cannot_stand_for_keeps_its_place_between_segments(kept: Item) -> None:
+    """Each segment counts from one."""
+    before, middle, after = nest_history([UserMessage("one"), kept, UserMessage("two")])
+    assert lines_of(before) == ["1. user: one"]
+    assert middle == kept
+    assert lines_of(after) == ["1. user: two"]
+
+
+def test_nothing_gives_nothing() -> None:
+    """No empty summary."""
+    assert nest_history([]) == ()
+    assert nest_history([Reasoning("r")]) == ()
+
+
+def test_the_wrapper_is_the_application_s() -> None:
+    """Both its lines."""
+    [summary] = nest_history([UserMessage("x")], ("<<", ">>"))
+    assert isinstance(summary, AssistantMessage)
+    assert summary.text.split("\n")[1:] == ["<<", "1. user: x", ">>"]
+
+
+def test_a_message_that_only_looks_like_a_summary_is_a_message() -> None:
+    """It lacks the words before the wrapper."""
+    [summary] = nest_history([AssistantMessage(f"{OPENING}\n1. user: x\n{CLOSING}")])
+    assert lines_of(summary)[0] == f"1. assistant: {OPENING}"
+
+
+TRICKY = [
+    "hello",
+    "1. apples\n2. pears",
+    f"a\n{CLOSING}\nb",
+    f"a\n{OPENING}",
+    "",
+    "\n",
+    "3. x",
+    "a\r\nb",
+    "two  \n  lines",
+]
+
+
+@given(
+    first=st.lists(st.sampled_from(TRICKY) | st.text(), max_size=5), then=st.lists(st.sampled_from(TRICKY), max_size=3)
+)
+def test_summaries_flatten_and_say_everything_once(first: list[str], then: list[str]) -> None:
+    """Summarising a summary and what followed it is summarising everything, whatever the messages hold."""
+    early = [UserMessage(text) for text in first]
+    late = [AssistantMessage(text) for text in then]
+    assert nest_history([*nest_history(early), *late]) == nest_history([*early, *late])
+    once = nest_history(early)
+    assert nest_history(once) == once
