@@ -69,7 +69,7 @@ class RunContext(Generic[ContextT]):
     run_id: str = ""
     turn_input: Sequence[Item] = ()
     tool_input: Any = None
-    _run: RunServices = attrs.field(factory=_Detached, repr=False)
+    _run: RunServices = attrs.field(factory=_Detached, alias="run", repr=False)
 
     @property
     def usage(self) -> Usage:
@@ -103,7 +103,7 @@ class ToolContext(RunContext[ContextT]):
     run_config: Any = None
     conversation_history: Sequence[Item] = ()
     idempotency_key: str = ""
-    _call: CallServices | None = attrs.field(default=None, repr=False)
+    _call: CallServices | None = attrs.field(default=None, alias="call", repr=False)
 
     @classmethod
     def from_agent_context(

@@ -57,7 +57,7 @@ class RunResult(RunData, Generic[OutputT]):
     status: Literal["completed", "interrupted", "cancelled", "stopped"]
     stop_reason: str | None = None
     last_response_id: str | None = None
-    _history: tuple[Item, ...] = attrs.field(default=(), repr=False)
+    _history: tuple[Item, ...] = attrs.field(default=(), alias="history", repr=False)
 
     def final_output_as(self, type: type[AsT]) -> AsT:
         """Return the final output, checked to be an instance of *type*.

@@ -7,7 +7,7 @@ runtime interprets its `body`. `attrs.evolve(tool, …)` makes a copy with other
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 import attrs
@@ -102,6 +102,10 @@ def _guardrails(kind: type) -> Any:
     return validate
 
 
+def _to_examples(examples: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    return tuple(examples)
+
+
 def _to_limits(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, Limit) else tuple(value)
 
@@ -145,7 +149,7 @@ class FunctionTool:
     abandon_on_cancel: bool = attrs.field(default=False, repr=False)
     namespace: str | None = None
     defer_loading: bool = attrs.field(default=False, repr=False)
-    examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(default=(), converter=tuple, repr=False)
+    examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(default=(), converter=_to_examples, repr=False)
     cost: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
     custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
 
@@ -225,7 +229,32 @@ def _tool_from(
 
 
 @overload
-def tool(fn: Callable[..., Any], /) -> FunctionTool: ...
+def tool(
+    fn: Callable[..., Any],
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict_mode: bool = True,
+    is_enabled: bool | Callback = True,
+    tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
+    tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
+    timeout: float | None = None,
+    idle_timeout: float | None = None,
+    timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
+    timeout_error_function: Callback | None = None,
+    failure_error_function: Callback | None = default_tool_error_function,
+    idempotent: bool = False,
+    capacity: Capacity | Rate | Sequence[Capacity | Rate] = (),
+    serial: str | None = None,
+    exclusive: bool = False,
+    abandon_on_cancel: bool = False,
+    namespace: str | None = None,
+    defer_loading: bool = False,
+    examples: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    cost: Callback | None = None,
+    custom_data_extractor: Callback | None = None,
+) -> FunctionTool: ...
 @overload
 def tool(
     fn: None = None,

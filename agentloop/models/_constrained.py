@@ -187,7 +187,7 @@ def _merged(turns: Iterator[JsonDict]) -> list[JsonDict]:
     """Return *turns* with neighbours of one role joined: many chat templates insist that roles alternate."""
     merged: list[JsonDict] = []
     for turn in turns:
-        last = merged[-1] if merged else {"role": None, "content": None}
+        last: JsonDict = merged[-1] if merged else {"role": None, "content": None}
         text = isinstance(last["content"], str) and isinstance(turn["content"], str)
         if text and last["role"] == turn["role"]:
             last["content"] += "\n" + turn["content"]

@@ -6,7 +6,7 @@ import attrs
 import pytest
 from core.folding import Writer, called, view_of
 
-from agentloop import FunctionTool, ModelBehaviorError, tool
+from agentloop import Agent, FunctionTool, ModelBehaviorError, tool
 from agentloop._core.identity import find_tool, idempotency_key, nearest_names, same_invocation
 from agentloop._core.plan import (
     Answer,
@@ -19,6 +19,7 @@ from agentloop._core.plan import (
 )
 from agentloop.config import JsonLimits
 from agentloop.items import HandoffCall, ToolCall
+from agentloop.testing import ScriptedModel
 
 LIMITS = JsonLimits()
 ANSWERING = PlanRules(not_found="return_error_to_model")
@@ -149,6 +150,26 @@ def test_a_raw_body_binds_nothing() -> None:
     assert (arguments.parsed, arguments.bound, arguments.receipt) == ({"b": 1, "a": 2}, None, None)
     keyed = read_arguments(attrs.evolve(RAW, idempotent=True), '{"b":1, "a":2}', LIMITS)
     assert keyed.receipt == 'raw {"a":2,"b":1}'
+
+
+@attrs.frozen
+class Task:
+    """What a structured agent tool is asked."""
+
+    topic: str
+
+
+def test_an_agent_tool_s_structured_input_is_read_as_its_type() -> None:
+    """As a value of it, or a fault beside what was parsed; a plain one has one text."""
+    agent: Agent[Any, Any] = Agent("inner", model=ScriptedModel([]))
+    structured = agent.as_tool(parameters=Task)
+    assert read_arguments(structured, '{"topic":"x"}', LIMITS).value == Task("x")
+    arguments = read_arguments(structured, '{"topic":3}', LIMITS)
+    assert isinstance(arguments.fault, ModelBehaviorError)
+    assert (arguments.parsed, arguments.value) == ({"topic": 3}, None)
+    plain = read_arguments(agent.as_tool(), '{"input":"x"}', LIMITS)
+    assert plain.bound is not None
+    assert plain.bound.values == {"input": "x"}
 
 
 # -- identity and lookup

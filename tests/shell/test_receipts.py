@@ -242,7 +242,10 @@ class Fickle:
         def after(data: Any) -> Any:
             return RejectContent("not that") if how == "rejected" and self.ran == 1 else Allow()
 
-        @tool(idempotent=True, tool_input_guardrails=[before], tool_output_guardrails=[after], timeout=0.01)
+        # Long enough that a body which returns at once is in time on a busy machine.
+        timeout = 0.2 if how == "timed out" else None
+
+        @tool(idempotent=True, tool_input_guardrails=[before], tool_output_guardrails=[after], timeout=timeout)
         async def f(ctx: ToolContext[Any], n: int) -> str:
             self.ran += 1
             if self.ran > 1 or how in ("refused", "rejected"):
