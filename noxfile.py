@@ -14,6 +14,7 @@ nox.options.sessions = ["lint", "types", "docs", "tests"]
 nox.options.default_venv_backend = "venv"
 
 SUPPORTED = ("3.11", "3.12", "3.13")
+PART = ["-m", "not local_model and not slow", "--ignore=tests/cli", "--ignore=tests/sweeps"]
 NOT_OURS = (
     "ASYNC109",  # `timeout` is a parameter of the public surface
     "ASYNC114",  # wants a list of our own startable functions
@@ -90,7 +91,9 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """Run every test, the local model's included, on each supported Python found; then judge the joint coverage."""
+    """Run every test, the local model's included, on the newest Python found, and judge its coverage; before that run
+    what depends on the interpreter alone (no processes, no sweeps, no model) on each other supported Python found.
+    """
     found = interpreters()
     if not found:
         session.error(f"none of Python {', '.join(SUPPORTED)} was found")
@@ -100,29 +103,33 @@ def tests(session: nox.Session) -> None:
     closing_lines: list[str] = []
     # nox reports on the session after it; whoever reads the last line wants pytest's.
     atexit.register(lambda: print("\n".join(closing_lines), flush=True))
-    for python in found:
-        venv = _installed(session, python)
-        status, closing = _pytest(session, venv, coverage_data)
+    newest, *others = found
+    for python in [*others, newest]:
+        venv = _installed(session, python, model=python == newest)
+        status, closing = _pytest(session, venv, coverage_data, everything=python == newest)
         closing_lines.append(closing)
         if status:
             session.error(f"pytest ended with {status} on {python}")
     _judge_coverage(session, venv, coverage_data)
 
 
-def _installed(session: nox.Session, python: str) -> Path:
+def _installed(session: nox.Session, python: str, *, model: bool) -> Path:
     """Return the bin folder of a fresh environment on *python*: the built package, what its tests need, the model."""
     version = subprocess.run([python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
     venv = Path(".nox", f"tests-{version}").resolve()
     session.run(python, "-m", "venv", "--clear", str(venv), external=True)
     session.run(str(venv / "bin/pip"), "install", "-q", ".[test,local]", external=True)
-    session.run(str(venv / "bin/agentloop"), "model", "install", external=True)
+    if model:
+        session.run(str(venv / "bin/agentloop"), "model", "install", external=True)
     return venv / "bin"
 
 
-def _pytest(session: nox.Session, venv: Path, coverage_data: Path) -> tuple[int, str]:
+def _pytest(session: nox.Session, venv: Path, coverage_data: Path, *, everything: bool) -> tuple[int, str]:
     """Run the tests against the installed package, show what pytest shows, and return its status and closing line."""
     # By the script, not `-m pytest`: the latter puts the source folder before the installed package.
-    command = [str(venv / "python"), "-m", "coverage", "run", str(venv / "pytest"), "--color=no", *session.posargs]
+    measured = ["-m", "coverage", "run"] if everything else []
+    part = [] if everything or session.posargs else PART
+    command = [str(venv / "python"), *measured, str(venv / "pytest"), "--color=no", *part, *session.posargs]
     environment = os.environ | {"COVERAGE_FILE": str(coverage_data.resolve() / "data"), "PYTHONUNBUFFERED": "1"}
     environment["PATH"] = f"{venv}{os.pathsep}{environment['PATH']}"
     session.log(" ".join(command))

@@ -125,9 +125,9 @@ def _flag(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object
         raise _fault(agent, attribute, "True or False", value)
 
 
-def _is(kind: type | tuple[type, ...], needed: str) -> Any:
+def _is(kind: type | tuple[type, ...], needed: str, *, optional: bool = True) -> Any:
     def validate(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is not None and not isinstance(value, kind):
+        if not isinstance(value, kind) and not (optional and value is None):
             raise _fault(agent, attribute, needed, value)
 
     return validate
@@ -164,7 +164,7 @@ class Agent(Generic[ContextT, OutputT]):
     handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=_is(str, "text"))
     model: str | Model | None = attrs.field(default=None, kw_only=True, validator=_model)
     model_settings: ModelSettings = attrs.field(
-        factory=ModelSettings, kw_only=True, validator=_is(ModelSettings, "ModelSettings")
+        factory=ModelSettings, kw_only=True, validator=_is(ModelSettings, "ModelSettings", optional=False)
     )
     tools: Sequence[FunctionTool] = attrs.field(
         factory=list, kw_only=True, validator=_sequence_of(FunctionTool, "tools (made by @tool)")

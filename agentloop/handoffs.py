@@ -22,8 +22,8 @@ class HandoffInputData:
     """What an input filter is given, and gives back.
 
     Attributes:
-        input_history: The run's input.
-        pre_handoff_items: What the run added before the turn of the handoff.
+        input_history: The session's items and the run's input, or what an earlier handoff left of them.
+        pre_handoff_items: What the run added before the turn of the handoff, as far as it is still shown.
         new_items: What the turn of the handoff added, the handoff's own items included.
         input_items: If given, what the next agent is shown in place of all of these; results keep everything.
         context: The run's context.
@@ -39,6 +39,16 @@ class HandoffInputData:
 def _callable_or_none(instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is not None and not callable(value):
         raise UserTypeError(f"handoff to {instance.agent!r}: {attribute.name}: a callable is needed, not {value!r}")
+
+
+def _nesting(instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    lines = value if isinstance(value, tuple) else ()
+    if len(lines) != 2 or not all(isinstance(line, str) and "\n" not in line for line in lines):
+        raise UserTypeError(
+            f"handoff to {instance.agent!r}: {attribute.name}: a bool or two lines of text are needed, not {value!r}"
+        )
 
 
 def _bool_or_callable(instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -59,7 +69,7 @@ class Handoff:
     on_handoff: Callback | None = attrs.field(default=None, kw_only=True, validator=_callable_or_none)
     input_type: Any = attrs.field(default=None, kw_only=True)
     input_filter: Callback | None = attrs.field(default=None, kw_only=True, validator=_callable_or_none)
-    nest_handoff_history: bool | None = attrs.field(default=None, kw_only=True)
+    nest_handoff_history: bool | tuple[str, str] | None = attrs.field(default=None, kw_only=True, validator=_nesting)
     is_enabled: bool | Callback = attrs.field(default=True, kw_only=True, validator=_bool_or_callable)
     _typed: TypedOutput | None = attrs.field(default=None, kw_only=True, repr=False)
 
@@ -132,7 +142,7 @@ def handoff(
     on_handoff: Callback | None = None,
     input_type: Any = None,
     input_filter: Callable[[HandoffInputData], Any] | None = None,
-    nest_handoff_history: bool | None = None,
+    nest_handoff_history: bool | tuple[str, str] | None = None,
     is_enabled: bool | Callback = True,
 ) -> Handoff:
     """Return a handoff to *agent*.
@@ -144,7 +154,8 @@ def handoff(
         on_handoff: Called as `(ctx)`, or `(ctx, input)` with *input_type*, when the model hands over.
         input_type: The type of what the model says with the handoff.
         input_filter: `(HandoffInputData) -> HandoffInputData`, decides what the next agent is shown.
-        nest_handoff_history: Show the next agent a summary of what came before; None: as the run's configuration says.
+        nest_handoff_history: Show the next agent a summary of what came before, or do so between these two lines; None:
+            as the run's configuration says.
         is_enabled: Whether it is offered; a callable is asked as `(ctx, agent)`, every turn.
 
     Raises:

@@ -34,7 +34,7 @@ class ToolDefinition(Protocol):
     @property
     def namespace(self) -> str | None: ...
     @property
-    def examples(self) -> Sequence[tuple[str, Mapping[str, Any]]]: ...
+    def examples(self) -> Any: ...  # a sequence of (request, arguments); pyright takes a converter for the value's type
 
 
 @attrs.frozen(kw_only=True)

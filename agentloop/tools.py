@@ -102,6 +102,10 @@ def _guardrails(kind: type) -> Any:
     return validate
 
 
+def _to_tuple(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(values)
+
+
 def _to_examples(examples: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     return tuple(examples)
 
@@ -128,10 +132,10 @@ class FunctionTool:
     strict_mode: bool = attrs.field(default=True, repr=False)
     is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_bool_or_callable)
     tool_input_guardrails: tuple[ToolInputGuardrail, ...] = attrs.field(
-        default=(), converter=tuple, repr=False, validator=_guardrails(ToolInputGuardrail)
+        default=(), converter=_to_tuple, repr=False, validator=_guardrails(ToolInputGuardrail)
     )
     tool_output_guardrails: tuple[ToolOutputGuardrail, ...] = attrs.field(
-        default=(), converter=tuple, repr=False, validator=_guardrails(ToolOutputGuardrail)
+        default=(), converter=_to_tuple, repr=False, validator=_guardrails(ToolOutputGuardrail)
     )
     timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)
     idle_timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)

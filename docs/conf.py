@@ -21,17 +21,30 @@ autodoc_class_signature = "mixed"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-_LABEL = re.compile(r"^(?!Args|Raises|Returns|Yields|Example)([A-Z][A-Za-z ]{2,20}): (?=\S)")
+_LABEL = re.compile(r"^(?!(?:Args|Raises|Returns|Yields|Example):)([A-Z][A-Za-z ]{2,20}(?: \([a-z ]+\))?): (?=\S)")
+_NAMES = re.compile(r"^ +(?:\w+, )*\w+,$")
+_SPAN = re.compile(r"(?<![`:\w])`([^`]+)`(?![`_])(?=(\w?))")
+
+
+def _span(match):
+    # reST wants a separator where letters follow a literal.
+    return f"``{match[1]}``" + ("\\ " if match[2] else "")
 
 
 def labels_become_fields(_app, _what, _name, _obj, _options, lines):
-    """Turn `Units: seconds` and its indented continuation into a field, and Markdown's code spans into reST's."""
+    """Turn `Units: seconds` and its indented continuation into a field, and Markdown's code spans into reST's.
+
+    Several arguments explained at once may take more than one line to be named; napoleon wants one.
+    """
+    for number in reversed(range(len(lines) - 1)):
+        if _NAMES.match(lines[number]):
+            lines[number] += " " + lines.pop(number + 1).lstrip()
     for number, line in enumerate(lines):
         following = lines[number + 1] if number + 1 < len(lines) else ""
         starts_block = number == 0 or not lines[number - 1].strip() or lines[number - 1].startswith((":", " "))
         if number and (starts_block or following.startswith(" ")):
             line = _LABEL.sub(r":\1: ", line)
-        lines[number] = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])", r"``\1``", line)
+        lines[number] = _SPAN.sub(_span, line)
 
 
 def setup(app):

@@ -26,8 +26,10 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     """Return *items* as summary segments around the messages that text can't stand for.
 
     What has a textual form goes into numbered lines of a summary message; messages with images or files, and items
-    unknown here, keep their place between segments. Reasoning is left out. A summary of an earlier handoff is opened
-    and its lines are taken over, so that summaries never nest and nothing stands in two of them.
+    unknown here, keep their place between segments. Reasoning is left out. A summary of an earlier handoff, whatever
+    its wrapper, is opened and its lines are taken over, so that summaries never nest and nothing stands in two of them.
+
+    *wrapper* are the lines before and after a segment's.
     """
     nested: list[Item] = []
     lines: list[str] = []
@@ -42,7 +44,7 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     for item in items:
         if isinstance(item, Reasoning):
             continue
-        earlier = _lines_of_summary(item, wrapper)
+        earlier = _lines_of_summary(item)
         if earlier is not None:
             lines.extend(earlier)
             continue
@@ -56,14 +58,15 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     return tuple(nested)
 
 
-def _lines_of_summary(item: Item, wrapper: tuple[str, str]) -> list[str] | None:
-    head = f"{_INTRO}\n{wrapper[0]}\n"
-    tail = f"\n{wrapper[1]}"
-    if not isinstance(item, AssistantMessage) or not item.text.startswith(head) or not item.text.endswith(tail):
+def _lines_of_summary(item: Item) -> list[str] | None:
+    if not isinstance(item, AssistantMessage) or not item.text.startswith(f"{_INTRO}\n"):
+        return None
+    _, _opening, *entries = item.text.split("\n")
+    if len(entries) < 2 or not entries[0].startswith("1. "):
         return None
     lines: list[str] = []
-    for line in item.text[len(head) : -len(tail)].split("\n"):
-        if line.startswith(_INDENT) and lines:
+    for line in entries[:-1]:
+        if line.startswith(_INDENT):
             lines[-1] += f"\n{line.removeprefix(_INDENT)}"
         else:
             lines.append(line.partition(". ")[2])

@@ -100,7 +100,7 @@ def _has_unnamed_call(state: RunState) -> bool:
 
 def _candidate(state: RunState, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
     if state.batch:
-        return _from_tools(state.batch, view.agent.tool_use_behavior)
+        return _from_tools(state.batch, view.agent.tool_use_behavior, typed=view.output is not None)
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]
     if messages:
@@ -123,7 +123,7 @@ def _only_repeats(state: RunState) -> bool:
     return bool(state.responses and state.responses[-1].items) and not state.response
 
 
-def _from_tools(batch: list[CallState], behavior: object) -> CheckOutput | AskBehavior | None:
+def _from_tools(batch: list[CallState], behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:
     if behavior == "run_llm_again":
         return None
     if callable(behavior):
@@ -133,11 +133,17 @@ def _from_tools(batch: list[CallState], behavior: object) -> CheckOutput | AskBe
             continue
         if isinstance(behavior, StopAtTools) and call.call.name not in behavior.names:
             continue
-        return CheckOutput(tool_output(call), made_by=call.call.call_id)
+        return CheckOutput(tool_output(call, typed=typed), made_by=call.call.call_id)
     return None
 
 
-def tool_output(call: CallState) -> Any:
-    """Return a settled call's output as a final output: text as it is, else the Python value."""
+def tool_output(call: CallState, *, typed: bool = False) -> Any:
+    """Return a settled call's output as a final output: the text the model would see, else the Python value.
+
+    A *typed* agent's is the Python value, where there is one.
+    """
     assert call.outcome is not None
-    return call.outcome.output if isinstance(call.outcome.output, str) else call.outcome.value
+    output, value = call.outcome.output, call.outcome.value
+    if typed and value is not None:
+        return value
+    return output if isinstance(output, str) else value

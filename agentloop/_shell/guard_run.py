@@ -6,11 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import attrs
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
 from agentloop._shell.asking import all_of, ask
+from agentloop._shell.endings import raised_while_cancelled
 from agentloop._shell.live import LiveRun
+from agentloop._shell.native import cancelled_types
+from agentloop.error_text import error_summary
 from agentloop.exceptions import (
     GuardrailTripwireTriggered,
     InputGuardrailTripwireTriggered,
@@ -82,21 +87,28 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
     if not beside:
         await call_model()
         return
-    errors: dict[int, Exception] = {}
+    errors: dict[int, BaseException] = {}
     passed = 0
     settled = run.guards_settled = anyio.Event()
 
-    async def guard(place: int, judge: Callable[[], Awaitable[None]], group: Any) -> None:
+    async def guard(place: int, judge: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
         nonlocal passed
         await one(place, judge, group)
         passed += 1
         if passed == len(beside) and not errors:
             settled.set()
 
-    async def one(place: int, work: Callable[[], Awaitable[None]], group: Any) -> None:
+    async def one(place: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
         try:
             await work()
-        except Exception as error:
+        except cancelled_types():
+            raise
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - raised again below, bare
+            if errors and raised_while_cancelled(error):
+                next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
+                return
             errors[place] = error
             group.cancel_scope.cancel()
 
@@ -106,18 +118,22 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
         await one(len(beside), call_model, group)
     await checkpoint_if_cancelled()
     if errors:
-        # A verdict says more than the model's own failure.
-        raise errors[min(errors)]
+        # Of one scheduler pass: a verdict says more than the model's own failure, and a KeyboardInterrupt than both.
+        raise errors[min(errors, key=lambda place: (isinstance(errors[place], Exception), place))]
 
 
-async def judge_final_output(run: LiveRun, output: Any) -> None:
+async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None = None) -> None:
     """Ask the output guardrails of the configuration and of the agent at work, all at once.
+
+    With *withheld*, the text that is to stand for the output if a guardrail trips, results are appended when all have
+    settled: of a tripped output none of them keeps anything.
 
     Raises:
         OutputGuardrailTripwireTriggered: by the first that trips; the others have ended.
         Exception: what a guardrail raises; likewise.
     """
     guards: list[OutputGuardrail] = [*run.config.output_guardrails, *run.agent.output_guardrails]
+    held: dict[int, OutputGuardrailResult] = {}
 
     def judging(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
         async def judge() -> None:
@@ -125,7 +141,10 @@ async def judge_final_output(run: LiveRun, output: Any) -> None:
             result = OutputGuardrailResult(
                 guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
             )
-            _settled(run, "output", index, result)
+            if withheld is None:
+                _settled(run, "output", index, result)
+            else:
+                held[index] = result
             if answer.tripwire_triggered:
                 raise OutputGuardrailTripwireTriggered(
                     f"Output guardrail {guardrail.name} tripped", guardrail_result=result
@@ -133,7 +152,22 @@ async def judge_final_output(run: LiveRun, output: Any) -> None:
 
         return judge
 
-    await all_of([judging(index, guardrail) for index, guardrail in enumerate(guards)])
+    try:
+        await all_of([judging(index, guardrail) for index, guardrail in enumerate(guards)])
+    except OutputGuardrailTripwireTriggered as error:
+        if withheld is not None:
+            for index, result in held.items():
+                held[index] = _emptied(result, withheld)
+                if error.guardrail_result is result:
+                    error.guardrail_result = held[index]
+        raise
+    finally:
+        for index in sorted(held):
+            _settled(run, "output", index, held[index])
+
+
+def _emptied(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
+    return attrs.evolve(result, agent_output=withheld, output=attrs.evolve(result.output, output_info=None))
 
 
 def is_trip(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from agentloop._shell.asking import ask, resolved
 from agentloop._shell.convert import Converted, convert, raisable
 from agentloop._shell.guard import InputJudged, judge_input
 from agentloop._shell.live_context import call_context
-from agentloop._shell.native import cancelled_types, cancelling, enclosing_cancelled, uncancel_to
+from agentloop._shell.native import cancelled_types, cancelling, enclosing_cancelled, in_own_task, uncancel_to
 from agentloop._shell.schedule import LiveCall, sibling_text
 from agentloop.abc import LateResult
 from agentloop.context import ToolContext
@@ -357,13 +357,18 @@ async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> Exception | None:
     if not hooked or context is None:
         return None
     error: Exception | None = None
-    with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
+
+    async def deliver() -> None:
+        nonlocal error
         for hooks in reversed(hooked):
             try:
                 await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
             except Exception as raised:
                 error = raised
                 break  # the later hooks of one event are not started once one has failed
+
+    with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
+        await in_own_task(deliver)
     return error
 
 

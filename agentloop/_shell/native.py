@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 
 import anyio
 from anyio.lowlevel import EventLoopToken
@@ -42,6 +43,31 @@ def uncancel_to(count: int) -> None:
     task = _task()
     while task is not None and task.cancelling() > count:
         task.uncancel()
+
+
+async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work* where a native cancellation of the current task doesn't reach it; scopes around it do.
+
+    For what must run to its end although a body may have left a `Task.cancel()` of its own task behind.
+    """
+    count = cancelling()
+    done = anyio.Event()
+
+    async def run() -> None:
+        try:
+            await work()
+        finally:
+            done.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        while not done.is_set():
+            try:
+                await done.wait()
+            except asyncio.CancelledError:  # noqa: ASYNC103 - a stray one: only a scope's goes on
+                if enclosing_cancelled():
+                    raise
+                uncancel_to(count)
 
 
 def loop_lives(token: EventLoopToken) -> bool:

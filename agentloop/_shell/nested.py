@@ -23,6 +23,7 @@ from agentloop._shell.resources import Resources
 from agentloop._shell.schedule import LiveCall
 from agentloop._shell.stream import EventBuffer
 from agentloop._shell.threads import Threads
+from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UserError
@@ -114,6 +115,8 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
     threads = outer.threads
     if config is not outer.config:
         threads = Threads(config.tool_execution.max_threads, outer.threads)
+    # An inherited condition is the outer run's: it is looked at between that run's turns.
+    stop_when = config.stop_when if body.run_config is not None else None
     run = LiveRun(
         agent=body.agent,
         config=config,
@@ -129,6 +132,7 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         resources=Resources(outer.resources.spawn),
         spawn_context=outer.spawn_context,
         budget=outer.budget,
+        stop_when=as_condition(stop_when) if stop_when is not None else None,
         resolve_model=outer.resolve_model,
         nest=outer.nest,
         parent=outer,

@@ -11,10 +11,11 @@ from agentloop._shell.asking import ask, resolved
 from agentloop._shell.guard_run import judge_final_output
 from agentloop._shell.live import LiveRun
 from agentloop._shell.outcome_of_run import data_of
+from agentloop._shell.wind_up import save
 from agentloop.agents import ToolResult, ToolsToFinalOutput
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, OutputGuardrailTripwireTriggered, UserTypeError
-from agentloop.items import AssistantMessage, Item, ToolOutput
+from agentloop.items import AssistantMessage, ToolOutput
 from agentloop.records import HistoryReplaced
 
 WITHHELD = "Output withheld by an output guardrail."
@@ -36,9 +37,6 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
             output = typed.parse(output, run.config.json_limits)
         except ModelBehaviorError as error:
             return await handled(run, error, "invalid_final_output")
-    elif typed is not None and candidate.made_by is not None:
-        made = run.state.calls[candidate.made_by].outcome
-        output = made.value if made is not None and made.value is not None else output
     return await _judged(run, output, candidate.made_by)
 
 
@@ -49,19 +47,30 @@ async def _judged(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
     if run.hooks is not None:
         await resolved(run.hooks.on_agent_end(run.context, agent, output))
     try:
-        await judge_final_output(run, output)
+        await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
     except OutputGuardrailTripwireTriggered:
         if made_by is not None:
             _withhold(run, made_by)
         raise
+    except Exception:
+        await save(run)  # the turn is kept; what fails here takes precedence
+        raise
+    await save(run)
     return output
 
 
-def _withhold(run: LiveRun, call_id: str) -> None:
-    history: list[Item] = list(run.state.history)
-    place = next(at for at, item in enumerate(history) if isinstance(item, ToolOutput) and item.call_id == call_id)
-    items = (ToolOutput(call_id, WITHHELD), *history[place + 1 :])
-    run.append(HistoryReplaced(*run.here(), "output_withheld", place, items))
+def _withhold(run: LiveRun, made_by: str) -> None:
+    """Take the output of call *made_by* out of the history; of every call, where a callable made it of them all."""
+    state = run.state
+    makers = {made_by}
+    if callable(run.agent.tool_use_behavior):
+        makers = {call.call.call_id for call in state.batch}
+    places = [at for at, item in enumerate(state.history) if isinstance(item, ToolOutput) and item.call_id in makers]
+    items = tuple(
+        ToolOutput(item.call_id, WITHHELD) if isinstance(item, ToolOutput) and item.call_id in makers else item
+        for item in state.history[places[0] :]
+    )
+    run.append(HistoryReplaced(*run.here(), "output_withheld", places[0], items))
 
 
 async def ask_behavior(run: LiveRun) -> CheckOutput | None:
@@ -82,7 +91,10 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
     answer = await run.effects.perform(effect)
     if not isinstance(answer, ToolsToFinalOutput):
         raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
-    return CheckOutput(answer.output, made_by=run.state.batch[0].call.call_id) if answer.is_final else None
+    if answer.is_final:
+        return CheckOutput(answer.output, made_by=run.state.batch[0].call.call_id)
+    await save(run)
+    return None
 
 
 async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:

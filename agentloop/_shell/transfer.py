@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentloop import effects as e
-from agentloop._core.history import nest_history
+from agentloop._core.history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
@@ -27,14 +27,12 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         raise ModelBehaviorError(f"Handoff {call.name!r} not found: agent {run.agent.name!r} has no such handoff")
     await _tell(run, handoff, call.arguments, call.call_id)
     source, target = run.agent, handoff.agent
-    state = run.state
-    before = tuple(state.new_items[: state.turn_began])
     run.agent = target
     run.view = None
     run.append(
         HandedOff(*run.here(), call.call_id, source.name, target.name, tuple(other.call_id for other in action.ignored))
     )
-    await _show(run, handoff, before)
+    await _show(run, handoff)
     if run.hooks is not None:
         await resolved(run.hooks.on_handoff(run.context, source, target))
     if source.hooks is not None:
@@ -61,17 +59,11 @@ async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) ->
     await run.effects.perform(e.Ask(run.path, "on_handoff", call_id, lambda: ask(callback, *args)))
 
 
-async def _show(run: LiveRun, handoff: Handoff, before: tuple[Item, ...]) -> None:
+async def _show(run: LiveRun, handoff: Handoff) -> None:
     """Decide what the target is shown: the filter's choice, a nested history, or all of it."""
-    state = run.state
     chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
     if chosen is not None:
-        data = HandoffInputData(
-            input_history=state.input,
-            pre_handoff_items=before,
-            new_items=tuple(state.new_items[state.turn_began :]),
-            context=run.context,
-        )
+        data = _input_data(run)
         effect = e.Ask(run.path, "input_filter", handoff.name, lambda: ask(chosen, data))
         filtered = await run.effects.perform(effect)
         if not isinstance(filtered, HandoffInputData):
@@ -79,8 +71,34 @@ async def _show(run: LiveRun, handoff: Handoff, before: tuple[Item, ...]) -> Non
         _replace(run, "handoff_filter", _items_of(filtered))
         return
     nest = handoff.nest_handoff_history
-    if run.config.nest_handoff_history if nest is None else nest:
-        _replace(run, "nested_history", nest_history(state.history))
+    if nest is None:
+        nest = run.config.nest_handoff_history
+    if nest is not False:
+        wrapper = DEFAULT_WRAPPER if nest is True else nest
+        _replace(run, "nested_history", nest_history(run.state.history, wrapper))
+
+
+def _input_data(run: LiveRun) -> HandoffInputData:
+    """Return what the target would be shown without a filter, told apart by when it came.
+
+    Read off the history, not off the run's own items: a session's items are in it, and what an earlier handoff left
+    out is not.
+    """
+    state = run.state
+    turn = state.new_items[state.turn_began :]
+    shown = state.history[: len(state.history) - len(turn)]
+    added = 0  # how far back the history is what the run added
+    for item, own in zip(reversed(shown), reversed(state.new_items[: state.turn_began]), strict=False):
+        if item != own:
+            break
+        added += 1
+    began = len(shown) - added
+    return HandoffInputData(
+        input_history=tuple(shown[:began]),
+        pre_handoff_items=tuple(shown[began:]),
+        new_items=tuple(turn),
+        context=run.context,
+    )
 
 
 def _items_of(data: HandoffInputData) -> tuple[Item, ...]:

@@ -6,13 +6,15 @@ from typing import Any
 
 import attrs
 
+from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._shell.asking import resolved
 from agentloop._shell.live import LiveRun
+from agentloop._shell.native import cancelled_types
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.error_text import error_summary
-from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
+from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered, RunTimeout
 from agentloop.hooks import RunOutcome
-from agentloop.items import AssistantMessage, Item
+from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
 
 
@@ -26,10 +28,16 @@ class Ended:
     stop_reason: str | None = None
 
 
-async def save_turn(run: LiveRun) -> None:
-    """Write the turn's items to the run's session, if it has one."""
+async def save(run: LiveRun) -> None:
+    """Write what the run has added to its session, if it has one."""
     if run.keeper is not None:
         await run.keeper.save(run)
+
+
+async def save_turn(run: LiveRun) -> None:
+    """Write the turn's items to the run's session, unless what they hold is still to be judged as the final output."""
+    if not isinstance(next_action(run.state, run.view), CheckOutput | AskBehavior):
+        await save(run)
 
 
 async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
@@ -41,19 +49,33 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
         await keeper.save(run, upto=lambda items: ())
     elif isinstance(error, OutputGuardrailTripwireTriggered):
         await keeper.save(run, upto=_without_messages)
-    else:
+    elif not _cut_in_judgement(run, error):
         await keeper.save(run)
 
 
+def _cut_in_judgement(run: LiveRun, error: BaseException | None) -> bool:
+    """Tell whether the run was ended from outside before a candidate for the final output was accepted."""
+    if not isinstance(error, (*cancelled_types(), RunTimeout)):
+        return False
+    return isinstance(next_action(run.state, run.view), CheckOutput | GiveUp)
+
+
 def _without_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    return valid_history(item for item in items if not isinstance(item, AssistantMessage))
+    """Return *items* without messages, the reasoning that led to them, and incomplete pairs."""
+    kept: list[Item] = []
+    for item in items:
+        if not isinstance(item, AssistantMessage):
+            kept.append(item)
+            continue
+        while kept and isinstance(kept[-1], Reasoning):
+            kept.pop()
+    return valid_history(kept)
 
 
 async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
     """Keep, leave, tell, and append the last record; return what is to be raised of what failed, if anything is.
 
-    An error of an output guardrail's function gives way to a failing session; else the first failure stays, with the
-    others as notes.
+    The first failure stays, with the others as notes; where a cancellation leaves, the record's details keep them.
     """
     if ended.error is not None:
         run.cleanup.begin()
@@ -68,6 +90,7 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
         ended = Ended("failed", error=errors[0])
     ended = await _tell_hooks(run, ended, errors)
     failed = ended.error if ended.status == "failed" else None
+    others = [error_summary(error) for error in errors if error is not failed]
     run.append(
         RunEnded(
             *run.here(),
@@ -75,11 +98,12 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
             final_output=ended.output if failed is None else None,
             stop_reason=ended.stop_reason,
             error=None if failed is None else error_summary(failed),
+            details={"also_failed": others} if others else None,
         )
     )
-    for other in errors:
-        if failed is not None and other is not failed:
-            failed.add_note(f"also failed: {error_summary(other)}")
+    if failed is not None:
+        for other in others:
+            failed.add_note(f"also failed: {other}")
     return failed
 
 

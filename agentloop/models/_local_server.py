@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import urllib.request
+from importlib import import_module
 from typing import Any, NoReturn
 
 MAX_ANSWER_TOKENS = 1024
@@ -34,8 +35,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _start(options: argparse.Namespace) -> Any:
-    import xllamacpp
-
+    # By name: the extension module tells no type checker what it holds.
+    xllamacpp: Any = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = options.model
     params.model_alias = {options.name}
