@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from agentloop._shell.run_stream import RunStream
+from agentloop.abc import Instrument
 from agentloop.agents import Agent, StopAtTools, ToolResult, ToolsToFinalOutput
 from agentloop.budget import UsageLimits
 from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
@@ -77,6 +78,7 @@ from agentloop.output_schema import OutputType
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
 from agentloop.runtime import Runtime, open_runtime
+from agentloop.spans import Span, Trace, current_span, trace
 from agentloop.tools import FunctionTool, default_tool_error_function, tool
 from agentloop.usage import RequestUsage, Usage
 
@@ -112,6 +114,7 @@ __all__ = [
     "InputGuardrail",
     "InputGuardrailResult",
     "InputGuardrailTripwireTriggered",
+    "Instrument",
     "JsonLimits",
     "MaxTurns",
     "MaxTurnsExceeded",
@@ -146,6 +149,7 @@ __all__ = [
     "Runtime",
     "SessionConflict",
     "SessionSettings",
+    "Span",
     "StopAtTools",
     "TextMention",
     "TokenLimit",
@@ -166,12 +170,14 @@ __all__ = [
     "ToolResult",
     "ToolTimeoutError",
     "ToolsToFinalOutput",
+    "Trace",
     "Usage",
     "UsageLimitExceeded",
     "UsageLimits",
     "UserError",
     "UserTypeError",
     "UserValueError",
+    "current_span",
     "default_tool_error_function",
     "handoff",
     "input_guardrail",
@@ -180,4 +186,5 @@ __all__ = [
     "tool",
     "tool_input_guardrail",
     "tool_output_guardrail",
+    "trace",
 ]

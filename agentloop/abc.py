@@ -16,6 +16,7 @@ from agentloop.effects import Effect
 from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.records import Record
+from agentloop.spans import Span, Trace
 
 
 @runtime_checkable
@@ -136,11 +137,35 @@ class LateResult:
     error: BaseException | None = None
 
 
+class SpanSource(Protocol):
+    """Makes spans of records; handed to the shell by whoever puts a run together."""
+
+    def record(self, record: Record) -> None:
+        """Fold one record."""
+        ...
+
+    def call_span(self, path: tuple[str, ...], call_id: str) -> Span | None:
+        """Return the open span of one call."""
+        ...
+
+
 class Instrument:
     """Watches runs. Override what you need; methods are sync; one that raises is logged once and never fails a run."""
 
     def on_record(self, record: Record) -> None:
         """Called with every record as it is appended."""
+
+    def on_trace_start(self, trace: Trace) -> None:
+        """Called when a run begins a trace of its own."""
+
+    def on_trace_end(self, trace: Trace) -> None:
+        """Called when the run that began a trace has ended."""
+
+    def on_span_start(self, span: Span) -> None:
+        """Called when a piece of work begins."""
+
+    def on_span_end(self, span: Span) -> None:
+        """Called when a piece of work has ended."""
 
     def on_still_running(self, report: StillRunning) -> None:
         """Called once a second for each call that outlives the cleanup deadline."""

@@ -279,6 +279,9 @@ class RunConfig:
         json_limits: Bounds on model-made JSON.
         stream_buffer: Unread events above which a streamed run waits for its consumer.
         max_depth: How deep agent tools may nest.
+        workflow_name, group_id, trace_metadata: Of the trace that instruments are told of.
+        trace_include_sensitive_data: Whether spans hold arguments, outputs and messages of errors.
+        tracing_disabled: Whether no spans are made.
         effects: The door of side effects; None is the live one.
         instruments: Watch the run.
     """
@@ -311,5 +314,10 @@ class RunConfig:
     json_limits: JsonLimits = attrs.field(factory=JsonLimits)
     stream_buffer: int = attrs.field(default=256, validator=_count())
     max_depth: int = attrs.field(default=16, validator=_count())
+    workflow_name: str = "Agent workflow"
+    group_id: str | None = None
+    trace_metadata: Mapping[str, Any] | None = None
+    trace_include_sensitive_data: bool = True
+    tracing_disabled: bool = False
     effects: Any = None
     instruments: Sequence[Any] = ()

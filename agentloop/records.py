@@ -41,9 +41,14 @@ class RunStarted(_Record):
 
 @attrs.frozen
 class TurnStarted(_Record):
-    """A turn began: one logical model call and its consequences. `turn` is its number."""
+    """A turn began: one logical model call and its consequences. `turn` is its number.
+
+    `tools` and `handoffs` name what the model is shown and may call in it.
+    """
 
     agent: str
+    tools: tuple[str, ...] = ()
+    handoffs: tuple[str, ...] = ()
 
 
 @attrs.frozen

@@ -20,7 +20,7 @@ from agentloop._shell.nested import run_agent_tool
 from agentloop._shell.resources import Resources
 from agentloop._shell.run_stream import RunStream
 from agentloop._shell.threads import Threads
-from agentloop.abc import Model, Session
+from agentloop.abc import Instrument, Model, Session
 from agentloop.agents import Agent
 from agentloop.budget import Budget, UsageLimits
 from agentloop.conditions import as_condition
@@ -33,6 +33,8 @@ from agentloop.items import Item, to_items
 from agentloop.models.registry import Providers
 from agentloop.results import RunResult
 from agentloop.runtime import current_runtime
+from agentloop.spans import Span, Trace, current_trace
+from agentloop.tracing import SpanFold
 
 ContextT = TypeVar("ContextT")
 OutputT = TypeVar("OutputT")
@@ -187,6 +189,7 @@ def _live_run(
     runtime = current_runtime()
     state = RunState(limits=config.json_limits)
     log = Log(state, tuple(config.instruments))
+    log.spans = _spans(log, config)
     run_context: RunContext[Any] = RunContext(context=context)
     run = LiveRun(
         agent=agent,
@@ -208,6 +211,34 @@ def _live_run(
     )
     run_context._run = run
     return run
+
+
+def _spans(log: Log, config: RunConfig) -> SpanFold | None:
+    """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them."""
+    watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
+    wanted = any(
+        getattr(type(instrument), name, None) is not getattr(Instrument, name)
+        for instrument in config.instruments
+        for name in watched
+    )
+    if config.tracing_disabled or not wanted:
+        return None
+    outer = current_trace()
+    trace = outer or Trace(
+        workflow_name=config.workflow_name, group_id=config.group_id, metadata=dict(config.trace_metadata or {})
+    )
+
+    def started(span: Span) -> None:
+        if span.parent is None and outer is None:
+            log.tell("on_trace_start", trace)
+        log.tell("on_span_start", span)
+
+    def ended(span: Span) -> None:
+        log.tell("on_span_end", span)
+        if span.parent is None and outer is None:
+            log.tell("on_trace_end", trace)
+
+    return SpanFold(trace, started, ended, sensitive=config.trace_include_sensitive_data)
 
 
 async def resolve_model(run: LiveRun, given: object) -> Model:

@@ -28,6 +28,7 @@ LAYERS: dict[str, frozenset[str]] = {
             "config",
             "model_events",
             "naming",
+            "spans",
             "json_text",
             "error_text",
             "effects",

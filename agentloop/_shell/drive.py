@@ -88,7 +88,8 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         run.budget.check_request(run.usage)
     view = run.view = await prepare_turn(run)
     path, turn, at = run.here()
-    run.append(TurnStarted(path, turn + 1, at, run.agent.name))
+    tools = tuple(tool.qualified_name for tool in view.tools)
+    run.append(TurnStarted(path, turn + 1, at, run.agent.name, tools, tuple(handoff.name for handoff in view.handoffs)))
     return view
 
 

@@ -33,6 +33,7 @@ from agentloop.abc import LateResult
 from agentloop.context import ToolContext
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallStarted
+from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
 
 
@@ -218,6 +219,8 @@ async def _body(live: LiveCall) -> end.Ending:
     live.started_at, live.started_clock = now, anyio.current_time()
     if run.budget is not None and live.reservation is not None:
         run.budget.spend(live.reservation)
+    if run.log.spans is not None:
+        set_current_span(run.log.spans.call_span(run.path, live.call_id))
     await _start_hooks(live, context)
     live.phase = "body"
     _arm(live)

@@ -22,7 +22,7 @@ from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.pump import Pump
 from agentloop._shell.resources import Resources
 from agentloop._shell.threads import Threads
-from agentloop.abc import Effects, Instrument, LateResult, Model, StillRunning
+from agentloop.abc import Effects, Instrument, LateResult, Model, SpanSource, StillRunning
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.conditions import Condition
@@ -93,6 +93,7 @@ class Log:
         self.listeners: list[EventBuffer] = []
         """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
         self.wall: Callable[[], float] = time.time
+        self.spans: SpanSource | None = None
         self._instruments = instruments
         self._warned: set[int] = set()
 
@@ -101,6 +102,8 @@ class Log:
         self.state.apply(record)
         if self._instruments:
             self.tell("on_record", record)
+        if self.spans is not None:
+            self.spans.record(record)
         if self.events is not None:
             self.events.record(record)
         for listener in self.listeners:

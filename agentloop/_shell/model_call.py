@@ -191,19 +191,24 @@ async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt:
 
 async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     done: m.ResponseDone | None = None
+    items: list[Item] = []
     async with view.model.stream(request) as stream:
         async for event in stream:
             if done is not None:
                 raise ModelBehaviorError(f"The model sent {type(event).__name__} after its response was done")
             if isinstance(event, m.ResponseDone):
                 done = event
+            elif isinstance(event, m.ItemDone):
+                items.append(event.item)
+                attempt.streamed = True
             elif not isinstance(event, m.ResponseStarted | m.Raw):
                 attempt.streamed = True
             if run.log.events is not None or run.log.listeners:
                 await _show(run, event, attempt)
     if done is None:
         raise ModelBehaviorError("The model's response ended without being done")
-    return ModelResponse(done.items, done.usage, done.response_id, done.request_id)
+    # Some servers leave the last event's items empty after having sent each on its own.
+    return ModelResponse(done.items or items, done.usage, done.response_id, done.request_id)
 
 
 async def _show(run: LiveRun, event: m.ModelEvent, attempt: _Attempt) -> None:

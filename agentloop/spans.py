@@ -1,0 +1,78 @@
+"""Spans: a run as a tree of timed pieces of work, for whoever watches runs.
+
+A span is made from the records of a run, so it says nothing that the log does not. Inside a tool body `current_span()`
+is the span of the call, for code that carries it on to other systems.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+SpanKind: TypeAlias = Literal["run", "agent", "turn", "model", "tool", "guardrail", "handoff"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Trace:
+    """What belongs together: one run, or all runs inside a `trace` block. `metadata` is the application's."""
+
+    workflow_name: str = "Agent workflow"
+    trace_id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
+    group_id: str | None = None
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Span:
+    """One piece of work. Times are wall-clock seconds; `ended_at` is None while it lasts.
+
+    `error` is a short text; details that may be sensitive stand in `data`, and only where the run allows them.
+    """
+
+    trace: Trace
+    kind: SpanKind
+    name: str
+    started_at: float
+    parent: Span | None = None
+    path: tuple[str, ...] = ()
+    span_id: str = attrs.field(factory=lambda: uuid.uuid4().hex[:16])
+    ended_at: float | None = None
+    error: str | None = None
+    data: dict[str, Any] = attrs.field(factory=dict)
+
+
+_span: ContextVar[Span | None] = ContextVar("agentloop_span", default=None)
+_trace: ContextVar[Trace | None] = ContextVar("agentloop_trace", default=None)
+
+
+def current_span() -> Span | None:
+    """Return the span of the tool call this code runs in, or None."""
+    return _span.get()
+
+
+def set_current_span(span: Span | None) -> None:
+    """Make *span* the current one of this task's context."""
+    _span.set(span)
+
+
+def current_trace() -> Trace | None:
+    """Return the trace of the enclosing `trace` block, or None."""
+    return _trace.get()
+
+
+@contextmanager
+def trace(
+    workflow_name: str, *, group_id: str | None = None, metadata: Mapping[str, Any] | None = None
+) -> Iterator[Trace]:
+    """Put the runs of the block into one trace. The runs don't end it; the block does."""
+    opened = Trace(workflow_name=workflow_name, group_id=group_id, metadata=dict(metadata or {}))
+    token = _trace.set(opened)
+    try:
+        yield opened
+    finally:
+        _trace.reset(token)

@@ -1,0 +1,6 @@
+"""Watching runs: spans folded from records."""
+
+from agentloop.spans import Span, Trace, current_span, current_trace, trace
+from agentloop.tracing.fold import SpanFold
+
+__all__ = ["Span", "SpanFold", "Trace", "current_span", "current_trace", "trace"]

@@ -1,0 +1,175 @@
+"""Spans from records: a fold that opens a span where one record begins a piece of work, and closes it at another.
+
+It knows nothing but records, so a streamed run, a resumed one and a replayed log give the same tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from agentloop import records as r
+from agentloop.spans import Span, SpanKind, Trace
+
+TOOL_ERROR = "Error running tool"
+TOOL_ERROR_HANDLED = "Error running tool (non-fatal)"
+TOOL_CANCELLED = "Tool execution cancelled"
+_HANDLED = ("failed", "timed_out")
+
+
+@attrs.define(eq=False)
+class _Open:
+    """The open spans of one run of the tree."""
+
+    run: Span
+    agent: Span | None = None
+    turn: Span | None = None
+    model: Span | None = None
+    calls: dict[str, Span] = attrs.field(factory=dict)
+
+    def top(self) -> Span:
+        return self.turn or self.agent or self.run
+
+
+class SpanFold:
+    """Folds the records of one tree of runs into spans and tells *started* and *ended* of each.
+
+    With *sensitive* false, arguments, outputs and messages of errors stay out of spans. With *turns* false there are no
+    spans for turns.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        started: Callable[[Span], None],
+        ended: Callable[[Span], None],
+        *,
+        sensitive: bool = True,
+        turns: bool = True,
+    ) -> None:
+        self.trace = trace
+        self._started = started
+        self._ended = ended
+        self._sensitive = sensitive
+        self._turns = turns
+        self._runs: dict[tuple[str, ...], _Open] = {}
+
+    def call_span(self, path: tuple[str, ...], call_id: str) -> Span | None:
+        """Return the open span of one call."""
+        opened = self._runs.get(path)
+        return opened.calls.get(call_id) if opened is not None else None
+
+    def record(self, record: r.Record) -> None:
+        """Fold one record."""
+        if isinstance(record, r.RunStarted):
+            parent = self.call_span(record.path[:-1], record.path[-1]) if record.path else None
+            run = self._open("run", self.trace.workflow_name if parent is None else record.agent, record, parent)
+            opened = self._runs[record.path] = _Open(run)
+            opened.agent = self._open("agent", record.agent, record, run)
+            return
+        found = self._runs.get(record.path)
+        if found is not None:
+            self._fold(found, record)
+
+    def _fold(self, opened: _Open, record: r.Record) -> None:
+        match record:
+            case r.TurnStarted():
+                self._begin_turn(opened, record)
+            case r.ModelRequested(attempt=attempt):
+                opened.model = self._open("model", opened.agent.name if opened.agent else "", record, opened.top())
+                opened.model.data["attempt"] = attempt
+            case r.ModelResponded(response=response):
+                self._end_model(opened, record, None, response.usage)
+            case r.ModelFailed(error=error, usage=usage):
+                self._end_model(opened, record, error if self._sensitive else "The model call failed", usage)
+            case r.CallStarted(call_id=call_id, tool=tool, arguments=arguments):
+                span = opened.calls[call_id] = self._open("tool", tool, record, opened.top())
+                if self._sensitive:
+                    span.data["arguments"] = arguments
+            case r.CallSettled():
+                self._end_call(opened, record)
+            case r.GuardrailSettled():
+                self._guardrail(opened, record)
+            case r.HandedOff():
+                self._hand_off(opened, record)
+            case r.RunEnded():
+                self._end_run(opened, record)
+            case _:
+                pass
+
+    # -- pieces
+
+    def _open(self, kind: SpanKind, name: str, record: r.Record, parent: Span | None) -> Span:
+        span = Span(trace=self.trace, kind=kind, name=name, started_at=record.at, parent=parent, path=record.path)
+        self._started(span)
+        return span
+
+    def _close(self, span: Span | None, record: r.Record, error: str | None = None) -> None:
+        if span is None or span.ended_at is not None:
+            return
+        span.ended_at = record.at
+        span.error = span.error or error
+        self._ended(span)
+
+    def _begin_turn(self, opened: _Open, record: r.TurnStarted) -> None:
+        self._close(opened.turn, record)
+        if opened.agent is None:
+            opened.agent = self._open("agent", record.agent, record, opened.run)
+        opened.agent.data["tools"] = record.tools
+        opened.agent.data["handoffs"] = record.handoffs
+        opened.turn = self._open("turn", f"turn {record.turn}", record, opened.agent) if self._turns else None
+
+    def _end_model(self, opened: _Open, record: r.Record, error: str | None, usage: Any) -> None:
+        span, opened.model = opened.model, None
+        if span is None:
+            return
+        if usage is not None:
+            span.data["usage"] = usage
+            for around in (opened.turn, opened.run):
+                if around is not None:
+                    around.data["total_tokens"] = around.data.get("total_tokens", 0) + usage.total_tokens
+        self._close(span, record, error)
+
+    def _end_call(self, opened: _Open, record: r.CallSettled) -> None:
+        outcome = record.outcome
+        # A call that never started has a span too: it was asked for, and answered.
+        span = opened.calls.pop(record.call_id, None) or self._open("tool", record.tool, record, opened.top())
+        span.data["status"] = outcome.status
+        if self._sensitive and outcome.output is not None:
+            span.data["output"] = outcome.output
+        error: str | None = None
+        if outcome.status == "cancelled":
+            error = TOOL_CANCELLED
+        elif outcome.status in _HANDLED:
+            error = TOOL_ERROR if outcome.output is None else TOOL_ERROR_HANDLED
+        if error is not None and self._sensitive and outcome.error is not None:
+            span.data["error"] = str(outcome.error)
+        self._close(span, record, error)
+
+    def _guardrail(self, opened: _Open, record: r.GuardrailSettled) -> None:
+        parent = opened.calls.get(record.call_id) if record.call_id is not None else None
+        span = self._open("guardrail", record.guardrail, record, parent or opened.top())
+        span.started_at = record.at - record.duration
+        span.data["verdict"] = record.verdict
+        tripped = record.verdict in ("tripped", "RaiseException")
+        if tripped:
+            opened.top().error = opened.top().error or "Guardrail tripwire triggered"
+        self._close(span, record, "Guardrail tripwire triggered" if tripped else None)
+
+    def _hand_off(self, opened: _Open, record: r.HandedOff) -> None:
+        span = self._open("handoff", f"{record.source_agent} -> {record.target_agent}", record, opened.top())
+        self._close(span, record, "Multiple handoffs requested" if record.ignored else None)
+        self._close(opened.turn, record)
+        self._close(opened.agent, record)
+        opened.turn = None
+        opened.agent = self._open("agent", record.target_agent, record, opened.run)
+
+    def _end_run(self, opened: _Open, record: r.RunEnded) -> None:
+        error = record.error if self._sensitive or record.error is None else record.error.partition("(")[0]
+        for span in (*opened.calls.values(), opened.model, opened.turn):
+            self._close(span, record)
+        self._close(opened.agent, record, error)
+        self._close(opened.run, record, error)
+        del self._runs[record.path]

@@ -1,0 +1,89 @@
+"""What type checkers know of agents, runs and streams. Checked, never run."""
+
+from typing import Any, assert_type
+
+import attrs
+
+from agentloop import (
+    Agent,
+    Handoff,
+    OutputType,
+    RunConfig,
+    Runner,
+    RunResult,
+    RunStream,
+    Runtime,
+    handoff,
+    open_runtime,
+)
+from agentloop.events import CallSettled, Event, TextDelta
+from agentloop.items import Item
+from agentloop.outcomes import CallOutcome
+from agentloop.tools import FunctionTool
+
+
+@attrs.frozen
+class Weather:
+    city: str
+    degrees: float
+
+
+@attrs.frozen
+class Application:
+    user: str
+
+
+# The annotation says both parameters; `output_type` alone doesn't tell a checker the second.
+agent: Agent[Application, Weather] = Agent("reporter", output_type=Weather)
+loose: Agent[Application, list[str]] = Agent("lister", output_type=OutputType(list[str], strict=False))
+
+
+def agents_keep_their_parameters() -> None:
+    """Copies are agents of the same types, tools made of them are tools."""
+    assert_type(agent.clone(name="other"), Agent[Application, Weather])
+    assert_type(agent.as_tool("ask"), FunctionTool)
+    assert_type(handoff(agent), Handoff)
+    front: Agent[Application, str] = Agent("front", handoffs=[agent, handoff(loose)], tools=[loose.as_tool()])
+    assert_type(front.name, str)
+
+
+async def run_gives_what_the_agent_says() -> None:
+    """The result has the type of the agent's output; the context must be the agent's."""
+    result = await Runner.run(agent, "Weather?", context=Application("Ada"), run_config=RunConfig())
+    assert_type(result, RunResult[Weather])
+    assert_type(result.final_output, Weather)
+    assert_type(result.final_output_as(Weather), Weather)
+    assert_type(result.to_input_list(), list[Item])
+    assert_type(result.calls[0].outcome, CallOutcome)
+    assert_type(Runner.run_sync(loose, "Cities?", backend="trio"), RunResult[list[str]])
+    await Runner.run(agent, "Weather?", context="Ada")  # type: ignore[misc]  # another type than the agent's
+    Runner.run_sync(agent, "Weather?", backend="curio")  # type: ignore[arg-type]
+
+
+async def stream_gives_events_and_the_result() -> None:
+    """An event narrows by its class, and every event has a path and a turn."""
+    stream = Runner.run_streamed(agent, "Weather?", context=Application("Ada"))
+    assert_type(stream, RunStream[Weather])
+    async with stream as entered:
+        assert_type(entered, RunStream[Weather])
+        async for event in entered:
+            assert_type(event, Event)
+            assert_type(event.path, tuple[str, ...])
+            assert_type(event.turn, int)
+            if isinstance(event, TextDelta):
+                assert_type(event.text, str)
+            elif isinstance(event, CallSettled):
+                assert_type(event.outcome, CallOutcome)
+                assert_type(entered.cancel_call(event), bool)
+        entered.cancel("after_turn")
+        entered.cancel("soon")  # type: ignore[arg-type]
+    assert_type(stream.result, RunResult[Weather])
+    assert_type(stream.result.final_output, Weather)
+    assert_type(stream.error, BaseException | None)
+    assert_type(stream.current_agent, Agent[Any, Any])
+
+
+async def runtime_is_entered() -> None:
+    """`open_runtime` gives the runtime."""
+    async with open_runtime(max_threads=4) as runtime:
+        assert_type(runtime, Runtime)
