@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import attrs
 
+from agentloop.config import ModelSettings
 from agentloop.effects import Effect
 from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelRequest
@@ -33,6 +34,11 @@ class Model(Protocol):
     def is_open(self) -> bool:
         """Whether it can be asked as it is; False while it must be entered first."""
         return True
+
+    @property
+    def default_settings(self) -> ModelSettings:
+        """The settings an agent has that was given this model and no settings of its own."""
+        return ModelSettings()
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Ask the model. Entering sends the request; leaving closes the response, also when cancelled.

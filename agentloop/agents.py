@@ -133,6 +133,17 @@ def _is(kind: type | tuple[type, ...], needed: str, *, optional: bool = True) ->
     return validate
 
 
+def implicit_settings(model: object) -> ModelSettings:
+    """Return the settings that come with *model*; a model string has none of its own."""
+    return model.default_settings if isinstance(model, Model) else ModelSettings()
+
+
+def settings_for(agent: Agent[Any, Any], model: object) -> ModelSettings:
+    """Return *agent*'s settings for *model*: the model's defaults where the agent only has its own model's."""
+    own = agent.model_settings
+    return implicit_settings(model) if own == implicit_settings(agent.model) else own
+
+
 @attrs.define(eq=False, repr=False)
 class Agent(Generic[ContextT, OutputT]):
     """An agent. An identity object: two agents are equal only if they are one.
@@ -143,7 +154,7 @@ class Agent(Generic[ContextT, OutputT]):
         name: Names the agent in logs and to other agents.
         instructions: The system prompt, or a callable of `(ctx, agent)` asked every turn.
         model: A model, or a model string such as `"openai-chat:NAME"` or `"local:"`.
-        model_settings: How to ask it.
+        model_settings: How to ask it; the model's own defaults if not given.
         tools: What the model may call.
         handoff_description: Tells other agents' models what this one is for.
         handoffs: Agents, or `Handoff`s, the model may give the conversation to.
@@ -164,7 +175,9 @@ class Agent(Generic[ContextT, OutputT]):
     handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=_is(str, "text"))
     model: str | Model | None = attrs.field(default=None, kw_only=True, validator=_model)
     model_settings: ModelSettings = attrs.field(
-        factory=ModelSettings, kw_only=True, validator=_is(ModelSettings, "ModelSettings", optional=False)
+        default=attrs.Factory(lambda self: implicit_settings(self.model), takes_self=True),
+        kw_only=True,
+        validator=_is(ModelSettings, "ModelSettings", optional=False),
     )
     tools: Sequence[FunctionTool] = attrs.field(
         factory=list, kw_only=True, validator=_sequence_of(FunctionTool, "tools (made by @tool)")
@@ -202,12 +215,17 @@ class Agent(Generic[ContextT, OutputT]):
     def clone(self, **changes: Any) -> Agent[ContextT, OutputT]:
         """Return a shallow copy with *changes*; members not given are the same objects.
 
+        With another model, settings that still equal the old model's defaults become the new one's; settings made by
+        hand stay.
+
         Raises:
             UserTypeError: for a field there is none of.
         """
         unknown = set(changes) - {field.name for field in attrs.fields(Agent) if field.init}
         if unknown:
             raise UserTypeError(f"Agent.clone: no field {', '.join(sorted(unknown))}")
+        if "model" in changes and "model_settings" not in changes:
+            changes["model_settings"] = settings_for(self, changes["model"])
         return attrs.evolve(self, **changes)
 
     def as_tool(

@@ -206,6 +206,15 @@ def _callable_or_none(_instance: object, attribute: attrs.Attribute[Any], value:
         raise UserTypeError(f"RunConfig.{attribute.name}: a callable is needed, not {value!r}")
 
 
+def _nesting(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    lines = value if isinstance(value, tuple) else ()
+    if isinstance(value, bool) or (
+        len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines)
+    ):
+        return
+    raise UserTypeError(f"RunConfig.{attribute.name}: a bool or two lines of text are needed, not {value!r}")
+
+
 @attrs.frozen(kw_only=True)
 class ToolErrorArgs:
     """What a `tool_error_formatter` is given: which text is wanted, for which call, and the text it would replace."""
@@ -270,7 +279,7 @@ class RunConfig:
         model_provider: A `ModelProvider` that knows what model strings mean, in place of the built-in ones.
         input_guardrails, output_guardrails: Judge beside the agents' own, first in order.
         handoff_input_filter: Filters every handoff that has no filter of its own.
-        nest_handoff_history: Show the next agent a summary of what came before.
+        nest_handoff_history: Show the next agent a summary of what came before, or do so between these two lines.
         call_model_input_filter: `(ModelInputData) -> ModelInputData`, decides what one model call is shown.
         session_input_callback: `(history, new) -> items`, merges a session's items with the run's input.
         session_settings: How the session is used.
@@ -305,7 +314,7 @@ class RunConfig:
     input_guardrails: Sequence[Any] = ()
     output_guardrails: Sequence[Any] = ()
     handoff_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)
-    nest_handoff_history: bool = False
+    nest_handoff_history: bool | tuple[str, str] = attrs.field(default=False, validator=_nesting)
     call_model_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)
     session_input_callback: Any = attrs.field(default=None, validator=_callable_or_none)
     session_settings: SessionSettings | None = None

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from agentloop._shell.endings import raised_while_cancelled
+from agentloop._shell.native import cancelled_types
+
 ResultT = TypeVar("ResultT")
 
 
@@ -32,14 +35,18 @@ async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
     if len(questions) == 1:
         return [await questions[0]()]
     answers: dict[int, ResultT] = {}
-    errors: dict[int, Exception] = {}
+    errors: dict[int, BaseException] = {}
     failed = anyio.Event()
 
     async def one(index: int) -> None:
         try:
             answers[index] = await questions[index]()
-        except Exception as error:
-            errors[index] = error
+        except (*cancelled_types(), GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - raised below, bare; cancellations have gone on above
+            # What comes of the cleanup of a question that was cancelled for another's error is not that error.
+            if not (errors and isinstance(error, Exception) and raised_while_cancelled(error)):
+                errors[index] = error
             failed.set()
         if len(answers) == len(questions):
             failed.set()

@@ -120,8 +120,6 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
         if ended is None:
             assert timeout is not None
             raise RunTimeout(timeout)
-        if ended.status == "completed":
-            await save_turn(run)
     except cancelled_types() as cancelled:
         await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,10 @@ class Keeper:
         return _own(shown, history, given), shown
 
     async def save(self, run: LiveRun, *, upto: Callable[[tuple[Item, ...]], tuple[Item, ...]] = valid_history) -> None:
-        """Write what the run has added since the last time, in a shielded section under the cleanup deadline."""
+        """Write what the run has added since the last time, in a shielded section under the cleanup deadline.
+
+        A deadline around the run bounds it too: it can't pass by more than the cleanup grace.
+        """
         state = run.state
         fresh = list(upto(tuple(state.new_items[self._saved :])))
         items: list[Item] = [*(() if self._input_saved else state.input), *fresh]
@@ -56,7 +60,9 @@ class Keeper:
         if not items:
             return
         session = self.session
-        with run.cleanup.section(on_cut=lambda: run.cut("session save")):
+        left = run.deadline()
+        seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
+        with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
             self.failed = True
             await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
             self.failed = False

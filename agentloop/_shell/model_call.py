@@ -43,6 +43,8 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     response = await _asked(run, view, request)
     response = attrs.evolve(response, items=_sorted_out(view, response.items))
     run.append(ModelResponded(*run.here(), response))
+    if run.state.conflict is not None:
+        return  # the response contradicts an earlier one: planning refuses it, and nobody is told of it as an answer
     for hooks in (run.agent.hooks, run.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_end(run.context, run.agent, response))

@@ -38,7 +38,8 @@ def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
 def _fields(run: LiveRun) -> dict[str, Any]:
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
-    for record in state.guardrails:
+    # Guardrails of the run settle in any order and are listed as they are declared; those of calls in theirs.
+    for record in sorted(state.guardrails, key=lambda settled: settled.index):
         by_stage[record.stage].append(record.result)
     return {
         "input": state.input,

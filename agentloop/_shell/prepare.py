@@ -12,6 +12,7 @@ from agentloop import effects as e
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.live import LiveRun
+from agentloop.agents import settings_for
 from agentloop.config import ModelSettings
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
@@ -52,7 +53,9 @@ async def prepare_turn(run: LiveRun) -> TurnView:
 def _settings(run: LiveRun) -> ModelSettings:
     """Return the turn's model settings; a tool choice that has been obeyed by this agent is dropped."""
     agent = run.agent
-    settings = agent.model_settings.resolve(run.config.model_settings)
+    model = run.config.model
+    own = agent.model_settings if model is None else settings_for(agent, model)
+    settings = own.resolve(run.config.model_settings)
     if settings.tool_choice is not None and agent.reset_tool_choice and agent.name in run.state.tool_users:
         settings = attrs.evolve(settings, tool_choice=None)
     return settings

@@ -107,6 +107,7 @@ class RunStream(Generic[OutputT]):
         if exc is not None and isinstance(exc, cancelled_types()):
             # The group's own scope ends the run. Cancelling an inner scope as well would make anyio take back one
             # native cancellation of this task too many (it moves an inner scope's count to the group's, another task).
+            self._begin_cleanup()
             self._discard()
             await self._group.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - joins; its tasks are being cancelled
             return False
@@ -126,8 +127,14 @@ class RunStream(Generic[OutputT]):
         return False
 
     def _stop(self) -> None:
+        self._begin_cleanup()
         self._scope.cancel()  # first: what waits for room must not go on as if there were some
         self._discard()
+
+    def _begin_cleanup(self) -> None:
+        """Set the cleanup deadline now: a shielded section under way doesn't see the cancellation by itself."""
+        if self._live is not None and not self._finished.is_set():
+            self._live.cleanup.begin()
 
     def _discard(self) -> None:
         if self._events is not None:

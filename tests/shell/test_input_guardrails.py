@@ -12,6 +12,7 @@ from shell.run_kit import PASSED, TRIPPED, Held, asked, brief, input_guard, scri
 
 from agentloop import (
     Agent,
+    AgentHooks,
     GuardrailFunctionOutput,
     InputGuardrail,
     InputGuardrailTripwireTriggered,
@@ -26,7 +27,7 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.abc import Model
-from agentloop.items import AssistantMessage
+from agentloop.items import AssistantMessage, ToolCall
 from agentloop.model_events import ItemDone, ResponseDone
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, say, wait
@@ -358,9 +359,10 @@ async def test_trip_stores_the_input_and_nothing_else(run_mode: Run, parallel: b
             yield self._events()
 
         async def _events(self) -> AsyncIterator[Any]:
-            message = AssistantMessage("I add.")
-            yield ItemDone(message)
-            yield ResponseDone((message,), None, None)
+            items = (AssistantMessage("I add."), ToolCall("c", "add"))
+            for item in items:
+                yield ItemDone(item)
+            yield ResponseDone(items, None, None)
             answered.set()
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
@@ -482,8 +484,6 @@ async def test_no_side_effect_starts_before_the_verdict(run_mode: Run, answer: G
             await anyio.lowlevel.checkpoint()
         log.append("verdict")
         return answer
-
-    from agentloop import AgentHooks
 
     class Hooks(AgentHooks):
         async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:

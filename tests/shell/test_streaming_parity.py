@@ -20,6 +20,7 @@ from agentloop import (
     Runner,
     RunResult,
     ToolContext,
+    ToolExecution,
     UserError,
     handoff,
     input_guardrail,
@@ -117,10 +118,10 @@ class World:
             raise ValueError("no luck")
 
         use = RequestUsage(input_tokens=3, output_tokens=1, total_tokens=4)
-        nested = Agent("nested", model=ScriptedModel([call("look", {"what": "x"}), say("dug", use)]), tools=[look])
+        nested = Agent("nested", model=ScriptedModel([call("look", {"what": "x"}, call_id="n1"), say("dug", use)]), tools=[look])
         self.second = Agent(
             "second",
-            model=ScriptedModel([[reason("hm"), call("look", {"what": "y"})], say('{"title": "T", "pages": 3}', use)]),
+            model=ScriptedModel([[reason("hm"), call("look", {"what": "y"}, call_id="s1")], say('{"title": "T", "pages": 3}', use)]),
             tools=[look],
             output_type=Report,
             output_guardrails=[safe],
@@ -545,8 +546,6 @@ async def test_session_write_that_never_returns_is_cut_when_the_block_is_left() 
         async def add_items(self, items: Any) -> None:
             writing.set()
             await anyio.sleep(60)
-
-    from agentloop import ToolExecution
 
     config = RunConfig(tool_execution=ToolExecution(cleanup_grace=0.05))
     with anyio.fail_after(5):
