@@ -208,9 +208,9 @@ def _callable_or_none(_instance: object, attribute: attrs.Attribute[Any], value:
 
 def _nesting(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     lines = value if isinstance(value, tuple) else ()
-    if isinstance(value, bool) or (
-        len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines)
-    ):
+    if isinstance(value, bool):
+        return
+    if len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines):
         return
     raise UserTypeError(f"RunConfig.{attribute.name}: a bool or two lines of text are needed, not {value!r}")
 

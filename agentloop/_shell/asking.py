@@ -41,7 +41,9 @@ async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
     async def one(index: int) -> None:
         try:
             answers[index] = await questions[index]()
-        except (*cancelled_types(), GeneratorExit):
+        except cancelled_types():
+            raise
+        except GeneratorExit:
             raise
         except BaseException as error:  # noqa: ASYNC103 - raised below, bare; cancellations have gone on above
             # What comes of the cleanup of a question that was cancelled for another's error is not that error.

@@ -108,7 +108,7 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
         except BaseException as error:  # noqa: ASYNC103 - raised again below, bare
             if errors and raised_while_cancelled(error):
                 next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
-                return
+                return  # noqa: ASYNC104 - stands on the first error as a note
             errors[place] = error
             group.cancel_scope.cancel()
 

@@ -25,6 +25,8 @@ class Keeper:
     session: Session
     _input_saved: bool = False
     _saved: int = 0
+    _held: list[Item] = attrs.field(factory=list)
+    """Calls without their output yet (a handoff not taken), and what led to them: written with the output, if any."""
     failed: bool = False
     """Whether a write has failed: nothing more is written then."""
 
@@ -54,8 +56,11 @@ class Keeper:
         A deadline around the run bounds it too: it can't pass by more than the cleanup grace.
         """
         state = run.state
-        fresh = list(upto(tuple(state.new_items[self._saved :])))
-        items: list[Item] = [*(() if self._input_saved else state.input), *fresh]
+        due = (*self._held, *state.new_items[self._saved :])
+        kept = upto(due)
+        items: list[Item] = [*(() if self._input_saved else state.input), *kept]
+        written = {id(item) for item in kept}
+        self._held = [item for item in due if id(item) not in written]
         self._saved, self._input_saved = len(state.new_items), True
         if not items:
             return

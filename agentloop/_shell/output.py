@@ -53,7 +53,7 @@ async def _judged(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
             _withhold(run, made_by)
         raise
     except Exception:
-        await save(run)  # the turn is kept; what fails here takes precedence
+        await save(run)  # noqa: ASYNC120 - shielded; the turn is kept, and what fails here takes precedence
         raise
     await save(run)
     return output

@@ -413,7 +413,7 @@ class Batch:
         except cancelled_types():
             self.run.cleanup.begin()
             self.stop(self.run.ended_by())
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
                 while self._unsettled:
                     await self._wait(self._next_look())
             raise

@@ -1,4 +1,4 @@
-"""What the scenario tests of whole runs share: guardrails, hooks that write down what they see, short looks at items."""
+"""What the scenario tests of whole runs share: guardrails, hooks that write down events, short looks at items."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,0 +1,82 @@
+"""The same work as runs of agentloop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from agentloop import Agent, RunConfig, RunHooks, Runner, ToolExecution, tool
+from agentloop.abc import Model
+from agentloop.events import TextDelta
+from agentloop.model_events import ModelRequest
+from benchmarks.script import Script
+
+NO_CAPS = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=None, max_calls_per_turn=None))
+
+
+class ScriptModel(Model):
+    """A model that answers from a script by turn, so that any number of runs may share it."""
+
+    def __init__(self, script: Script, on_request: Callable[[], None] | None = None) -> None:
+        self._script = script
+        self._on_request = on_request
+
+    def stream(self, request: ModelRequest) -> Any:
+        """Give the events of this turn's answer."""
+        if self._on_request is not None:
+            self._on_request()
+        return self._script.stream(request.turn - 1)
+
+
+class CountingHooks(RunHooks):
+    """One small hook on model calls and one on tool calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
+        """Count."""
+        self.count += 1
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        """Count."""
+        self.count += 1
+
+
+@attrs.frozen
+class Ours:
+    """An agent on a script, and how it is run."""
+
+    agent: Agent[Any, Any]
+    config: RunConfig = NO_CAPS
+    hooks: RunHooks | None = None
+
+    async def run(self) -> None:
+        """Run once, plain."""
+        await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
+
+    async def read(self) -> int:
+        """Run once, streamed, reading every event; return how many text deltas came."""
+        deltas = 0
+        stream = Runner.run_streamed(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
+        async with stream:
+            async for event in stream:
+                deltas += isinstance(event, TextDelta)
+        return deltas
+
+    def as_usual(self) -> Ours:
+        """Return the same with the default caps and one hook."""
+        return attrs.evolve(self, config=RunConfig(), hooks=CountingHooks())
+
+    def capped(self, cap: int) -> Ours:
+        """Return the same with at most *cap* bodies in flight."""
+        execution = attrs.evolve(NO_CAPS.tool_execution, max_function_tool_concurrency=cap)
+        return attrs.evolve(self, config=RunConfig(tool_execution=execution))
+
+
+def ours(script: Script, on_request: Callable[[], None] | None = None) -> Ours:
+    """Return *script* as an agent with one tool; *on_request* is called at each model call."""
+    work = tool(script.body, name="work", description="Does the work.")
+    return Ours(Agent("benchmark", model=ScriptModel(script, on_request), tools=[work]))
