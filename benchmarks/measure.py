@@ -40,8 +40,8 @@ class Effort:
     runs: int
 
 
-FULL = Effort(pairs=21, few=9, least=5, runs=1000)
-QUICK = Effort(pairs=7, few=3, least=1, runs=200)
+FULL = Effort(pairs=21, few=9, least=3, runs=1000)
+QUICK = Effort(pairs=5, few=3, least=1, runs=100)
 
 
 async def _cpu(job: Job, times: int) -> float:

@@ -10,6 +10,7 @@ import attrs
 from agentloop import Agent, RunConfig, RunHooks, Runner, ToolExecution, tool
 from agentloop.abc import Model
 from agentloop.events import TextDelta
+from agentloop.items import ToolCall, ToolOutput
 from agentloop.model_events import ModelRequest
 from benchmarks.script import Script
 
@@ -56,6 +57,14 @@ class Ours:
     async def run(self) -> None:
         """Run once, plain."""
         await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
+
+    async def check(self, script: Script) -> None:
+        """Run once and raise unless every call of *script* was answered as its body answers: a failure is cheap too."""
+        result = await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
+        calls = [item.call_id for items in script.answers for item in items if isinstance(item, ToolCall)]
+        answered = [item.call_id for item in result.new_items if isinstance(item, ToolOutput) and item.output == "ok"]
+        if calls != answered:
+            raise RuntimeError(f"{len(calls)} calls were made, and {len(answered)} answered as they should be")
 
     async def read(self) -> int:
         """Run once, streamed, reading every event; return how many text deltas came."""

@@ -15,7 +15,7 @@ from agentloop._shell.live import LiveRun
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.abc import Session
 from agentloop.exceptions import UserTypeError
-from agentloop.items import Item, ToolCall, ToolOutput, to_items
+from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
 
 
 @attrs.define(eq=False)
@@ -74,9 +74,23 @@ class Keeper:
 
 
 def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Return *items* without outputs whose call is missing (a limit cut it off), and calls without their output."""
-    calls = {item.call_id for item in items if isinstance(item, ToolCall)}
-    return valid_history([item for item in items if not isinstance(item, ToolOutput) or item.call_id in calls])
+    """Return *items* without outputs whose call isn't there before them (a limit cut it off), and calls without output.
+
+    Of two outputs of one call the latest stays, in the place of the first.
+    """
+    latest = {item.call_id: item for item in items if isinstance(item, ToolOutput | HandoffOutput)}
+    called: set[str] = set()
+    kept: list[Item] = []
+    for item in items:
+        if isinstance(item, ToolCall | HandoffCall):
+            called.add(item.call_id)
+        elif isinstance(item, ToolOutput | HandoffOutput):
+            if item.call_id not in called:
+                continue
+            called.remove(item.call_id)
+            item = latest[item.call_id]
+        kept.append(item)
+    return valid_history(kept)
 
 
 def _own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:

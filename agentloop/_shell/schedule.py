@@ -78,7 +78,6 @@ class LiveCall:
     """Hook objects whose start event was delivered (or begun): they get the end event."""
     error: BaseException | None = None
     coro: Any = None
-    progress: int = 0
 
     @property
     def call_id(self) -> str:

@@ -1,4 +1,4 @@
-"""Sessions: conversations that outlive their runs. `MemorySession` and `SQLiteSession` are loaded at first use.
+"""Sessions: conversations that outlive their runs. What is here is loaded at first use.
 
 Any object with `Session`'s methods is a session.
 """
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from agentloop.abc import ReplaceableSession, Session
 
 if TYPE_CHECKING:
+    from agentloop.sessions.compaction import compact
     from agentloop.sessions.memory import MemorySession
     from agentloop.sessions.sqlite import SQLiteSession
 
-__all__ = ["MemorySession", "ReplaceableSession", "SQLiteSession", "Session"]
+__all__ = ["MemorySession", "ReplaceableSession", "SQLiteSession", "Session", "compact"]
 
-_LAZY = {"MemorySession": "memory", "SQLiteSession": "sqlite"}
+_LAZY = {"MemorySession": "memory", "SQLiteSession": "sqlite", "compact": "compaction"}
 
 
 def __getattr__(name: str) -> Any:

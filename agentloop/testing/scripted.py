@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError
-from agentloop.items import ITEM_TYPES, AssistantMessage, Item, Reasoning, Text, ToolCall
+from agentloop.items import ITEM_TYPES, AssistantMessage, HandoffCall, Item, Reasoning, Text, ToolCall
 from agentloop.model_events import (
     ArgumentsDelta,
     ItemDone,
@@ -154,21 +154,27 @@ class ScriptedModel(Model):
         step = self._steps[self._next]
         self._next += 1
         response = step(request) if callable(step) else step
-        yield _Playing(self._play(_pieces(response, "step")))
+        yield _Playing(self._play(_pieces(response, "step"), request))
 
     def stream(self, request: ModelRequest) -> Any:
         """Give the next step's events."""
         return self._open(request)
 
-    def _call_id(self) -> str:
-        self._ids += 1
-        return f"call_{self._ids}"
+    def _call_id(self, taken: set[str]) -> str:
+        """Return the next id that no call of the conversation has: another script's model may have made some."""
+        while True:
+            self._ids += 1
+            if f"call_{self._ids}" not in taken:
+                return f"call_{self._ids}"
 
-    def _play(self, pieces: Sequence[Piece]) -> Iterator[ModelEvent | Wait | Fail]:
+    def _play(self, pieces: Sequence[Piece], request: ModelRequest) -> Iterator[ModelEvent | Wait | Fail]:
         items: list[Item] = []
         usage: RequestUsage | None = None
         response_id: str | None = None
         done = False
+        taken: set[str] = set()
+        if any(isinstance(piece, Call) and piece.call_id is None for piece in pieces):
+            taken = {item.call_id for item in request.items if isinstance(item, ToolCall | HandoffCall)}
         if not any(isinstance(piece, StreamOf) for piece in pieces):
             yield ResponseStarted()
         for piece in pieces:
@@ -186,7 +192,9 @@ class ScriptedModel(Model):
                     usage = use or usage
                     yield from self._item(AssistantMessage(text), items)
                 case Call(name, arguments, call_id, namespace):
-                    made = ToolCall(call_id if call_id is not None else self._call_id(), name, arguments, namespace)
+                    made = ToolCall(
+                        call_id if call_id is not None else self._call_id(taken), name, arguments, namespace
+                    )
                     yield from self._item(made, items)
                 case Reasoning():
                     yield from self._item(piece, items)

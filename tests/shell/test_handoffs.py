@@ -175,7 +175,7 @@ async def test_callback_gets_the_context_and_the_input(run_mode: Run, kind: str,
 
 
 @pytest.mark.scenario("HO-04")
-@pytest.mark.parametrize("text", ["{", "", "[]", '{"why": 5}', "{}", '{"why": "x", "no": 1}'])
+@pytest.mark.parametrize("text", ["{", "", "[]", '{"why": 5}', "{}"])
 async def test_input_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text: str) -> None:
     """The callback isn't called, the agent stays."""
     called: list[Any] = []
@@ -540,11 +540,10 @@ async def test_stream_shows_call_output_and_agent_in_that_order() -> None:
 @pytest.mark.scenario("HO-11")
 async def test_stream_shows_the_answers_of_all_handoffs_before_the_agent() -> None:
     """The taken one's first."""
-    second, third = scripted("b", say("done")), scripted("c")
+    second, third = scripted("b"), scripted("c", say("done"))
     first = scripted(
         "a", [call("transfer_to_c", call_id="h1"), call("transfer_to_b", call_id="h2")], handoffs=[second, third]
     )
-    third.model, second.model = second.model, third.model
     shown: list[Any] = []
     async with Runner.run_streamed(first, "go") as stream:
         async for event in stream:

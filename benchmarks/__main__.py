@@ -1,0 +1,59 @@
+"""`python -m benchmarks`: measure, print, judge nothing (the exit status is 0 whatever was found)."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+
+from benchmarks.bare import LIMITS
+from benchmarks.measure import FULL, QUICK, Effort
+from benchmarks.report import BACKENDS, Row, json_line, table
+from benchmarks.workloads import IN_PROCESSES, NAMES, ON_BACKENDS
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What agentloop costs over the loop.")
+    parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(NAMES)}; all of them without any")
+    parser.add_argument("--backend", choices=BACKENDS, help="one backend in place of both")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines here, not to standard output")
+    parser.add_argument("--quick", action="store_true", help="fewer samples and runs, under a minute: a first look")
+    arguments = parser.parse_args(given)
+    if unknown := [name for name in arguments.workloads if name not in NAMES]:
+        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    return arguments
+
+
+async def _on(backend: str, names: Sequence[str], effort: Effort) -> list[Row]:
+    limit = LIMITS[backend]
+    return [row for name in names if name in ON_BACKENDS for row in await ON_BACKENDS[name](limit, effort)]
+
+
+def measure(names: Sequence[str], backends: Sequence[str], effort: Effort) -> list[Row]:
+    """Return the rows of the workloads called *names* on each of *backends*."""
+    rows = [row for backend in backends for row in anyio.run(partial(_on, backend, names, effort), backend=backend)]
+    return [*rows, *(row for name in names if name in IN_PROCESSES for row in IN_PROCESSES[name](effort))]
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Measure what the command line names."""
+    arguments = _arguments(given)
+    backends = (arguments.backend,) if arguments.backend else BACKENDS
+    rows = measure(arguments.workloads or NAMES, backends, QUICK if arguments.quick else FULL)
+    lines = "".join(json_line(row, quick=arguments.quick) + "\n" for row in rows)
+    if arguments.json is None:
+        print(lines)
+    else:
+        arguments.json.write_text(lines, encoding="utf-8")
+    versions = ", ".join(f"{name} {version(name)}" for name in ("anyio", "trio"))
+    print(f"Python {platform.python_version()}, {versions}{', a quick look' if arguments.quick else ''}\n")
+    print(table(rows, backends))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""The workloads W1 to W9. Each gives its rows for one backend, inside a running loop of it; W6 needs none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from statistics import median
+
+import anyio
+import attrs
+
+from benchmarks.bare import Ended, Job, Limit
+from benchmarks.measure import Effort, collector, paired, traced
+from benchmarks.ours import ours
+from benchmarks.report import USUAL, Row
+from benchmarks.script import Script, conversation
+
+KIB = 1024
+DELTAS = 2000
+SLEEPERS = 100
+CLEANUP = 0.05
+IMPORT_CPU = "import time; begin = time.process_time(); import {}; print((time.process_time() - begin) * 1000)"
+IMPORT_COUNT = "import sys, asyncio; before = len(sys.modules); import agentloop; print(len(sys.modules) - before)"
+
+Workload = Callable[[Limit, Effort], Awaitable[list[Row]]]
+
+# ------------------------------------------------------------------------------------------------ CPU of whole runs
+
+
+async def _against_bare(name: str, limit: Limit, script: Script, pairs: int, times: int, runs: int = 1) -> list[Row]:
+    """Measure *runs* runs side by side against the bare limit, plainly and with what an application usually has."""
+
+    def many(job: Job) -> Job:
+        return job if runs == 1 else lambda: limit.together([job] * runs)
+
+    rows = []
+    plain = ours(script)
+    for suffix, side in (("", plain), (USUAL, plain.as_usual())):
+        await side.check(script)
+        found = await paired(many(side.run), many(lambda: limit.run(script)), pairs, times, warm=runs == 1)
+        note = f"{runs} runs" if runs > 1 else ""
+        rows.append(Row(name + suffix, limit.name, found.ratio, found.first / runs, found.second / runs, note))
+    return rows
+
+
+async def w1(limit: Limit, effort: Effort) -> list[Row]:
+    """One turn of text."""
+    script = conversation(limit.sleep, turns=0, calls=0)
+    return await _against_bare("W1 single text turn", limit, script, effort.pairs, 30)
+
+
+async def w2(limit: Limit, effort: Effort) -> list[Row]:
+    """N calls in one turn, and the memory of each in flight."""
+
+    async def fan_out(name: str, calls: int, pairs: int, times: int) -> list[Row]:
+        return await _against_bare(name, limit, conversation(limit.sleep, turns=1, calls=calls), pairs, times)
+
+    return [
+        *await fan_out("W2 N=1000 calls in one turn", 1000, effort.few, 1),
+        *await fan_out("W2 N=10", 10, effort.pairs, 5),
+        *await fan_out("W2 N=1, whole two-turn run", 1, effort.pairs, 15),
+        *await _memory_per_call(limit, 1000),
+    ]
+
+
+async def w3(limit: Limit, effort: Effort) -> list[Row]:
+    """A long conversation, one call a turn, and what its late turns cost against an early one."""
+    script = conversation(limit.sleep, turns=200, calls=1)
+    rows = await _against_bare("W3 200 turns of one call, per turn", limit, script, effort.few, 1)
+    for late, turns in ((195, 201), (990, 1000)):
+        ratio = median([await _growth(limit, late, turns) for _ in range(effort.few)])
+        rows.append(Row(f"W3 turn {late} against turn 10", limit.name, ratio))
+    return rows
+
+
+async def _growth(limit: Limit, late: int, turns: int) -> float:
+    """Return the ratio of the median turn around *late* to the one around turn 10, in one run."""
+    marks: list[float] = []
+    side = ours(conversation(limit.sleep, turns=turns, calls=1), lambda: marks.append(time.process_time()))
+    await side.run()
+
+    def around(turn: int) -> float:
+        return median(marks[index] - marks[index - 1] for index in range(turn - 5, turn + 6))
+
+    return around(late) / around(10)
+
+
+async def w4(limit: Limit, effort: Effort) -> list[Row]:
+    """Many runs at once, three turns of two calls each: CPU and memory per run, and how both sides scale."""
+    script = conversation(limit.sleep, turns=3, calls=2)
+    name = "W4 concurrent runs, CPU per run"
+    rows = await _against_bare(name, limit, script, effort.least, 1, effort.runs)
+    side = ours(script)
+    few = effort.runs // 10
+    for on in (False, True):
+        with collector(on):
+            many = await paired(
+                lambda: limit.together([side.run] * effort.runs),
+                lambda: limit.together([side.run] * few),
+                effort.least,
+            )
+        name = f"W4 all runs against a tenth, collector {'on' if on else 'off'}"
+        rows.append(Row(name, limit.name, many.ratio * few / effort.runs, note=f"{effort.runs} runs"))
+    with traced() as memory:
+        await limit.together([side.run] * effort.runs)
+        used = memory.peak / effort.runs
+    with traced() as memory:
+        await limit.together([lambda: limit.run(script)] * effort.runs)
+        bare = memory.peak / effort.runs
+    rows.append(Row("W4 memory per run", limit.name, used / KIB, used, bare, f"{effort.runs} runs, at the peak"))
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ memory of a batch
+
+
+@attrs.define(eq=False)
+class Gate:
+    """Holds bodies until *size* of them stand before it."""
+
+    size: int
+    full: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    opened: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    waiting: int = attrs.field(default=0, init=False)
+
+    async def body(self, x: int) -> str:
+        """Wait for the gate to open."""
+        self.waiting += 1
+        if self.waiting == self.size:
+            self.full.set()
+        await self.opened.wait()
+        return "ok"
+
+
+async def _memory_per_call(limit: Limit, calls: int) -> list[Row]:
+    script = conversation(limit.sleep, turns=1, calls=calls)
+    rows = []
+    for job in (ours(script).run, lambda: limit.run(script)):
+        with traced() as memory:
+            await job()
+            rows.append(memory.peak / calls)
+    ready = Row("W2 memory per call, ready at once", limit.name, rows[0] / KIB, rows[0], rows[1], "at the peak")
+    mine = await _blocked(limit, calls, lambda script: ours(script).run)
+    bare = await _blocked(limit, calls, lambda script: lambda: limit.run(script))
+    return [ready, Row("W2 memory per call, all blocked", limit.name, mine / KIB, mine, bare)]
+
+
+async def _blocked(limit: Limit, calls: int, job_of: Callable[[Script], Job]) -> float:
+    """Return the bytes that each of *calls* bodies takes while all of them are held."""
+    gate = Gate(calls)
+    job = job_of(conversation(limit.sleep, turns=1, calls=calls, body=gate.body))
+    seen = []
+
+    with traced() as memory:
+
+        async def open_when_full() -> None:
+            await gate.full.wait()
+            seen.append(memory.now / calls)
+            gate.opened.set()
+
+        await limit.together([job, open_when_full])
+    return seen[0]
+
+
+# ------------------------------------------------------------------------------------------------ streams
+
+
+async def w5(limit: Limit, effort: Effort) -> list[Row]:
+    """An answer in many deltas, read as a streamed run."""
+    script = conversation(limit.sleep, turns=0, calls=0, deltas=DELTAS)
+    rows = []
+    plain = ours(script)
+    for suffix, side in (("", plain), (USUAL, plain.as_usual())):
+        if (came := await side.read()) != DELTAS:
+            raise RuntimeError(f"{came} of {DELTAS} text deltas came")
+        found = await paired(side.read, lambda: limit.read(script), effort.pairs)
+        name = "W5 per streamed text delta" + suffix
+        rows.append(Row(name, limit.name, found.ratio, found.first / DELTAS, found.second / DELTAS))
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ import
+
+
+def w6(effort: Effort) -> list[Row]:
+    """Import the package in processes of their own, in turns with asyncio alone."""
+    _import(IMPORT_CPU.format("agentloop"))  # leaves compiled files behind
+    samples = [
+        (_import(IMPORT_CPU.format("agentloop")), _import(IMPORT_CPU.format("asyncio"))) for _ in range(effort.few)
+    ]
+    mine, asyncio_alone = (median(side) for side in zip(*samples, strict=True))
+    return [
+        Row("W6 import, CPU", None, mine, mine / 1000, asyncio_alone / 1000, "its own asyncio import included"),
+        Row("W6 modules over asyncio", None, _import(IMPORT_COUNT)),
+    ]
+
+
+def _import(program: str) -> float:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+# ------------------------------------------------------------------------------------------------ cancellation
+
+
+@attrs.define(eq=False)
+class Sleepers:
+    """Bodies that sleep until they are cancelled, then clean up for *cleanup* seconds; `done` counts those through."""
+
+    limit: Limit
+    cleanup: float
+    ready: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    started: int = attrs.field(default=0, init=False)
+    done: int = attrs.field(default=0, init=False)
+
+    async def body(self, x: int) -> str:
+        """Sleep; what follows the sleep is done under a shield where it takes time."""
+        self.started += 1
+        if self.started == SLEEPERS:
+            self.ready.set()
+        try:
+            await self.limit.sleep(3600)
+        finally:
+            if self.cleanup:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(self.cleanup)
+            self.done += 1
+        return "ok"
+
+
+async def _cancelled(limit: Limit, cleanup: float, job_of: Callable[[Script], Job]) -> tuple[Ended, int]:
+    sleepers = Sleepers(limit, cleanup)
+    job = job_of(conversation(limit.sleep, turns=1, calls=SLEEPERS, body=sleepers.body))
+    ended = await limit.cancel(job, sleepers.ready)
+    return ended, sleepers.done
+
+
+async def w7(limit: Limit, effort: Effort) -> list[Row]:
+    """Cancel a run whose tools sleep: CPU from there to its end, and what was cleaned up."""
+
+    def mine(script: Script) -> Job:
+        return ours(script).run
+
+    def bare(script: Script) -> Job:
+        return lambda: limit.run(script)
+
+    pairs = [(await _cancelled(limit, 0, mine), await _cancelled(limit, 0, bare)) for _ in range(effort.pairs)]
+    slow = [(await _cancelled(limit, CLEANUP, mine), await _cancelled(limit, CLEANUP, bare)) for _ in range(effort.few)]
+    cpu = [(a.cpu, b.cpu) for (a, _), (b, _) in pairs]
+    wall = [(a.wall, b.wall) for (a, _), (b, _) in slow]
+    ratio = median(a / b for a, b in cpu)
+    first, second = (median(side) for side in zip(*cpu, strict=True))
+    waited, waited_bare = (median(side) for side in zip(*wall, strict=True))
+    left = max(ended.tasks_left for (ended, _), _ in [*pairs, *slow])
+    return [
+        Row("W7 cancel 100 sleeping tools", limit.name, ratio, first, second),
+        Row("W7 `finally` done of 100", limit.name, min(done for (_, done), _ in pairs)),
+        Row("W7 tasks left", limit.name, left),
+        Row("W7 with 50 ms of cleanup, by the clock", limit.name, waited * 1000, waited, waited_bare),
+        Row("W7 with cleanup, `finally` done of 100", limit.name, min(done for (_, done), _ in slow)),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ a cap
+
+
+@attrs.define(eq=False)
+class Busy:
+    """Bodies that sleep for no time and note the most of them that were in flight at once."""
+
+    limit: Limit
+    now: int = attrs.field(default=0, init=False)
+    peak: int = attrs.field(default=0, init=False)
+
+    async def body(self, x: int) -> str:
+        """Be in flight."""
+        self.now += 1
+        self.peak = max(self.peak, self.now)
+        await self.limit.sleep(0)
+        self.now -= 1
+        return "ok"
+
+
+async def w8(limit: Limit, effort: Effort) -> list[Row]:
+    """A thousand calls, ten at a time, against the bare limit without a cap."""
+    busy = Busy(limit)
+    watched = conversation(limit.sleep, turns=1, calls=1000, body=busy.body)
+    await ours(watched).capped(10).check(watched)
+    script = conversation(limit.sleep, turns=1, calls=1000)
+    side = ours(script).capped(10)
+    found = await paired(side.run, lambda: limit.run(script), effort.few)
+    return [
+        Row("W8 N=1000, cap 10", limit.name, found.ratio, found.first, found.second, "the bare limit has no cap"),
+        Row("W8 peak of bodies in flight", limit.name, busy.peak),
+    ]
+
+
+async def w9(limit: Limit, effort: Effort) -> list[Row]:
+    """A run's state to and from JSON."""
+    return [Row("W9 state to and from JSON", limit.name, None, note="not yet: a run's state has no JSON form")]
+
+
+ON_BACKENDS: dict[str, Workload] = {"W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W7": w7, "W8": w8, "W9": w9}
+IN_PROCESSES: dict[str, Callable[[Effort], list[Row]]] = {"W6": w6}
+NAMES = tuple(sorted({*ON_BACKENDS, *IN_PROCESSES}))
