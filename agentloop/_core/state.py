@@ -137,6 +137,8 @@ class RunState:
         self.handoffs_due: list[HandoffCall] = []
         self.tool_users: set[str] = set()
         """Agents that have used a tool in this run, by name."""
+        self.called: set[str] = set()
+        """Names of the tools whose calls have settled."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
         """Last output of a call by tool and arguments, and how often in a row it was that."""
         self.turn_began = 0
@@ -251,6 +253,7 @@ class RunState:
         call.tool, call.outcome = record.tool, record.outcome
         if record.receipt is not None and record.outcome.status == "succeeded":
             self.receipts.setdefault(record.receipt, record.call_id)
+        self.called.add(call.call.name)
         key = (record.tool, call.call.arguments)
         last, count = self.repeats.get(key, (None, 0))
         self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)

@@ -17,7 +17,6 @@ from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types
 from agentloop.error_text import error_summary
 from agentloop.exceptions import (
-    GuardrailTripwireTriggered,
     InputGuardrailTripwireTriggered,
     OutputGuardrailTripwireTriggered,
     UserTypeError,
@@ -168,8 +167,3 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
 
 def _emptied(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
     return attrs.evolve(result, agent_output=withheld, output=attrs.evolve(result.output, output_info=None))
-
-
-def is_trip(error: BaseException) -> bool:
-    """Tell whether *error* is a guardrail's verdict, not a failure of its function."""
-    return isinstance(error, GuardrailTripwireTriggered)

@@ -136,7 +136,9 @@ async def _start_and_run(live: LiveCall) -> end.Ending:
     run, tool = live.run, live.tool
     if live.cause is not None:
         return _by_cause(live)
-    if run.budget is not None and not _reserved(live):
+    if live.cost_error is not None:
+        raise live.cost_error
+    if live.over_budget:
         text = f"Tool '{tool.name}' was not started: the run's budget is spent."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
     if not await _still_available(live):
@@ -159,15 +161,6 @@ async def _start_and_run(live: LiveCall) -> end.Ending:
     finally:
         if live.place is not None and live.place.ident is None:
             run.threads.give_back(live.place)
-
-
-def _reserved(live: LiveCall) -> bool:
-    """Take the call's part of the run's budget: in one step, so that calls side by side can't overdraw it."""
-    budget, tool = live.run.budget, live.tool
-    assert budget is not None
-    cost: Any = 0 if tool.cost is None or live.arguments.parsed is None else tool.cost(live.arguments.parsed)
-    live.reservation = budget.reserve_call(cost)
-    return live.reservation is not None
 
 
 async def _still_available(live: LiveCall) -> bool:

@@ -76,19 +76,22 @@ class Keeper:
 def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return *items* without outputs whose call isn't there before them (a limit cut it off), and calls without output.
 
-    Of two outputs of one call the latest stays, in the place of the first.
+    Of two outputs of one call the latest stays, in the place of the first. Another run may have used the id again: a
+    call begins a pair of its own.
     """
-    latest = {item.call_id: item for item in items if isinstance(item, ToolOutput | HandoffOutput)}
-    called: set[str] = set()
+    places: dict[str, int | None] = {}
     kept: list[Item] = []
     for item in items:
         if isinstance(item, ToolCall | HandoffCall):
-            called.add(item.call_id)
+            places[item.call_id] = None
         elif isinstance(item, ToolOutput | HandoffOutput):
-            if item.call_id not in called:
+            if item.call_id not in places:
                 continue
-            called.remove(item.call_id)
-            item = latest[item.call_id]
+            place = places[item.call_id]
+            if place is not None:
+                kept[place] = item
+                continue
+            places[item.call_id] = len(kept)
         kept.append(item)
     return valid_history(kept)
 

@@ -31,7 +31,7 @@ from agentloop._shell.pump import Pump
 from agentloop._shell.stacks import stack_of
 from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
-from agentloop.budget import Reservation
+from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
@@ -63,6 +63,8 @@ class LiveCall:
     context: ToolContext[Any] | None = None
     place: Place | None = None
     reservation: Reservation | None = None
+    over_budget: bool = False
+    cost_error: Exception | None = None
     holds_permit: bool = False
     queued_at: float = 0.0
     started_at: float | None = None
@@ -89,7 +91,19 @@ class LiveCall:
         if anyio.current_time() >= self.batch.deadline:
             return  # an enclosing deadline has passed: the owner settles the call unstarted when it learns of it
         self.phase = "starting"
+        if self.run.budget is not None:
+            self._reserve(self.run.budget)
         self.batch.spawn(self)
+
+    def _reserve(self, budget: Budget) -> None:
+        """Take the call's part of the run's budget at its admission, so in model order and before anybody else can."""
+        parsed, price = self.arguments.parsed, self.tool.cost
+        try:
+            cost: Any = 0 if price is None or parsed is None else price(parsed)
+            self.reservation = budget.reserve_call(cost)
+        except Exception as error:  # the application's function: its error is the call's, raised in the call's task
+            self.cost_error = error
+        self.over_budget = self.reservation is None
 
     def release_permit(self) -> None:
         """Give the limits back; the next waiting call may start in this very step."""

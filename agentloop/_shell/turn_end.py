@@ -35,8 +35,7 @@ def _view(run: LiveRun) -> ConditionView:
             texts.append(item.output)
     return ConditionView(
         turn=state.turn,
-        calls=frozenset(call.call.name for call in state.calls.values() if call.outcome is not None),
-        text="\n".join(texts),
+        calls=state.called,
         total_tokens=run.usage.total_tokens,
         context=run.context,
     )
@@ -52,8 +51,7 @@ def check_loop(run: LiveRun) -> None:
     if limit is None:
         return
     state = run.state
-    for call in state.batch:
-        key = (call.tool or call.call.name, call.call.arguments)
+    for key in dict.fromkeys((call.tool or call.call.name, call.call.arguments) for call in state.batch):
         _, count = state.repeats.get(key, (None, 0))
         if count < limit:
             run.loop_warned.discard(key)

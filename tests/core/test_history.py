@@ -86,9 +86,19 @@ def test_the_wrapper_is_the_application_s() -> None:
 
 
 def test_a_message_that_only_looks_like_a_summary_is_a_message() -> None:
-    """It lacks the words before the wrapper."""
+    """It lacks the words before the wrapper, or the lines between."""
     [summary] = nest_history([AssistantMessage(f"{OPENING}\n1. user: x\n{CLOSING}")])
     assert lines_of(summary)[0] == f"1. assistant: {OPENING}"
+    [real] = nest_history([UserMessage("x")])
+    assert isinstance(real, AssistantMessage)
+    [summary] = nest_history([AssistantMessage(real.text.replace("1. user: x\n", ""))])
+    assert lines_of(summary)[0].startswith("1. assistant: For context")
+
+
+def test_a_summary_is_opened_whatever_wraps_it() -> None:
+    """The new one's lines are around all of it."""
+    [summary] = nest_history([*nest_history([UserMessage("x\ny")], ("<<", ">>")), UserMessage("z")])
+    assert lines_of(summary) == ["1. user: x", "   y", "2. user: z"]
 
 
 TRICKY = [

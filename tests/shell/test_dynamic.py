@@ -10,7 +10,7 @@ from shell.run_kit import RunTrace, asked, brief, scripted
 
 from agentloop import FunctionTool, ModelBehaviorError, ModelInputData, RunConfig, ToolContext, UserError, handoff, tool
 from agentloop import records as r
-from agentloop.items import HostedToolCall, ToolOutput, UserMessage
+from agentloop.items import HostedToolCall, Item, ToolOutput, UserMessage
 from agentloop.testing import call, say
 
 
@@ -221,7 +221,7 @@ async def test_filter_sees_the_final_list_and_changes_one_request_only(run_mode:
 @pytest.mark.scenario("DY-07")
 async def test_filter_cannot_mutate_what_is_the_caller_s(run_mode: Run) -> None:
     """Neither the list of the input, nor an item in it, nor the run's history."""
-    given = [UserMessage("go"), HostedToolCall("search", {"q": ["x"]})]
+    given: list[Item] = [UserMessage("go"), HostedToolCall("search", {"q": ["x"]})]
 
     def mutate(data: ModelInputData) -> ModelInputData:
         with pytest.raises(AttributeError):

@@ -280,7 +280,9 @@ async def test_fallback_for_an_invalid_output_is_validated_and_replays_no_tool(r
     assert ran == [1]
     assert len(asked(agent)) == 2
     assert statuses(result) == ["succeeded"]
-    assert json.loads(result.new_items[-1].text) == {"city": "Rome", "people": 3}
+    said = result.new_items[-1]
+    assert isinstance(said, AssistantMessage)
+    assert json.loads(said.text) == {"city": "Rome", "people": 3}
 
 
 @pytest.mark.scenario("OS-06")
@@ -347,11 +349,18 @@ BEHAVIORS: dict[str, Any] = {
 }
 
 
+class Thing:
+    """Something that is no text, and no JSON."""
+
+    def __str__(self) -> str:
+        return "a thing"
+
+
 @pytest.mark.scenario("OS-10")
 @pytest.mark.parametrize("behavior", BEHAVIORS)
 async def test_typed_agent_gives_a_tool_s_output_as_the_object_it_is(run_mode: Run, behavior: str) -> None:
     """Not parsed, not validated, not text."""
-    value = object.__new__(type("Thing", (), {"__str__": lambda self: "a thing"}))
+    value = Thing()
 
     @tool(name="look")
     async def look() -> Any:

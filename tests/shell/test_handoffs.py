@@ -22,8 +22,10 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.abc import Instrument
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Image, Reasoning, Text, ToolCall, UserMessage
 from agentloop.sessions import MemorySession
+from agentloop.spans import Span
 from agentloop.testing import call, reason, say
 
 IGNORED = "Multiple handoffs detected, ignoring this one."
@@ -75,9 +77,21 @@ async def test_agents_may_hand_over_in_circles(run_mode: Run) -> None:
     assert [item.call_id for item in result.new_items if isinstance(item, HandoffOutput)] == ["h1", "h2"]
 
 
-# HO-02 also wants the span's error; spans are not built yet.
+class HandoffSpans(Instrument):
+    """Keeps name and error of handoffs' spans."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+
+    def on_span_end(self, span: Span) -> None:
+        if span.kind == "handoff":
+            self.seen.append((span.name, span.error))
+
+
+@pytest.mark.scenario("HO-02")
 async def test_first_of_several_handoffs_is_taken(run_mode: Run) -> None:
-    """The others are answered, their callbacks not called."""
+    """The others are answered, their callbacks not called; the span says what was wrong."""
+    spans = HandoffSpans()
     called: list[str] = []
     second, third = scripted("b", say("done")), scripted("c", say("never"))
     handoffs = [
@@ -85,9 +99,10 @@ async def test_first_of_several_handoffs_is_taken(run_mode: Run) -> None:
         handoff(second, on_handoff=lambda ctx: called.append("b")),
     ]
     first = scripted("a", [call("transfer_to_b", call_id="h1"), call("transfer_to_c", call_id="h2")], handoffs=handoffs)
-    result = await run_mode(first, "go")
+    result = await run_mode(first, "go", run_config=RunConfig(instruments=[spans]))
     assert result.last_agent is second
     assert called == ["b"]
+    assert spans.seen == [("a -> b", "Multiple handoffs requested")]
     assert asked(third) == []
     assert result.new_items[2:4] == (
         HandoffOutput("h1", "Handed over to b.", "a", "b"),
@@ -203,6 +218,8 @@ def test_callback_of_the_wrong_arity_is_refused_at_construction() -> None:
         handoff(agent, input_type=Reason)
     with pytest.raises(UserTypeError, match="on_handoff"):
         handoff(agent, on_handoff=5)  # type: ignore[arg-type]
+    with pytest.raises(UserTypeError, match="is_enabled"):
+        handoff(agent, is_enabled="yes")  # type: ignore[arg-type]
 
 
 async def test_error_of_a_callback_fails_the_run(run_mode: Run) -> None:
@@ -332,6 +349,11 @@ async def test_later_filter_does_not_bring_back_what_an_earlier_one_left_out(run
     ]
 
 
+def giving(value: Any) -> Any:
+    """Return a filter that gives *value*."""
+    return lambda data: value
+
+
 @pytest.mark.scenario("HO-06")
 async def test_filter_that_is_none_is_refused(run_mode: Run) -> None:
     """What can't be called at construction, a wrong result when it is given."""
@@ -341,7 +363,7 @@ async def test_filter_that_is_none_is_refused(run_mode: Run) -> None:
     with pytest.raises(UserError, match="handoff_input_filter"):
         RunConfig(handoff_input_filter="x")
     for bad in (None, [UserMessage("x")], "text"):
-        first = scripted("a", call("transfer_to_b"), handoffs=[handoff(second, input_filter=lambda data, bad=bad: bad)])
+        first = scripted("a", call("transfer_to_b"), handoffs=[handoff(second, input_filter=giving(bad))])
         with pytest.raises(UserError, match="'transfer_to_b' must return HandoffInputData"):
             await run_mode(first, "go")
     assert asked(second) == []
@@ -484,17 +506,23 @@ async def test_summaries_flatten_over_several_handoffs(run_mode: Run, wrappers: 
 
 
 @pytest.mark.scenario("HO-09")
-async def test_wrapper_of_a_summary_is_the_application_s(run_mode: Run) -> None:
+@pytest.mark.parametrize("level", ["handoff", "run"])
+async def test_wrapper_of_a_summary_is_the_application_s(run_mode: Run, level: str) -> None:
     """Two lines; anything else is refused."""
+    wrapper = ("<said>", "</said>")
     second = scripted("b", say("done"))
-    first = scripted("a", call("transfer_to_b"), handoffs=[handoff(second, nest_handoff_history=("<said>", "</said>"))])
-    await run_mode(first, "go")
+    entry = handoff(second, nest_handoff_history=wrapper if level == "handoff" else None)
+    first = scripted("a", call("transfer_to_b"), handoffs=[entry])
+    config = RunConfig(nest_handoff_history=wrapper if level == "run" else False)
+    await run_mode(first, "go", run_config=config)
     [summary] = asked(second)[0].items
     lines = summary.text.split("\n")
     assert (lines[1], lines[-1]) == ("<said>", "</said>")
     for bad in ("<said>", ("one",), ("a\nb", "c"), (1, 2), 5):
         with pytest.raises(UserTypeError, match="nest_handoff_history"):
             handoff(second, nest_handoff_history=bad)  # type: ignore[arg-type]
+        with pytest.raises(UserTypeError, match="nest_handoff_history"):
+            RunConfig(nest_handoff_history=bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.scenario("HO-09")

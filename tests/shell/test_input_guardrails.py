@@ -437,7 +437,7 @@ async def test_slow_guardrail_trips_after_the_model_has_finished() -> None:
                     assert not stream.is_complete
                     held.go.set()
         assert stream.is_complete
-    assert [event.item.text for event in seen if isinstance(event, ev.ItemCreated)] == ["done"]
+    assert brief(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
     assert [event.status for event in seen if isinstance(event, ev.RunEnded)] == ["failed"]
 
 

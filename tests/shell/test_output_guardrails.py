@@ -232,7 +232,7 @@ async def test_stream_shows_the_candidate_then_raises() -> None:
                     held.go.set()
         assert stream.is_complete
     assert [event.text for event in seen if isinstance(event, ev.TextDelta)] == ["done"]
-    assert [event.item.text for event in seen if isinstance(event, ev.ItemCreated)] == ["done"]
+    assert brief(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
     assert [event.result.output for event in seen if isinstance(event, ev.GuardrailSettled)] == [TRIPPED]
 
 

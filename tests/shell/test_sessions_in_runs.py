@@ -454,6 +454,10 @@ async def test_call_ids_of_a_session_may_come_again(run_mode: Run) -> None:
     agent = agent_with([echo], call("echo", {"n": 2}, call_id="c1"))
     result = await run_mode(agent, "go", session=session)
     assert [item.output for item in result.new_items if isinstance(item, ToolOutput)] == ["2"]
+    agent = agent_with([])
+    await run_mode(agent, "go", session=session)
+    shown = requests_of(agent)[0].items
+    assert [item.output for item in shown if isinstance(item, ToolOutput)] == ["1", "2"]
 
 
 @pytest.mark.scenario("DE-12")
