@@ -9,6 +9,7 @@ import attrs
 
 from agentloop.agents import Agent
 from agentloop.config import ModelSettings
+from agentloop.exceptions import ModelBehaviorError
 from agentloop.handoffs import Handoff
 from agentloop.items import Item
 from agentloop.output_schema import TypedOutput
@@ -40,3 +41,14 @@ class TurnView:
     output: TypedOutput | None = None
     model: Any
     input: tuple[Item, ...] = ()
+
+    def handoff(self, name: str) -> Handoff:
+        """Return the handoff the model calls *name*.
+
+        Raises:
+            ModelBehaviorError: if there is none, as after a resume with other definitions.
+        """
+        for known in self.handoffs:
+            if known.name == name:
+                return known
+        raise ModelBehaviorError(f"Handoff {name!r} not found: agent {self.agent.name!r} has no such handoff")

@@ -91,7 +91,7 @@ def call_context(live: LiveCall) -> ToolContext[Any]:
         tool_namespace=call.namespace,
         agent=run.agent,
         run_config=run.config,
-        conversation_history=run.view.input if run.view is not None else (),
+        conversation_history=live.batch.conversation,
         idempotency_key=idempotency_key(run.root.state.run_id, run.path, call.call_id),
         call=LiveCallServices(live),
     )

@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
+from functools import cached_property
 from typing import Any, Literal
 
 import anyio
@@ -33,6 +34,7 @@ from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
+from agentloop.items import Item
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallSettled, ItemReleased
@@ -161,6 +163,12 @@ class Batch:
         self.deadline = math.inf
         self._build(plan, sequential)
         self.pump = self._choose_pump()
+
+    @cached_property
+    def conversation(self) -> tuple[Item, ...]:
+        """What the model had been shown, and its response: made once for all calls of the batch, if one asks."""
+        shown = self.run.view.input if self.run.view is not None else ()
+        return (*shown, *(self.run.state.response or ()))
 
     # -- building
 

@@ -47,7 +47,11 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         answers = await ask_enabled(run, tools)
         disabled = frozenset(tool.lookup_key for tool, yes in zip(tools, answers, strict=True) if not yes)
         rules = attrs.evolve(rules, disabled=disabled)
-    return plan_response(view, run.state, rules)
+    plan = plan_response(view, run.state, rules)
+    for call in run.state.handoffs_due[:1]:
+        # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
+        view.handoff(call.name).read(call.arguments, run.config.json_limits)
+    return plan
 
 
 async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:

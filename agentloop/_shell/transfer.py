@@ -8,7 +8,7 @@ from agentloop._core.machine import Transfer
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun
-from agentloop.exceptions import ModelBehaviorError, UserTypeError
+from agentloop.exceptions import UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
 from agentloop.items import Item
 from agentloop.records import HandedOff, HistoryReplaced
@@ -22,9 +22,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         UserTypeError: if a filter returns something else than `HandoffInputData`.
     """
     call = action.call
-    handoff = next((known for known in view.handoffs if known.name == call.name), None)
-    if handoff is None:
-        raise ModelBehaviorError(f"Handoff {call.name!r} not found: agent {run.agent.name!r} has no such handoff")
+    handoff = view.handoff(call.name)
     await _tell(run, handoff, call.arguments, call.call_id)
     source, target = run.agent, handoff.agent
     run.agent = target

@@ -36,6 +36,7 @@ def _view(run: LiveRun) -> ConditionView:
     return ConditionView(
         turn=state.turn,
         calls=state.called,
+        text="\n".join(texts),
         total_tokens=run.usage.total_tokens,
         context=run.context,
     )

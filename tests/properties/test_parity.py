@@ -84,10 +84,14 @@ class Script:
     nested_history: bool
 
 
-def verdicts() -> st.SearchStrategy[tuple[Verdict, ...]]:
+@st.composite
+def verdicts(draw: st.DrawFn) -> tuple[Verdict, ...]:
     """Return a few verdicts; mostly all pass."""
-    kinds: list[Verdict] = ["pass", "pass", "pass", "pass", "trip", "raise"]
-    return st.lists(st.sampled_from(kinds), max_size=3).map(tuple)
+    found: list[Verdict] = ["pass"] * draw(st.integers(0, 3))
+    ending: Verdict = draw(st.sampled_from([*["pass"] * 14, "trip", "raise"]))  # type: ignore[arg-type]
+    if found and ending != "pass":
+        found[draw(st.integers(0, len(found) - 1))] = ending
+    return tuple(found)
 
 
 @st.composite
@@ -125,7 +129,7 @@ def scripts(draw: st.DrawFn) -> Script:
         cap=draw(st.sampled_from([None, 1, 2, 32])),
         buffer=draw(st.sampled_from([1, 2, 7, 256])),
         max_turns=draw(st.sampled_from([2, 10])),
-        broken_hook=draw(st.sampled_from([None, None, None, *HOOKS])),
+        broken_hook=draw(st.sampled_from([*[None] * 20, *HOOKS])),
         broken_at=draw(st.integers(1, 2)),
         behavior=draw(st.sampled_from(["run_llm_again", "run_llm_again", "stop_on_first_tool"])),
         nested_history=draw(st.booleans()),
@@ -171,7 +175,9 @@ async def replace(delay: int) -> str:
     return "all"
 
 
-@tool(tool_input_guardrails=[tool_input_guardrail(lambda d: Rewrite({"delay": 1}) if d.arguments["delay"] else Allow())])
+@tool(
+    tool_input_guardrails=[tool_input_guardrail(lambda d: Rewrite({"delay": 1}) if d.arguments["delay"] else Allow())]
+)
 async def rewrite(ctx: ToolContext[Any], delay: int) -> str:
     await _pass(delay)
     return ctx.tool_arguments

@@ -55,9 +55,7 @@ async def test_nested_run_has_the_callers_object_and_counts_into_one_usage(run_m
         seen.append((ctx.context, ctx.usage.requests, ctx.usage.total_tokens))
         return "seen"
 
-    inner = helper(
-        respond(ToolCall("n1", "look", "{}"), usage=tokens(10)), say("dug", usage=tokens(20)), tools=[look]
-    )
+    inner = helper(respond(ToolCall("n1", "look", "{}"), usage=tokens(10)), say("dug", usage=tokens(20)), tools=[look])
     outer = agent_with(
         [inner.as_tool(), look],
         respond(ToolCall("c1", "helper", '{"input": "dig"}'), usage=tokens(100)),
@@ -200,10 +198,8 @@ async def test_turns_of_a_nested_run_can_be_set(run_mode: Run, limit: int | None
 
 async def test_depth_is_limited(run_mode: Run) -> None:
     """An agent that asks itself is told so where `max_depth` is reached."""
-    model = ScriptedModel(
-        [call("loop", {"input": "1"}), call("loop", {"input": "2"}), call("loop", {"input": "3"})]
-        + [say("deepest"), say("middle"), say("top")]
-    )
+    deeper = [call("loop", {"input": str(depth)}) for depth in range(3)]
+    model = ScriptedModel([*deeper, say("deepest"), say("middle"), say("top")])
     agent: Agent[Any, Any] = Agent("loop", model=model, tools=[])
     agent.tools.append(agent.as_tool())  # type: ignore[attr-defined]
     result = await run_mode(agent, "go", run_config=RunConfig(max_depth=2))
@@ -337,9 +333,7 @@ async def test_slow_on_stream_delays_nobody_and_gets_all_before_the_call_ends(ru
 
 
 @pytest.mark.scenario("NA-11")
-async def test_failing_on_stream_is_logged_and_changes_nothing(
-    run_mode: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failing_on_stream_is_logged_and_changes_nothing(run_mode: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Its error is never the run's."""
 
     def handler(event: ev.Event) -> None:

@@ -72,7 +72,9 @@ async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backe
         return "never"
 
     watch, hooks = Watch(), HookLog()
-    agent = agent_with([fine, slow], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow", call_id="c3")])
+    agent = agent_with(
+        [fine, slow], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow", call_id="c3")]
+    )
     async with lasting(anyio_backend, 0.2):
         with pytest.raises(RunTimeout) as raised:
             await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, config=RunConfig(timeout=0.2)))
@@ -263,7 +265,7 @@ async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
 
 async def test_limits_of_the_wrong_kind_are_a_users_error() -> None:
     """They are checked before the run begins."""
-    with pytest.raises(UserTypeError, match="RunConfig.limits"):
+    with pytest.raises(UserTypeError, match=r"RunConfig\.limits"):
         await Runner.run(agent_with([]), "go", run_config=RunConfig(limits={"requests": 3}))
 
 

@@ -1,6 +1,7 @@
 """Long runs: what a turn costs must not grow with the turns before it."""
 
 import gc
+import itertools
 import statistics
 import sys
 import time
@@ -48,7 +49,9 @@ class _Answer:
         model = self._model
         model.times.append(model.note())
         number = len(model.times)
-        item = ToolCall(f"c{number}", "step", f'{{"n":{number}}}') if number <= model.turns else AssistantMessage("done")
+        item = (
+            ToolCall(f"c{number}", "step", f'{{"n":{number}}}') if number <= model.turns else AssistantMessage("done")
+        )
         usage = RequestUsage(input_tokens=1, output_tokens=1, total_tokens=2)
         self._events = iter((ResponseDone((item,), usage),))
         return self
@@ -87,7 +90,7 @@ async def run_for(model: Endless, *, streamed: bool, **options: Any) -> None:
 
 def growth(times: list[float]) -> float:
     """Return the cost of a turn near the end over that of one near the start (each the median of a window)."""
-    costs = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    costs = [later - earlier for earlier, later in itertools.pairwise(times)]
     start = statistics.median(costs[5 : 5 + WINDOW])
     end = statistics.median(costs[-WINDOW:])
     return end / start

@@ -7,9 +7,9 @@ import pytest
 from shell.kit import Run, records_of
 from shell.run_kit import RunTrace, asked, scripted
 
-from agentloop import ModelBehaviorError, RunConfig, UserError, handoff, tool
+from agentloop import Agent, ModelBehaviorError, RunConfig, UserError, handoff, tool
 from agentloop import records as r
-from agentloop.testing import call, say
+from agentloop.testing import ScriptedModel, call, say
 
 
 class Both:
@@ -136,3 +136,26 @@ async def test_tool_of_a_namespace_is_no_handoff_s_rival(run_mode: Run, policy: 
     assert result.last_agent is both.second
     assert len(asked(agent)) == 2
     assert asked(agent)[0].tools == (namespaced,)
+
+
+async def test_a_handoff_whose_input_does_not_fit_is_refused_before_any_tool_of_its_response_starts(
+    run_mode: Any,
+) -> None:
+    """The plan is complete before the first side effect."""
+    started: list[str] = []
+
+    @tool
+    async def effect() -> str:
+        started.append("effect")
+        return "done"
+
+    def take(ctx: Any, given: int) -> None:
+        started.append("handoff")
+
+    target = Agent("b", model=ScriptedModel([say("b")]))
+    to_b = handoff(target, on_handoff=take, input_type=int)
+    script = ScriptedModel([[call("effect"), call("transfer_to_b", {"response": "no number"})]])
+    agent = Agent("a", model=script, tools=[effect], handoffs=[to_b])
+    with pytest.raises(ModelBehaviorError):
+        await run_mode(agent, "go")
+    assert started == []

@@ -366,9 +366,7 @@ async def test_retry_of_the_model_stores_nothing_twice(run_mode: Run) -> None:
     session = Counting()
     settings = ModelSettings(retry=ModelRetrySettings(3, initial_delay=0.0))
     gone = ModelTransportError("busy", status=503)
-    agent = agent_with(
-        [fine], fail(gone), call("fine", call_id="c1"), fail(gone), fail(gone), model_settings=settings
-    )
+    agent = agent_with([fine], fail(gone), call("fine", call_id="c1"), fail(gone), fail(gone), model_settings=settings)
     await run_mode(agent, "go", session=session)
     assert len(requests_of(agent)) == 5
     assert session.batches == [["go", "c1", "=c1"], ["done"]]
@@ -378,6 +376,7 @@ async def test_retry_of_the_model_stores_nothing_twice(run_mode: Run) -> None:
 @pytest.mark.scenario("SE-08")
 async def test_filter_of_the_models_input_does_not_change_what_is_stored(run_mode: Run) -> None:
     """The model sees the filtered list, the session keeps the true one."""
+
     def shorten(data: Any) -> Any:
         return attrs.evolve(data, input=(UserMessage("filtered"), *data.input[-1:]))
 
@@ -524,6 +523,7 @@ async def test_save_under_way_is_finished_when_the_run_is_cancelled(run_mode: Ru
 
 async def test_save_that_hangs_cannot_outlast_the_runs_timeout_for_long(run_mode: Run) -> None:
     """The run's deadline bounds it, plus the cleanup grace."""
+
     class Hanging(MemorySession):
         async def add_items(self, items: Sequence[Item]) -> None:
             await anyio.sleep(60)

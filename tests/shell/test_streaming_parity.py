@@ -10,11 +10,13 @@ import anyio.lowlevel
 import attrs
 import httpx
 import pytest
-from shell.kit import ToolHooks, agent_with, calls_in
+from shell.kit import Run, ToolHooks, agent_with, calls_in
 
 from agentloop import (
     Agent,
+    Allow,
     GuardrailFunctionOutput,
+    MaxTurnsExceeded,
     ModelBehaviorError,
     RunConfig,
     Runner,
@@ -26,13 +28,18 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
+    tool_input_guardrail,
     tool_output_guardrail,
 )
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop.abc import Model
-from agentloop.exceptions import ModelTransportError, OutputGuardrailTripwireTriggered
-from agentloop.guardrail_results import ReplaceOutput
+from agentloop.exceptions import (
+    ModelTransportError,
+    OutputGuardrailTripwireTriggered,
+    ToolInputGuardrailTripwireTriggered,
+)
+from agentloop.guardrail_results import RaiseException, ReplaceOutput
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.models import OpenAIChatModel
 from agentloop.sessions import MemorySession
@@ -118,10 +125,14 @@ class World:
             raise ValueError("no luck")
 
         use = RequestUsage(input_tokens=3, output_tokens=1, total_tokens=4)
-        nested = Agent("nested", model=ScriptedModel([call("look", {"what": "x"}, call_id="n1"), say("dug", use)]), tools=[look])
+        nested = Agent(
+            "nested", model=ScriptedModel([call("look", {"what": "x"}, call_id="n1"), say("dug", use)]), tools=[look]
+        )
         self.second = Agent(
             "second",
-            model=ScriptedModel([[reason("hm"), call("look", {"what": "y"}, call_id="s1")], say('{"title": "T", "pages": 3}', use)]),
+            model=ScriptedModel(
+                [[reason("hm"), call("look", {"what": "y"}, call_id="s1")], say('{"title": "T", "pages": 3}', use)]
+            ),
             tools=[look],
             output_type=Report,
             output_guardrails=[safe],
@@ -149,7 +160,7 @@ async def test_streamed_run_gives_what_the_plain_one_gives() -> None:
     """Output, items, agent, usage, guardrail results, session, hooks and the log itself."""
     plain, watched = World(), World()
     one = await Runner.run(plain.first, "go", **plain.options())
-    events, other = await streamed(watched.first, **watched.options())
+    _events, other = await streamed(watched.first, **watched.options())
     assert one.final_output == other.final_output == Report("T", 3)
     assert one.new_items == other.new_items
     assert other.last_agent is watched.second
@@ -206,6 +217,42 @@ async def test_calls_settle_in_their_order_and_outputs_come_in_the_models() -> N
     events, _ = await streamed(agent_with([after], calls), hooks=Chain())
     assert [event.call.call_id for event in events if isinstance(event, ev.CallSettled)] == ["1", "2", "0"]
     assert [item.call_id for item in items_in(events) if isinstance(item, ToolOutput)] == ["0", "1", "2"]
+
+
+@pytest.mark.scenario("GT-09")
+@pytest.mark.parametrize("end", ["completed", "max_turns", "handoff", "tripwire"])
+async def test_tool_guardrail_results_are_reported_however_the_run_ends(run_mode: Run, end: str) -> None:
+    """On the result or on the error: those of every call, in order."""
+
+    @tool_input_guardrail
+    async def before(data: Any) -> Any:
+        return RaiseException("stop") if data.context.tool_call_id == "trips" else Allow(data.context.tool_call_id)
+
+    @tool(tool_input_guardrails=(before,), tool_output_guardrails=(masked,))
+    async def guarded() -> str:
+        return "secret"
+
+    second = Agent("second", model=ScriptedModel([say("the end")]))
+    last = {
+        "completed": say("done"),
+        "max_turns": call("guarded", call_id="c2"),
+        "handoff": call("transfer_to_second", call_id="h"),
+        "tripwire": call("guarded", call_id="trips"),
+    }[end]
+    agent = agent_with([guarded], call("guarded", call_id="c1"), last, done=None, handoffs=[handoff(second)])
+    try:
+        data: Any = await run_mode(agent, "go", max_turns=3 if end == "handoff" else 2)
+        assert end in ("completed", "handoff")
+    except (MaxTurnsExceeded, ToolInputGuardrailTripwireTriggered) as error:
+        data = error.run_data
+        assert end in ("max_turns", "tripwire")
+    found = [(one.call.call_id, one.guardrail.name, one.output) for one in data.tool_input_guardrail_results]
+    wanted = [("c1", "before", Allow("c1"))]
+    wanted += [("c2", "before", Allow("c2"))] if end == "max_turns" else []
+    assert found[: len(wanted)] == wanted
+    outputs = [(one.call.call_id, one.output) for one in data.tool_output_guardrail_results]
+    assert outputs == [(call_id, ReplaceOutput("masked secret")) for call_id, _, _ in wanted]
+    assert all(one.duration >= 0 for one in data.tool_input_guardrail_results)
 
 
 # ---------------------------------------------------------------------------------------------- events
@@ -450,7 +497,7 @@ async def test_every_event_before_an_error_is_delivered_first(kind: str) -> None
 @pytest.mark.scenario("SP-09")
 async def test_error_before_the_first_model_event_is_raised_from_iteration() -> None:
     """The block is entered as ever; iteration raises."""
-    events, error = await failing(agent_with([], fail(ModelTransportError("gone")), done=None), ModelTransportError)
+    events, _error = await failing(agent_with([], fail(ModelTransportError("gone")), done=None), ModelTransportError)
     assert [type(event).__name__ for event in events] == ["AgentUpdated", "TurnStarted", "RunEnded"]
 
 
