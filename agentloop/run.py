@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from agentloop._core.state import RunState
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.keep import Keeper
-from agentloop._shell.live import LiveEffects, LiveRun, Log, loop_shared
+from agentloop._shell.live import LiveEffects, LiveRun, Log, ServerConversation, loop_shared
 from agentloop._shell.nested import run_agent_tool
 from agentloop._shell.resources import Resources
 from agentloop._shell.run_stream import RunStream
@@ -59,6 +59,9 @@ class Runner:
         run_config: RunConfig | None = None,
         error_handlers: Mapping[str, Callback] | None = None,
         session: Session | None = None,
+        conversation_id: str | None = None,
+        previous_response_id: str | None = None,
+        auto_previous_response_id: bool = False,
     ) -> RunResult[OutputT]:
         """Run *agent* on *input* and return the result.
 
@@ -72,13 +75,27 @@ class Runner:
             error_handlers: By `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)` gives
                 a final output in the error's place, an `ErrorHandlerResult`, or None to let the error go on.
             session: Items of earlier runs, shown before *input*; the run's own items are added turn by turn.
+            conversation_id: A conversation that the provider keeps; the model is sent new items only.
+            previous_response_id: A response that the provider keeps, to go on from; new items only are sent.
+            auto_previous_response_id: Go on from each response in turn, the provider keeping them.
 
         Cancellation: prompt and complete. When the call returns or raises, nothing of the run is running.
 
         Raises:
             AgentLoopError: what ended the run, bare, with `run_data`; BaseExceptions of bodies pass as they are.
         """
-        stream = _stream(agent, input, context, max_turns, hooks, run_config, error_handlers, session, subscribe=False)
+        stream = _stream(
+            agent,
+            input,
+            context,
+            max_turns,
+            hooks,
+            run_config,
+            error_handlers,
+            session,
+            _kept(conversation_id, previous_response_id, auto_previous_response_id),
+            subscribe=False,
+        )
         async with stream:
             await stream.finished()
         return stream.result
@@ -94,12 +111,26 @@ class Runner:
         run_config: RunConfig | None = None,
         error_handlers: Mapping[str, Callback] | None = None,
         session: Session | None = None,
+        conversation_id: str | None = None,
+        previous_response_id: str | None = None,
+        auto_previous_response_id: bool = False,
     ) -> RunStream[OutputT]:
         """Return the run as an async context manager: iterate it for events; leaving the block ends and joins it.
 
         Arguments are those of `run`.
         """
-        return _stream(agent, input, context, max_turns, hooks, run_config, error_handlers, session, subscribe=True)
+        return _stream(
+            agent,
+            input,
+            context,
+            max_turns,
+            hooks,
+            run_config,
+            error_handlers,
+            session,
+            _kept(conversation_id, previous_response_id, auto_previous_response_id),
+            subscribe=True,
+        )
 
     @staticmethod
     def run_sync(
@@ -130,6 +161,7 @@ def _stream(
     run_config: object,
     error_handlers: Mapping[str, Callback] | None,
     session: object,
+    kept: ServerConversation | None,
     *,
     subscribe: bool,
 ) -> RunStream[Any]:
@@ -143,6 +175,8 @@ def _stream(
     check_count("max_turns", max_turns)
     if session is not None and not isinstance(session, Session):
         raise UserTypeError(f"session: a Session is needed, not {session!r}")
+    if session is not None and kept is not None:
+        raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
     config = run_config or RunConfig()
     handlers = _checked_handlers(error_handlers or {})
     _check_config(config)
@@ -150,10 +184,22 @@ def _stream(
     def start(stream: RunStream[Any], group: TaskGroup, task_context: Context) -> LiveRun:
         run = _live_run(agent, context, hooks, config, group, task_context)
         run.error_handlers = handlers
+        run.server = kept
         run.keeper = Keeper(session) if session is not None else None
         return run
 
     return RunStream(start, to_items(given), max_turns, config.timeout, subscribe=subscribe)
+
+
+def _kept(conversation_id: str | None, previous_response_id: str | None, auto: bool) -> ServerConversation | None:
+    """Return what the provider keeps of the conversation, or None where it keeps nothing."""
+    if conversation_id is not None and (previous_response_id is not None or auto):
+        raise UserError(
+            "conversation_id and previous_response_id are two ways to go on from the same thing: choose one"
+        )
+    if conversation_id is None and previous_response_id is None and not auto:
+        return None
+    return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 
 def _checked_handlers(handlers: Mapping[str, Callback]) -> Mapping[str, Callback]:

@@ -125,6 +125,15 @@ class Log:
 
 
 @attrs.define(eq=False, kw_only=True)
+class ServerConversation:
+    """What the provider keeps of a run's conversation, and how much of the history it has been sent."""
+
+    conversation_id: str | None = None
+    previous_response_id: str | None = None
+    sent: int = 0
+
+
+@attrs.define(eq=False, kw_only=True)
 class LiveRun:
     """One run of one agent tree node. Owned by the task that drives it; nothing outside the shell sees it."""
 
@@ -154,6 +163,7 @@ class LiveRun:
     """Nested runs by path; the root's dict, shared."""
     keeper: Keeper | None = None
     """Writes the run's items to its session, if it has one."""
+    server: ServerConversation | None = None
     error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
     stop_when: Condition | None = None
     guarded: bool = False

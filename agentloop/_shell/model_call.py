@@ -43,6 +43,10 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     response = await _asked(run, view, request)
     response = attrs.evolve(response, items=_sorted_out(view, response.items))
     run.append(ModelResponded(*run.here(), response))
+    if run.server is not None:
+        run.server.sent = len(run.state.history)
+        if run.server.conversation_id is None:
+            run.server.previous_response_id = response.response_id
     if run.state.conflict is not None:
         return  # the response contradicts an earlier one: planning refuses it, and nobody is told of it as an answer
     for hooks in (run.agent.hooks, run.hooks):
@@ -113,9 +117,12 @@ def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> None:
 
 
 def _request(run: LiveRun, view: TurnView) -> ModelRequest:
+    server = run.server
     return ModelRequest(
         system=view.system,
-        items=view.input,
+        items=view.input if server is None else view.input[server.sent :],
+        previous_response_id=server.previous_response_id if server is not None else None,
+        conversation_id=server.conversation_id if server is not None else None,
         tools=view.tools,
         handoffs=view.handoffs,
         output_schema=view.output.schema if view.output is not None else None,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 from agentloop import effects as e
 from agentloop._core.history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun
-from agentloop.exceptions import UserTypeError
+from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
 from agentloop.items import Item
 from agentloop.records import HandedOff, HistoryReplaced
+
+logger = logging.getLogger("agentloop")
 
 
 async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
@@ -60,6 +64,8 @@ async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) ->
 async def _show(run: LiveRun, handoff: Handoff) -> None:
     """Decide what the target is shown: the filter's choice, a nested history, or all of it."""
     chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
+    if chosen is not None and run.server is not None:
+        raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
         data = _input_data(run)
         effect = e.Ask(run.path, "input_filter", handoff.name, lambda: ask(chosen, data))
@@ -71,7 +77,11 @@ async def _show(run: LiveRun, handoff: Handoff) -> None:
     nest = handoff.nest_handoff_history
     if nest is None:
         nest = run.config.nest_handoff_history
-    if nest is not False:
+    if nest is not False and run.server is not None:
+        if "nest_handoff_history" not in run.root.warned:
+            run.root.warned.add("nest_handoff_history")
+            logger.warning("the provider keeps the conversation: nest_handoff_history has no effect")
+    elif nest is not False:
         wrapper = DEFAULT_WRAPPER if nest is True else nest
         _replace(run, "nested_history", nest_history(run.state.history, wrapper))
 
