@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
 import attrs
+
+
+def _detached(raw: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return deepcopy(raw)
 
 
 @attrs.frozen(kw_only=True)
 class RequestUsage:
-    """Tokens of one model request. `complete` is False when the response was cut before its last event."""
+    """Tokens of one model request. `complete` is False when the response was cut before its last event.
+
+    `raw` is what the provider said, a copy: what it left out is absent there, where the counts here are 0.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -16,6 +27,7 @@ class RequestUsage:
     reasoning_tokens: int = 0
     model: str | None = None
     complete: bool = True
+    raw: Mapping[str, Any] | None = attrs.field(default=None, repr=False, eq=False, converter=_detached)
 
 
 @attrs.frozen(kw_only=True)

@@ -463,6 +463,7 @@ def _count(data: object, name: str) -> int:
 def _usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
     spent, made = _count(data, "prompt_tokens"), _count(data, "completion_tokens")
     return RequestUsage(
+        raw=data,
         input_tokens=spent,
         output_tokens=made,
         total_tokens=_count(data, "total_tokens") or spent + made,

@@ -41,7 +41,7 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models._chat import ChatDecoder, encode
+from agentloop.models._chat import ChatDecoder, _usage, encode
 from agentloop.models._sse import SSEDecoder
 from agentloop.usage import RequestUsage
 
@@ -716,3 +716,13 @@ def test_constrained_mode_takes_refusals_real_calls_and_plain_text_as_they_come(
     real = items(chunk({"tool_calls": [part(0, "a", "paint", "{}")]}, finish="stop"), request=tools, constrained=True)
     assert real == (ToolCall("a", "paint", "{}"),)
     assert items(chunk({"content": "Hi."}, finish="stop"), constrained=True) == (AssistantMessage("Hi."),)
+
+
+@pytest.mark.scenario("US-13")
+def test_usage_keeps_a_detached_copy_of_what_the_server_said() -> None:
+    """What the server left out is absent in the copy; the counts say 0."""
+    said: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens_details": {"x": 1}}
+    usage = _usage(said, "m")
+    said["completion_tokens_details"]["x"] = 2
+    assert usage.raw == {"prompt_tokens": 3, "completion_tokens_details": {"x": 1}}
+    assert (usage.input_tokens, usage.cached_tokens) == (3, 0)
