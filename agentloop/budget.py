@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import attrs
 
 from agentloop.config import check_count
 from agentloop.exceptions import UsageLimitExceeded, UserTypeError, UserValueError
-from agentloop.usage import Usage
 
 Amount: TypeAlias = Decimal | int | float
 _NOTHING: Final = Decimal(0)
@@ -61,6 +60,19 @@ class UsageLimits:
     cost: Decimal | None = attrs.field(default=None, converter=_to_limit)
 
 
+class Spent(Protocol):
+    """Sums of what a run has used; `Usage` is one."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def total_tokens(self) -> int: ...
+
+
 @attrs.define(eq=False)
 class Reservation:
     """Room for one call, taken from a `Budget`, which changes it."""
@@ -97,7 +109,7 @@ class Budget:
         """
         self.spent += to_amount("price", cost)
 
-    def check_request(self, usage: Usage) -> None:
+    def check_request(self, usage: Spent) -> None:
         """Return if one more model request may be made after *usage*.
 
         Raises:
@@ -106,7 +118,7 @@ class Budget:
         if reasons := list(self._spent_by(usage)):
             raise UsageLimitExceeded(f"Usage limit exceeded: {', '.join(reasons)}")
 
-    def _spent_by(self, usage: Usage) -> Iterator[str]:
+    def _spent_by(self, usage: Spent) -> Iterator[str]:
         limits = self.limits
         rows: tuple[tuple[str, int | Decimal, int | Decimal | None], ...] = (
             ("requests", usage.requests, limits.requests),

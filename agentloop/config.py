@@ -194,7 +194,7 @@ class ToolExecution:
     cleanup_grace: float = attrs.field(default=5.0, validator=_seconds(zero=True))
     """Seconds that cleanup gets, in all, once a run is being cancelled."""
     max_output_chars: int | None = attrs.field(default=32_000, validator=_count())
-    max_threads: int = attrs.field(default=32, validator=_count())
+    max_threads: int = attrs.field(default=32, validator=_needed(_count()))
     mode: Literal["concurrent", "sequential"] | None = attrs.field(
         default=None, validator=attrs.validators.in_((None, "concurrent", "sequential"))
     )

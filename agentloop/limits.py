@@ -112,9 +112,6 @@ class Capacity(Limit):
     def give(self) -> None:
         """Give a token back."""
         self._in_use -= 1
-        if self._in_use == 0 and self.binding.token is not None:
-            # An idle limit belongs to nobody: the next loop may have it.
-            self.binding = LoopBinding()
 
 
 class OrderedCapacity(Capacity):

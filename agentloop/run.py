@@ -249,7 +249,6 @@ def _live_run(
         shared=shared,
         threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
         resources=Resources(lambda host: group.create_task(host(), context=task_context.copy())),
-        spawn_context=task_context,
         resolve_model=resolve_model,
         nest=run_agent_tool,
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,

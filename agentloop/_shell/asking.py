@@ -10,7 +10,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._shell.endings import raised_while_cancelled
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
 
 ResultT = TypeVar("ResultT")
 
@@ -39,10 +39,14 @@ async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
     failed = anyio.Event()
 
     async def one(index: int) -> None:
+        count = cancelling()
         try:
             answers[index] = await questions[index]()
-        except cancelled_types():
-            raise
+        except cancelled_types() as error:
+            if not taken_back(count):
+                raise
+            errors[index] = self_cancelled(error)
+            failed.set()
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: ASYNC103 - raised below, bare; cancellations have gone on above

@@ -34,9 +34,8 @@ class Cleanup:
         if self._own is not None:
             return
         self._own = anyio.current_time() + self.grace
-        deadline = self.deadline or self._own
         for scope in self._sections:
-            scope.deadline = min(scope.deadline, deadline)
+            scope.deadline = min(scope.deadline, self._own)
 
     @contextmanager
     def section(
@@ -46,13 +45,21 @@ class Cleanup:
 
         With *shield* false the block is still cancelled by the scopes around it: only a sibling's failure waits for it.
         """
-        deadline = min(anyio.current_time() + seconds if seconds < math.inf else math.inf, self.deadline or math.inf)
+        deadline = anyio.current_time() + seconds
+        if self.deadline is not None:
+            deadline = min(deadline, self.deadline)
         scope = anyio.CancelScope(shield=shield, deadline=deadline)
-        self._sections.add(scope)
+        lines: list[Cleanup] = []
+        line: Cleanup | None = self
+        while line is not None:  # a nested run's sections end at the outer runs' deadlines too
+            line._sections.add(scope)
+            lines.append(line)
+            line = line._outer
         try:
             with scope:
                 yield scope
         finally:
-            self._sections.discard(scope)
+            for line in lines:
+                line._sections.discard(scope)
             if scope.cancelled_caught and on_cut is not None:
                 on_cut()

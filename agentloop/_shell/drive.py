@@ -23,7 +23,7 @@ from agentloop._core.turn import TurnView
 from agentloop._shell.guard_run import guard_first_call
 from agentloop._shell.live import LiveRun
 from agentloop._shell.model_call import call_model
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
 from agentloop._shell.outcome_of_run import with_data
 from agentloop._shell.output import accept, ask_behavior, give_up
 from agentloop._shell.prepare import prepare_turn
@@ -85,7 +85,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     if run.log.events is not None:
         await run.log.events.room()
     if run.budget is not None:
-        run.budget.check_request(run.usage)
+        run.budget.check_request(run.log.state.meter)
     view = run.view = await prepare_turn(run)
     path, turn, at = run.here()
     tools = tuple(tool.qualified_name for tool in view.tools)
@@ -112,6 +112,7 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
     run.scope = anyio.CancelScope()
     if timeout is not None:
         run.scope.deadline = anyio.current_time() + timeout
+    count = cancelling()
     try:
         ended: Ended | None = None
         with run.scope:
@@ -121,8 +122,11 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
             assert timeout is not None
             raise RunTimeout(timeout)
     except cancelled_types() as cancelled:
-        await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
-        raise
+        if not taken_back(count):
+            await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+            raise
+        failed: BaseException | None = self_cancelled(cancelled)
+        ended = Ended("failed", error=failed)
     except GeneratorExit:
         raise
     except BaseException as error:

@@ -14,7 +14,7 @@ from agentloop import effects as e
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.endings import raised_while_cancelled
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
 from agentloop.error_text import error_summary
 from agentloop.exceptions import (
     InputGuardrailTripwireTriggered,
@@ -98,10 +98,14 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
             settled.set()
 
     async def one(place: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
+        count = cancelling()
         try:
             await work()
-        except cancelled_types():
-            raise
+        except cancelled_types() as error:
+            if not taken_back(count):
+                raise
+            errors[place] = self_cancelled(error)
+            group.cancel_scope.cancel()
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: ASYNC103 - raised again below, bare

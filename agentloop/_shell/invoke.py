@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -42,6 +43,8 @@ async def run_call(live: LiveCall) -> None:
     count = cancelling()
     try:
         await checkpoint_if_cancelled()
+        if anyio.current_effective_deadline() <= anyio.current_time():
+            await anyio.sleep_forever()  # the deadline has passed: its cancellation is on the way
         ending = await _until_body_ended(live, count)
         if not isinstance(ending, end.Deferred):
             await _settle(live, ending)
@@ -51,7 +54,8 @@ async def run_call(live: LiveCall) -> None:
             raise
         # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
         uncancel_to(count)
-        await _settle(live, end.Cancelled("tool", end.own_reason(cancelled)))  # noqa: ASYNC120
+        own = end.Cancelled("tool", end.own_reason(cancelled))
+        await in_own_task(partial(_settle, live, own))  # noqa: ASYNC120 - and it may have left more of them
     except GeneratorExit:  # the event loop is being torn down around us: nothing can be awaited any more
         raise
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
@@ -185,6 +189,7 @@ async def _judge(live: LiveCall) -> end.Ending | None:
         return end.Raised(judged.tripwire, "around")
     if judged.arguments is not None:
         rewritten = read_arguments(live.tool, judged.arguments, live.run.config.json_limits)
+        await checkpoint_if_cancelled()  # a call that is being ended must not go back to waiting
         if not live.batch.rekey(live, rewritten):
             return end.Deferred()
         live.context = call_context(live)
@@ -346,26 +351,27 @@ def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
     )
 
 
-async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> Exception | None:
+async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
     """Deliver the end event to whoever got the start event, in reverse; return the first error."""
     hooked, live.hooked = live.hooked, []
     context = live.context
     if not hooked or context is None:
         return None
-    error: Exception | None = None
 
     async def deliver() -> None:
-        nonlocal error
-        for hooks in reversed(hooked):
-            try:
-                await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
-            except Exception as raised:
-                error = raised
-                break  # the later hooks of one event are not started once one has failed
+        for hooks in reversed(hooked):  # the later hooks of one event are not started once one has failed
+            await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
 
     with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
-        await in_own_task(deliver)
-    return error
+        try:
+            await in_own_task(deliver)
+        except cancelled_types():
+            raise
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - raised by the batch, after the call has settled
+            return error
+    return None
 
 
 async def _settle_ended(live: LiveCall) -> None:
@@ -377,8 +383,11 @@ async def _settle_ended(live: LiveCall) -> None:
     by = run.ended_by()
     outcome = CallOutcome(status="cancelled", cancelled_by=by)  # type: ignore[arg-type]  # "parent" or "deadline"
     outcome = _complete(live, outcome)
-    error = await _end_hooks(live, outcome)
-    live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
+    error: BaseException | None = None
+    try:
+        error = await _end_hooks(live, outcome)
+    finally:  # whatever becomes of the hooks, the owner waits for this
+        live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
 
 
 async def _settle_broken(live: LiveCall, error: BaseException) -> None:

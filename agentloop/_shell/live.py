@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -148,7 +147,6 @@ class LiveRun:
     shared: LoopShared
     threads: Threads
     resources: Resources
-    spawn_context: Context
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveCall, AgentCall], Awaitable[Any]]
     """Runs an agent tool's nested run."""
@@ -173,6 +171,7 @@ class LiveRun:
     loop_warned: set[tuple[str, str]] = attrs.field(factory=set)
     budget: Budget | None = None
     stop_after_turn: bool = False
+    _ended_by: str | None = None
     warned: set[str] = attrs.field(factory=set)
     """What one warning was logged for already; the root's set is asked."""
 
@@ -214,13 +213,16 @@ class LiveRun:
     # -- endings
 
     def ended_by(self) -> str:
-        """Say who ends this run, asked when an enclosing scope is cancelled."""
-        run: LiveRun | None = self
-        while run is not None:
-            if run.scope.cancel_called:
-                return "deadline"
-            run = run.parent
-        return "parent"
+        """Say who ends this run, asked when an enclosing scope is cancelled. The first answer stays.
+
+        A deadline that passes while the run winds up for another reason has ended nothing.
+        """
+        if self._ended_by is None:
+            run: LiveRun | None = self
+            while run is not None and not run.scope.cancel_called:
+                run = run.parent
+            self._ended_by = "parent" if run is None else "deadline"
+        return self._ended_by
 
     def cut(self, section: str, call_id: str | None = None) -> None:
         """Record that a section of cleanup was cut at the deadline."""

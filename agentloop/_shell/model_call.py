@@ -83,7 +83,7 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
                 raise
         await run.effects.perform(e.Sleep(delay))
         if run.budget is not None:
-            run.budget.check_request(run.usage)
+            run.budget.check_request(run.log.state.meter)
         attempt = _Attempt(attempt.number + 1)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 from anyio.lowlevel import EventLoopToken
 
+from agentloop.exceptions import UserError
+
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
     """Return what means cancellation here: the backend's exception, and asyncio's where a body raised it by hand."""
@@ -45,17 +47,36 @@ def uncancel_to(count: int) -> None:
         task.uncancel()
 
 
+def taken_back(count: int) -> bool:
+    """Tell whether a cancellation just caught is nobody's but the code's own, and if so take it back to *count*."""
+    if enclosing_cancelled():
+        return False
+    uncancel_to(count)
+    return True
+
+
 async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
     """Do *work* where a native cancellation of the current task doesn't reach it; scopes around it do.
 
-    For what must run to its end although a body may have left a `Task.cancel()` of its own task behind.
+    For what must run to its end although a body may have left a `Task.cancel()` of its own task behind. What *work*
+    raises is raised here, bare; a cancellation that it makes up by itself is a `UserError`.
     """
     count = cancelling()
     done = anyio.Event()
+    failure: BaseException | None = None
 
     async def run() -> None:
+        nonlocal failure
         try:
             await work()
+        except cancelled_types() as error:
+            if not taken_back(0):
+                raise
+            failure = self_cancelled(error)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - carried to the task that waits
+            failure = error
         finally:
             done.set()
 
@@ -65,9 +86,17 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
             try:
                 await done.wait()
             except asyncio.CancelledError:  # noqa: ASYNC103 - a stray one: only a scope's goes on
-                if enclosing_cancelled():
+                if not taken_back(count):
                     raise
-                uncancel_to(count)
+    if failure is not None:
+        raise failure
+
+
+def self_cancelled(error: BaseException) -> UserError:
+    """Return the error that stands for a callback's own cancellation: nobody else asked for it."""
+    failure = UserError(f"a callback cancelled itself: {type(error).__name__}({error})")
+    failure.__cause__ = error
+    return failure
 
 
 def loop_lives(token: EventLoopToken) -> bool:

@@ -17,7 +17,7 @@ from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import execute
 from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import cancelled_types, cancelling, taken_back
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.resources import Resources
 from agentloop._shell.schedule import LiveCall
@@ -102,8 +102,13 @@ async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaita
 
 async def _hand_on(buffer: EventBuffer, on_stream: Callback) -> None:
     while (event := await buffer.take()) is not None:
+        count = cancelling()
         try:
             await ask(on_stream, event)
+        except cancelled_types() as error:
+            if not taken_back(count):
+                raise
+            logger.warning("on_stream cancelled itself: %r", error)
         except Exception:
             logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
 
@@ -130,7 +135,6 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         shared=outer.shared,
         threads=threads,
         resources=Resources(outer.resources.spawn),
-        spawn_context=outer.spawn_context,
         budget=outer.budget,
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         resolve_model=outer.resolve_model,

@@ -10,6 +10,7 @@ import anyio
 import attrs
 
 from agentloop._shell.cleanup import Cleanup
+from agentloop.exceptions import UserError
 
 Factory = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -50,6 +51,7 @@ class Resources:
     def __init__(self, spawn: Callable[..., object]) -> None:
         self.spawn = spawn
         self._held: dict[Any, _Held] = {}
+        self._closed = False
 
     async def get(self, factory: Factory, key: object = None) -> Any:
         """Return what *factory*'s context manager gives; entered on first use, shared by concurrent ones.
@@ -59,6 +61,8 @@ class Resources:
         Raises:
             Exception: what entering raises, to everybody who waits for that entry; the next use tries again.
         """
+        if self._closed:
+            raise UserError("the run is ending: no resource can be entered any more")
         key = factory if key is None else key
         held = self._held.get(key)
         if held is None:
@@ -74,7 +78,9 @@ class Resources:
     async def close(self, cleanup: Cleanup, cut: Callable[[str], None]) -> list[BaseException]:
         """Leave all in reverse order, each within the cleanup deadline; return what their exits raised."""
         errors: list[BaseException] = []
-        for held in reversed(self._held.values()):
+        self._closed = True
+        while self._held:
+            _, held = self._held.popitem()
             with cleanup.section(on_cut=lambda: cut("resource exit")):
                 held.stop.set()
                 if not held.ready:
@@ -85,5 +91,4 @@ class Resources:
                 await held.left.wait()
             if held.error is not None and held.ready:
                 errors.append(held.error)
-        self._held.clear()
         return errors

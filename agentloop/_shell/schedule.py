@@ -90,8 +90,6 @@ class LiveCall:
     def start(self) -> None:
         """Start the call's task; called by the pump when its limits are taken."""
         self.holds_permit = True
-        if anyio.current_time() >= self.batch.deadline:
-            return  # an enclosing deadline has passed: the owner settles the call unstarted when it learns of it
         self.phase = "starting"
         if self.run.budget is not None:
             self._reserve(self.run.budget)
@@ -160,7 +158,6 @@ class Batch:
         self._followers: dict[str, list[LiveCall]] = {}
         self._opened_at = anyio.current_time()
         self._sleeps_until = math.inf
-        self.deadline = math.inf
         self._build(plan, sequential)
         self.pump = self._choose_pump()
 
@@ -169,6 +166,10 @@ class Batch:
         """What the model had been shown, and its response: made once for all calls of the batch, if one asks."""
         shown = self.run.view.input if self.run.view is not None else ()
         return (*shown, *(self.run.state.response or ()))
+
+    def room(self) -> None:
+        """The consumer has caught up: admit what waited for him."""
+        self.pump.pump()
 
     # -- building
 
@@ -227,7 +228,6 @@ class Batch:
         """Queue the first calls; *group* is the turn nursery."""
         self._group = group
         self.pump.sleepers.add(self._look_at)
-        self.deadline = anyio.current_effective_deadline()
         self._next_segment()
         for (path, call_id), reason in list(self.run.cancel_requests.items()):
             live = self.run.calls.get((path, call_id))
@@ -248,7 +248,11 @@ class Batch:
         while self._segments and not self._current and not self.halted:
             segment = [live for live in self._segments.popleft() if live.phase != "settled"]
             self._current = set(segment)
-            self.queue([live for live in segment if live.phase == "waiting" and not self._follows(live)])
+            waiting = [live for live in segment if live.phase == "waiting"]
+            for live in waiting:
+                if live.cause is not None:
+                    self.cancel_waiting(live)
+            self.queue([live for live in waiting if live.cause is None and not self._follows(live)])
 
     def _follows(self, live: LiveCall) -> bool:
         """Tell whether *live* waits for, or was answered by, an equal call; else it leads its key."""
@@ -361,7 +365,7 @@ class Batch:
             self._hand_on(key, live)
             return
         for follower in self._followers.pop(key, ()):
-            if follower.phase == "waiting" and not self.halted:
+            if follower.phase == "waiting" and follower.cause is None and not self.halted:
                 self._replay(follower, live.call_id)
 
     # -- early endings
@@ -408,6 +412,8 @@ class Batch:
             return
         late = [live for live in self.calls if self._may_expire(live)]
         self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
+        for live in late:
+            live.phase = "settled"  # all at once: settling one of them must not start another
         for live in late:
             text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
             self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
@@ -487,7 +493,6 @@ class Batch:
 
     def forget(self) -> None:
         """Leave no call without an outcome, also where the batch was ended before it was joined."""
-        by = self.run.ended_by()
         self.pump.sleepers.discard(self._look_at)
         self.halt()
         for entry in self.answers:
@@ -496,7 +501,7 @@ class Batch:
                 self.answer(entry, entry.disposition.outcome)
         for live in self.calls:
             if live.phase == "waiting":
-                self.settle(live, self._never_started(live, by))
+                self.settle(live, self._never_started(live, self.run.ended_by()))
 
     def raise_failure(self) -> None:
         """Raise what is to be raised, if anything is."""

@@ -67,7 +67,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
     events = run.log.events
     if events is not None:
-        events.on_room.add(batch.pump.pump)
+        events.on_room.add(batch.room)
     try:
         for entry in batch.answers:
             batch.answer(entry, await _worded(run, entry))
@@ -76,7 +76,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
             await batch.join()
     finally:
         if events is not None:
-            events.on_room.discard(batch.pump.pump)
+            events.on_room.discard(batch.room)
         batch.forget()
     await checkpoint_if_cancelled()
     batch.raise_failure()

@@ -37,7 +37,7 @@ def _view(run: LiveRun) -> ConditionView:
         turn=state.turn,
         calls=state.called,
         text="\n".join(texts),
-        total_tokens=run.usage.total_tokens,
+        total_tokens=run.log.state.meter.total_tokens,
         context=run.context,
     )
 

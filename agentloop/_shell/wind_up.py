@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
@@ -9,7 +10,7 @@ import attrs
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._shell.asking import resolved
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.error_text import error_summary
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered, RunTimeout
@@ -81,10 +82,7 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
         run.cleanup.begin()
     errors: list[BaseException] = []
     if ended.status != "completed":
-        try:
-            await _save_rest(run, ended.error)
-        except Exception as error:
-            errors.append(error)
+        await _attempt(errors, lambda: _save_rest(run, ended.error))
     errors += await run.resources.close(run.cleanup, run.cut)
     if errors and ended.error is None:
         ended = Ended("failed", error=errors[0])
@@ -112,11 +110,28 @@ async def _tell_hooks(run: LiveRun, ended: Ended, errors: list[BaseException]) -
         return ended
     error = None if ended.status == "cancelled" else ended.error
     told = RunOutcome(status=ended.status, final_output=ended.output, error=error)
-    try:
+    hooks = run.hooks
+
+    async def tell() -> None:
         with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-            await resolved(run.hooks.on_run_end(run.context, told))
-    except Exception as raised:
-        errors.append(raised)
-        if ended.error is None:
-            return Ended("failed", error=raised)
+            await resolved(hooks.on_run_end(run.context, told))
+
+    known = len(errors)
+    await _attempt(errors, tell)
+    if len(errors) > known and ended.error is None:
+        return Ended("failed", error=errors[-1])
     return ended
+
+
+async def _attempt(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work*; what it raises is kept, so that the rest of the winding up is done whatever happens."""
+    count = cancelling()
+    try:
+        await work()
+    except cancelled_types() as error:
+        taken_back(count)
+        errors.append(self_cancelled(error))
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # noqa: ASYNC103 - raised at the end of the run, or a note on what is
+        errors.append(error)
