@@ -48,6 +48,11 @@ class LoopBinding:
     alive: Callable[[], bool] | None = None
     changed: Callable[[], None] | None = None
 
+    def tell(self) -> None:
+        """Tell whoever waits on the loop that the numbers have changed, if the loop lives."""
+        if self.changed is not None and self.alive is not None and self.alive():
+            self.changed()
+
     def bind(self, what: object, token: Any, alive: Callable[[], bool], changed: Callable[[], None]) -> None:
         """Bind to the loop *token* stands for.
 
@@ -92,8 +97,7 @@ class Capacity(Limit):
     @total_tokens.setter
     def total_tokens(self, value: int | None) -> None:
         self._total = check_count("total_tokens", value)
-        if self.binding.changed is not None:
-            self.binding.changed()
+        self.binding.tell()
 
     def statistics(self) -> CapacityStatistics:
         """Return the numbers of this moment."""

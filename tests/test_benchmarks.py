@@ -37,6 +37,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.real_clock
 def test_a_quick_look_writes_a_line_for_each_figure_and_backend(
     command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
