@@ -370,7 +370,7 @@ async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | No
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: ASYNC103 - raised by the batch, after the call has settled
-            return error
+            return error  # noqa: ASYNC104
     return None
 
 

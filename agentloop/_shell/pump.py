@@ -16,6 +16,7 @@ class Pump:
         self.admission = Admission()
         self._busy = False
         self._again = False
+        self._looked_at = 0.0
         self.sleepers: set[Callable[[float], None]] = set()
         """Owners of waiting calls: told when a call may start by the mere passing of time."""
 
@@ -45,7 +46,8 @@ class Pump:
         try:
             while len(self.admission):
                 self._again = False
-                for ticket in self.admission.admit(anyio.current_time()):
+                self._looked_at = anyio.current_time()
+                for ticket in self.admission.admit(self._looked_at):
                     ticket.owner.start()
                 if not self._again:
                     break
@@ -56,5 +58,9 @@ class Pump:
                 told(room)
 
     def next_room(self) -> float:
-        """Return when to pump again although nothing was given back; infinity if never."""
-        return self.admission.next_room(anyio.current_time()) if len(self.admission) else float("inf")
+        """Return when to pump again although nothing was given back; infinity if never.
+
+        As of the last look: asked of a later moment, a limit that got room in between would not be waited for, and
+        nobody would look again.
+        """
+        return self.admission.next_room(self._looked_at) if len(self.admission) else float("inf")
