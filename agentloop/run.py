@@ -219,9 +219,6 @@ def _check_config(config: RunConfig) -> None:
         for index, guardrail in enumerate(getattr(config, field)):
             if not isinstance(guardrail, kind):
                 raise UserTypeError(f"RunConfig.{field}[{index}]: a {kind.__name__} is needed, not {guardrail!r}")
-    for index, instrument in enumerate(config.instruments):
-        if not isinstance(instrument, Instrument):
-            raise UserTypeError(f"RunConfig.instruments[{index}]: an Instrument is needed, not {instrument!r}")
     if config.stop_when is not None:
         as_condition(config.stop_when)
 
@@ -265,7 +262,7 @@ def _spans(log: Log, config: RunConfig) -> SpanFold | None:
     """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them."""
     watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
     wanted = any(
-        getattr(type(instrument), name) is not getattr(Instrument, name)
+        getattr(type(instrument), name, getattr(Instrument, name)) is not getattr(Instrument, name)
         for instrument in config.instruments
         for name in watched
     )

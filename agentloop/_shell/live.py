@@ -116,7 +116,9 @@ class Log:
         """Tell every instrument; one that raises is logged once and never fails a run."""
         for instrument in self._instruments:
             try:
-                getattr(instrument, method)(report)
+                told = getattr(instrument, method, None)  # whoever has only some of the methods hears only of these
+                if told is not None:
+                    told(report)
             except Exception:
                 if id(instrument) not in self._warned:
                     self._warned.add(id(instrument))
