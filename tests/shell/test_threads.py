@@ -258,7 +258,7 @@ async def test_new_runs_sync_tool_starts_beside_abandoned_threads(
     """Below the cap nobody waits for what an earlier run abandoned."""
     watch = LateWatch(2)
     async with open_runtime(max_threads=3):
-        first = agent_that_calls("blocks", "blocks", tools=[blocking(go_on, timeout=0.03)])
+        first = agent_that_calls("blocks", "blocks", tools=[blocking(go_on, timeout=0.3)])
         async with lasting(anyio_backend, 0.03):
             await run_mode(first, "go", run_config=watched(watch))
         second = agent_that_calls("quick", "quick", tools=[quick])
@@ -278,7 +278,7 @@ async def test_sync_tool_is_refused_when_abandoned_threads_hold_every_place(
     """At the cap, and nobody awaited: the refusal names the threads and their ages; afterwards there is room again."""
     watch = LateWatch(2)
     async with open_runtime(max_threads=2):
-        first = agent_that_calls("blocks", "blocks", tools=[blocking(go_on, timeout=0.03)])
+        first = agent_that_calls("blocks", "blocks", tools=[blocking(go_on, timeout=0.3)])
         await run_mode(first, "go", run_config=watched(watch))
         second = agent_that_calls("quick", tools=[quick])
         with anyio.fail_after(2):
@@ -325,7 +325,7 @@ async def test_sync_tool_waits_at_the_cap_while_a_thread_is_awaited(run_mode: Ru
             "awaited",
             "quick",
             "releases",
-            tools=[blocking(go_on, timeout=0.03), awaited, quick, releases],
+            tools=[blocking(go_on, timeout=0.3), awaited, quick, releases],
         )
         with anyio.fail_after(30):
             result = await run_mode(agent, "go", run_config=watched(watch))
@@ -348,7 +348,7 @@ async def test_waiting_sync_tool_is_refused_once_every_place_has_been_abandoned(
     """It began to wait while the holder was still awaited; when that is abandoned there is nothing to wait for."""
     started: list[str] = []
     watch = LateWatch()
-    agent = agent_that_calls("blocks", "quick", tools=[blocking(go_on, started, timeout=0.03), quick])
+    agent = agent_that_calls("blocks", "quick", tools=[blocking(go_on, started, timeout=0.3), quick])
     with anyio.fail_after(30):
         result = await run_mode(agent, "go", run_config=watched(watch, max_threads=1))
     assert started == ["c1"]
