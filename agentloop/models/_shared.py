@@ -31,8 +31,12 @@ class Shared(Generic[T]):
         self._slots: dict[object, _Slot[T]] = {}
 
     def current(self) -> T | None:
-        """Return the value of the running event loop, or None while it isn't open."""
-        slot = self._slots.get(current_token().native_token)
+        """Return the value of the running event loop, or None while it isn't open or outside of any loop."""
+        try:
+            token = current_token().native_token
+        except anyio.NoEventLoopError:
+            return None
+        slot = self._slots.get(token)
         return None if slot is None else slot.value
 
     async def enter(self) -> T:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import agentloop.models
+from agentloop import Agent
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.models import LocalModel, OpenAIChatModel, registry
@@ -45,6 +46,13 @@ def test_a_model_string_names_server_and_model(text: str, base_url: str, name: s
     assert isinstance(model, OpenAIChatModel)
     assert (model.base_url, model.name) == (base_url, name)
     assert isinstance(model, Model)
+
+
+@pytest.mark.parametrize("model", [OpenAIChatModel("m", base_url="http://h/v1"), LocalModel()], ids=["http", "local"])
+def test_an_agent_is_defined_with_a_model_before_any_event_loop_runs(model: Model) -> None:
+    """At module level: no check of what a model is may need a loop (on 3.11 `isinstance` reads its properties)."""
+    assert not model.is_open
+    assert Agent(name="a", model=model).model is model
 
 
 def test_a_query_in_the_url_goes_with_every_request() -> None:
