@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop.items import Item, ToolCall
+from agentloop.items import Item
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage
@@ -37,6 +37,18 @@ class RunStarted(_Record):
     max_turns: int | None
     shown: tuple[Item, ...] | None = None
     """What the model is shown first, where that is not `input` alone (a session's history before it)."""
+    workflow: str | None = None
+    trace_id: str | None = None
+    """The trace the run belongs to; an entry of the same workflow goes on in it."""
+
+
+@attrs.frozen
+class RunResumed(_Record):
+    """Another entry began on a run's log: after a pause, an early end, or a crash. `max_turns` holds from here on."""
+
+    max_turns: int | None
+    workflow: str | None = None
+    trace_id: str | None = None
 
 
 @attrs.frozen
@@ -94,17 +106,29 @@ class GuardrailSettled(_Record):
 
 @attrs.frozen
 class ApprovalRequested(_Record):
-    """A call waits for a verdict."""
+    """A call waits for a verdict: the call *call_id* of *agent* to the tool *tool* (its lookup key).
 
-    call: ToolCall
+    `digest` covers the arguments, so that no verdict fits other ones.
+    """
+
+    call_id: str
     agent: str
+    tool: str
+    digest: str
 
 
 @attrs.frozen
 class VerdictGiven(_Record):
-    """Somebody approved or rejected a call. Once given it is never asked for again."""
+    """Somebody approved or rejected a call. Once given it is never asked for again.
+
+    It fits only the call it was given for: the same path, call id, agent, tool and arguments (`digest`). With `always`
+    it also holds for later calls of *agent* to *tool*. `arguments`: JSON text to run the call with instead.
+    """
 
     call_id: str
+    agent: str
+    tool: str
+    digest: str
     approved: bool
     message: str | None = None
     arguments: str | None = None
@@ -127,12 +151,15 @@ class CallStarted(_Record):
 
 @attrs.frozen
 class BodyEnded(_Record):
-    """A body came to its own end. `output` is given only where no output guardrail has yet to judge it."""
+    """A body came to its own end. `value` is what it returned, given only where no output guardrail has to judge it."""
 
     call_id: str
     failed: bool = False
-    output: Any = attrs.field(default=None)
+    value: Any = attrs.field(default=None, eq=False, repr=False)
+    error: str | None = None
     attempt: int = 1
+    kept: bool = False
+    """Whether `value` is given."""
 
 
 @attrs.frozen
@@ -147,6 +174,8 @@ class CallSettled(_Record):
     arguments: str | None = None
     """Given where the call never started, or ran with other arguments than the model wrote."""
     attempt: int = 1
+    error: str | None = None
+    """In words, what the outcome's `error` was."""
 
 
 @attrs.frozen
@@ -190,6 +219,22 @@ class InputAdded(_Record):
 
 
 @attrs.frozen
+class SessionSaved(_Record):
+    """The run's session holds its input and what the first *count* of its new items make complete."""
+
+    count: int
+
+
+@attrs.frozen
+class Answered(_Record):
+    """The application answered a question of the run's: a callback, by *what* it is and *key*, or a draw of chance."""
+
+    what: str
+    key: str
+    answer: Any = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen
 class CleanupCut(_Record):
     """A section of cleanup was cut at the run's cleanup deadline."""
 
@@ -217,6 +262,7 @@ class RunEnded(_Record):
 
 Record: TypeAlias = (
     RunStarted
+    | RunResumed
     | TurnStarted
     | ModelRequested
     | ModelResponded
@@ -232,6 +278,8 @@ Record: TypeAlias = (
     | HandedOff
     | HistoryReplaced
     | InputAdded
+    | SessionSaved
+    | Answered
     | CleanupCut
     | GraphChanged
     | RunEnded

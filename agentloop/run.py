@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from agentloop._core.state import RunState
+from agentloop._core.state import RunFold
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveEffects, LiveRun, Log, ServerConversation, loop_shared
@@ -233,7 +233,7 @@ def _live_run(
 ) -> LiveRun:
     shared = loop_shared()
     runtime = current_runtime()
-    state = RunState(limits=config.json_limits)
+    state = RunFold(limits=config.json_limits)
     log = Log(state, tuple(config.instruments))
     log.spans = _spans(log, config)
     run_context: RunContext[Any] = RunContext(context=context)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._core.state import CallState, RunState
+from agentloop._core.state import CallState, RunFold
 from agentloop._core.turn import TurnView
 from agentloop.agents import StopAtTools
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelRefusalError
@@ -71,7 +71,7 @@ class GiveUp:
 Action: TypeAlias = CallModel | Settle | Transfer | CheckOutput | AskBehavior | Finish | GiveUp
 
 
-def next_action(state: RunState, view: TurnView | None) -> Action:
+def next_action(state: RunFold, view: TurnView | None) -> Action:
     """Return what is due. *view* is the current turn's, or None before the first turn of this entry."""
     if state.ended is not None:
         return Finish(state.ended)
@@ -87,18 +87,18 @@ def next_action(state: RunState, view: TurnView | None) -> Action:
     return turn_or_give_up(state)
 
 
-def turn_or_give_up(state: RunState) -> CallModel | GiveUp:
+def turn_or_give_up(state: RunFold) -> CallModel | GiveUp:
     """Return the next turn, if there is one left."""
     if state.max_turns is not None and state.turn >= state.max_turns:
         return GiveUp(MaxTurnsExceeded(state.max_turns), "max_turns")
     return CallModel()
 
 
-def _has_unnamed_call(state: RunState) -> bool:
+def _has_unnamed_call(state: RunFold) -> bool:
     return state.response is not None and any(getattr(item, "call_id", None) == "" for item in state.response)
 
 
-def _candidate(state: RunState, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
+def _candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
     if state.batch:
         return _from_tools(state.batch, view.agent.tool_use_behavior, typed=view.output is not None)
     response = state.response or ()
@@ -118,7 +118,7 @@ def _from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | Gi
     return CheckOutput(message.text)
 
 
-def _only_repeats(state: RunState) -> bool:
+def _only_repeats(state: RunFold) -> bool:
     """Tell whether the model only asked again for what it has: it gets another turn with the same outputs."""
     return bool(state.responses and state.responses[-1].items) and not state.response
 

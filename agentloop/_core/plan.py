@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from agentloop._core.identity import find_tool, nearest_names
-from agentloop._core.state import CallState, RunState
+from agentloop._core.state import CallState, RunFold
 from agentloop._core.turn import TurnView
 from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError
@@ -121,7 +121,7 @@ class PlanRules:
     disabled: frozenset[str] = frozenset()
 
 
-def plan_response(view: TurnView, state: RunState, rules: PlanRules) -> Plan:
+def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
     """Return what to do about every call of the current batch that has no outcome yet.
 
     Raises:
@@ -133,7 +133,7 @@ def plan_response(view: TurnView, state: RunState, rules: PlanRules) -> Plan:
     return Plan(turn=state.turn, entries=tuple(entries))
 
 
-def _check_identities(state: RunState) -> None:
+def _check_identities(state: RunFold) -> None:
     for item in state.response or ():
         if isinstance(item, ToolCall | HandoffCall) and not item.call_id:
             raise ModelBehaviorError(f"The model called tool {item.name!r} without a call id")
@@ -145,7 +145,7 @@ def _check_identities(state: RunState) -> None:
         )
 
 
-def _entry(view: TurnView, state: RunState, rules: PlanRules, call_state: CallState) -> PlanEntry:
+def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallState) -> PlanEntry:
     call, index = call_state.call, call_state.index
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:

@@ -1,10 +1,10 @@
 """The state of a run: the fold of its records, and nothing else.
 
-`RunState.apply` is the only way a run changes. It is O(1) in the length of the run: whatever a turn needs to know about
+`RunFold.apply` is the only way a run changes. It is O(1) in the length of the run: whatever a turn needs to know about
 the past (ids seen, receipts, unanswered calls, usage) is kept as an index.
 
 A nested run is a subtree of the same log: records whose `path` goes on below this state's are folded by a nested
-`RunState`, found by the call id that started it.
+`RunFold`, found by the call id that started it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def drop_repeats(
     return kept, conflict
 
 
-class RunState:
+class RunFold:
     """The fold of one run's records. The root state also holds the records of the whole tree.
 
     Mutated by `apply` alone, from the run's own event loop; not thread-safe.
@@ -118,7 +118,7 @@ class RunState:
         self.path = path
         self.limits = limits or JsonLimits()
         self.records: list[r.Record] = []
-        self.nested: dict[str, RunState] = {}
+        self.nested: dict[str, RunFold] = {}
         self.run_id = ""
         self.agent = ""
         self.max_turns: int | None = None
@@ -197,7 +197,7 @@ class RunState:
                 self.meter.add(record.usage)
             nested = self.nested.get(key)
             if nested is None:
-                nested = self.nested[key] = RunState((*self.path, key), limits=self.limits)
+                nested = self.nested[key] = RunFold((*self.path, key), limits=self.limits)
             nested._fold(record)
             return
         fold = _FOLDS.get(type(record))
@@ -303,18 +303,18 @@ class RunState:
         self.ended = record
 
 
-_FOLDS: dict[type, Callable[[RunState, Any], None]] = {
-    r.RunStarted: RunState._run_started,
-    r.TurnStarted: RunState._turn_started,
-    r.ModelResponded: RunState._model_responded,
-    r.ModelFailed: RunState._model_failed,
-    r.GuardrailSettled: RunState._guardrail_settled,
-    r.CallStarted: RunState._call_started,
-    r.CallSettled: RunState._call_settled,
-    r.ItemReleased: RunState._item_released,
-    r.BatchEnded: RunState._batch_ended,
-    r.HandedOff: RunState._handed_off,
-    r.HistoryReplaced: RunState._history_replaced,
-    r.InputAdded: RunState._input_added,
-    r.RunEnded: RunState._run_ended,
+_FOLDS: dict[type, Callable[[RunFold, Any], None]] = {
+    r.RunStarted: RunFold._run_started,
+    r.TurnStarted: RunFold._turn_started,
+    r.ModelResponded: RunFold._model_responded,
+    r.ModelFailed: RunFold._model_failed,
+    r.GuardrailSettled: RunFold._guardrail_settled,
+    r.CallStarted: RunFold._call_started,
+    r.CallSettled: RunFold._call_settled,
+    r.ItemReleased: RunFold._item_released,
+    r.BatchEnded: RunFold._batch_ended,
+    r.HandedOff: RunFold._handed_off,
+    r.HistoryReplaced: RunFold._history_replaced,
+    r.InputAdded: RunFold._input_added,
+    r.RunEnded: RunFold._run_ended,
 }

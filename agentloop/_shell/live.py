@@ -15,7 +15,7 @@ import anyio.lowlevel
 import attrs
 
 from agentloop import effects as e
-from agentloop._core.state import RunState
+from agentloop._core.state import RunFold
 from agentloop._core.turn import TurnView
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.pump import Pump
@@ -86,7 +86,7 @@ def loop_shared() -> LoopShared:
 class Log:
     """Where records are appended. Appending folds: a record is state in the step that appends it."""
 
-    def __init__(self, state: RunState, instruments: tuple[Instrument, ...]) -> None:
+    def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
         self.state = state
         self.events: EventBuffer | None = None
         self.listeners: list[EventBuffer] = []
@@ -140,7 +140,7 @@ class LiveRun:
 
     agent: Agent[Any, Any]
     config: RunConfig
-    state: RunState
+    state: RunFold
     log: Log
     context: RunContext[Any]
     effects: Effects
@@ -256,7 +256,7 @@ class LiveRun:
         live = self.calls.get((path, call_id))
         if live is not None:
             return live.cancel("caller", reason)
-        state: RunState | None = self.log.state
+        state: RunFold | None = self.log.state
         for step in path:
             state = state.nested.get(step) if state is not None else None
         waiting = state.calls.get(call_id) if state is not None else None

@@ -11,7 +11,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
-from agentloop._core.state import RunState
+from agentloop._core.state import RunFold
 from agentloop._shell.asking import ask
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import execute
@@ -115,7 +115,7 @@ async def _hand_on(buffer: EventBuffer, on_stream: Callback) -> None:
 
 def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
     outer, call_id = live.run, live.call_id
-    state = RunState((*outer.path, call_id), limits=config.json_limits)
+    state = RunFold((*outer.path, call_id), limits=config.json_limits)
     outer.state.nested[call_id] = state
     threads = outer.threads
     if config is not outer.config:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from agentloop import events as ev
-from agentloop._core.state import RunState
+from agentloop._core.state import RunFold
 from agentloop._shell.live import LiveRun
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.results import RunData, RunResult
 
 
-def _calls(state: RunState) -> tuple[ev.CallSettled, ...]:
+def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
     return tuple(
         ev.CallSettled(call.call, call.outcome, path=state.path, turn=call.turn)
         for call in state.calls.values()

@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
-from agentloop._core.state import RunState
+from agentloop._core.state import RunFold
 from agentloop.agents import Agent
 from agentloop.items import ToolCall, ToolOutput
 from agentloop.limits import Limit
@@ -47,7 +47,7 @@ class EventBuffer:
 
     def __init__(
         self,
-        state: RunState,
+        state: RunFold,
         limit: int | None,
         agents: Callable[[tuple[str, ...]], Agent[Any, Any] | None],
         path: tuple[str, ...] = (),
@@ -110,7 +110,7 @@ class EventBuffer:
         """Add the events that *record* means."""
         if record.path[: len(self._path)] != self._path:
             return
-        state: RunState = self._state
+        state: RunFold = self._state
         for step in record.path:
             state = state.nested[step]
         where: Any = {"path": record.path, "turn": record.turn}

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
-from agentloop._core.state import RunState
+from agentloop._core.state import RunFold
 from agentloop._core.turn import TurnView
 from agentloop.agents import Agent
 from agentloop.config import ModelSettings
@@ -21,7 +21,7 @@ from agentloop.usage import RequestUsage
 class Writer:
     """Applies records to a state, each with the state's own path and turn."""
 
-    state: RunState = attrs.field(factory=RunState)
+    state: RunFold = attrs.field(factory=RunFold)
 
     def append(self, kind: type[Any], *fields: Any, **named: Any) -> None:
         """Apply one record."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import records as r
-from agentloop._core.state import IGNORED_HANDOFF, RunState, UsageMeter, drop_repeats
+from agentloop._core.state import IGNORED_HANDOFF, RunFold, UsageMeter, drop_repeats
 from agentloop.config import JsonLimits
 from agentloop.items import (
     AssistantMessage,
@@ -327,7 +327,7 @@ def test_a_nested_run_is_folded_below_its_call() -> None:
 def test_a_prepared_nested_state_is_used() -> None:
     """The fold takes the one that is there."""
     root = Writer().begin().turn(called("a")).state
-    inner = root.nested["a"] = RunState(("a",))
+    inner = root.nested["a"] = RunFold(("a",))
     root.apply(r.TurnStarted(("a",), 1, 0.0, "inner"))
     assert inner.turn == 1
 
@@ -349,7 +349,7 @@ def test_history_pairs_every_call_whatever_order_they_settle_in(order: list[int]
     wanted = [f"ToolOutput:c{n}" for n in range(5) if n not in without]
     assert ids(writer.state.new_items)[5:] == wanted
     assert ids(writer.state.history)[6:] == wanted
-    again = RunState()
+    again = RunFold()
     for record in writer.state.records:
         again.apply(record)
     assert (again.history, again.new_items) == (writer.state.history, writer.state.new_items)
@@ -359,7 +359,7 @@ def test_history_pairs_every_call_whatever_order_they_settle_in(order: list[int]
 def test_a_state_may_have_its_own_limits_on_json() -> None:
     """What breaks them is compared as text."""
     deep: Any = '{"a":[[1]]}'
-    strict, loose = RunState(limits=JsonLimits(max_depth=1)), RunState()
+    strict, loose = RunFold(limits=JsonLimits(max_depth=1)), RunFold()
     for state in (strict, loose):
         writer = Writer(state).begin().turn(called("a", "f", deep)).settle("a").accept()
         writer.turn(called("a", "f", deep.replace(":", ": ")))
