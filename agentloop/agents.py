@@ -240,6 +240,7 @@ class Agent(Generic[ContextT, OutputT]):
         run_config: Any = None,
         max_turns: int | None = 10,
         session: Any = None,
+        needs_approval: bool | Callback = False,
         is_enabled: bool | Callback = True,
         failure_error_function: Callback | None = default_tool_error_function,
         tool_input_guardrails: Sequence[Any] = (),
@@ -265,7 +266,7 @@ class Agent(Generic[ContextT, OutputT]):
             run_config: The nested run's configuration; the outer run's if not given.
             max_turns: Turns of the nested run.
             session: A session of the nested run.
-            is_enabled, failure_error_function, tool_input_guardrails, tool_output_guardrails, timeout,
+            needs_approval, is_enabled, failure_error_function, tool_input_guardrails, tool_output_guardrails, timeout,
                 timeout_behavior, timeout_error_function: As for any tool.
         """
         check_count("max_turns", max_turns)
@@ -288,6 +289,7 @@ class Agent(Generic[ContextT, OutputT]):
                 on_stream=on_stream,
                 custom_output_extractor=custom_output_extractor,
             ),
+            needs_approval=needs_approval,
             is_enabled=is_enabled,
             failure_error_function=failure_error_function,
             tool_input_guardrails=tuple(tool_input_guardrails),

@@ -68,6 +68,7 @@ class AgentCall:
 
 
 Body: TypeAlias = PythonBody | RawBody | AgentCall
+InDoubt: TypeAlias = Literal["tell_model", "rerun", "raise"]
 
 
 def _callable_or_none(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -106,6 +107,12 @@ def _to_tuple(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def _to_names(names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise UserTypeError(f"tool: secret: a sequence of argument names is needed, not {names!r}")
+    return tuple(names)
+
+
 def _to_examples(examples: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     return tuple(examples)
 
@@ -131,6 +138,7 @@ class FunctionTool:
     body: Body | None = attrs.field(default=None, repr=False)
     strict_mode: bool = attrs.field(default=True, repr=False)
     is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_bool_or_callable)
+    needs_approval: bool | Callback = attrs.field(default=False, repr=False, validator=_bool_or_callable)
     tool_input_guardrails: tuple[ToolInputGuardrail, ...] = attrs.field(
         default=(), converter=_to_tuple, repr=False, validator=_guardrails(ToolInputGuardrail)
     )
@@ -147,6 +155,9 @@ class FunctionTool:
         default=default_tool_error_function, repr=False, validator=_callable_or_none
     )
     idempotent: bool = attrs.field(default=False, repr=False)
+    in_doubt: InDoubt = attrs.field(
+        default="tell_model", repr=False, validator=attrs.validators.in_(("tell_model", "rerun", "raise"))
+    )
     capacity: tuple[Capacity | Rate, ...] = attrs.field(default=(), converter=_to_limits, repr=False)
     serial: str | None = attrs.field(default=None, repr=False)
     exclusive: bool = attrs.field(default=False, repr=False)
@@ -154,6 +165,8 @@ class FunctionTool:
     namespace: str | None = None
     defer_loading: bool = attrs.field(default=False, repr=False)
     examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(default=(), converter=_to_examples, repr=False)
+    secret: tuple[str, ...] = attrs.field(default=(), converter=_to_names, repr=False)
+    secret_output: bool = attrs.field(default=False, repr=False)
     cost: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
     custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
 
@@ -241,6 +254,7 @@ def tool(
     description: str | None = None,
     strict_mode: bool = True,
     is_enabled: bool | Callback = True,
+    needs_approval: bool | Callback = False,
     tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
     tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
     timeout: float | None = None,
@@ -249,6 +263,7 @@ def tool(
     timeout_error_function: Callback | None = None,
     failure_error_function: Callback | None = default_tool_error_function,
     idempotent: bool = False,
+    in_doubt: InDoubt = "tell_model",
     capacity: Capacity | Rate | Sequence[Capacity | Rate] = (),
     serial: str | None = None,
     exclusive: bool = False,
@@ -256,6 +271,8 @@ def tool(
     namespace: str | None = None,
     defer_loading: bool = False,
     examples: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    secret: Sequence[str] = (),
+    secret_output: bool = False,
     cost: Callback | None = None,
     custom_data_extractor: Callback | None = None,
 ) -> FunctionTool: ...
@@ -268,6 +285,7 @@ def tool(
     description: str | None = None,
     strict_mode: bool = True,
     is_enabled: bool | Callback = True,
+    needs_approval: bool | Callback = False,
     tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
     tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
     timeout: float | None = None,
@@ -276,6 +294,7 @@ def tool(
     timeout_error_function: Callback | None = None,
     failure_error_function: Callback | None = default_tool_error_function,
     idempotent: bool = False,
+    in_doubt: InDoubt = "tell_model",
     capacity: Capacity | Rate | Sequence[Capacity | Rate] = (),
     serial: str | None = None,
     exclusive: bool = False,
@@ -283,6 +302,8 @@ def tool(
     namespace: str | None = None,
     defer_loading: bool = False,
     examples: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    secret: Sequence[str] = (),
+    secret_output: bool = False,
     cost: Callback | None = None,
     custom_data_extractor: Callback | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
@@ -306,6 +327,7 @@ def tool(
         description: What the model is told; the docstring's text if not given.
         strict_mode: Whether the schema is made strict (every parameter required, nothing else allowed).
         is_enabled: Whether the tool is shown and may be called; a callable is asked as `(ctx, agent)`, every turn.
+        needs_approval: Whether a call waits for somebody's verdict; a callable is asked as `(ctx, arguments, call_id)`.
         tool_input_guardrails, tool_output_guardrails: Judges of arguments and output, in order.
         timeout: Seconds for the body alone. A sync function needs `abandon_on_cancel=True` for it.
         idle_timeout: Seconds the body may be silent; every `ctx.report` restarts it.
@@ -314,6 +336,8 @@ def tool(
         failure_error_function: `(ctx, error) -> str | None`, the text for the model; None (the function itself, or what
             it returns) lets the error end the run.
         idempotent: Whether an equal call may be answered with the output of an earlier one.
+        in_doubt: What a resumed run does about a call that may or may not have taken effect when the run stopped: tell
+            the model so (`"tell_model"`), run it again (`"rerun"`; idempotent tools always are), or raise (`"raise"`).
         capacity: A `Capacity`, a `Rate`, or several: limits shared with whatever else holds them.
         serial: A group whose calls never overlap within a turn and start in model order.
         exclusive: Whether a call runs alone in its turn.
@@ -321,6 +345,9 @@ def tool(
         namespace: A name space the tool lives in; the model calls it there.
         defer_loading: Whether the provider shows it only after a search.
         examples: `(request, arguments)` pairs, shown to small models.
+        secret: Names of arguments whose values stand in no log, span, repr or error text, and in a journal or state
+            only sealed by its codec, or as digests.
+        secret_output: The same for the output.
         cost: `(arguments) -> number`, what a call costs of the run's cost limit; reserved before it starts.
         custom_data_extractor: `(ctx, value) -> data`, kept beside the output for the application.
 
