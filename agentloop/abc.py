@@ -1,4 +1,4 @@
-"""The edges as protocols: what a run asks of a model, a session, instruments, and later of a journal.
+"""The edges as protocols: what a run asks of a model, a session, a journal, instruments.
 
 Implement one of these and the runtime can't tell it from the library's own.
 """
@@ -112,6 +112,74 @@ class ReplaceableSession(Session, Protocol):
         Raises:
             SessionConflict: if the session has changed; it is left as it is.
         """
+        ...
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """The log of one run, durable: what has been appended is there after a crash of the process.
+
+    A record is JSON text of one object, in bytes and without a line break; a journal keeps it and doesn't look inside.
+
+    One writer at a time: a journal that something else has written to since this object last read or wrote it takes no
+    more from this one. Who makes a journal closes it.
+    """
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Append *records*: after a crash all of them are there, side by side, or none. Returns when they are durable.
+
+        A journal may have policies for what durable means; its own documentation says what each can lose.
+
+        Cancellation: before the writing has begun nothing is done. Writing that has begun is finished, and so is this
+            call: the cancellation shows at the next checkpoint. Cancelled natively on asyncio it raises at once, the
+            writing finishes all the same, and whatever is asked of the journal next waits for it.
+
+        Raises:
+            JournalError: if they couldn't be made durable, something else writes this journal, or it is closed. Whether
+                they are there is then open until the journal is read by a new object; this one takes no more.
+        """
+        ...
+
+    async def read(self) -> list[bytes]:
+        """Return every record appended so far, as it was given, in order. A batch that a crash cut off isn't there.
+
+        Raises:
+            JournalError: if what stands there isn't what was written.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of the journal, when the call in progress is over. Does nothing the second time.
+
+        Raises:
+            JournalError: if something appended before couldn't be made durable after all; it is closed nevertheless.
+        """
+        ...
+
+
+class Codec(Protocol):
+    """Seals what must not be read from a journal or a state: encryption of your own, with its keys."""
+
+    def seal(self, data: bytes) -> bytes:
+        """Return *data* in a form that only `open` can read."""
+        ...
+
+    def open(self, sealed: bytes) -> bytes:
+        """Return what was sealed.
+
+        Raises:
+            Exception: any, if it wasn't sealed by this codec or was changed.
+        """
+        ...
+
+
+@runtime_checkable
+class SealingJournal(Journal, Protocol):
+    """A journal that was given a codec, which the run uses for what is marked secret; None where it wasn't."""
+
+    @property
+    def codec(self) -> Codec | None:
+        """What seals the secrets of the run; the journal itself doesn't use it."""
         ...
 
 

@@ -6,7 +6,7 @@ costs may overshoot. One ledger serves a run and all that is nested in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -14,6 +14,7 @@ import attrs
 
 from agentloop.config import check_count
 from agentloop.exceptions import UsageLimitExceeded, UserTypeError, UserValueError
+from agentloop.records import CallStarted, Record
 
 Amount: TypeAlias = Decimal | int | float
 _NOTHING: Final = Decimal(0)
@@ -100,6 +101,18 @@ class Budget:
     calls: int = 0
     spent: Decimal = _NOTHING
     held: Decimal = _NOTHING
+
+    @classmethod
+    def of(cls, limits: UsageLimits, log: Iterable[Record]) -> Budget:
+        """Return the ledger of a run whose log has got to *log*."""
+        budget = cls(limits)
+        for record in log:
+            if isinstance(record, CallStarted) and record.attempt == 1:
+                budget.calls += 1
+            cost = getattr(record, "cost", None)
+            if cost is not None:
+                budget.spent += Decimal(cost)
+        return budget
 
     def charge(self, cost: Amount) -> None:
         """Count what a model request cost.

@@ -283,6 +283,7 @@ class RunConfig:
         call_model_input_filter: `(ModelInputData) -> ModelInputData`, decides what one model call is shown.
         session_input_callback: `(history, new) -> items`, merges a session's items with the run's input.
         session_settings: How the session is used.
+        policies: Asked about every call before it may start; the strictest answer holds.
         loop_detection: Equal calls with equal results, in a row, before the model is warned; the next one ends the run.
         hold_text_until_guarded: Hold back text deltas until the input guardrails have settled.
         json_limits: Bounds on model-made JSON.
@@ -319,6 +320,7 @@ class RunConfig:
     session_input_callback: Any = attrs.field(default=None, validator=_callable_or_none)
     session_settings: SessionSettings | None = None
     loop_detection: int | None = attrs.field(default=None, validator=_count(2))
+    policies: Sequence[Any] = ()
     hold_text_until_guarded: bool = False
     json_limits: JsonLimits = attrs.field(factory=JsonLimits)
     stream_buffer: int = attrs.field(default=256, validator=_count())

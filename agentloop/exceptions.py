@@ -176,6 +176,10 @@ class JournalError(AgentLoopError):
     """The journal failed, or does not belong to this run."""
 
 
+class EarlierFailure(AgentLoopError):
+    """A body failed in an earlier entry of the run; the message is all that was kept of its error: `TYPE(MESSAGE)`."""
+
+
 class SessionConflict(AgentLoopError):
     """The session changed between reading and replacing its items."""
 

@@ -2,7 +2,8 @@
 
 Every record says where it stands: `path` (ids of the enclosing agent-tool calls, outermost first), `turn` (0 before the
 first) and `at` (wall-clock seconds). Content stands in the log once: `ModelResponded` holds what the model said,
-`CallSettled` what a call gave; the others refer to them by call id.
+`CallSettled` what a call gave; the others refer to them by call id. Agents stand in records by their key in the run's
+graph (`agentloop.agent_graph`): the name, unless several agents are called alike.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class RunStarted(_Record):
     workflow: str | None = None
     trace_id: str | None = None
     """The trace the run belongs to; an entry of the same workflow goes on in it."""
+    conversation_id: str | None = None
+    previous_response_id: str | None = None
+    kept: bool = False
+    """Whether the provider keeps the conversation, so that only what is new is sent."""
 
 
 @attrs.frozen
@@ -76,6 +81,8 @@ class ModelResponded(_Record):
     """The model answered, and the turn's calls and messages are these."""
 
     response: ModelResponse
+    cost: str | None = None
+    """What the request took of the run's cost limit, as a decimal number."""
 
 
 @attrs.frozen
@@ -115,6 +122,8 @@ class ApprovalRequested(_Record):
     agent: str
     tool: str
     digest: str
+    arguments: str | None = None
+    """JSON text, where a guardrail has rewritten what the model wrote."""
 
 
 @attrs.frozen
@@ -147,6 +156,8 @@ class CallStarted(_Record):
     queued_at: float | None = None
     waited_for: tuple[str, ...] = ()
     idempotency_key: str | None = None
+    cost: str | None = None
+    """What it takes of the run's cost limit, as a decimal number."""
 
 
 @attrs.frozen
@@ -198,6 +209,8 @@ class HandedOff(_Record):
     source_agent: str
     target_agent: str
     ignored: tuple[str, ...] = ()
+    target: str | None = None
+    """The target's key, where its name alone doesn't tell it from others."""
 
 
 @attrs.frozen
@@ -258,6 +271,8 @@ class RunEnded(_Record):
     stop_reason: str | None = None
     error: str | None = None
     details: Mapping[str, Any] | None = None
+    resumable: bool = False
+    """Whether another entry may go on from here."""
 
 
 Record: TypeAlias = (

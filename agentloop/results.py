@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
 from agentloop.events import CallSettled
 from agentloop.exceptions import UserTypeError
-from agentloop.items import Item
+from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
 from agentloop.records import Record
 from agentloop.usage import Usage
@@ -51,12 +51,15 @@ class RunResult(RunData, Generic[OutputT]):
         calls: One `CallSettled` for each call, in model order.
         records: The log of the run and of the runs nested in it.
         last_response_id: The provider's id of the last response.
+        interruptions: Calls that wait for a verdict, those of nested runs too.
     """
 
     final_output: OutputT
     status: Literal["completed", "interrupted", "cancelled", "stopped"]
     stop_reason: str | None = None
     last_response_id: str | None = None
+    interruptions: tuple[ApprovalRequest, ...] = ()
+    _state: Callable[[], Any] = attrs.field(default=None, alias="state", repr=False)
     _history: tuple[Item, ...] = attrs.field(default=(), alias="history", repr=False)
 
     def final_output_as(self, type: type[AsT]) -> AsT:
@@ -68,6 +71,10 @@ class RunResult(RunData, Generic[OutputT]):
         if not isinstance(self.final_output, type):
             raise UserTypeError(f"the final output is {self.final_output.__class__.__name__}, not {type.__name__}")
         return self.final_output
+
+    def to_state(self) -> Any:
+        """Return the run as a `RunState`: to approve or reject what waits, to store, to run on."""
+        return self._state()
 
     def to_input_list(self, mode: Literal["model", "all"] = "model") -> list[Item]:
         """Return items to begin another run with: what the model would be shown next, or all there was."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from contextvars import Context
+from types import EllipsisType
 from typing import Any, Literal, TypeVar
 
 import anyio
@@ -14,13 +16,17 @@ from anyio.abc import TaskGroup
 
 from agentloop._core.state import RunFold
 from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.drive import Entry
+from agentloop._shell.journaling import journal_opener
 from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveEffects, LiveRun, Log, ServerConversation, loop_shared
 from agentloop._shell.nested import run_agent_tool
 from agentloop._shell.resources import Resources
+from agentloop._shell.resumption import Start, resumption
 from agentloop._shell.run_stream import RunStream
 from agentloop._shell.threads import Threads
-from agentloop.abc import Instrument, Model, Session
+from agentloop.abc import Instrument, Journal, Model, Session
+from agentloop.agent_graph import AgentGraph
 from agentloop.agents import Agent
 from agentloop.budget import Budget, UsageLimits
 from agentloop.conditions import as_condition
@@ -31,7 +37,9 @@ from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, to_items
 from agentloop.models.registry import Providers
+from agentloop.policies import Policy
 from agentloop.results import RunResult
+from agentloop.run_state import RunState
 from agentloop.runtime import current_runtime
 from agentloop.spans import Span, Trace, current_trace
 from agentloop.tracing import SpanFold
@@ -51,14 +59,15 @@ class Runner:
     @staticmethod
     async def run(
         agent: Agent[ContextT, OutputT],
-        input: str | Iterable[Item],
+        input: str | Iterable[Item] | RunState,
         *,
         context: ContextT | None = None,
-        max_turns: int | None = DEFAULT_MAX_TURNS,
+        max_turns: int | EllipsisType | None = ...,
         hooks: RunHooks | None = None,
         run_config: RunConfig | None = None,
         error_handlers: Mapping[str, Callback] | None = None,
         session: Session | None = None,
+        journal: Journal | None = None,
         conversation_id: str | None = None,
         previous_response_id: str | None = None,
         auto_previous_response_id: bool = False,
@@ -67,14 +76,16 @@ class Runner:
 
         Args:
             agent: The agent to start with.
-            input: Text (one user message), or items.
+            input: Text (one user message), items, or a `RunState` of a run that *agent* began, to run on.
             context: The application's object, given to tools, hooks and callbacks; never shown to a model.
-            max_turns: Model calls the run may make (retries apart); None = no limit.
+            max_turns: Model calls the run may make (retries apart); None = no limit. Not given: 10, or the state's.
             hooks: Called as the run goes.
             run_config: How to run.
             error_handlers: By `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)` gives
                 a final output in the error's place, an `ErrorHandlerResult`, or None to let the error go on.
             session: Items of earlier runs, shown before *input*; the run's own items are added turn by turn.
+            journal: Where the log of the run is written as it grows, so that `resume` can go on after a crash. No body
+                starts before its start is durable there. An empty journal, or that of the state; the caller closes it.
             conversation_id: A conversation that the provider keeps; the model is sent new items only.
             previous_response_id: A response that the provider keeps, to go on from; new items only are sent.
             auto_previous_response_id: Go on from each response in turn, the provider keeping them.
@@ -83,6 +94,8 @@ class Runner:
 
         Raises:
             AgentLoopError: what ended the run, bare, with `run_data`; BaseExceptions of bodies pass as they are.
+            StateError: the state can't be run on: the run is over, or the agents don't fit it.
+            JournalError: the journal failed, or is another run's; nothing was started that it doesn't hold.
         """
         stream = _stream(
             agent,
@@ -93,6 +106,7 @@ class Runner:
             run_config,
             error_handlers,
             session,
+            journal,
             _kept(conversation_id, previous_response_id, auto_previous_response_id),
             subscribe=False,
         )
@@ -103,14 +117,15 @@ class Runner:
     @staticmethod
     def run_streamed(
         agent: Agent[ContextT, OutputT],
-        input: str | Iterable[Item],
+        input: str | Iterable[Item] | RunState,
         *,
         context: ContextT | None = None,
-        max_turns: int | None = DEFAULT_MAX_TURNS,
+        max_turns: int | EllipsisType | None = ...,
         hooks: RunHooks | None = None,
         run_config: RunConfig | None = None,
         error_handlers: Mapping[str, Callback] | None = None,
         session: Session | None = None,
+        journal: Journal | None = None,
         conversation_id: str | None = None,
         previous_response_id: str | None = None,
         auto_previous_response_id: bool = False,
@@ -128,14 +143,29 @@ class Runner:
             run_config,
             error_handlers,
             session,
+            journal,
             _kept(conversation_id, previous_response_id, auto_previous_response_id),
             subscribe=True,
         )
 
     @staticmethod
+    async def resume(agent: Agent[ContextT, OutputT], journal: Journal, **options: Any) -> RunResult[OutputT]:
+        """Go on with the run of *journal*: after a crash, a pause, or an early end. Options are those of `run`.
+
+        Calls that have completed are not run again; what is done about those that may or may not have taken effect is
+        their tools' `in_doubt`.
+
+        Raises:
+            StateError: the run is over, or the agents don't fit it.
+            JournalError: the journal is empty or broken.
+        """
+        state = await RunState.from_journal(agent, journal)
+        return await Runner.run(agent, state, journal=journal, **options)
+
+    @staticmethod
     def run_sync(
         agent: Agent[ContextT, OutputT],
-        input: str | Iterable[Item],
+        input: str | Iterable[Item] | RunState,
         *,
         backend: Literal["asyncio", "trio"] = "asyncio",
         **options: Any,
@@ -154,13 +184,14 @@ class Runner:
 
 def _stream(
     agent: object,
-    given: str | Iterable[Item],
+    given: str | Iterable[Item] | RunState,
     context: object,
-    max_turns: int | None,
+    max_turns: int | EllipsisType | None,
     hooks: object,
     run_config: object,
     error_handlers: Mapping[str, Callback] | None,
     session: object,
+    journal: object,
     kept: ServerConversation | None,
     *,
     subscribe: bool,
@@ -172,23 +203,35 @@ def _stream(
         raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
     if run_config is not None and not isinstance(run_config, RunConfig):
         raise UserTypeError(f"run_config: a RunConfig is needed, not {run_config!r}")
-    check_count("max_turns", max_turns)
+    if max_turns is not ...:
+        check_count("max_turns", max_turns)
     if session is not None and not isinstance(session, Session):
         raise UserTypeError(f"session: a Session is needed, not {session!r}")
-    if session is not None and kept is not None:
-        raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
+    if journal is not None and not isinstance(journal, Journal):
+        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
     config = run_config or RunConfig()
     handlers = _checked_handlers(error_handlers or {})
     _check_config(config)
+    if isinstance(given, RunState):
+        start = resumption(given, agent, kept)
+        context = context if context is not None else given.context
+        entry = Entry(None, start.fold.max_turns if max_turns is ... else max_turns, config.timeout)
+    else:
+        start = Start(RunFold(limits=config.json_limits), agent, kept)
+        entry = Entry(to_items(given), DEFAULT_MAX_TURNS if max_turns is ... else max_turns, config.timeout)
+    if session is not None and start.kept is not None:
+        raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
-    def start(stream: RunStream[Any], group: TaskGroup, task_context: Context) -> LiveRun:
-        run = _live_run(agent, context, hooks, config, group, task_context)
+    def begin(stream: RunStream[Any], group: TaskGroup, task_context: Context) -> LiveRun:
+        run = _live_run(agent, start, context, hooks, config, group, task_context)
         run.error_handlers = handlers
-        run.server = kept
-        run.keeper = Keeper(session) if session is not None else None
+        run.server = start.kept
+        run.keeper = Keeper.of(session, start.fold) if session is not None else None
+        if journal is not None:
+            run.open_journal = journal_opener(run, journal, start, group)
         return run
 
-    return RunStream(start, to_items(given), max_turns, config.timeout, subscribe=subscribe)
+    return RunStream(begin, entry, subscribe=subscribe)
 
 
 def _kept(conversation_id: str | None, previous_response_id: str | None, auto: bool) -> ServerConversation | None:
@@ -219,12 +262,16 @@ def _check_config(config: RunConfig) -> None:
         for index, guardrail in enumerate(getattr(config, field)):
             if not isinstance(guardrail, kind):
                 raise UserTypeError(f"RunConfig.{field}[{index}]: a {kind.__name__} is needed, not {guardrail!r}")
+    for index, policy in enumerate(config.policies):
+        if not isinstance(policy, Policy):
+            raise UserTypeError(f"RunConfig.policies[{index}]: a Policy (with `decide`) is needed, not {policy!r}")
     if config.stop_when is not None:
         as_condition(config.stop_when)
 
 
 def _live_run(
-    agent: Agent[Any, Any],
+    root: Agent[Any, Any],
+    start: Start,
     context: object,
     hooks: RunHooks | None,
     config: RunConfig,
@@ -233,17 +280,19 @@ def _live_run(
 ) -> LiveRun:
     shared = loop_shared()
     runtime = current_runtime()
-    state = RunFold(limits=config.json_limits)
-    log = Log(state, tuple(config.instruments))
-    log.spans = _spans(log, config)
-    run_context: RunContext[Any] = RunContext(context=context)
+    effects = config.effects or LiveEffects()
+    log = Log(start.fold, tuple(config.instruments))
+    log.wall = getattr(effects, "wall", time.time)
+    begun = start.fold.started
+    run_context: RunContext[Any] = RunContext(context=context, run_id=begun.run_id if begun is not None else "")
     run = LiveRun(
-        agent=agent,
+        agent=start.agent,
+        graph=start.graph or AgentGraph(root),
         config=config,
-        state=state,
+        state=start.fold,
         log=log,
         context=run_context,
-        effects=config.effects or LiveEffects(),
+        effects=effects,
         hooks=hooks,
         cleanup=Cleanup(config.tool_execution.cleanup_grace),
         shared=shared,
@@ -252,14 +301,18 @@ def _live_run(
         resolve_model=resolve_model,
         nest=run_agent_tool,
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
-        budget=Budget(config.limits) if config.limits is not None else None,
+        budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
+    log.spans = _spans(run, config)
     run_context._run = run
     return run
 
 
-def _spans(log: Log, config: RunConfig) -> SpanFold | None:
-    """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them."""
+def _spans(run: LiveRun, config: RunConfig) -> SpanFold | None:
+    """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them.
+
+    A resumed run goes on in the trace it began in, which has started already, unless it has another workflow now.
+    """
     watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
     wanted = any(
         getattr(type(instrument), name, getattr(Instrument, name)) is not getattr(Instrument, name)
@@ -268,13 +321,20 @@ def _spans(log: Log, config: RunConfig) -> SpanFold | None:
     )
     if config.tracing_disabled or not wanted:
         return None
-    outer = current_trace()
+    log, outer = run.log, current_trace()
+    earlier = run.state.resumed or run.state.started
+    goes_on = earlier is not None and earlier.trace_id is not None and earlier.workflow == config.workflow_name
+    named: Any = {"trace_id": earlier.trace_id} if goes_on and earlier is not None else {}
     trace = outer or Trace(
-        workflow_name=config.workflow_name, group_id=config.group_id, metadata=dict(config.trace_metadata or {})
+        workflow_name=config.workflow_name,
+        group_id=config.group_id,
+        metadata=dict(config.trace_metadata or {}),
+        **named,
     )
+    run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
 
     def started(span: Span) -> None:
-        if span.parent is None and outer is None:
+        if span.parent is None and outer is None and not goes_on:
             log.tell("on_trace_start", trace)
         log.tell("on_span_start", span)
 

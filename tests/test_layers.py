@@ -18,6 +18,8 @@ LAYERS: dict[str, frozenset[str]] = {
         {
             "items",
             "item_codec",
+            "json_forms",
+            "secret_values",
             "records",
             "events",
             "outcomes",
@@ -32,6 +34,7 @@ LAYERS: dict[str, frozenset[str]] = {
             "json_text",
             "error_text",
             "effects",
+            "seal",
         }
     ),
     "abc": frozenset({"abc"}),
@@ -53,9 +56,12 @@ LAYERS: dict[str, frozenset[str]] = {
             "conditions",
             "output_schema",
             "policies",
+            "value_codec",
+            "agent_graph",
         }
     ),
     "core": frozenset({"_core"}),
+    "state": frozenset({"run_state", "stored_state", "record_codec", "value_codec", "seal"}),
     "shell": frozenset({"_shell"}),
     "edges": frozenset({"models", "sessions", "journal", "mcp", "tracing"}),
     "entry": frozenset({"run", "runtime", ""}),  # the empty name is the package's own `__init__`
@@ -68,10 +74,11 @@ ABOVE: dict[str, tuple[str, ...]] = {
     "abc": ("values",),
     "definitions": ("values", "abc"),
     "core": ("values", "abc", "definitions"),
-    "shell": ("values", "abc", "definitions", "core"),
+    "state": ("values", "abc", "definitions", "core"),
+    "shell": ("values", "abc", "definitions", "core", "state"),
     "edges": ("values", "abc", "definitions"),
-    "entry": ("values", "abc", "definitions", "core", "shell", "edges"),
-    "outermost": ("values", "abc", "definitions", "core", "shell", "edges", "entry"),
+    "entry": ("values", "abc", "definitions", "core", "state", "shell", "edges"),
+    "outermost": ("values", "abc", "definitions", "core", "state", "shell", "edges", "entry"),
 }
 
 WAITING_OR_CHANGING = frozenset(

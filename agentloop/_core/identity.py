@@ -21,6 +21,11 @@ def same_invocation(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall, limits
     return canonical_arguments(a.arguments, limits) == canonical_arguments(b.arguments, limits)
 
 
+def arguments_digest(text: str, limits: JsonLimits) -> str:
+    """Return a digest of a call's arguments that is the same however their JSON is written."""
+    return hashlib.sha256(canonical_arguments(text, limits).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 def _namespace(call: ToolCall | HandoffCall) -> str | None:
     return call.namespace if isinstance(call, ToolCall) else None
 

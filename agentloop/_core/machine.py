@@ -67,20 +67,34 @@ class GiveUp:
     handler: Literal["max_turns", "model_refusal"]
 
 
-# Pause (a pending approval) joins this union with the records that make it due.
-Action: TypeAlias = CallModel | Settle | Transfer | CheckOutput | AskBehavior | Finish | GiveUp
+@attrs.frozen
+class Pause:
+    """Calls wait for verdicts, and nothing else of the turn is due."""
+
+
+@attrs.frozen
+class Prepare:
+    """The turn's view is due: the response is an earlier entry's."""
+
+
+Action: TypeAlias = CallModel | Settle | Transfer | CheckOutput | AskBehavior | Pause | Prepare | Finish | GiveUp
 
 
 def next_action(state: RunFold, view: TurnView | None) -> Action:
     """Return what is due. *view* is the current turn's, or None before the first turn of this entry."""
     if state.ended is not None:
         return Finish(state.ended)
-    if state.batch_open or state.conflict is not None or _has_unnamed_call(state):
+    if state.conflict is not None or _has_unnamed_call(state):
         return Settle()
+    if state.batch_open:
+        due = state.due_calls()
+        return Pause() if due and all(state.waits(call) for call in due) else Settle()
     if state.handoffs_due:
         first, *ignored = state.handoffs_due
         return Transfer(first, tuple(ignored))
-    if state.response is not None and view is not None:
+    if state.response is not None:
+        if view is None:
+            return Prepare()
         candidate = _candidate(state, view)
         if candidate is not None:
             return candidate
@@ -88,8 +102,8 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
 
 
 def turn_or_give_up(state: RunFold) -> CallModel | GiveUp:
-    """Return the next turn, if there is one left."""
-    if state.max_turns is not None and state.turn >= state.max_turns:
+    """Return the next turn, if there is one left; one that has begun is gone on with."""
+    if not state.turn_open and state.max_turns is not None and state.turn >= state.max_turns:
         return GiveUp(MaxTurnsExceeded(state.max_turns), "max_turns")
     return CallModel()
 

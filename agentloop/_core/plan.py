@@ -6,6 +6,7 @@ Planning has no side effects and is complete for the whole batch before the firs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -14,10 +15,11 @@ from agentloop._core.identity import find_tool, nearest_names
 from agentloop._core.state import CallState, RunFold
 from agentloop._core.turn import TurnView
 from agentloop.config import JsonLimits
-from agentloop.exceptions import ModelBehaviorError
+from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.json_text import canonical, parse_object
 from agentloop.outcomes import CallOutcome
+from agentloop.records import ApprovalRequested, BodyEnded
 from agentloop.schema import BoundArguments
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
@@ -39,9 +41,33 @@ class Arguments:
 
 @attrs.frozen
 class Execute:
-    """Run the body with these arguments (or convert their fault)."""
+    """Run the body with these arguments (or convert their fault).
+
+    `attempt` counts starts. `resumed`: it has started in an earlier entry, and what that left is gone on with (an agent
+    tool). `decided`: policies and approvals have had their say.
+    """
 
     arguments: Arguments
+    attempt: int = 1
+    resumed: bool = False
+    decided: bool = False
+
+
+@attrs.frozen
+class Deliver:
+    """The body came to its end in an earlier entry: take what it returned through the rest of the call's steps."""
+
+    arguments: Arguments
+    body: BodyEnded
+    attempt: int
+
+
+@attrs.frozen
+class Wait:
+    """Somebody has to give a verdict first. `request` is what is to be asked; None where it has been."""
+
+    arguments: Arguments
+    request: ApprovalRequested | None = None
 
 
 @attrs.frozen
@@ -57,10 +83,11 @@ class Answer:
     """Settle with *outcome* without running anything. *kind* lets the application word it."""
 
     outcome: CallOutcome
-    kind: Literal["tool_not_found"] | None = None
+    kind: Literal["tool_not_found", "approval_rejected"] | None = None
+    attempt: int = 1
 
 
-Disposition: TypeAlias = Execute | Replay | Answer
+Disposition: TypeAlias = Execute | Deliver | Replay | Answer | Wait
 
 
 @attrs.frozen(kw_only=True)
@@ -119,6 +146,8 @@ class PlanRules:
     max_calls: int | None = None
     limits: JsonLimits = attrs.field(factory=JsonLimits)
     disabled: frozenset[str] = frozenset()
+    agent_key: Callable[[Any], str] | None = None
+    """Gives the key of an agent in the run's graph."""
 
 
 def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
@@ -158,10 +187,61 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallSta
         text = f"Tool '{tool.name}' was not started: more than {rules.max_calls} calls in one turn."
         answer = Answer(CallOutcome(status="skipped", output=text))
         return PlanEntry(index=index, call=call, tool=tool, disposition=answer)
+    if call_state.attempt or call_state.cut is not None and call_state.cut.body_finished:
+        return PlanEntry(index=index, call=call, tool=tool, disposition=_again(view, state, rules, call_state, tool))
     arguments = read_arguments(tool, call.arguments, rules.limits)
     source = state.receipts.get(arguments.receipt) if arguments.receipt is not None else None
     disposition = Execute(arguments) if source is None else Replay(source, arguments)
     return PlanEntry(index=index, call=call, tool=tool, disposition=disposition)
+
+
+def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool) -> Disposition:
+    """Return what to do about a call that had started when an earlier entry of the run ended."""
+    call_id = call.call.call_id
+    arguments = read_arguments(
+        tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits
+    )
+    nested = state.nested.get(call_id)
+    if nested is not None and nested.started is not None or isinstance(tool.body, AgentCall):
+        _check_same_agent(call, tool, nested, rules)
+        if nested is not None and nested.paused:
+            return Wait(arguments)
+        return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
+    attempt = call.attempt + 1
+    if call.body is not None:
+        return _finished(call, call.body, tool, arguments, attempt)
+    if tool.idempotent or tool.in_doubt == "rerun":
+        return Execute(arguments, attempt=attempt, decided=True)
+    text = f"Tool '{tool.name}' was interrupted when the run stopped; whether it took effect is unknown."
+    outcome = CallOutcome(status="unknown", output=text)
+    if tool.in_doubt == "raise":
+        raise ToolCallError(
+            f"Call {call_id!r} of tool {tool.name!r} was interrupted when the run stopped; whether it took effect is "
+            "unknown, and the tool says in_doubt='raise'",
+            tool=tool.name,
+            call=call.call,
+            outcome=outcome,
+        )
+    return Answer(outcome, attempt=attempt)
+
+
+def _finished(call: CallState, body: BodyEnded, tool: FunctionTool, arguments: Arguments, attempt: int) -> Disposition:
+    if body.kept or body.failed:
+        return Deliver(arguments, body, attempt)
+    text = f"Tool '{tool.name}' finished; its output was not kept."
+    return Answer(CallOutcome(status="unknown", output=text, body_finished=True), attempt=attempt)
+
+
+def _check_same_agent(call: CallState, tool: FunctionTool, nested: RunFold | None, rules: PlanRules) -> None:
+    """Refuse to go on with a nested run under another agent, before anything starts."""
+    if nested is None or nested.started is None:
+        return
+    found = rules.agent_key(tool.body.agent) if isinstance(tool.body, AgentCall) and rules.agent_key else None
+    if found != nested.first_agent:
+        raise StateError(
+            f"call {call.call.call_id!r} of tool {tool.name!r} has begun a run of agent {nested.first_agent!r}; the tool "
+            f"is now {'one of agent ' + repr(found) if found else 'no agent tool'}"
+        )
 
 
 def qualified(call: ToolCall) -> str:

@@ -10,6 +10,7 @@ A nested run is a subtree of the same log: records whose `path` goes on below th
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +20,7 @@ import msgspec
 from agentloop import records as r
 from agentloop._core.identity import same_invocation
 from agentloop.config import JsonLimits
-from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
+from agentloop.items import ApprovalRequest, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage, Usage
@@ -35,8 +36,16 @@ class CallState:
     """Place in its response's calls, from 0."""
     tool: str | None = None
     attempt: int = 0
+    """How often it has started."""
+    arguments: str | None = None
+    """JSON text it was started with."""
+    body: r.BodyEnded | None = None
     outcome: CallOutcome | None = None
+    cut: CallOutcome | None = None
+    """The outcome an earlier entry gave it when that was ended from outside; it is due again."""
     released: bool = False
+    approval: r.ApprovalRequested | None = None
+    verdict: r.VerdictGiven | None = None
 
 
 @attrs.define(eq=False)
@@ -77,7 +86,25 @@ class UsageMeter:
         )
 
 
+def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
+    """Tell whether *verdict* was given for just what *request* asks."""
+    return (verdict.path, verdict.call_id, verdict.agent, verdict.tool, verdict.digest) == (
+        request.path,
+        request.call_id,
+        request.agent,
+        request.tool,
+        request.digest,
+    )
+
+
 IGNORED_HANDOFF = "Multiple handoffs detected, ignoring this one."
+
+
+def handoff_outputs(record: r.HandedOff) -> list[Item]:
+    """Return the answers to the handoff's call and to those that were ignored for it."""
+    source, target = record.source_agent, record.target_agent
+    taken = HandoffOutput(record.call_id, f"Handed over to {target}.", source, target)
+    return [taken, *(HandoffOutput(call_id, IGNORED_HANDOFF, source, source) for call_id in record.ignored)]
 
 
 def drop_repeats(
@@ -120,7 +147,9 @@ class RunFold:
         self.records: list[r.Record] = []
         self.nested: dict[str, RunFold] = {}
         self.run_id = ""
+        self.first_agent = ""
         self.agent = ""
+        """Key of the agent at work."""
         self.max_turns: int | None = None
         self.turn = 0
         self.input: tuple[Item, ...] = ()
@@ -132,11 +161,16 @@ class RunFold:
         self.batch: list[CallState] = []
         self.batch_open = False
         self.released = 0
+        """Place in the batch below which every call has been released or waits."""
+        self.late: deque[CallState] = deque()
+        """Settled calls below that place: they waited when it passed them."""
+        self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
+        """Verdicts that hold for all calls of an agent to a tool."""
         self.conflict: ToolCall | HandoffCall | None = None
         self.handoffs: dict[str, HandoffCall] = {}
         self.handoffs_due: list[HandoffCall] = []
         self.tool_users: set[str] = set()
-        """Agents that have used a tool in this run, by name."""
+        """Agents that have used a tool in this run, by key."""
         self.called: set[str] = set()
         """Names of the tools whose calls have settled."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
@@ -147,8 +181,22 @@ class RunFold:
         """Items of the current turn's response; None while the model is due."""
         self.receipts: dict[str, str] = {}
         self.guardrails: list[r.GuardrailSettled] = []
+        self.passed: set[tuple[int, str]] = set()
+        """Input guardrails that have passed the run's input, by place and name."""
         self.meter = UsageMeter()
+        self.turn_open = False
+        """Whether the turn has begun and the model has not answered in it."""
+        self.unguarded: list[Item] = []
+        """Input added to the run under way that no model call has been shown yet."""
+        self.saved: int | None = None
+        """How many of the new items the session has been told of; None before the first write."""
+        self.sent = 0
+        """How much of the history a provider that keeps the conversation knows."""
+        self.started: r.RunStarted | None = None
+        self.resumed: r.RunResumed | None = None
         self.ended: r.RunEnded | None = None
+        self.fatal: r.CallSettled | None = None
+        """The last call that ended in an error nobody converted."""
         self._digest = hashlib.sha256()
         self._digested = 0
 
@@ -169,10 +217,63 @@ class RunFold:
         return [call for call in self.batch if call.outcome is None]
 
     def next_release(self) -> CallState | None:
-        """Return the call whose output is next in model order, if it has settled."""
-        if self.released < len(self.batch) and self.batch[self.released].outcome is not None:
-            return self.batch[self.released]
+        """Return the call whose output is next in model order, if it has settled. What waits holds nobody up."""
+        while self.late:
+            if not self.late[0].released:
+                return self.late[0]
+            self.late.popleft()
+        while self.released < len(self.batch):
+            call = self.batch[self.released]
+            if call.outcome is not None and not call.released:
+                return call
+            if not call.released and not self.waits(call):
+                return None
+            self.released += 1
         return None
+
+    def waits(self, call: CallState) -> bool:
+        """Tell whether *call* can't go on before somebody gives a verdict, on it or on a call nested in it."""
+        if call.outcome is not None:
+            return False
+        nested = self.nested.get(call.call.call_id)
+        if nested is not None and nested.started is not None:
+            return nested.paused
+        return call.approval is not None and self.verdict(call) is None
+
+    def verdict(self, call: CallState) -> r.VerdictGiven | None:
+        """Return the verdict on *call*: its own, else the one on all calls of its agent to its tool."""
+        if call.verdict is not None:
+            return call.verdict
+        approval = call.approval
+        return None if approval is None else self.sticky.get((approval.agent, approval.tool))
+
+    @property
+    def paused(self) -> bool:
+        """Whether the run was interrupted and nothing has been decided since."""
+        if self.ended is None or self.ended.status != "interrupted":
+            return False
+        return all(self.waits(call) for call in self.due_calls())
+
+    def interruptions(self) -> list[ApprovalRequest]:
+        """Return the calls that wait for a verdict, nested runs' in the place of their call."""
+        found: list[ApprovalRequest] = []
+        for call in self.due_calls() if self.batch_open else ():
+            nested = self.nested.get(call.call.call_id)
+            if nested is not None:
+                found += nested.interruptions()
+            elif call.approval is not None and self.verdict(call) is None:
+                shown = call.call
+                if call.approval.arguments is not None:
+                    shown = attrs.evolve(shown, arguments=call.approval.arguments)
+                found.append(ApprovalRequest(shown, call.approval.agent, self.path))
+        return found
+
+    def at(self, path: tuple[str, ...]) -> RunFold | None:
+        """Return the fold of the run at *path* in the tree below this one, or None."""
+        fold: RunFold | None = self
+        for step in path[len(self.path) :]:
+            fold = fold.nested.get(step) if fold is not None else None
+        return fold
 
     def history_digest(self) -> str:
         """Return a digest of the history. Each item is digested once, so a turn's cost doesn't grow with the run."""
@@ -205,18 +306,34 @@ class RunFold:
             fold(self, record)
 
     def _run_started(self, record: r.RunStarted) -> None:
-        self.run_id, self.agent, self.max_turns = record.run_id, record.agent, record.max_turns
+        self.started = record
+        self.run_id, self.first_agent, self.max_turns = record.run_id, record.agent, record.max_turns
+        self.agent = record.agent
         self.input = record.input
         self.history.extend(record.input if record.shown is None else record.shown)
+
+    def _run_resumed(self, record: r.RunResumed) -> None:
+        self.resumed, self.ended, self.max_turns = record, None, record.max_turns
+        if not self.batch_open:
+            return
+        for call in self.batch:
+            if call.outcome is not None and call.outcome.cancelled_by in ("parent", "deadline"):
+                call.cut, call.outcome, call.released = call.outcome, None, False
+        self.released = 0
+        self.late.clear()
 
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
         self.response = None
+        self.turn_open = True
         self.batch, self.batch_open, self.released = [], False, 0
+        self.late.clear()
         self.turn_began = len(self.new_items)
 
     def _model_responded(self, record: r.ModelResponded) -> None:
         response = record.response
+        self.turn_open = False
+        self.unguarded.clear()
         self.meter.add(response.usage)
         self.responses.append(response)
         kept, self.conflict = drop_repeats(response.items, self._known, self.limits)
@@ -232,6 +349,7 @@ class RunFold:
         self.batch_open = bool(self.batch)
         self.history.extend(kept)
         self.new_items.extend(kept)
+        self.sent = len(self.history)
 
     def _known(self, call_id: str) -> ToolCall | HandoffCall | None:
         call = self.calls.get(call_id)
@@ -243,14 +361,37 @@ class RunFold:
 
     def _guardrail_settled(self, record: r.GuardrailSettled) -> None:
         self.guardrails.append(record)
+        if record.stage == "input" and record.verdict == "passed":
+            self.passed.add((record.index, record.guardrail))
 
     def _call_started(self, record: r.CallStarted) -> None:
         call = self.calls[record.call_id]
-        call.tool, call.attempt = record.tool, record.attempt
+        call.tool, call.attempt, call.arguments = record.tool, record.attempt, record.arguments
+        call.body = call.cut = None
+
+    def _body_ended(self, record: r.BodyEnded) -> None:
+        self.calls[record.call_id].body = record
+
+    def _approval_requested(self, record: r.ApprovalRequested) -> None:
+        call = self.calls[record.call_id]
+        call.approval = record
+        if call.verdict is not None and not fits(call.verdict, record):
+            call.verdict = None  # given for another tool, agent or arguments
+
+    def _verdict_given(self, record: r.VerdictGiven) -> None:
+        call = self.calls.get(record.call_id)
+        if call is not None and (call.approval is None or fits(record, call.approval)):
+            call.verdict = record
+            if record.always:
+                self.sticky[record.agent, record.tool] = record
 
     def _call_settled(self, record: r.CallSettled) -> None:
         call = self.calls[record.call_id]
-        call.tool, call.outcome = record.tool, record.outcome
+        call.tool, call.outcome, call.cut = record.tool, record.outcome, None
+        if call.index < self.released and not call.released:
+            self.late.append(call)
+        if record.error is not None and record.outcome.output is None:
+            self.fatal = record
         if record.receipt is not None and record.outcome.status == "succeeded":
             self.receipts.setdefault(record.receipt, record.call_id)
         self.called.add(call.call.name)
@@ -261,7 +402,6 @@ class RunFold:
     def _item_released(self, record: r.ItemReleased) -> None:
         call = self.calls[record.call_id]
         call.released = True
-        self.released = call.index + 1
         if call.outcome is not None and call.outcome.output is not None:
             self.new_items.append(ToolOutput(record.call_id, call.outcome.output))
 
@@ -274,14 +414,12 @@ class RunFold:
             self.tool_users.add(self.agent)
 
     def _handed_off(self, record: r.HandedOff) -> None:
-        source, target = record.source_agent, record.target_agent
-        outputs: list[Item] = [HandoffOutput(record.call_id, f"Handed over to {target}.", source, target)]
-        outputs += [HandoffOutput(call_id, IGNORED_HANDOFF, source, source) for call_id in record.ignored]
+        outputs = handoff_outputs(record)
         self.history.extend(outputs)
         self.new_items.extend(outputs)
         self.handoffs_due = []
         self.response = None
-        self.agent = target
+        self.agent = record.target or record.target_agent
 
     def _history_replaced(self, record: r.HistoryReplaced) -> None:
         self.history[record.keep :] = record.items
@@ -298,6 +436,10 @@ class RunFold:
     def _input_added(self, record: r.InputAdded) -> None:
         self.history.extend(record.items)
         self.new_items.extend(record.items)
+        self.unguarded.extend(record.items)
+
+    def _session_saved(self, record: r.SessionSaved) -> None:
+        self.saved = record.count
 
     def _run_ended(self, record: r.RunEnded) -> None:
         self.ended = record
@@ -305,16 +447,21 @@ class RunFold:
 
 _FOLDS: dict[type, Callable[[RunFold, Any], None]] = {
     r.RunStarted: RunFold._run_started,
+    r.RunResumed: RunFold._run_resumed,
     r.TurnStarted: RunFold._turn_started,
     r.ModelResponded: RunFold._model_responded,
     r.ModelFailed: RunFold._model_failed,
     r.GuardrailSettled: RunFold._guardrail_settled,
+    r.ApprovalRequested: RunFold._approval_requested,
+    r.VerdictGiven: RunFold._verdict_given,
     r.CallStarted: RunFold._call_started,
+    r.BodyEnded: RunFold._body_ended,
     r.CallSettled: RunFold._call_settled,
     r.ItemReleased: RunFold._item_released,
     r.BatchEnded: RunFold._batch_ended,
     r.HandedOff: RunFold._handed_off,
     r.HistoryReplaced: RunFold._history_replaced,
     r.InputAdded: RunFold._input_added,
+    r.SessionSaved: RunFold._session_saved,
     r.RunEnded: RunFold._run_ended,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from collections.abc import Awaitable, Callable
+from typing import assert_never
 
 import anyio
 import attrs
@@ -14,13 +15,15 @@ from agentloop._core.machine import (
     CheckOutput,
     Finish,
     GiveUp,
+    Pause,
+    Prepare,
     Settle,
     Transfer,
     next_action,
     turn_or_give_up,
 )
 from agentloop._core.turn import TurnView
-from agentloop._shell.guard_run import guard_first_call
+from agentloop._shell.guard_run import guard_first_call, guards_missing, judge_added
 from agentloop._shell.live import LiveRun
 from agentloop._shell.model_call import call_model
 from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
@@ -34,7 +37,7 @@ from agentloop._shell.wind_up import Ended, save_turn, wind_up
 from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout
 from agentloop.items import Item
-from agentloop.records import RunStarted, TurnStarted
+from agentloop.records import RunResumed, RunStarted, TurnStarted
 
 
 async def drive(run: LiveRun) -> Ended:
@@ -56,6 +59,10 @@ async def drive(run: LiveRun) -> Ended:
             case Transfer():
                 await transfer(run, await _view(run), action)
                 await save_turn(run)
+            case Prepare():
+                await _view(run)
+            case Pause():
+                return Ended("interrupted")
             case CheckOutput():
                 return Ended("completed", await accept(run, run.view, action))
             case GiveUp():
@@ -68,7 +75,7 @@ async def drive(run: LiveRun) -> Ended:
 
 async def _view(run: LiveRun) -> TurnView:
     if run.view is None:
-        run.view = await prepare_turn(run)
+        run.view = await prepare_turn(run, answered=True)
     return run.view
 
 
@@ -76,7 +83,7 @@ async def _turn_over(run: LiveRun) -> Ended | None:
     """Return how the run ends between two turns, if it does."""
     if run.stop_after_turn:
         return Ended("cancelled")
-    if run.state.turn and (found := await fired(run)) is not None:
+    if run.state.turn > run.looked_at and not run.state.turn_open and (found := await fired(run)) is not None:
         return Ended("stopped", stop_reason=str(found))
     return None
 
@@ -88,21 +95,40 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         run.budget.check_request(run.log.state.meter)
     view = run.view = await prepare_turn(run)
     path, turn, at = run.here()
+    if not run.state.turn_open:  # else the turn began in an earlier entry, and no answer came
+        turn += 1
     tools = tuple(tool.qualified_name for tool in view.tools)
-    run.append(TurnStarted(path, turn + 1, at, run.agent.name, tools, tuple(handoff.name for handoff in view.handoffs)))
+    run.append(TurnStarted(path, turn, at, run.agent_key, tools, tuple(handoff.name for handoff in view.handoffs)))
+    await run.log.durable()
     return view
 
 
 async def _call_model(run: LiveRun, view: TurnView) -> None:
+    if run.state.unguarded and run.guarded:
+        await judge_added(run, tuple(run.state.unguarded))
+    await guarded(run, lambda: call_model(run, view))
+
+
+async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work*, behind and beside the input guardrails where these have not had their say yet."""
     if run.guarded:
-        await call_model(run, view)
+        await work()
         return
     run.guarded = True
-    await guard_first_call(run, run.state.input, lambda: call_model(run, view))
+    await guard_first_call(run, (*run.state.input, *run.state.unguarded), work)
 
 
-async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, timeout: float | None) -> Any:
-    """Run *run* from its first record to its last, and return its final output.
+@attrs.frozen
+class Entry:
+    """How a run is entered: with input, or (None) where its log ends. `timeout` is in seconds, for this entry."""
+
+    given: tuple[Item, ...] | None
+    max_turns: int | None
+    timeout: float | None = None
+
+
+async def execute(run: LiveRun, entry: Entry) -> Ended:
+    """Run *run* from the entry's first record to its last, and return how it ended.
 
     Cancellation: everything of the run has ended when it leaves; `RunEnded` is the last record.
 
@@ -110,17 +136,16 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
         BaseException: what ended the run, bare, with `run_data` where it is ours.
     """
     run.scope = anyio.CancelScope()
-    if timeout is not None:
-        run.scope.deadline = anyio.current_time() + timeout
+    if entry.timeout is not None:
+        run.scope.deadline = anyio.current_time() + entry.timeout
     count = cancelling()
     try:
         ended: Ended | None = None
         with run.scope:
-            await _begin(run, given, max_turns)
+            await _enter(run, entry)
             ended = await drive(run)
         if ended is None:
-            assert timeout is not None
-            raise RunTimeout(timeout)
+            raise _cut_short(run, entry)
     except cancelled_types() as cancelled:
         if not taken_back(count):
             await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
@@ -136,14 +161,46 @@ async def execute(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, 
     failed = await wind_up(run, ended)
     if failed is not None:
         raise with_data(run, failed)
-    return ended.output
+    return ended
+
+
+def _cut_short(run: LiveRun, entry: Entry) -> Exception:
+    """Return why the run's own scope was cancelled."""
+    journal = run.log.journal
+    if journal is not None and journal.error is not None:
+        return journal.error
+    assert entry.timeout is not None
+    return RunTimeout(entry.timeout)
+
+
+async def _enter(run: LiveRun, entry: Entry) -> None:
+    if run.open_journal is not None:
+        await run.open_journal()
+    if entry.given is None:
+        await _go_on(run, entry.max_turns)
+    else:
+        await _begin(run, entry.given, entry.max_turns)
 
 
 async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -> None:
     if not run.context.run_id:
         run.context.run_id = await run.effects.perform(NewId())
     path, _, at = run.here()
-    started = RunStarted(path, 0, at, run.context.run_id, run.agent.name, given, max_turns)
+    server = run.server
+    started = RunStarted(
+        path,
+        0,
+        at,
+        run.context.run_id,
+        run.agent_key,
+        given,
+        max_turns,
+        workflow=run.workflow,
+        trace_id=run.trace_id,
+        conversation_id=server.conversation_id if server is not None else None,
+        previous_response_id=server.previous_response_id if server is not None else None,
+        kept=server is not None,
+    )
     try:
         if run.keeper is not None:
             own, shown = await run.keeper.load(run, given)
@@ -152,3 +209,19 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -
         run.append(started)  # the first record, whatever becomes of the run
     await checkpoint_if_cancelled()
     await begin_agent(run)
+
+
+async def _go_on(run: LiveRun, max_turns: int | None) -> None:
+    """Enter a run whose log has begun: what is in it is not done again."""
+    state = run.state
+    if state.ended is not None and state.ended.status == "stopped":
+        run.looked_at = state.turn
+    run.guarded = not guards_missing(run)
+    run.append(RunResumed(*run.here(), max_turns, workflow=run.workflow, trace_id=run.trace_id))
+    await checkpoint_if_cancelled()
+    if state.turn and not state.turn_open:
+        await guarded(run, _nothing)  # the model has answered, but not every guardrail had
+
+
+async def _nothing() -> None:
+    """Be beside the guardrails when no model call is."""

@@ -53,6 +53,11 @@ class Cancelled:
 
 
 @attrs.frozen
+class Paused:
+    """The run nested in the call waits for somebody's verdict: no outcome yet."""
+
+
+@attrs.frozen
 class Refused:
     """The call is answered without its body."""
 
@@ -64,7 +69,7 @@ class Deferred:
     """The call went back to waiting, or was answered by an equal one: its task has nothing more to do."""
 
 
-Ending: TypeAlias = Returned | Raised | Faulty | TimedOut | Cancelled | Refused | Deferred
+Ending: TypeAlias = Returned | Raised | Faulty | TimedOut | Cancelled | Refused | Paused | Deferred
 
 
 def classify(error: BaseException) -> Ending | None:

@@ -9,9 +9,13 @@ import anyio
 import attrs
 
 from agentloop import effects as e
+from agentloop._core.plan import Arguments, PlanEntry
 from agentloop._shell.asking import ask
+from agentloop._shell.live import LiveRun
+from agentloop._shell.live_context import tool_context
 from agentloop._shell.render import render
 from agentloop._shell.schedule import LiveCall
+from agentloop.context import ToolContext
 from agentloop.exceptions import (
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
@@ -29,6 +33,7 @@ from agentloop.guardrails import ToolInputData, ToolInputGuardrail, ToolOutputDa
 from agentloop.items import Content
 from agentloop.outcomes import CallOutcome
 from agentloop.records import GuardrailSettled
+from agentloop.tools import FunctionTool
 
 _VERDICTS: dict[str, tuple[type[Any], ...]] = {
     "tool_input": (Allow, RejectContent, RaiseException, Rewrite),
@@ -55,8 +60,40 @@ class OutputJudged:
     tripwire: Exception | None = None
 
 
+@attrs.define(eq=False)
+class _Waiting:
+    """A call that is judged before anybody has approved it."""
+
+    run: LiveRun
+    entry: PlanEntry
+    tool: FunctionTool
+    arguments: Arguments
+    context: ToolContext[Any]
+
+    @property
+    def call_id(self) -> str:
+        return self.entry.call.call_id
+
+
+async def judge_before_approval(
+    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
+) -> CallOutcome | str | None:
+    """Ask the input guardrails about a call that somebody is to approve: a refusal, rewritten arguments, or nothing.
+
+    They are asked again right before the body.
+
+    Raises:
+        ToolInputGuardrailTripwireTriggered: if one says so.
+    """
+    context = tool_context(run, entry.call, tool, arguments, run.conversation)
+    judged = await judge_input(_Waiting(run, entry, tool, arguments, context))
+    if judged.tripwire is not None:
+        raise judged.tripwire
+    return judged.refusal if judged.refusal is not None else judged.arguments
+
+
 async def _verdict(
-    live: LiveCall,
+    live: LiveCall | _Waiting,
     stage: Literal["tool_input", "tool_output"],
     guardrail: ToolInputGuardrail | ToolOutputGuardrail,
     data: ToolInputData | ToolOutputData,
@@ -85,7 +122,7 @@ async def _verdict(
     return result
 
 
-async def judge_input(live: LiveCall) -> InputJudged:
+async def judge_input(live: LiveCall | _Waiting) -> InputJudged:
     """Ask the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
     parsed = live.arguments.parsed
     rewritten: str | None = None

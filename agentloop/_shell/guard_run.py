@@ -57,6 +57,26 @@ def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
     return [*run.config.input_guardrails, *run.agent.input_guardrails]
 
 
+def guards_missing(run: LiveRun) -> list[tuple[int, InputGuardrail]]:
+    """Return the guardrails that have not passed the run's input yet, each with its place."""
+    if run.state.turn > 1 or run.state.agent not in ("", run.state.first_agent):
+        return []
+    return [
+        (index, guard)
+        for index, guard in enumerate(input_guardrails(run))
+        if (index, guard.name) not in run.state.passed
+    ]
+
+
+async def judge_added(run: LiveRun, added: tuple[Item, ...]) -> None:
+    """Judge input that was added to the run, by all guardrails at once, before the model is shown it.
+
+    Raises:
+        InputGuardrailTripwireTriggered: by the first that trips.
+    """
+    await all_of([_judge_input(run, index, guard, added) for index, guard in enumerate(input_guardrails(run))])
+
+
 def _judge_input(run: LiveRun, index: int, guardrail: InputGuardrail, given: tuple[Item, ...]) -> Any:
     async def judge() -> None:
         output, duration = await _asked(run, "input", index, guardrail, given)
@@ -79,7 +99,7 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
         InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
         Exception: what a guardrail or the model raises; likewise.
     """
-    guards = list(enumerate(input_guardrails(run)))
+    guards = guards_missing(run)
     blocking = [_judge_input(run, index, guard, given) for index, guard in guards if not guard.run_in_parallel]
     beside = [_judge_input(run, index, guard, given) for index, guard in guards if guard.run_in_parallel]
     await all_of(blocking)

@@ -32,6 +32,8 @@ from agentloop._shell.native import cancelled_types, cancelling, enclosing_cance
 from agentloop._shell.schedule import LiveCall, sibling_text
 from agentloop.abc import LateResult
 from agentloop.context import ToolContext
+from agentloop.error_text import error_summary
+from agentloop.exceptions import EarlierFailure
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
@@ -45,8 +47,10 @@ async def run_call(live: LiveCall) -> None:
         await checkpoint_if_cancelled()
         if anyio.current_effective_deadline() <= anyio.current_time():
             await anyio.sleep_forever()  # the deadline has passed: its cancellation is on the way
-        ending = await _until_body_ended(live, count)
-        if not isinstance(ending, end.Deferred):
+        ending = _of_earlier(live) if live.body is not None else await _until_body_ended(live, count)
+        if isinstance(ending, end.Paused):
+            live.batch.pause(live)
+        elif not isinstance(ending, end.Deferred):
             await _settle(live, ending)
     except cancelled_types() as cancelled:
         if enclosing_cancelled():
@@ -65,6 +69,17 @@ async def run_call(live: LiveCall) -> None:
         if live.run.budget is not None and live.reservation is not None:
             live.run.budget.release(live.reservation)  # nothing to give back once the body has started
         live.release_permit()
+
+
+def _of_earlier(live: LiveCall) -> end.Ending:
+    """Return how the body ended in an earlier entry of the run, which settled before the call had."""
+    body = live.body
+    assert body is not None
+    live.body_finished = True
+    live.context = call_context(live)
+    if body.failed:
+        return end.Raised(EarlierFailure(body.error or "the body failed"))
+    return end.Returned(body.value)
 
 
 # -- steps 8 to 12
@@ -90,13 +105,22 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
         uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: nobody above asked for it
     except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
         ending = end.Raised(error)
-    if isinstance(ending, end.Deferred):
+    if isinstance(ending, end.Deferred | end.Paused):
         return ending
     if live.phase == "body":
         live.body_ended_at = live.run.log.wall()
         if isinstance(ending, end.Returned | end.Raised):
-            live.run.append(BodyEnded(*live.run.here(), live.call_id, failed=isinstance(ending, end.Raised)))
+            live.run.append(_body_ended(live, ending))
     return await _truth(live, ending)
+
+
+def _body_ended(live: LiveCall, ending: end.Returned | end.Raised) -> BodyEnded:
+    where = live.run.here()
+    if isinstance(ending, end.Raised):
+        return BodyEnded(*where, live.call_id, failed=True, error=error_summary(ending.error), attempt=live.attempt)
+    # What an output guardrail has not judged is kept nowhere.
+    kept = not live.tool.tool_output_guardrails
+    return BodyEnded(*where, live.call_id, value=ending.value if kept else None, attempt=live.attempt, kept=kept)
 
 
 async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
@@ -140,6 +164,9 @@ async def _start_and_run(live: LiveCall) -> end.Ending:
     run, tool = live.run, live.tool
     if live.cause is not None:
         return _by_cause(live)
+    if live.announced:
+        live.context = call_context(live)
+        return await _body(live)
     if live.cost_error is not None:
         raise live.cost_error
     if live.over_budget:
@@ -198,36 +225,46 @@ async def _judge(live: LiveCall) -> end.Ending | None:
 
 async def _body(live: LiveCall) -> end.Ending:
     """Steps 10 to 12."""
-    run, tool = live.run, live.tool
-    context = live.context
+    run, context = live.run, live.context
     assert context is not None
-    now = run.log.wall()
-    waited = live.ticket.waited_for if live.ticket is not None else ()
+    live.started_at, live.started_clock = run.log.wall(), anyio.current_time()
+    if not live.announced:
+        await _announce(live, context)
+    live.phase = "body"
+    _arm(live)
+    do = _doer(live, context)
+    live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
+    try:
+        value = await live.coro
+    finally:
+        live.coro = None
+    return value if isinstance(value, end.Paused) else end.Returned(value)
+
+
+async def _announce(live: LiveCall, context: ToolContext[Any]) -> None:
+    """Steps 10 and 11: once this returns, the start is durable and told."""
+    run = live.run
+    reserved = live.reservation
     run.append(
         CallStarted(
             *run.here(),
             live.call_id,
-            tool.name,
+            live.tool.name,
             live.arguments.text,
+            attempt=live.attempt,
             queued_at=live.queued_at,
-            waited_for=waited,
+            waited_for=live.ticket.waited_for if live.ticket is not None else (),
             idempotency_key=context.idempotency_key,
+            cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
         )
     )
-    live.started_at, live.started_clock = now, anyio.current_time()
-    if run.budget is not None and live.reservation is not None:
-        run.budget.spend(live.reservation)
+    if run.budget is not None and reserved is not None:
+        run.budget.spend(reserved)
     if run.log.spans is not None:
         set_current_span(run.log.spans.call_span(run.path, live.call_id))
+    if run.log.journal is not None:
+        await run.log.journal.durable()
     await _start_hooks(live, context)
-    live.phase = "body"
-    _arm(live)
-    do = _doer(live, context)
-    live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, 1, do))
-    try:
-        return end.Returned(await live.coro)
-    finally:
-        live.coro = None
 
 
 async def _start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
@@ -354,9 +391,9 @@ def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
 async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
     """Deliver the end event to whoever got the start event, in reverse; return the first error."""
     hooked, live.hooked = live.hooked, []
-    context = live.context
-    if not hooked or context is None:
+    if not hooked:
         return None
+    context = live.context or call_context(live)
 
     async def deliver() -> None:
         for hooks in reversed(hooked):  # the later hooks of one event are not started once one has failed

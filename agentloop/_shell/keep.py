@@ -10,12 +10,14 @@ from typing import Any
 import attrs
 
 from agentloop import effects as e
+from agentloop._core.state import RunFold
 from agentloop._shell.asking import ask
 from agentloop._shell.live import LiveRun
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.abc import Session
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
+from agentloop.records import SessionSaved
 
 
 @attrs.define(eq=False)
@@ -25,10 +27,30 @@ class Keeper:
     session: Session
     _input_saved: bool = False
     _saved: int = 0
+    """How many of the run's new items have been looked at."""
     _held: list[Item] = attrs.field(factory=list)
     """Calls without their output yet (a handoff not taken), and what led to them: written with the output, if any."""
     failed: bool = False
     """Whether a write has failed: nothing more is written then."""
+
+    doubtful: bool = False
+    """Whether an earlier entry of the run, which didn't come to its end, may have written what is due next."""
+
+    @classmethod
+    def of(cls, session: Session, state: RunFold) -> Keeper:
+        """Return the keeper of a run whose log has got to *state*: what its session has been given is not due again."""
+        if state.started is None:
+            return cls(session)
+        saved = state.saved or 0
+        told = state.new_items[:saved]
+        complete = {id(item) for item in valid_history(told)}
+        return cls(
+            session,
+            input_saved=state.saved is not None,
+            saved=saved,
+            held=[item for item in told if id(item) not in complete],
+            doubtful=state.ended is None,
+        )
 
     async def load(self, run: LiveRun, given: tuple[Item, ...]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """Return the run's own input, and what the model is shown first: the session's items, then the input.
@@ -65,12 +87,19 @@ class Keeper:
         if not items:
             return
         session = self.session
+        if self.doubtful:
+            self.doubtful = False
+            effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
+            if list(await run.effects.perform(effect)) == items:
+                run.append(SessionSaved(*run.here(), self._saved))
+                return
         left = run.deadline()
         seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
         with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
             self.failed = True
             await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
             self.failed = False
+            run.append(SessionSaved(*run.here(), self._saved))
 
 
 def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -22,17 +22,20 @@ from agentloop._shell.pump import Pump
 from agentloop._shell.resources import Resources
 from agentloop._shell.threads import Threads
 from agentloop.abc import Effects, Instrument, LateResult, Model, SpanSource, StillRunning
+from agentloop.agent_graph import AgentGraph
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.conditions import Condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
 from agentloop.hooks import RunHooks
+from agentloop.items import Item
 from agentloop.records import CleanupCut, Record
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
 if TYPE_CHECKING:
+    from agentloop._shell.journaling import JournalWriter
     from agentloop._shell.keep import Keeper
     from agentloop._shell.schedule import LiveCall
     from agentloop._shell.stream import EventBuffer
@@ -93,12 +96,15 @@ class Log:
         """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
         self.wall: Callable[[], float] = time.time
         self.spans: SpanSource | None = None
+        self.journal: JournalWriter | None = None
         self._instruments = instruments
         self._warned: set[int] = set()
 
     def append(self, record: Record) -> None:
         """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one."""
         self.state.apply(record)
+        if self.journal is not None:
+            self.journal.add(record)
         if self._instruments:
             self.tell("on_record", record)
         if self.spans is not None:
@@ -107,6 +113,15 @@ class Log:
             self.events.record(record)
         for listener in self.listeners:
             listener.record(record)
+
+    async def durable(self) -> None:
+        """Wait until all records so far are in the journal, if there is one.
+
+        Raises:
+            JournalError: the journal failed.
+        """
+        if self.journal is not None:
+            await self.journal.durable()
 
     def buffers(self) -> list[EventBuffer]:
         """Return who takes signals; empty where nobody does, so that none need be made."""
@@ -152,6 +167,8 @@ class LiveRun:
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveCall, AgentCall], Awaitable[Any]]
     """Runs an agent tool's nested run."""
+    graph: AgentGraph
+    """The agents of the whole tree, by key."""
     view: TurnView | None = None
     parent: LiveRun | None = None
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
@@ -173,6 +190,12 @@ class LiveRun:
     loop_warned: set[tuple[str, str]] = attrs.field(factory=set)
     budget: Budget | None = None
     stop_after_turn: bool = False
+    looked_at: int = 0
+    """The last turn after which `stop_when` has stopped an entry: it doesn't do so twice."""
+    workflow: str | None = None
+    trace_id: str | None = None
+    open_journal: Callable[[], Awaitable[None]] | None = None
+    """Begins the run's journal, or goes on with it; called once, before the entry's first record."""
     _ended_by: str | None = None
     warned: set[str] = attrs.field(factory=set)
     """What one warning was logged for already; the root's set is asked."""
@@ -191,6 +214,17 @@ class LiveRun:
     def root(self) -> LiveRun:
         """The run the caller started."""
         return self if self.parent is None else self.parent.root
+
+    @property
+    def agent_key(self) -> str:
+        """The key of the agent at work."""
+        return self.graph.key(self.agent)
+
+    @property
+    def conversation(self) -> tuple[Item, ...]:
+        """What the model had been shown, and its response."""
+        shown = self.view.input if self.view is not None else ()
+        return (*shown, *(self.state.response or ()))
 
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return what every record begins with: path, turn and time."""
@@ -223,7 +257,9 @@ class LiveRun:
             run: LiveRun | None = self
             while run is not None and not run.scope.cancel_called:
                 run = run.parent
-            self._ended_by = "parent" if run is None else "deadline"
+            journal = self.log.journal
+            by_deadline = run is not None and (journal is None or journal.error is None)
+            self._ended_by = "deadline" if by_deadline else "parent"
         return self._ended_by
 
     def cut(self, section: str, call_id: str | None = None) -> None:
@@ -256,9 +292,7 @@ class LiveRun:
         live = self.calls.get((path, call_id))
         if live is not None:
             return live.cancel("caller", reason)
-        state: RunFold | None = self.log.state
-        for step in path:
-            state = state.nested.get(step) if state is not None else None
+        state = self.log.state.at(path)
         waiting = state.calls.get(call_id) if state is not None else None
         if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
             return False

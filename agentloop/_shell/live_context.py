@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
@@ -13,9 +13,13 @@ import anyio.from_thread
 from anyio.lowlevel import checkpoint
 
 from agentloop._core.identity import idempotency_key
+from agentloop._core.plan import Arguments
+from agentloop._shell.live import LiveRun
 from agentloop._shell.schedule import LiveCall
 from agentloop.context import ToolContext
 from agentloop.events import CallProgress
+from agentloop.items import Item, ToolCall
+from agentloop.tools import FunctionTool
 
 
 class LiveCallServices:
@@ -81,17 +85,30 @@ class LiveCallServices:
 
 
 def call_context(live: LiveCall) -> ToolContext[Any]:
-    """Return the context of one call."""
-    run, call = live.run, live.entry.call
+    """Return the context of one call that is being run."""
+    return tool_context(
+        live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, LiveCallServices(live)
+    )
+
+
+def tool_context(
+    run: LiveRun,
+    call: ToolCall,
+    tool: FunctionTool,
+    arguments: Arguments,
+    conversation: Sequence[Item],
+    services: LiveCallServices | None = None,
+) -> ToolContext[Any]:
+    """Return the context of one call; without *services*, of one that isn't being run."""
     return ToolContext.from_agent_context(
         run.context,
         call.call_id,
-        tool_name=live.tool.name,
-        tool_arguments=live.arguments.text,
+        tool_name=tool.name,
+        tool_arguments=arguments.text,
         tool_namespace=call.namespace,
         agent=run.agent,
         run_config=run.config,
-        conversation_history=live.batch.conversation,
+        conversation_history=conversation,
         idempotency_key=idempotency_key(run.root.state.run_id, run.path, call.call_id),
-        call=LiveCallServices(live),
+        call=services,
     )

@@ -26,6 +26,8 @@ from agentloop.model_events import ModelRequest, ModelResponse
 from agentloop.records import ModelFailed, ModelRequested, ModelResponded
 from agentloop.usage import RequestUsage
 
+_SHOWS_NOTHING = m.ResponseStarted | m.Raw | m.ResponseDone
+
 
 async def call_model(run: LiveRun, view: TurnView) -> None:
     """Ask the model for the turn's response and append it.
@@ -201,6 +203,10 @@ async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt:
 async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     done: m.ResponseDone | None = None
     items: list[Item] = []
+    path, turn, events = run.path, run.state.turn, run.log.events
+    # Who listens to this run has been there since before it started, and stays until it has ended.
+    audience = [buffer for buffer in run.log.buffers() if buffer.hears(path)]
+    held = run.guards_settled if audience and run.config.hold_text_until_guarded else None
     async with view.model.stream(request) as stream:
         async for event in stream:
             if done is not None:
@@ -209,30 +215,23 @@ async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _A
                 done = event
             elif isinstance(event, m.ItemDone):
                 items.append(event.item)
-                attempt.streamed = True
-            elif not isinstance(event, m.ResponseStarted | m.Raw):
-                attempt.streamed = True
-            if run.log.events is not None or run.log.listeners:
-                await _show(run, event, attempt)
+            if not attempt.streamed:
+                attempt.streamed = not isinstance(event, _SHOWS_NOTHING)
+            # Most events need no wait, and there are many: a coroutine for each would cost more than all of this.
+            if held is not None and isinstance(event, m.TextDelta) and not held.is_set():
+                await _untimed(attempt, held.wait)
+            for buffer in audience:
+                buffer.signal(event, path, turn)
+            if events is not None and events.full:
+                await _untimed(attempt, events.room)
     if done is None:
         raise ModelBehaviorError("The model's response ended without being done")
     # Some servers leave the last event's items empty after having sent each on its own.
     return ModelResponse(done.items or items, done.usage, done.response_id, done.request_id)
 
 
-async def _show(run: LiveRun, event: m.ModelEvent, attempt: _Attempt) -> None:
-    """Hand *event* to the consumer; waiting for him doesn't count into the attempt's time limit."""
-    guards = run.guards_settled
-    if guards is not None and run.config.hold_text_until_guarded and isinstance(event, m.TextDelta):
-        await _untimed(attempt, guards.wait)
-    for buffer in run.log.buffers():
-        buffer.signal(event, run.path, run.state.turn)
-    events = run.log.events
-    if events is not None and events.full:
-        await _untimed(attempt, events.room)
-
-
-async def _untimed(attempt: _Attempt, wait: Callable[[], Awaitable[None]]) -> None:
+async def _untimed(attempt: _Attempt, wait: Callable[[], Awaitable[object]]) -> None:
+    """Wait without counting it into the attempt's time limit: it is not the model that lets anybody wait."""
     left = attempt.scope.deadline - anyio.current_time()
     attempt.scope.deadline = math.inf
     await wait()

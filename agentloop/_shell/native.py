@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, final
 
 import anyio
 from anyio.lowlevel import EventLoopToken
 
 from agentloop.exceptions import UserError
+
+if TYPE_CHECKING:
+    import trio
 
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
@@ -113,3 +117,75 @@ def loop_lives(token: EventLoopToken) -> bool:
 
 def _nothing() -> None:
     """Run on the loop to learn that it runs."""
+
+
+class Bell(Protocol):
+    """Wakes the one task that waits for it. Ringing with nobody there is nothing: who waits looks before it waits.
+
+    For the hand-over that happens for every delta of a stream, where an `anyio.Event` for each wait would cost more
+    than the delta's event and its way through the buffer together.
+    """
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a task waits and has not been woken."""
+
+    def ring(self) -> None:
+        """Wake who waits. Only in the event loop of whoever waits."""
+
+    async def wait(self) -> None:
+        """Wait for the next ring. Only if nobody else does."""
+
+
+def new_bell() -> Bell:
+    """Return a bell for the running event loop."""
+    return _TrioBell() if _task() is None else _AsyncioBell()
+
+
+@final
+class _AsyncioBell:
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    @property
+    def awaited(self) -> bool:
+        return self._future is not None and not self._future.done()
+
+    def ring(self) -> None:
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    async def wait(self) -> None:
+        self._future = asyncio.get_running_loop().create_future()
+        await self._future
+
+
+@final
+class _TrioBell:
+    __slots__ = ("_lowlevel", "_task")
+
+    def __init__(self) -> None:
+        import trio  # an extra, and here only where it runs
+
+        self._lowlevel = trio.lowlevel
+        self._task: trio.lowlevel.Task | None = None
+
+    @property
+    def awaited(self) -> bool:
+        return self._task is not None
+
+    def ring(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            self._lowlevel.reschedule(task)
+
+    async def wait(self) -> None:
+        self._task = self._lowlevel.current_task()
+        await self._lowlevel.wait_task_rescheduled(self._forget)
+
+    def _forget(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return self._lowlevel.Abort.SUCCEEDED

@@ -14,7 +14,8 @@ from agentloop import effects as e
 from agentloop._core.state import RunFold
 from agentloop._shell.asking import ask
 from agentloop._shell.cleanup import Cleanup
-from agentloop._shell.drive import execute
+from agentloop._shell.drive import Entry, execute
+from agentloop._shell.endings import Paused
 from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types, cancelling, taken_back
@@ -26,7 +27,7 @@ from agentloop._shell.threads import Threads
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
-from agentloop.exceptions import UserError
+from agentloop.exceptions import EarlierFailure, UserError
 from agentloop.items import Item, to_items
 from agentloop.tools import AgentCall
 
@@ -48,14 +49,27 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     config: RunConfig = body.run_config or outer.config
     run = _nested(live, body, config)
     given, run.context.tool_input = await _input(run, live, body)
-    timeout = body.run_config.timeout if body.run_config is not None else None
-    if body.on_stream is None:
-        output = await execute(run, given, body.max_turns, timeout)
+    ended = run.state.ended
+    if ended is not None and not ended.resumable:
+        # It came to its end in an earlier entry of the run, which ended before the call had settled.
+        if ended.status == "failed":
+            raise EarlierFailure(ended.error or "the run failed")
     else:
-        output = await _streamed(run, body.on_stream, partial(execute, run, given, body.max_turns, timeout))
+        resumed = run.state.started is not None
+        entry = Entry(
+            None if resumed else given,
+            run.state.max_turns if resumed else body.max_turns,
+            body.run_config.timeout if body.run_config is not None else None,
+        )
+        work = partial(execute, run, entry)
+        over = await (work() if body.on_stream is None else _streamed(run, body.on_stream, work))
+        if over.status == "interrupted":
+            return Paused()
     if body.custom_output_extractor is not None:
         return await ask(body.custom_output_extractor, result_of(run))
-    return output
+    end = run.state.ended
+    assert end is not None
+    return end.final_output
 
 
 async def _input(run: LiveRun, live: LiveCall, body: AgentCall) -> tuple[tuple[Item, ...], Any]:
@@ -115,22 +129,25 @@ async def _hand_on(buffer: EventBuffer, on_stream: Callback) -> None:
 
 def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
     outer, call_id = live.run, live.call_id
-    state = RunFold((*outer.path, call_id), limits=config.json_limits)
-    outer.state.nested[call_id] = state
+    state = outer.state.nested.get(call_id)
+    if state is None:
+        state = outer.state.nested[call_id] = RunFold((*outer.path, call_id), limits=config.json_limits)
+    agent = body.agent if state.started is None else outer.graph.get(state.agent)
     threads = outer.threads
     if config is not outer.config:
         threads = Threads(config.tool_execution.max_threads, outer.threads)
     # An inherited condition is the outer run's: it is looked at between that run's turns.
     stop_when = config.stop_when if body.run_config is not None else None
     run = LiveRun(
-        agent=body.agent,
+        agent=agent,
+        graph=outer.graph,
         config=config,
         state=state,
         log=outer.log,
         context=RunContext(context=outer.context.context, run_id=f"{outer.context.run_id}/{call_id}", run=outer),
         effects=outer.effects,
         hooks=None,
-        keeper=Keeper(body.session) if body.session is not None else None,
+        keeper=Keeper.of(body.session, state) if body.session is not None else None,
         cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
         shared=outer.shared,
         threads=threads,

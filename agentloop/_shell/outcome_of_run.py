@@ -8,9 +8,11 @@ from typing import Any, cast
 from agentloop import events as ev
 from agentloop._core.state import RunFold
 from agentloop._shell.live import LiveRun
+from agentloop._shell.restored import restored_result
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.results import RunData, RunResult
+from agentloop.run_state import RunState
 
 
 def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
@@ -40,7 +42,7 @@ def _fields(run: LiveRun) -> dict[str, Any]:
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     # Guardrails of the run settle in any order and are listed as they are declared; those of calls in theirs.
     for record in sorted(state.guardrails, key=lambda settled: settled.index):
-        by_stage[record.stage].append(record.result)
+        by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
     return {
         "input": state.input,
         "new_items": valid_history(state.new_items),
@@ -69,6 +71,8 @@ def result_of(run: LiveRun) -> RunResult[Any]:
         status=cast("Any", end.status),
         stop_reason=end.stop_reason,
         last_response_id=run.state.last_response_id,
+        interruptions=tuple(run.state.interruptions()),
+        state=lambda: RunState.of(run.root.graph.root, run.log.state, run.context.context),
         history=valid_history(run.state.history),
     )
 

@@ -16,6 +16,7 @@ from agentloop.agents import settings_for
 from agentloop.config import ModelSettings
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
+from agentloop.items import Item
 from agentloop.naming import takes
 from agentloop.tools import FunctionTool
 
@@ -24,8 +25,10 @@ logger = logging.getLogger("agentloop")
 AskedT = TypeVar("AskedT", FunctionTool, Handoff)
 
 
-async def prepare_turn(run: LiveRun) -> TurnView:
+async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     """Return the view of *run*'s next turn: instructions, enabled tools, settings, model.
+
+    With *answered*, of the turn that the model has answered already, in an earlier entry of the run.
 
     Raises:
         UserError: for colliding tool names (by policy), a missing model, instructions that aren't text.
@@ -46,8 +49,14 @@ async def prepare_turn(run: LiveRun) -> TurnView:
         settings=_settings(run),
         output=agent.typed_output(),
         model=await _model(run),
-        input=tuple(run.state.history),
+        input=_shown(run, answered=answered),
     )
+
+
+def _shown(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
+    """Return what the model is shown; in a turn that it has answered already, what it was shown."""
+    history, response = run.state.history, run.state.response
+    return tuple(history[: len(history) - len(response)] if answered and response else history)
 
 
 def _settings(run: LiveRun) -> ModelSettings:
@@ -56,7 +65,7 @@ def _settings(run: LiveRun) -> ModelSettings:
     model = run.config.model
     own = agent.model_settings if model is None else settings_for(agent, model)
     settings = own.resolve(run.config.model_settings)
-    if settings.tool_choice is not None and agent.reset_tool_choice and agent.name in run.state.tool_users:
+    if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
         settings = attrs.evolve(settings, tool_choice=None)
     return settings
 

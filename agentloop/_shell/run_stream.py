@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, final
@@ -12,15 +12,16 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
-from agentloop._shell.drive import execute
+from agentloop._shell.drive import Entry, execute
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.stream import EventBuffer, call_id_of
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserValueError
-from agentloop.items import Item, ToolCall
+from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.results import RunResult
+from agentloop.run_state import RunState, as_text, verdict_on
 
 OutputT = TypeVar("OutputT")
 
@@ -38,13 +39,9 @@ class RunStream(Generic[OutputT]):
     error is its context.
     """
 
-    def __init__(
-        self, start: Start, given: tuple[Item, ...], max_turns: int | None, timeout: float | None, *, subscribe: bool
-    ) -> None:
+    def __init__(self, start: Start, entry: Entry, *, subscribe: bool) -> None:
         self._start = start
-        self._given = given
-        self._max_turns = max_turns
-        self._timeout = timeout
+        self._entry = entry
         self._subscribe = subscribe
         self._group: TaskGroup | None = None
         self._live: LiveRun | None = None
@@ -79,7 +76,7 @@ class RunStream(Generic[OutputT]):
         try:
             with self._scope:
                 try:
-                    await execute(live, self._given, self._max_turns, self._timeout)
+                    await execute(live, self._entry)
                 except cancelled_types():
                     # The cancellation ends here: whoever holds the block meets it there anyway. Left to go on, it would
                     # make anyio move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the
@@ -96,6 +93,8 @@ class RunStream(Generic[OutputT]):
             # down the event loop instead.
             self._error = error
         finally:
+            if live.log.journal is not None:
+                live.log.journal.close()
             self._finished.set()
             if self._events is not None:
                 self._events.close()
@@ -181,6 +180,24 @@ class RunStream(Generic[OutputT]):
         path, call_id = call_id_of(call)
         return self._live.cancel_call(path, call_id, reason)
 
+    def approve(
+        self, call: ApprovalRequest | str, *, arguments: str | Mapping[str, Any] | None = None, always: bool = False
+    ) -> None:
+        """Let a call that waits run, while the run is under way: as `RunState.approve`.
+
+        A verdict that comes before the rest of the turn is done saves the pause.
+        """
+        self._decide(call, approved=True, arguments=None if arguments is None else as_text(arguments), always=always)
+
+    def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
+        """Don't let a call that waits run, while the run is under way: as `RunState.reject`."""
+        self._decide(call, approved=False, message=message, always=always)
+
+    def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
+        if self._live is None or self._finished.is_set():
+            raise UserError("the run is not under way: decide on its state")
+        self._live.append(verdict_on(self._live.log.state, call, **verdict))
+
     # -- what is known
 
     @property
@@ -204,6 +221,17 @@ class RunStream(Generic[OutputT]):
     def current_turn(self) -> int:
         """The turn under way; 0 before the first."""
         return self._live.state.turn if self._live is not None else 0
+
+    @property
+    def state(self) -> RunState:
+        """The run as a detached state, of the time it is read.
+
+        Raises:
+            UserError: before the run has started.
+        """
+        if self._live is None:
+            raise UserError("the run has not started")
+        return RunState.of(self._live.graph.root, self._live.log.state, self._live.context.context)
 
     @property
     def result(self) -> RunResult[OutputT]:

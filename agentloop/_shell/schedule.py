@@ -24,7 +24,7 @@ import attrs
 from anyio.abc import TaskGroup
 
 from agentloop._core.admit import Ticket
-from agentloop._core.plan import Answer, Arguments, Execute, Plan, PlanEntry, Replay
+from agentloop._core.plan import Answer, Arguments, Deliver, Execute, Plan, PlanEntry, Replay, Wait
 from agentloop._core.select import Failure, choose
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types, loop_lives
@@ -34,16 +34,17 @@ from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
+from agentloop.error_text import error_summary
 from agentloop.items import Item
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
-from agentloop.records import CallSettled, ItemReleased
+from agentloop.records import BodyEnded, CallSettled, ItemReleased
 from agentloop.tools import FunctionTool
 
 CLOCK_SLACK = 1e-9
 """Seconds added to a time to wake at: a clock may read less than a time it was to wake at, by the error of a sum."""
 
-Phase = Literal["waiting", "starting", "body", "post", "settled"]
+Phase = Literal["waiting", "starting", "body", "post", "paused", "settled"]
 
 
 @attrs.define(eq=False)
@@ -82,6 +83,11 @@ class LiveCall:
     """Hook objects whose start event was delivered (or begun): they get the end event."""
     error: BaseException | None = None
     coro: Any = None
+    attempt: int = 1
+    announced: bool = False
+    """Whether an earlier entry of the run has recorded the start and told hooks of it."""
+    body: BodyEnded | None = None
+    """How the body ended in an earlier entry: it isn't run again."""
 
     @property
     def call_id(self) -> str:
@@ -91,7 +97,7 @@ class LiveCall:
         """Start the call's task; called by the pump when its limits are taken."""
         self.holds_permit = True
         self.phase = "starting"
-        if self.run.budget is not None:
+        if self.run.budget is not None and self.attempt == 1 and not self.announced:
             self._reserve(self.run.budget)
         self.batch.spawn(self)
 
@@ -115,7 +121,7 @@ class LiveCall:
 
     def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
         """Cancel the call unless its body has ended; False if it has."""
-        if self.phase in ("post", "settled"):
+        if self.phase in ("post", "settled", "paused"):
             return False
         if self.cause is None:
             self.cause, self.reason = cause, reason
@@ -163,9 +169,8 @@ class Batch:
 
     @cached_property
     def conversation(self) -> tuple[Item, ...]:
-        """What the model had been shown, and its response: made once for all calls of the batch, if one asks."""
-        shown = self.run.view.input if self.run.view is not None else ()
-        return (*shown, *(self.run.state.response or ()))
+        """The run's conversation: made once for all calls of the batch, if one asks."""
+        return self.run.conversation
 
     def room(self) -> None:
         """The consumer has caught up: admit what waited for him."""
@@ -182,6 +187,8 @@ class Batch:
         groups: dict[str, Limit] = {}
         segment: list[LiveCall] = []
         for entry in plan.entries:
+            if isinstance(entry.disposition, Wait):
+                continue
             if isinstance(entry.disposition, Answer) or entry.tool is None:
                 self.answers.append(entry)
                 continue
@@ -202,16 +209,31 @@ class Batch:
         self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
     ) -> LiveCall:
         disposition = entry.disposition
-        assert isinstance(disposition, Execute | Replay)
+        assert isinstance(disposition, Execute | Deliver | Replay)
         limits = (*base, *tool.capacity)
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
             limits = (*limits, group)
         live = LiveCall(self.run, self, entry, tool, disposition.arguments, limits=tuple(dict.fromkeys(limits)))
         live.queued_at = self.run.log.wall()
+        self._take_up(live, disposition)
         self.calls.append(live)
         self.run.calls[self.run.path, live.call_id] = live
         return live
+
+    def _take_up(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
+        """Give *live* what earlier entries of the run have left of the call."""
+        if isinstance(disposition, Replay):
+            return
+        state = self.run.state.calls[live.call_id]
+        live.attempt = disposition.attempt
+        if isinstance(disposition, Deliver):
+            live.body = disposition.body
+            live.announced = state.cut is None
+        else:
+            live.announced = disposition.resumed and state.attempt == disposition.attempt
+        if live.announced:
+            live.hooked = [hooks for hooks in (self.run.hooks, self.run.agent.hooks) if hooks is not None]
 
     def _choose_pump(self) -> Pump:
         shared = self.run.shared
@@ -334,6 +356,7 @@ class Batch:
             body_ended_at=live.body_ended_at,
             receipt=live.arguments.receipt,
             arguments=live.arguments.text if rewritten and live.started_at is None else None,
+            attempt=live.attempt,
         )
         if failure is not None:
             self.failures.append(failure)
@@ -348,14 +371,41 @@ class Batch:
 
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that has nothing to run."""
-        self._append(entry, entry.call.name, outcome, body_ended_at=None, receipt=None, arguments=None)
+        assert isinstance(entry.disposition, Answer)
+        self._append(entry, entry.call.name, outcome, attempt=entry.disposition.attempt)
 
     def _append(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> None:
         run = self.run
-        run.append(CallSettled(*run.here(), entry.call.call_id, tool, outcome, **fields))
+        error = None if outcome.error is None else error_summary(outcome.error)
+        run.append(CallSettled(*run.here(), entry.call.call_id, tool, outcome, error=error, **fields))
         self._unsettled -= 1
+        self._release()
+
+    def _release(self) -> None:
+        run = self.run
         while (due := run.state.next_release()) is not None:
             run.append(ItemReleased(*run.here(), due.call.call_id))
+
+    def pause(self, live: LiveCall) -> None:
+        """An agent tool's run waits for a verdict: the call is over for this entry, and has no outcome yet."""
+        live.phase = "paused"
+        live.release_permit()
+        self._current.discard(live)
+        self.run.calls.pop((self.run.path, live.call_id), None)
+        self._unsettled -= 1
+        if self.stopped is not None or self.failures:
+            self._end_paused(live)
+        self._release()
+        self._next_segment()
+        if self._unsettled == 0:
+            self._wake.set()
+
+    def _end_paused(self, live: LiveCall) -> None:
+        """Nobody will go on with a paused call: a task of its own settles it and tells the hooks that know of it."""
+        self._unsettled += 1
+        live.phase = "starting"
+        live.cause = live.cause or "sibling"
+        self.spawn(live)
 
     def _share(self, live: LiveCall, outcome: CallOutcome) -> None:
         key = live.arguments.receipt
@@ -394,6 +444,8 @@ class Batch:
         for live in self.calls:
             if live.phase == "waiting":
                 self.settle(live, self._never_started(live, by))
+            elif live.phase == "paused":
+                self._end_paused(live)
             elif by == "sibling":
                 live.cancel("sibling")
 
@@ -431,7 +483,7 @@ class Batch:
         the cancellation goes on.
         """
         try:
-            while self._unsettled:
+            while self._unsettled or (self.failures and self.stopped is None):
                 await self._wait(self._next_look())
                 if self.failures:
                     self.stop("sibling")

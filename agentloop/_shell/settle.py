@@ -14,6 +14,7 @@ from agentloop._core.identity import find_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, plan_response
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask
+from agentloop._shell.decide import decide
 from agentloop._shell.invoke import run_call
 from agentloop._shell.live import LiveRun
 from agentloop._shell.prepare import ask_enabled
@@ -32,6 +33,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         ModelBehaviorError: see `plan_response`.
     """
     rules = PlanRules(
+        agent_key=run.graph.key,
         not_found=run.config.tool_not_found_behavior,
         max_calls=run.config.tool_execution.max_calls_per_turn,
         limits=run.config.json_limits,
@@ -51,11 +53,11 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
         view.handoff(call.name).read(call.arguments, run.config.json_limits)
-    return plan
+    return await decide(run, plan)
 
 
 async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
-    """Run the plan's calls and accept their outputs.
+    """Run the plan's calls and accept their outputs, unless one has to wait for a verdict.
 
     Cancellation: running bodies are cancelled and awaited, what waits never starts, nothing is accepted; what settled
     stays in the log.
@@ -80,7 +82,8 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
         batch.forget()
     await checkpoint_if_cancelled()
     batch.raise_failure()
-    run.append(BatchEnded(*run.here()))
+    if not run.state.due_calls():
+        run.append(BatchEnded(*run.here()))
 
 
 async def _worded(run: LiveRun, entry: PlanEntry) -> CallOutcome:

@@ -18,8 +18,10 @@ from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
 from agentloop._core.state import RunFold
+from agentloop._shell.native import new_bell
 from agentloop.agents import Agent
-from agentloop.items import ToolCall, ToolOutput
+from agentloop.exceptions import UserError
+from agentloop.items import ApprovalRequest, ToolCall, ToolOutput
 from agentloop.limits import Limit
 
 
@@ -57,7 +59,7 @@ class EventBuffer:
         self._limit = limit
         self._agents = agents
         self._unread: deque[ev.Event] = deque()
-        self._some = anyio.Event()
+        self._some = new_bell()
         self._room = anyio.Event()
         self._progress: dict[int, ev.CallProgress] = {}
         self.gate = _Gate(self)
@@ -75,27 +77,27 @@ class EventBuffer:
         """Add *event*; never waits."""
         if not self.discarding:
             self._unread.append(event)
-            self._some.set()
+            self._some.ring()
+
+    def hears(self, path: tuple[str, ...]) -> bool:
+        """Tell whether events of the run at *path* belong here: this part of the tree or below."""
+        return path[: len(self._path)] == self._path
 
     def signal(self, event: m.ModelEvent, path: tuple[str, ...], turn: int) -> None:
-        """Add a model event that no record holds."""
-        if path[: len(self._path)] != self._path:
-            return
-        match event:
-            case m.TextDelta(text):
-                self.put(ev.TextDelta(text, path=path, turn=turn))
-            case m.ReasoningDelta(text):
-                self.put(ev.ReasoningDelta(text, path=path, turn=turn))
-            case m.ArgumentsDelta(call_id, delta):
-                self.put(ev.ArgumentsDelta(call_id, delta, path=path, turn=turn))
-            case m.Raw(data):
-                self.put(ev.RawModelEvent(data, path=path, turn=turn))
-            case _:
-                pass
+        """Add a model event that no record holds, of a run that this buffer `hears`."""
+        # Not a `match`: its class patterns cost more than the event they would make.
+        if isinstance(event, m.TextDelta):
+            self.put(ev.TextDelta(event.text, path=path, turn=turn))
+        elif isinstance(event, m.ReasoningDelta):
+            self.put(ev.ReasoningDelta(event.text, path=path, turn=turn))
+        elif isinstance(event, m.ArgumentsDelta):
+            self.put(ev.ArgumentsDelta(event.call_id, event.delta, path=path, turn=turn))
+        elif isinstance(event, m.Raw):
+            self.put(ev.RawModelEvent(event.data, path=path, turn=turn))
 
     def progress(self, event: ev.CallProgress, call: object) -> None:
         """Add a progress report; while the consumer is behind, a newer one replaces the unread one of its call."""
-        if event.path[: len(self._path)] != self._path:
+        if not self.hears(event.path):
             return
         earlier = self._progress.get(id(call))
         if self.full and earlier is not None:
@@ -108,7 +110,7 @@ class EventBuffer:
 
     def record(self, record: r.Record) -> None:
         """Add the events that *record* means."""
-        if record.path[: len(self._path)] != self._path:
+        if not self.hears(record.path):
             return
         state: RunFold = self._state
         for step in record.path:
@@ -135,6 +137,9 @@ class EventBuffer:
                 released = state.calls[call_id].outcome
                 if released is not None and released.output is not None:
                     self.put(ev.ItemCreated(ToolOutput(call_id, released.output), **where))
+            case r.ApprovalRequested(call_id=call_id, agent=agent):
+                call = state.calls[call_id].call
+                self.put(ev.ApprovalRequested(ApprovalRequest(call, agent, record.path), **where))
             case r.GuardrailSettled(result=result):
                 self.put(ev.GuardrailSettled(result, **where))
             case r.BatchEnded():
@@ -153,25 +158,26 @@ class EventBuffer:
     def close(self) -> None:
         """Say that no event will follow."""
         self.closed = True
-        self._some.set()
+        self._some.ring()
 
     def discard(self) -> None:
         """Drop what is unread and what will come: nobody will read it."""
         self.discarding = True
         self._unread.clear()
         self._caught_up()
-        self._some.set()
+        self._some.ring()
 
     async def take(self) -> ev.Event | None:
         """Return the next event, waiting for it; None when there will be none."""
-        while not self._unread:
+        unread = self._unread
+        while not unread:
             if self.closed or self.discarding:
                 return None
-            self._some = anyio.Event()
+            if self._some.awaited:
+                raise UserError("another task is waiting for this stream's next event: one consumer at a time")
             await self._some.wait()
-        was_full = self.full
-        event = self._unread.popleft()
-        if was_full and not self.full:
+        event = unread.popleft()
+        if self._limit is not None and len(unread) == self._limit - 1:
             self._caught_up()
         return event
 

@@ -7,6 +7,7 @@ import logging
 from agentloop import effects as e
 from agentloop._core.history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
+from agentloop._core.state import handoff_outputs
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun
@@ -29,12 +30,23 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     handoff = view.handoff(call.name)
     await _tell(run, handoff, call.arguments, call.call_id)
     source, target = run.agent, handoff.agent
+    key = run.graph.key(target)
+    handed = HandedOff(
+        *run.here(),
+        call.call_id,
+        source.name,
+        target.name,
+        tuple(other.call_id for other in action.ignored),
+        target=key if key != target.name else None,
+    )
+    shown = await _shown(run, handoff, handed)
     run.agent = target
     run.view = None
-    run.append(
-        HandedOff(*run.here(), call.call_id, source.name, target.name, tuple(other.call_id for other in action.ignored))
-    )
-    await _show(run, handoff)
+    # In one step: a log that ends between the two would show the target what the filter left out.
+    run.append(handed)
+    if shown is not None:
+        reason, items = shown
+        run.append(HistoryReplaced(*run.here(), reason, 0, items))
     if run.hooks is not None:
         await resolved(run.hooks.on_handoff(run.context, source, target))
     if source.hooks is not None:
@@ -61,32 +73,33 @@ async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) ->
     await run.effects.perform(e.Ask(run.path, "on_handoff", call_id, lambda: ask(callback, *args)))
 
 
-async def _show(run: LiveRun, handoff: Handoff) -> None:
-    """Decide what the target is shown: the filter's choice, a nested history, or all of it."""
+async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
+    """Return what the target is shown, and why: the filter's choice, a nested history; None for all there is."""
+    answers = handoff_outputs(handed)
     chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
     if chosen is not None and run.server is not None:
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
-        data = _input_data(run)
+        data = _input_data(run, answers)
         effect = e.Ask(run.path, "input_filter", handoff.name, lambda: ask(chosen, data))
         filtered = await run.effects.perform(effect)
         if not isinstance(filtered, HandoffInputData):
             raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
-        _replace(run, "handoff_filter", _items_of(filtered))
-        return
+        return "handoff_filter", _items_of(filtered)
     nest = handoff.nest_handoff_history
     if nest is None:
         nest = run.config.nest_handoff_history
-    if nest is not False and run.server is not None:
+    if nest is False:
+        return None
+    if run.server is not None:
         if "nest_handoff_history" not in run.root.warned:
             run.root.warned.add("nest_handoff_history")
             logger.warning("the provider keeps the conversation: nest_handoff_history has no effect")
-    elif nest is not False:
-        wrapper = DEFAULT_WRAPPER if nest is True else nest
-        _replace(run, "nested_history", nest_history(run.state.history, wrapper))
+        return None
+    return "nested_history", nest_history([*run.state.history, *answers], DEFAULT_WRAPPER if nest is True else nest)
 
 
-def _input_data(run: LiveRun) -> HandoffInputData:
+def _input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
     """Return what the target would be shown without a filter, told apart by when it came.
 
     Read off the history, not off the run's own items: a session's items are in it, and what an earlier handoff left
@@ -104,7 +117,7 @@ def _input_data(run: LiveRun) -> HandoffInputData:
     return HandoffInputData(
         input_history=tuple(shown[:began]),
         pre_handoff_items=tuple(shown[began:]),
-        new_items=tuple(turn),
+        new_items=(*turn, *answers),
         context=run.context,
     )
 
@@ -113,7 +126,3 @@ def _items_of(data: HandoffInputData) -> tuple[Item, ...]:
     if data.input_items is not None:
         return tuple(data.input_items)
     return (*data.input_history, *data.pre_handoff_items, *data.new_items)
-
-
-def _replace(run: LiveRun, reason: str, items: tuple[Item, ...]) -> None:
-    run.append(HistoryReplaced(*run.here(), reason, 0, items))

@@ -13,10 +13,23 @@ from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.error_text import error_summary
-from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered, RunTimeout
+from agentloop.exceptions import (
+    InputGuardrailTripwireTriggered,
+    JournalError,
+    MaxTurnsExceeded,
+    ModelTimeoutError,
+    ModelTransportError,
+    OutputGuardrailTripwireTriggered,
+    RunTimeout,
+    UsageLimitExceeded,
+)
 from agentloop.hooks import RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
+
+GOES_ON = ("interrupted", "cancelled", "stopped")
+PASSING = (RunTimeout, MaxTurnsExceeded, UsageLimitExceeded, ModelTransportError, ModelTimeoutError)
+"""What another entry of the run may get past: a limit that is set anew, a server that answers again."""
 
 
 @attrs.frozen
@@ -97,11 +110,30 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
             stop_reason=ended.stop_reason,
             error=None if failed is None else error_summary(failed),
             details={"also_failed": others} if others else None,
+            resumable=ended.status in GOES_ON or isinstance(failed, PASSING),
         )
     )
+    if run.parent is None:
+        failed = await _written(run, failed)
     if failed is not None:
         for other in others:
             failed.add_note(f"also failed: {other}")
+    return failed
+
+
+async def _written(run: LiveRun, failed: BaseException | None) -> BaseException | None:
+    """Wait until the whole log is durable; return what is to be raised."""
+    journal = run.log.journal
+    if journal is None:
+        return failed
+    try:
+        with run.cleanup.section(on_cut=lambda: None):
+            await journal.durable()
+    except JournalError as error:
+        if failed is None:
+            return error
+        if failed is not error:
+            failed.add_note(f"also failed: {error_summary(error)}")
     return failed
 
 

@@ -238,6 +238,7 @@ class ChatDecoder:
         self._constrained = _constrained.CallText() if constrained and _constrained.offered(request) else None
         self._constrained_id = made_call_id(request, "local") if self._constrained else ""
         self._started = False
+        self._shown = False  # whether anything came that the caller has seen
         self._id: str | None = None
         self._model: str | None = None
         self._text: list[str] = []
@@ -251,8 +252,8 @@ class ChatDecoder:
         """Return the model events of one event's *data*.
 
         Raises:
-            ModelBehaviorError: if it is no chunk.
-            ModelTransportError: if it reports an error of the server.
+            ModelBehaviorError: if it is no chunk, or reports an error of the server within an answer.
+            ModelTransportError: if it reports an error of the server in place of an answer.
         """
         data = data.strip()
         if self.done or not data:
@@ -265,7 +266,8 @@ class ChatDecoder:
     def feed_chunk(self, chunk: Mapping[str, Any]) -> list[ModelEvent]:
         """Return the model events of one parsed chunk, or of a whole response that came unstreamed."""
         if chunk.get("error") or chunk.get("object") == "error":
-            raise _server_error(chunk)
+            # What was shown can't be taken back, so only an answer that hasn't begun may be asked for again.
+            raise _broken_off(chunk) if self._shown else _server_error(chunk)
         events: list[ModelEvent] = []
         if isinstance(chunk.get("id"), str) and self._id is None:
             self._id = chunk["id"]
@@ -279,7 +281,9 @@ class ChatDecoder:
             self._usage = chunk["usage"]
         for choice in _objects(chunk.get("choices"), "choices"):
             if choice.get("index") in (0, None):
-                events += self._choice(choice)
+                shown = list(self._choice(choice))
+                self._shown = self._shown or bool(shown)
+                events += shown
         return events
 
     def finish(self, request_id: str | None = None) -> list[ModelEvent]:
@@ -442,17 +446,27 @@ def _is_json(text: str) -> bool:
 
 def _server_error(chunk: Mapping[str, Any]) -> ModelTransportError:
     """Return the error that a chunk reports where an answer was due."""
+    words, code, named = _reported(chunk)
+    status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else None
+    return ModelTransportError(f"The server answered with an error: {words}", status=status, code=named)
+
+
+def _broken_off(chunk: Mapping[str, Any]) -> ModelBehaviorError:
+    """Return the error that a chunk reports where an answer was to go on."""
+    words, code, named = _reported(chunk)
+    known = [str(part) for part in (named, code) if isinstance(part, str | int) and not isinstance(part, bool)]
+    said = f" ({', '.join(dict.fromkeys(known))[:QUOTED]})" if known else ""
+    return ModelBehaviorError(f"The server broke the response off: {words}{said}")
+
+
+def _reported(chunk: Mapping[str, Any]) -> tuple[str, object, str | None]:
+    """Return what a chunk's error says: its words, its code as it came, and its code or type by name."""
     error = chunk.get("error")
     details: Mapping[str, Any] = error if isinstance(error, Mapping) else chunk
     words = error if isinstance(error, str) else details.get("message")
     code = details.get("code")
-    status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else None
     named = code if isinstance(code, str) else details.get("type")
-    return ModelTransportError(
-        f"The server broke the response off: {str(words or 'no reason given')[:QUOTED]}",
-        status=status,
-        code=named if isinstance(named, str) else None,
-    )
+    return str(words or "no reason given")[:QUOTED], code, named if isinstance(named, str) else None
 
 
 def _count(data: object, name: str) -> int:

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from agentloop.abc import Model
-from agentloop.exceptions import ModelTransportError, UserError, UserTypeError, UserValueError
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._chat import ChatDecoder, encode
 from agentloop.models._common import parse_object
@@ -146,6 +146,9 @@ async def _close(driver: HttpDriver) -> None:
     await driver.__aexit__(None, None, None)
 
 
+_Failure: TypeAlias = ModelTransportError | ModelBehaviorError
+
+
 class _Events:
     """The events of one response, read as they are asked for."""
 
@@ -155,20 +158,31 @@ class _Events:
         self._sse = SSEDecoder(max_total=_MAX_BODY)
         self._pending: deque[ModelEvent] = deque()
         self._ended = False
+        self._failure: _Failure | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ModelEvent:
         while not self._pending:
+            if self._failure is not None:
+                self._ended = True
+                failure, self._failure = self._failure, None
+                raise failure
             if self._ended:
                 raise StopAsyncIteration
             try:
                 await self._more()
-            except ModelTransportError as error:
-                error.args = (self._reply.redact(str(error)),)
-                raise
+            except (ModelTransportError, ModelBehaviorError) as error:
+                # What came before it, maybe in the same piece, is given first.
+                self._failure = self._without_secrets(error)
         return self._pending.popleft()
+
+    def _without_secrets(self, error: _Failure) -> _Failure:
+        error.args = (self._reply.redact(str(error)),)
+        if isinstance(error, ModelTransportError) and error.code is not None:
+            error.code = self._reply.redact(error.code)
+        return error
 
     async def _more(self) -> None:
         if self._reply.content_type == "application/json":

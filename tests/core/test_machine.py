@@ -12,6 +12,7 @@ from agentloop._core.machine import (
     CheckOutput,
     Finish,
     GiveUp,
+    Prepare,
     Settle,
     Transfer,
     next_action,
@@ -153,9 +154,9 @@ def test_a_settled_call_s_output_is_text_or_its_value() -> None:
     assert (tool_output(a), tool_output(b)) == ("text", [1])
 
 
-def test_without_a_view_a_candidate_waits_for_the_next_turn() -> None:
-    """An entry that resumes has none before it has prepared one."""
-    assert next_action(Writer().begin().turn(AssistantMessage("done")).state, None) == CallModel()
+def test_without_a_view_one_is_prepared_before_a_candidate_is_judged() -> None:
+    """An entry that resumes has none yet."""
+    assert next_action(Writer().begin().turn(AssistantMessage("done")).state, None) == Prepare()
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])

@@ -492,23 +492,41 @@ def test_a_call_that_never_gets_a_name_is_an_error() -> None:
         calls(part(0, "a", arguments="{}"))
 
 
-@pytest.mark.parametrize(
-    ("data", "status", "code", "words"),
-    [
-        ({"error": {"message": "full", "type": "overloaded", "code": 503}}, 503, "overloaded", "full"),
-        ({"error": {"message": "full", "code": "too_long"}}, None, "too_long", "full"),
-        ({"error": "just words"}, None, None, "just words"),
-        ({"object": "error", "message": "bad", "code": 400}, 400, None, "bad"),
-        ({"error": {"code": True}}, None, None, "no reason"),
-    ],
-)
-def test_an_error_in_the_stream_is_a_transport_error(
-    data: Any, status: int | None, code: str | None, words: str
+SERVER_ERRORS: list[tuple[Any, int | None, str | None, str]] = [
+    ({"error": {"message": "full", "type": "overloaded", "code": 503}}, 503, "overloaded", "full"),
+    ({"error": {"message": "full", "code": "too_long"}}, None, "too_long", "full"),
+    ({"error": "just words"}, None, None, "just words"),
+    ({"object": "error", "message": "bad", "code": 400}, 400, None, "bad"),
+    ({"error": {"code": True}}, None, None, "no reason"),
+]
+
+
+@pytest.mark.parametrize(("data", "status", "code", "words"), SERVER_ERRORS)
+@pytest.mark.parametrize("begun", [[], [chunk({"role": "assistant", "content": ""})]])
+def test_an_error_in_place_of_an_answer_is_the_transports(
+    begun: list[Any], data: Any, status: int | None, code: str | None, words: str
 ) -> None:
-    """With what the server says of it."""
-    with pytest.raises(ModelTransportError, match=words) as caught:
-        answer(chunk({"content": "a"}), data)
+    """With what the server says of it; that it began to answer, and said nothing, makes no difference."""
+    with pytest.raises(ModelTransportError, match=f"answered with an error: {words}") as caught:
+        answer(*begun, data)
     assert (caught.value.status, caught.value.code) == (status, code)
+
+
+@pytest.mark.scenario("SP-04")
+@pytest.mark.parametrize(("data", "status", "code", "words"), SERVER_ERRORS)
+@pytest.mark.parametrize(
+    "shown",
+    [{"content": "a"}, {"reasoning": "a"}, {"tool_calls": [part(0, "c", "f", "{")]}],
+    ids=["text", "reasoning", "arguments"],
+)
+def test_an_error_within_an_answer_is_the_responses(
+    shown: Any, data: Any, status: int | None, code: str | None, words: str
+) -> None:
+    """What was shown can't be taken back. The message has the server's words and its code."""
+    with pytest.raises(ModelBehaviorError, match=f"broke the response off: {words}") as caught:
+        answer(chunk(shown), data)
+    for known in (status, code):
+        assert known is None or str(known) in str(caught.value)
 
 
 def test_an_empty_event_and_a_chunk_of_an_unknown_kind_pass() -> None:

@@ -160,6 +160,12 @@ async def test_no_message_holds_a_secret() -> None:
     model = mock_model(httpx.Response(200, headers=SSE, content=f'data: {{"error": "{KEY}"}}\n\n'), api_key=KEY)
     assert KEY not in str(await failure(model))
     assert KEY not in repr(model)
+    report = b'data: {"error": {"message": "%s", "code": "%s"}}\n\n' % (KEY.encode(), KEY.encode())
+    error = await failure(mock_model(httpx.Response(200, headers=SSE, content=report), api_key=KEY))
+    assert error.code == "***"
+    with pytest.raises(ModelBehaviorError, match=r"broke the response off: \*\*\*") as caught:
+        await ask(mock_model(httpx.Response(200, headers=SSE, content=FIRST + report), api_key=KEY))
+    assert KEY not in str(caught.value)
 
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -359,6 +365,38 @@ async def test_an_answer_that_ends_early_is_an_error_never_a_short_answer(conten
     """The terminal event is missing."""
     with pytest.raises(ModelBehaviorError, match="ended before"):
         await text(mock_model(httpx.Response(200, headers=SSE, content=content)))
+
+
+@pytest.mark.scenario("SP-04")
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        (b'data: {"error": {"message": "full", "code": 503}}\n\n', "broke the response off: full"),
+        (b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}\n\n' + DONE, None),
+        (DONE, "ended before"),
+        (b"data: nonsense\n\n", "JSON object"),
+    ],
+)
+async def test_what_came_before_an_error_is_given_before_it_is_raised(last: bytes, words: str | None) -> None:
+    """Also where both came in one piece of the body."""
+    seen: list[str] = []
+    ended = False
+
+    async def read() -> None:
+        nonlocal ended
+        async with mock_model(httpx.Response(200, headers=SSE, content=FIRST + last)).stream(REQUEST) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    seen.append(event.text)
+        ended = True
+
+    if words is None:  # cut at the token limit, with something usable
+        await read()
+    else:
+        with pytest.raises(ModelBehaviorError, match=words):
+            await read()
+    assert seen == ["Hel"]
+    assert ended == (words is None)
 
 
 async def _body(*pieces: bytes) -> AsyncIterator[bytes]:

@@ -425,6 +425,26 @@ async def test_failed_response_is_raised_after_what_it_had_streamed() -> None:
     assert [type(event).__name__ for event in events] == ["AgentUpdated", "TurnStarted", "TextDelta", "RunEnded"]
 
 
+@pytest.mark.scenario("SP-04", "SP-07")
+async def test_servers_error_within_a_response_is_raised_after_what_it_had_streamed() -> None:
+    """The error comes as an event of the stream, in one piece with the text before it."""
+
+    def agent() -> Agent[Any, Any]:
+        return Agent("a", model=chat_model(chunk({"content": "so far"}), {"error": {"message": "full", "code": 503}}))
+
+    events, error = await failing(agent(), ModelBehaviorError)
+    assert [type(event).__name__ for event in events if not isinstance(event, ev.RawModelEvent)] == [
+        "AgentUpdated",
+        "TurnStarted",
+        "TextDelta",
+        "RunEnded",
+    ]
+    assert "full (503)" in str(error)
+    with pytest.raises(ModelBehaviorError) as raised:
+        await Runner.run(agent(), "go")
+    assert str(raised.value) == str(error)
+
+
 @pytest.mark.scenario("SP-05")
 async def test_response_that_just_ends_is_the_models_error() -> None:
     """A stream without its last event isn't an answer, whatever it held; the same from the wire."""

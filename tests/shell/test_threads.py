@@ -259,7 +259,7 @@ async def test_new_runs_sync_tool_starts_beside_abandoned_threads(
     watch = LateWatch(2)
     async with open_runtime(max_threads=3):
         first = agent_that_calls("blocks", "blocks", tools=[blocking(go_on, timeout=0.3)])
-        async with lasting(anyio_backend, 0.03):
+        async with lasting(anyio_backend, 0.3):
             await run_mode(first, "go", run_config=watched(watch))
         second = agent_that_calls("quick", "quick", tools=[quick])
         with anyio.fail_after(2):

@@ -1,0 +1,179 @@
+"""Steps 4 to 6 of a call: policies, guardrails before an approval, and the approval itself.
+
+Nothing of the batch has started while this is asked, and what has been decided is never asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import attrs
+
+from agentloop import effects as e
+from agentloop._core.identity import arguments_digest
+from agentloop._core.plan import Answer, Arguments, Disposition, Execute, Plan, PlanEntry, Wait, read_arguments
+from agentloop._core.state import CallState
+from agentloop._shell.asking import all_of, ask
+from agentloop._shell.guard import judge_before_approval
+from agentloop._shell.live import LiveRun
+from agentloop.exceptions import UserTypeError
+from agentloop.guardrail_results import Allow
+from agentloop.outcomes import CallOutcome
+from agentloop.policies import Ask, Decision, Deny, PendingCall
+from agentloop.records import ApprovalRequested, VerdictGiven
+from agentloop.tools import FunctionTool
+
+_STRICTNESS: dict[type, int] = {Allow: 0, Ask: 1, Deny: 2}
+
+logger = logging.getLogger("agentloop")
+
+
+async def decide(run: LiveRun, plan: Plan) -> Plan:
+    """Return *plan* with a decision for every call that is to run: it does, it is refused, or it waits.
+
+    Raises:
+        Exception: what a `needs_approval` callable or a guardrail raises.
+    """
+    asked: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
+        (place, partial(_decided, run, entry, entry.tool, entry.disposition))
+        for place, entry in enumerate(plan.entries)
+        if isinstance(entry.disposition, Execute)
+        and entry.tool is not None
+        and not entry.disposition.resumed
+        and not entry.disposition.decided
+        and _undecided(run, entry.tool)
+    ]
+    if not asked:
+        return plan
+    answers = await all_of([question for _, question in asked])
+    entries = list(plan.entries)
+    for (place, _), disposition in zip(asked, answers, strict=True):
+        entries[place] = attrs.evolve(entries[place], disposition=disposition)
+        if isinstance(disposition, Wait) and disposition.request is not None:
+            run.append(disposition.request)
+    return attrs.evolve(plan, entries=tuple(entries))
+
+
+def _undecided(run: LiveRun, tool: FunctionTool) -> bool:
+    return tool.needs_approval is not False or bool(run.config.policies)
+
+
+async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+    state = run.state.calls[entry.call.call_id]
+    arguments = planned.arguments
+    request = state.approval
+    if request is not None and request.arguments is not None:
+        arguments = read_arguments(tool, request.arguments, run.config.json_limits)
+    verdict = _verdict(run, state, tool, arguments)
+    if verdict is not None and verdict.approved and verdict.arguments is not None:
+        arguments = read_arguments(tool, verdict.arguments, run.config.json_limits)
+    decision = await _policies(run, entry, tool, arguments)
+    if isinstance(decision, Deny):
+        return _refused(decision.message, tool, "policy")
+    verdict = verdict or _verdict(run, state, tool, arguments)
+    if verdict is None and _fits(run, state, tool, arguments):
+        return Wait(arguments)  # asked in an earlier entry, and nobody has said anything
+    wanted = isinstance(decision, Ask)
+    if verdict is None and run.config.tool_execution.pre_approval_tool_input_guardrails:
+        if not wanted and tool.needs_approval is False:
+            return Execute(arguments)
+        judged = await judge_before_approval(run, entry, tool, arguments)
+        if isinstance(judged, CallOutcome):
+            return Answer(judged)
+        if judged is not None:
+            # Other arguments are another invocation: what was decided on the first ones says nothing of it.
+            arguments = read_arguments(tool, judged, run.config.json_limits)
+            decision = await _policies(run, entry, tool, arguments)
+            if isinstance(decision, Deny):
+                return _refused(decision.message, tool, "policy")
+            wanted = isinstance(decision, Ask)
+    verdict = verdict or _verdict(run, state, tool, arguments)
+    if verdict is None and (wanted or await _needed(run, entry, tool, arguments)):
+        verdict = _verdict(run, state, tool, arguments)  # given while the question was being asked
+        if verdict is None:
+            return Wait(arguments, _request(run, entry, tool, arguments))
+    if verdict is not None and not verdict.approved:
+        return _refused(verdict.message, tool, "approval")
+    return Execute(arguments)
+
+
+def _refused(message: str | None, tool: FunctionTool, by: str) -> Answer:
+    text = message if message is not None else f"Tool '{tool.name}' was not approved."
+    outcome = CallOutcome(status="rejected", output=text, reason=by)
+    return Answer(outcome, kind="approval_rejected" if message is None and by == "approval" else None)
+
+
+def _request(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> ApprovalRequested:
+    return ApprovalRequested(
+        *run.here(),
+        entry.call.call_id,
+        run.agent_key,
+        tool.lookup_key,
+        arguments_digest(arguments.text, run.config.json_limits),
+        arguments=arguments.text if arguments.text != entry.call.arguments else None,
+    )
+
+
+def _fits(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> bool:
+    """Tell whether what was asked about *state* is still what would be asked."""
+    request = state.approval
+    return request is not None and (request.agent, request.tool, request.digest) == (
+        run.agent_key,
+        tool.lookup_key,
+        arguments_digest(arguments.text, run.config.json_limits),
+    )
+
+
+def _verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> VerdictGiven | None:
+    """Return the verdict that holds for the call: given for just this call, or for all calls of the tool."""
+    given = state.verdict
+    key = (run.agent_key, tool.lookup_key)
+    if given is not None and (given.agent, given.tool) == key:
+        digest = arguments_digest(arguments.text, run.config.json_limits)
+        edited = given.arguments is not None and arguments_digest(given.arguments, run.config.json_limits) == digest
+        if given.digest == digest or edited:
+            return given
+    return run.state.sticky.get(key)
+
+
+async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> bool:
+    needs = tool.needs_approval
+    if isinstance(needs, bool):
+        return needs
+    if arguments.parsed is None:
+        return True  # nobody can judge what doesn't parse
+    parsed, call_id = arguments.parsed, entry.call.call_id
+    effect = e.Ask(run.path, "needs_approval", call_id, lambda: ask(needs, run.context, parsed, call_id))
+    return bool(await run.effects.perform(effect))
+
+
+async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> Decision:
+    """Return the strictest decision; of several denials the first."""
+    strictest: Decision = Allow()
+    for index, policy in enumerate(run.config.policies):
+        pending = PendingCall(
+            call=entry.call,
+            tool=tool,
+            agent=run.agent,
+            arguments=arguments.parsed,
+            context=run.context,
+            path=run.path,
+        )
+        decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending)
+        if _STRICTNESS[type(decision)] > _STRICTNESS[type(strictest)]:
+            strictest = decision
+    return strictest
+
+
+async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall) -> Decision:
+    try:
+        decision = await run.effects.perform(e.Ask(run.path, "policy", key, lambda: ask(policy.decide, pending)))
+        if not isinstance(decision, Allow | Ask | Deny):
+            raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
+        return decision
+    except Exception:
+        logger.warning("policy %r failed; the call is denied", policy, exc_info=True)
+        return Deny()

@@ -1,0 +1,150 @@
+"""The writer of a run's journal: one task, one batch at a time, and a gate for whoever must not go on before.
+
+A record is state in the step that appends it; here it becomes durable. The writer takes everything appended since its
+last write as one batch, so what was appended in one step stands or falls together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.live import LiveRun
+from agentloop._shell.native import cancelled_types
+from agentloop._shell.resumption import Start
+from agentloop.abc import Journal
+from agentloop.exceptions import JournalError
+from agentloop.records import Record
+
+Encode = Callable[[Record], bytes]
+Header = Callable[[], bytes]
+
+
+class JournalWriter:
+    """Writes records to *journal* as they are appended. Owned by the run; `run` is its task."""
+
+    def __init__(self, journal: Journal, encode: Encode, header: Header | None) -> None:
+        self.journal = journal
+        self.error: JournalError | None = None
+        """Why nothing more is written."""
+        self._encode = encode
+        self._header = header
+        self._due: list[Record] = []
+        self._added = 0
+        self._written = 0
+        self._wake = anyio.Event()
+        self._progress = anyio.Event()
+        self._closed = False
+
+    def add(self, record: Record) -> None:
+        """Take *record* for the next batch."""
+        self._due.append(record)
+        self._added += 1
+        self._wake.set()
+
+    def close(self) -> None:
+        """Let the writer's task end once everything is written."""
+        self._closed = True
+        self._wake.set()
+
+    async def durable(self) -> None:
+        """Wait until all that has been added so far is durable.
+
+        Raises:
+            JournalError: it never will be.
+        """
+        wanted = self._added
+        while self._written < wanted:
+            if self.error is not None:
+                raise self.error
+            await self._progress.wait()
+
+    async def run(self, cleanup: Cleanup, failed: Callable[[], None]) -> None:
+        """Write until closed; *failed* is called when the journal has failed, and no more is written then.
+
+        Cancellation: what has been added is still written, until the run's cleanup deadline.
+        """
+        try:
+            with cleanup.section():
+                while self.error is None and not (self._closed and not self._due):
+                    if not self._due:
+                        self._wake = anyio.Event()
+                        await self._wake.wait()
+                        continue
+                    await self._write()
+        finally:
+            if self.error is None and self._written < self._added:
+                self.error = JournalError("the journal was not written to its end before the cleanup deadline")
+            self._tell()
+            if self.error is not None:
+                failed()
+
+    async def _write(self) -> None:
+        due, self._due = self._due, []
+        try:
+            lines = [self._encode(record) for record in due]
+            if self._header is not None:
+                lines.insert(0, self._header())
+            await self.journal.append(lines)
+            self._header = None
+        except cancelled_types():
+            raise
+        except JournalError as error:
+            self.error = error
+        except Exception as error:
+            self.error = JournalError(f"the journal failed: {type(error).__name__}: {error}")
+            self.error.__cause__ = error
+        else:
+            self._written += len(due)
+            self._tell()
+
+    def _tell(self) -> None:
+        progress, self._progress = self._progress, anyio.Event()
+        progress.set()
+
+
+def journal_opener(run: LiveRun, journal: Journal, start: Start, group: TaskGroup) -> Callable[[], Awaitable[None]]:
+    """Return what begins *journal* for *run*, or goes on with it.
+
+    Raises (when called):
+        JournalError: it is another run's, or holds what the state doesn't.
+    """
+
+    async def open_journal() -> None:
+        from agentloop import stored_state
+
+        codec = getattr(journal, "codec", None)
+
+        def encode(record: Record) -> bytes:
+            return stored_state.record_line(record, codec)
+
+        def header() -> bytes:
+            return stored_state.header(run.root.state.run_id, run.graph.describe(), sealed=codec is not None)
+
+        held = await stored_state.journal_lines(journal)
+        missing = _missing(held, [encode(record) for record in start.fold.records])
+        writer = JournalWriter(journal, encode, None if held else header)
+        for record in missing:
+            writer.add(start.fold.records[record])
+        run.log.journal = writer
+        group.start_soon(writer.run, run.cleanup, run.scope.cancel, name="agentloop journal")
+
+    return open_journal
+
+
+def _missing(held: list[bytes], lines: list[bytes]) -> range:
+    """Return which records of a log the journal lacks."""
+    if not held:
+        return range(len(lines))
+    if not lines:
+        raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
+    known = held[1:]
+    if len(known) > len(lines):
+        raise JournalError(f"the journal holds {len(known)} records, the state {len(lines)}: the state is an older one")
+    for index, (line, wanted) in enumerate(zip(known, lines, strict=False)):
+        if line != wanted:
+            raise JournalError(f"the journal is another run's: its record {index} is not the state's")
+    return range(len(known), len(lines))

@@ -1,0 +1,80 @@
+"""What every journal asks of its arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from agentloop.abc import Codec
+from agentloop.exceptions import UserTypeError, UserValueError
+
+
+def check_records(records: Sequence[bytes]) -> list[bytes]:
+    """Return *records* as a list, if each is the JSON text of one object on one line.
+
+    Raises:
+        UserTypeError, UserValueError: naming the position of what isn't; its content isn't quoted.
+    """
+    if isinstance(records, (bytes, bytearray, memoryview, str)) or not isinstance(records, Sequence):
+        raise UserTypeError(f"records: a sequence of bytes is needed, not {type(records).__name__}")
+    for index, record in enumerate(records):
+        if not isinstance(record, bytes):
+            raise UserTypeError(f"records[{index}]: bytes are needed, not {type(record).__name__}")
+        if not (record.startswith(b"{") and record.endswith(b"}") and b"\n" not in record and _is_json(record)):
+            raise UserValueError(f"records[{index}]: JSON text of one object, on one line, is needed")
+    return list(records)
+
+
+def _is_json(record: bytes) -> bool:
+    # The standard library's, since msgspec refuses escaped lone surrogates, which tools' outputs may hold.
+    try:
+        json.loads(record.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def check_path(path: str | os.PathLike[str]) -> str:
+    """Return *path* as text.
+
+    Raises:
+        UserTypeError, UserValueError: if it is no path.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise UserTypeError(f"path: a path is needed, not {path!r}") from None
+    if not text or "\0" in text:
+        raise UserValueError(f"path: a path is needed, not {path!r}")
+    return text
+
+
+def check_run_id(run_id: str) -> str:
+    """Return *run_id* if it is text that says something.
+
+    Raises:
+        UserTypeError, UserValueError: naming the argument.
+    """
+    if not isinstance(run_id, str):
+        raise UserTypeError(f"run_id: text is needed, not {run_id!r}")
+    if not run_id or any("\ud800" <= char <= "\udfff" for char in run_id):
+        raise UserValueError(f"run_id: text that isn't empty and can be encoded is needed, not {run_id!r}")
+    return run_id
+
+
+def check_codec(codec: Codec | None) -> Codec | None:
+    """Return *codec* if it can seal and open, or is None.
+
+    Raises:
+        UserTypeError: naming the argument.
+    """
+    wrong: Any = codec  # whatever was handed over, whatever the hint says
+    if codec is not None and not (callable(getattr(wrong, "seal", None)) and callable(getattr(wrong, "open", None))):
+        raise UserTypeError(f"codec: an object with `seal` and `open` is needed, not {type(wrong).__name__}")
+    return codec

@@ -1,0 +1,68 @@
+"""A journal in memory: for tests, and to pause and resume within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from anyio.lowlevel import checkpoint
+
+from agentloop.abc import Codec
+from agentloop.exceptions import JournalError
+from agentloop.journal._checks import check_codec, check_records
+
+
+class MemoryJournal:
+    """A journal that lives as long as its object. For one event loop at a time; not thread-safe.
+
+    Durable means nothing here: what is appended is gone with the process.
+    """
+
+    def __init__(self, *, codec: Codec | None = None) -> None:
+        self.codec = check_codec(codec)
+        self._records: list[bytes] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return "MemoryJournal()"
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Append *records*; a cancelled call has done nothing.
+
+        Raises:
+            UserTypeError, UserValueError: naming the position of what is no record; nothing is appended.
+            JournalError: if the journal is closed.
+        """
+        added = check_records(records)
+        await checkpoint()
+        self._check_open()
+        self._records += added
+
+    async def read(self) -> list[bytes]:
+        """Return every record appended so far.
+
+        Raises:
+            JournalError: if the journal is closed.
+        """
+        await checkpoint()
+        self._check_open()
+        return self._records[:]
+
+    async def aclose(self) -> None:
+        """Let go of the records. Does nothing the second time."""
+        self._closed = True
+        self._records.clear()
+        await checkpoint()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise JournalError(f"{self!r} is closed")

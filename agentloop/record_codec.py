@@ -1,0 +1,209 @@
+"""Records as JSON, and back: what a run's state and its journal hold.
+
+A record is an object with its kind under `kind`; fields at their default are left out. Only the classes of the table
+here are ever built. What an application made (outputs, answers, infos) goes through `agentloop.value_codec`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from agentloop import items as i
+from agentloop import records as r
+from agentloop.exceptions import StateError, UserTypeError
+from agentloop.item_codec import item_forms
+from agentloop.json_forms import Form, Misfit, class_form, fault_text, kind_of, read_object, tagged
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
+from agentloop.usage import RequestUsage
+from agentloop.value_codec import read_value, value_to_json
+
+SCHEMA_VERSION = "1"
+"""The form of records that this library writes."""
+
+Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+UPGRADES: Mapping[str, Upgrade] = {}
+"""By version: a pure function that brings stored data of it to the next one, and says so under its schema key."""
+SUPPORTED: tuple[str, ...] = (*UPGRADES, SCHEMA_VERSION)
+"""The forms of records that this library reads."""
+
+KINDS: Mapping[type, str] = {
+    r.RunStarted: "run_started",
+    r.RunResumed: "run_resumed",
+    r.TurnStarted: "turn_started",
+    r.ModelRequested: "model_requested",
+    r.ModelResponded: "model_responded",
+    r.ModelFailed: "model_failed",
+    r.GuardrailSettled: "guardrail_settled",
+    r.ApprovalRequested: "approval_requested",
+    r.VerdictGiven: "verdict_given",
+    r.CallStarted: "call_started",
+    r.BodyEnded: "body_ended",
+    r.CallSettled: "call_settled",
+    r.ItemReleased: "item_released",
+    r.BatchEnded: "batch_ended",
+    r.HandedOff: "handed_off",
+    r.HistoryReplaced: "history_replaced",
+    r.InputAdded: "input_added",
+    r.SessionSaved: "session_saved",
+    r.Answered: "answered",
+    r.CleanupCut: "cleanup_cut",
+    r.GraphChanged: "graph_changed",
+    r.RunEnded: "run_ended",
+}
+# What lives in this process only.
+_LEFT_OUT: Mapping[type, frozenset[str]] = {
+    CallOutcome: frozenset({"value", "error"}),
+    r.GuardrailSettled: frozenset({"result"}),
+}
+_NOTHING: frozenset[str] = frozenset()
+_ANY: Any = Any
+_JSON_OBJECT: Any = i.JsonObject
+
+
+def record_to_json(record: r.Record) -> dict[str, Any]:
+    """Return *record* as a JSON object, a new one.
+
+    Raises:
+        UserTypeError: if *record* is no record.
+    """
+    if type(record) not in KINDS:
+        raise UserTypeError(f"a record is needed, not {type(record).__name__}")
+    written: dict[str, Any] = _form().written(record)
+    return written
+
+
+def record_from_json(data: Mapping[str, Any], *, path: str = "$") -> r.Record:
+    """Return the record that *data* stands for, equal to the one that was written.
+
+    Raises:
+        StateError: naming each place below *path* (a few of them) that doesn't fit: an unknown kind, a value of the
+            wrong type, a field that is missing or unknown. Values aren't quoted.
+    """
+    try:
+        record: r.Record = _form().read(data)
+        return record
+    except Exception as error:
+        raise StateError(f"Malformed record: {fault_text(error, path)}") from None
+
+
+# -- versions
+
+
+def upgrade(data: Mapping[str, Any], *, key: str = "schema") -> dict[str, Any]:
+    """Return stored *data*, whose version stands under *key*, in the form of `SCHEMA_VERSION`; *data* stays as it is.
+
+    Raises:
+        StateError: if there is no version, or one that isn't supported; names those that are.
+    """
+    upgraded = dict(data)
+    while (version := upgraded.get(key)) != SCHEMA_VERSION:
+        step = UPGRADES.get(version) if isinstance(version, str) else None
+        if step is None:
+            raise StateError(_unsupported(version))
+        upgraded = step(upgraded)
+    return upgraded
+
+
+def _unsupported(version: object) -> str:
+    known = ", ".join(SUPPORTED)
+    if version is None:
+        return f"Stored data names no schema version; supported: {known}"
+    if isinstance(version, str) and version.isascii() and version.isprintable() and len(version) <= 20:
+        return f"Unknown schema version {version}; supported: {known}"
+    return f"Unknown schema version; supported: {known}"
+
+
+# -- bytes
+
+
+def encode(value: Any) -> bytes:
+    """Return the one JSON text (UTF-8, sorted keys, no blanks) of a JSON value as this module writes them.
+
+    Raises:
+        StateError: if it isn't a JSON value (NaN and infinities aren't).
+    """
+    try:
+        quick = msgspec.json.encode(value, order="sorted")
+        if b"null" not in quick:  # also what msgspec makes of NaN
+            return quick
+        _text_of(value)
+        return quick
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        # A surrogate can only stand inside a string, where the backslash form is JSON's own escape.
+        return _text_of(value).encode("utf-8", "backslashreplace")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(f"Not a value of JSON: {type(error).__name__}") from None
+
+
+def _text_of(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def decode(data: bytes) -> Any:
+    """Return the value of JSON text.
+
+    Raises:
+        StateError: if it isn't JSON, repeats a key, or holds a number that is beyond all bounds. Nothing is quoted.
+    """
+    try:
+        value = msgspec.json.decode(data)
+        if msgspec.json.encode(value, order="sorted") == data:  # canonical: no key stands twice
+            return value
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return _STRICT.decode(data.decode("utf-8"))
+    except Misfit as misfit:
+        raise StateError(f"Malformed JSON: {misfit}") from None
+    except RecursionError:
+        raise StateError("Malformed JSON: it is nested too deeply") from None
+    except ValueError:
+        raise StateError("Malformed JSON") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Misfit("a key stands twice")
+    return found
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if number in (float("inf"), float("-inf")):
+        raise Misfit("a number is beyond the range of a float")
+    return number
+
+
+def _no_number(literal: str) -> Any:
+    raise Misfit(f"{literal} isn't JSON")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_number)
+
+
+# -- forms
+
+
+def _read_json_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Misfit(f"an object is needed, not {kind_of(value)}")
+    return read_object(read_value(value))
+
+
+@functools.cache  # made at first use: who imports the package needn't have it
+def _form() -> Form:
+    known = item_forms(Form(_read_json_object, value_to_json))
+    known[_ANY] = Form(read_value, value_to_json)
+    for cls in (RequestUsage, ModelResponse, CallOutcome):
+        known[cls] = class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))
+    kinds = {cls: (kind, class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))) for cls, kind in KINDS.items()}
+    return tagged(kinds, "kind", "an object of a known kind of record is needed")

@@ -1,0 +1,95 @@
+"""Seals on stored states: whoever holds the key can tell that a state is as it was written, and not too old."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from agentloop.config import check_seconds
+from agentloop.exceptions import StateError, UserTypeError, UserValueError
+
+ALGORITHM = "HMAC-SHA256"
+LEAST_BYTES = 16
+
+
+def _secret(_instance: object, _attribute: object, value: Any) -> None:
+    if not isinstance(value, bytes):
+        raise UserTypeError("SealKey.secret: bytes are needed")
+    if len(value) < LEAST_BYTES:
+        raise UserValueError(f"SealKey.secret: at least {LEAST_BYTES} bytes are needed")
+
+
+@attrs.frozen
+class SealKey:
+    """A key that seals states.
+
+    Attributes:
+        secret: At least 16 bytes that nobody else knows.
+        id: Names the key in the seal, so that keys can be exchanged.
+        expires_in: Seconds for which a seal made with it holds; None = for ever.
+    """
+
+    secret: bytes = attrs.field(repr=False, validator=_secret)
+    id: str = "1"
+    expires_in: float | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        check_seconds("SealKey.expires_in", self.expires_in)
+
+
+Keys: TypeAlias = SealKey | bytes | str | Mapping[str, SealKey]
+"""A key; a secret; or, for reading, keys by id."""
+
+
+def _key(given: Keys) -> SealKey:
+    if isinstance(given, SealKey):
+        return given
+    if isinstance(given, bytes | str):
+        return SealKey(given.encode() if isinstance(given, str) else given)
+    raise UserTypeError("key: a SealKey, bytes or text is needed")
+
+
+def make_seal(text: bytes, given: Keys) -> dict[str, Any]:
+    """Return a seal on *text*."""
+    key = _key(given)
+    seal: dict[str, Any] = {"algorithm": ALGORITHM, "key": key.id}
+    if key.expires_in is not None:
+        seal["expires_at"] = round(time.time() + key.expires_in, 3)
+    return {**seal, "mac": _mac(text, seal, key)}
+
+
+def check_seal(text: bytes, seal: object, given: Keys) -> None:
+    """Check the *seal* on *text*.
+
+    Raises:
+        StateError: there is none, it is another key's, it is broken, or it has expired.
+    """
+    if not isinstance(seal, Mapping):
+        raise StateError("the state is not sealed")
+    told = {name: value for name, value in seal.items() if name != "mac"}
+    if set(told) - {"algorithm", "key", "expires_at"} or told.get("algorithm") != ALGORITHM:
+        raise StateError(f"the state's seal is of a kind that isn't known here (known: {ALGORITHM})")
+    name = told.get("key")
+    key = given.get(name) if isinstance(given, Mapping) and isinstance(name, str) else None
+    if not isinstance(given, Mapping):
+        key = _key(given)
+    if key is None or (key.id != name):
+        raise StateError("the state is sealed with another key")
+    mac = seal.get("mac")
+    if not isinstance(mac, str) or not hmac.compare_digest(
+        mac.encode("utf-8", "replace"), _mac(text, told, key).encode()
+    ):
+        raise StateError("the state's seal is broken: it was changed, or sealed with another key")
+    expires = told.get("expires_at")
+    if expires is not None and not (isinstance(expires, int | float) and time.time() < expires):
+        raise StateError("the state's seal has expired")
+
+
+def _mac(text: bytes, told: Mapping[str, Any], key: SealKey) -> str:
+    head = repr(sorted(told.items())).encode("utf-8", "backslashreplace")
+    return hmac.new(key.secret, hashlib.sha256(head).digest() + text, hashlib.sha256).hexdigest()

@@ -1,0 +1,117 @@
+"""A disk for `FileJournal` that crashes where it is told to: the process alone, or the whole machine.
+
+It knows three depths: what is durable, what the operating system holds since the last sync, and what the process was
+just about to write. A process that dies loses the last, a power failure the second too, and not in order: each sector
+then shows any of the states it had since the last sync, and so does the file's length.
+"""
+
+import random
+from typing import Literal
+
+import attrs
+
+SECTOR = 32  # small, so that one line spans several
+
+Mode = Literal["before", "torn", "unsynced", "after"]
+MODES: tuple[Mode, ...] = ("before", "torn", "unsynced", "after")
+
+
+class Crash(Exception):
+    """The process is dead; nothing it does reaches the disk."""
+
+
+@attrs.define
+class CrashAt:
+    """Where a life ends: at operation *operation*, and how.
+
+    before: nothing of it is done. torn: a part of it is (the process is killed within a write). unsynced: it is done,
+    then the power fails. after: it is done, then the process dies.
+    """
+
+    operation: int
+    mode: Mode
+
+
+class SimulatedDisk:
+    """One file. A `Storage` for one `FileJournal` at a time; `restart` between them."""
+
+    def __init__(self, data: bytes = b"", *, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.states = [data]  # the durable one, then each since
+        self.operations = 0
+        self.crash: CrashAt | None = None
+        self.dead = False
+        self.is_open = False
+        self.fail_next: OSError | None = None
+        self.log: list[str] = []
+
+    @property
+    def data(self) -> bytes:
+        """What a reader sees now."""
+        return self.states[-1]
+
+    # ---------------------------------------------------------------------------------- as a Storage
+
+    def read(self) -> bytes:
+        if self.dead:
+            raise Crash
+        return self.data
+
+    def open(self, *, durable: bool) -> None:
+        self._step("open")
+        if self.is_open:
+            raise BlockingIOError(11, "held")
+        self.is_open = True
+
+    def write(self, data: bytes) -> None:
+        torn = self.data + data[: self.random.randrange(len(data))]
+        self._step("write", self.data + data, torn)
+
+    def truncate(self, size: int) -> None:
+        self._step("truncate", self.data[:size])
+
+    def sync(self) -> None:
+        self._step("sync")
+        self.states = [self.data]
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def _step(self, name: str, new: bytes | None = None, torn: bytes | None = None) -> None:
+        if self.dead:
+            raise Crash
+        self.log.append(name)
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            if torn is not None:
+                self.states.append(torn)
+            raise error
+        ends = self.crash is not None and self.crash.operation == self.operations
+        self.operations += 1
+        mode = self.crash.mode if ends and self.crash is not None else "after"
+        if mode == "torn" and torn is not None:
+            self.states.append(torn)
+        elif mode != "before" and mode != "torn" and new is not None:
+            self.states.append(new)
+        if ends:
+            if mode == "after" and name == "sync":
+                self.states = [self.data]
+            self.dead = True
+            raise Crash
+
+    # ---------------------------------------------------------------------------------- between lives
+
+    def restart(self) -> None:
+        """Begin another life on what the last one left: all that the system held, or what a power failure spared."""
+        if self.crash is not None and self.crash.mode == "unsynced":
+            self.lose_power()
+        self.crash, self.dead, self.is_open, self.operations = None, False, False, 0
+
+    def lose_power(self) -> None:
+        """Leave of the states since the last sync what a power failure might."""
+        sector_states = self.states if self.random.random() < 0.7 else [self.states[0], self.states[-1]]
+        size = len(self.random.choice(self.states))
+        image = bytearray()
+        for at in range(0, size, SECTOR):
+            image += self.random.choice(sector_states)[at : at + SECTOR].ljust(SECTOR, b"\0")
+        self.states = [bytes(image[:size])]
