@@ -28,14 +28,17 @@ from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import (
     AgentLoopError,
     InputGuardrailTripwireTriggered,
+    JournalError,
     MaxTurnsExceeded,
     ModelBehaviorError,
     ModelRefusalError,
     ModelTimeoutError,
     ModelTransportError,
     OutputGuardrailTripwireTriggered,
+    ReplayDivergence,
     RunTimeout,
     SessionConflict,
+    StateError,
     ToolCallError,
     ToolCancelledError,
     ToolInputGuardrailTripwireTriggered,
@@ -75,16 +78,30 @@ from agentloop.hooks import AgentHooks, RunHooks, RunOutcome
 from agentloop.limits import Capacity, Rate
 from agentloop.outcomes import CallOutcome
 from agentloop.output_schema import OutputType
+from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
+from agentloop.run_state import RunState
 from agentloop.runtime import Runtime, open_runtime
+from agentloop.seal import SealKey
 from agentloop.spans import Span, Trace, current_span, trace
 from agentloop.tools import FunctionTool, default_tool_error_function, tool
 from agentloop.usage import RequestUsage, Usage
 
 __version__ = "0.1.0.dev0"
 
-_SUBMODULES = ("abc", "events", "exceptions", "items", "models", "outcomes", "records", "sessions", "testing")
+_SUBMODULES = (
+    "abc",
+    "events",
+    "exceptions",
+    "items",
+    "journal",
+    "models",
+    "outcomes",
+    "records",
+    "sessions",
+    "testing",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -102,9 +119,11 @@ __all__ = [
     "AgentHooks",
     "AgentLoopError",
     "Allow",
+    "Ask",
     "CallOutcome",
     "Capacity",
     "Condition",
+    "Deny",
     "ErrorHandlerData",
     "ErrorHandlerResult",
     "FunctionTool",
@@ -115,6 +134,7 @@ __all__ = [
     "InputGuardrailResult",
     "InputGuardrailTripwireTriggered",
     "Instrument",
+    "JournalError",
     "JsonLimits",
     "MaxTurns",
     "MaxTurnsExceeded",
@@ -129,10 +149,13 @@ __all__ = [
     "OutputGuardrailResult",
     "OutputGuardrailTripwireTriggered",
     "OutputType",
+    "PendingCall",
+    "Policy",
     "RaiseException",
     "Rate",
     "RejectContent",
     "ReplaceOutput",
+    "ReplayDivergence",
     "RequestUsage",
     "RetryAdvice",
     "RetryContext",
@@ -143,13 +166,16 @@ __all__ = [
     "RunHooks",
     "RunOutcome",
     "RunResult",
+    "RunState",
     "RunStream",
     "RunTimeout",
     "Runner",
     "Runtime",
+    "SealKey",
     "SessionConflict",
     "SessionSettings",
     "Span",
+    "StateError",
     "StopAtTools",
     "TextMention",
     "TokenLimit",

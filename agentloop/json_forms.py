@@ -23,8 +23,10 @@ _HEX = re.compile(r"-?0x[0-9a-f]+")
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _NO_DEFAULT: Any = object()
 
-Reader: TypeAlias = Callable[[Any], Any]
-Writer: TypeAlias = Callable[[Any], Any]
+Context: TypeAlias = Secrets | None
+"""What passes through all readers and writers: how secrets are hidden, or None where they stand in the clear."""
+Reader: TypeAlias = Callable[[Any, Context], Any]
+Writer: TypeAlias = Callable[[Any, Context], Any]
 
 
 class Misfit(ValueError):
@@ -68,9 +70,9 @@ class Form:
     read: Reader
     write: Writer | None = None
 
-    def written(self, value: Any) -> Any:
+    def written(self, value: Any, context: Context = None) -> Any:
         """Return *value* as JSON."""
-        return value if self.write is None else self.write(value)
+        return value if self.write is None else self.write(value, context)
 
 
 # -- plain values

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 
 from benchmarks.bare import LIMITS
-from benchmarks.measure import FULL, QUICK, Effort
+from benchmarks.measure import FULL, QUICK, SMOKE, Effort
 from benchmarks.report import BACKENDS, Row, json_line, table
 from benchmarks.workloads import IN_PROCESSES, NAMES, ON_BACKENDS
 
@@ -22,7 +22,22 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(NAMES)}; all of them without any")
     parser.add_argument("--backend", choices=BACKENDS, help="one backend in place of both")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines here, not to standard output")
-    parser.add_argument("--quick", action="store_true", help="fewer samples and runs, under a minute: a first look")
+    less = parser.add_mutually_exclusive_group()
+    less.add_argument(
+        "--quick",
+        dest="effort",
+        action="store_const",
+        const=QUICK,
+        default=FULL,
+        help="fewer samples and runs, under a minute: a first look",
+    )
+    less.add_argument(
+        "--smoke",
+        dest="effort",
+        action="store_const",
+        const=SMOKE,
+        help="tiny sizes, some seconds: whether the benchmarks work; the figures mean nothing",
+    )
     arguments = parser.parse_args(given)
     if unknown := [name for name in arguments.workloads if name not in NAMES]:
         parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(NAMES)}")
@@ -44,14 +59,16 @@ def main(given: Sequence[str] | None = None) -> None:
     """Measure what the command line names."""
     arguments = _arguments(given)
     backends = (arguments.backend,) if arguments.backend else BACKENDS
-    rows = measure(arguments.workloads or NAMES, backends, QUICK if arguments.quick else FULL)
-    lines = "".join(json_line(row, quick=arguments.quick) + "\n" for row in rows)
+    effort: Effort = arguments.effort
+    rows = measure(arguments.workloads or NAMES, backends, effort)
+    lines = "".join(json_line(row, quick=effort is not FULL) + "\n" for row in rows)
     if arguments.json is None:
         print(lines)
     else:
         arguments.json.write_text(lines, encoding="utf-8")
     versions = ", ".join(f"{name} {version(name)}" for name in ("anyio", "trio"))
-    print(f"Python {platform.python_version()}, {versions}{', a quick look' if arguments.quick else ''}\n")
+    look = {FULL: "", QUICK: ", a quick look", SMOKE: ", too small to mean anything"}[effort]
+    print(f"Python {platform.python_version()}, {versions}{look}\n")
     print(table(rows, backends))
 
 

@@ -25,23 +25,30 @@ class Paired:
 
 @attrs.frozen
 class Effort:
-    """How long to measure: pairs of samples, and the number of concurrent runs.
+    """How long to measure: pairs of samples, and how large what is measured is.
 
     Attributes:
         pairs: For work of milliseconds.
         few: For work of a tenth of a second.
         least: For work of seconds.
         runs: Concurrent runs of W4, and a tenth of them for its growth.
+        part: The part of every other workload's size. Below 1 the figures mean nothing.
     """
 
     pairs: int
     few: int
     least: int
     runs: int
+    part: float = 1
+
+    def of(self, size: int, least: int = 1) -> int:
+        """Return what is done of a workload whose full size is *size*, and *least* of it in any case."""
+        return max(round(size * self.part), min(size, least))
 
 
 FULL = Effort(pairs=21, few=9, least=3, runs=1000)
 QUICK = Effort(pairs=5, few=3, least=1, runs=100)
+SMOKE = Effort(pairs=1, few=1, least=1, runs=10, part=0.02)
 
 
 async def _cpu(job: Job, times: int) -> float:

@@ -18,7 +18,6 @@ from benchmarks.report import USUAL, Row
 from benchmarks.script import Script, conversation
 
 KIB = 1024
-DELTAS = 2000
 SLEEPERS = 100
 CLEANUP = 0.05
 IMPORT_CPU = "import time; begin = time.process_time(); import {}; print((time.process_time() - begin) * 1000)"
@@ -48,7 +47,7 @@ async def _against_bare(name: str, limit: Limit, script: Script, pairs: int, tim
 async def w1(limit: Limit, effort: Effort) -> list[Row]:
     """One turn of text."""
     script = conversation(limit.sleep, turns=0, calls=0)
-    return await _against_bare("W1 single text turn", limit, script, effort.pairs, 30)
+    return await _against_bare("W1 single text turn", limit, script, effort.pairs, effort.of(30))
 
 
 async def w2(limit: Limit, effort: Effort) -> list[Row]:
@@ -58,19 +57,20 @@ async def w2(limit: Limit, effort: Effort) -> list[Row]:
         return await _against_bare(name, limit, conversation(limit.sleep, turns=1, calls=calls), pairs, times)
 
     return [
-        *await fan_out("W2 N=1000 calls in one turn", 1000, effort.few, 1),
-        *await fan_out("W2 N=10", 10, effort.pairs, 5),
-        *await fan_out("W2 N=1, whole two-turn run", 1, effort.pairs, 15),
-        *await _memory_per_call(limit, 1000),
+        *await fan_out("W2 N=1000 calls in one turn", effort.of(1000), effort.few, 1),
+        *await fan_out("W2 N=10", 10, effort.pairs, effort.of(5)),
+        *await fan_out("W2 N=1, whole two-turn run", 1, effort.pairs, effort.of(15)),
+        *await _memory_per_call(limit, effort.of(1000)),
     ]
 
 
 async def w3(limit: Limit, effort: Effort) -> list[Row]:
     """A long conversation, one call a turn, and what its late turns cost against an early one."""
-    script = conversation(limit.sleep, turns=200, calls=1)
+    script = conversation(limit.sleep, turns=effort.of(200), calls=1)
     rows = await _against_bare("W3 200 turns of one call, per turn", limit, script, effort.few, 1)
     for late, turns in ((195, 201), (990, 1000)):
-        ratio = median([await _growth(limit, late, turns) for _ in range(effort.few)])
+        sizes = effort.of(late, least=20), effort.of(turns, least=26)  # far enough from turn 10
+        ratio = median([await _growth(limit, *sizes) for _ in range(effort.few)])
         rows.append(Row(f"W3 turn {late} against turn 10", limit.name, ratio))
     return rows
 
@@ -169,15 +169,16 @@ async def _blocked(limit: Limit, calls: int, job_of: Callable[[Script], Job]) ->
 
 async def w5(limit: Limit, effort: Effort) -> list[Row]:
     """An answer in many deltas, read as a streamed run."""
-    script = conversation(limit.sleep, turns=0, calls=0, deltas=DELTAS)
+    deltas = effort.of(2000)
+    script = conversation(limit.sleep, turns=0, calls=0, deltas=deltas)
     rows = []
     plain = ours(script)
     for suffix, side in (("", plain), (USUAL, plain.as_usual())):
-        if (came := await side.read()) != DELTAS:
-            raise RuntimeError(f"{came} of {DELTAS} text deltas came")
+        if (came := await side.read()) != deltas:
+            raise RuntimeError(f"{came} of {deltas} text deltas came")
         found = await paired(side.read, lambda: limit.read(script), effort.pairs)
         name = "W5 per streamed text delta" + suffix
-        rows.append(Row(name, limit.name, found.ratio, found.first / DELTAS, found.second / DELTAS))
+        rows.append(Row(name, limit.name, found.ratio, found.first / deltas, found.second / deltas))
     return rows
 
 
@@ -286,9 +287,10 @@ class Busy:
 async def w8(limit: Limit, effort: Effort) -> list[Row]:
     """A thousand calls, ten at a time, against the bare limit without a cap."""
     busy = Busy(limit)
-    watched = conversation(limit.sleep, turns=1, calls=1000, body=busy.body)
+    calls = effort.of(1000)
+    watched = conversation(limit.sleep, turns=1, calls=calls, body=busy.body)
     await ours(watched).capped(10).check(watched)
-    script = conversation(limit.sleep, turns=1, calls=1000)
+    script = conversation(limit.sleep, turns=1, calls=calls)
     side = ours(script).capped(10)
     found = await paired(side.run, lambda: limit.run(script), effort.few)
     return [

@@ -5,27 +5,35 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+BACKENDS = ("asyncio", "trio")
 ROOT = Path(__file__).parent.parent
 FIELDS = {
     "workload": str,
     "name": str,
-    "backend": str,
-    "value": float,
+    "backend": str | None,
+    "value": float | int | None,
     "unit": str,
     "must": float | int | None,
     "goal": float | int | None,
     "met": bool | None,
     "goal_met": bool | None,
-    "ours": float,
-    "bare": float,
+    "ours": float | int | None,
+    "bare": float | int | None,
     "note": str,
     "quick": bool,
     "python": str,
     "anyio": str,
     "trio": str,
+}
+EXACT = {
+    "W7 `finally` done of 100": 100,
+    "W7 tasks left": 0,
+    "W7 with cleanup, `finally` done of 100": 100,
+    "W8 peak of bodies in flight": 10,
 }
 
 
@@ -36,27 +44,56 @@ def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("benchmarks.__main__")
 
 
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.real_clock
-def test_a_quick_look_writes_a_line_for_each_figure_and_backend(
+def test_every_workload_gives_its_figures(
+    command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the smallest size: a line for each figure and backend, and each figure in the table."""
+    file = tmp_path / "figures.jsonl"
+
+    command.main(["--smoke", "--json", str(file)])
+
+    rows = _lines(file)
+    for row in rows:
+        assert row.keys() == FIELDS.keys()
+        assert all(isinstance(row[field], kind) for field, kind in FIELDS.items()), row
+        assert row["quick"] is True
+        assert (row["met"] is None) == (row["must"] is None or row["value"] is None), row
+    report = import_module("benchmarks.report")
+    found = {(row["name"], row["backend"]) for row in rows}
+    wanted = {(name, None) if name.startswith("W6") else (name, one) for name in report.TARGETS for one in BACKENDS}
+    assert found >= wanted
+    assert len(found) == len(rows)
+    assert {row["workload"] for row in rows} == {f"W{number}" for number in range(1, 10)}
+    exact = {(row["name"], row["backend"]): row["value"] for row in rows if row["name"] in EXACT}
+    assert exact == {(name, one): value for name, value in EXACT.items() for one in BACKENDS}
+    printed = capsys.readouterr().out
+    assert "too small to mean anything" in printed
+    assert [name for name in {name for name, _ in found} if name not in printed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+def test_one_workload_is_measured_alone_and_held_against_its_targets(
     command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """W1 gives its ratio with targets and the one without, on both backends, as JSON lines and as a table."""
     file = tmp_path / "figures.jsonl"
 
-    command.main(["W1", "--quick", "--json", str(file)])
+    command.main(["W1", "--smoke", "--json", str(file)])
 
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = _lines(file)
     plain, usual = "W1 single text turn", "W1 single text turn, default cap and one hook"
     assert [(row["backend"], row["name"]) for row in rows] == [
-        (backend, name) for backend in ("asyncio", "trio") for name in (plain, usual)
+        (backend, name) for backend in BACKENDS for name in (plain, usual)
     ]
     for row in rows:
-        assert row.keys() == FIELDS.keys()
-        assert all(isinstance(row[field], kind) for field, kind in FIELDS.items()), row
         assert row["workload"] == "W1"
-        assert row["quick"] is True
         assert min(row["value"], row["ours"], row["bare"]) > 0
         assert (row["met"] is None) == (row["must"] is None) == (row["name"] == usual)
         assert row["met"] is None or row["met"] == (row["value"] <= row["must"])
@@ -67,6 +104,15 @@ def test_a_quick_look_writes_a_line_for_each_figure_and_backend(
     printed = capsys.readouterr().out
     assert printed.count("single text turn") == 2
     assert "asyncio / trio" in printed
+
+
+def test_a_workloads_size_is_cut_down_to_a_part_and_never_to_nothing(command: ModuleType) -> None:
+    """Nor below what it needs, nor grown to that."""
+    measure = import_module("benchmarks.measure")
+
+    assert measure.FULL.of(1000) == measure.QUICK.of(1000) == 1000
+    assert (measure.SMOKE.of(1000), measure.SMOKE.of(15)) == (20, 1)
+    assert (measure.SMOKE.of(195, least=20), measure.SMOKE.of(10, least=20)) == (20, 10)
 
 
 def test_an_unknown_workload_is_refused_by_name(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ _REST = (
     rb'"record":(?P<record>\{.*\}),"t":-?[0-9]+\.[0-9]+\}'
 )
 _head = re.compile(_HEAD)
+_whole_head = re.compile(_HEAD + rb'"(?:last|n)"')  # not one cut off before its key
 _line = re.compile(_HEAD + _REST)
 _OPENING = b'{"h":"'
 _AFTER_DIGEST = len(_OPENING) + 32 + len(b'",')
@@ -155,7 +156,7 @@ def _entry(line: bytes, seal: Seal) -> _Entry | None:
 
 
 def _check_key(data: bytes, seal: Seal, name: str) -> None:
-    first = _head.match(data)
+    first = _whole_head.match(data)
     if first is None:
         # An end torn before there was any line begins as a line does, or with a block that never came.
         if not (data.startswith((_OPENING, b"\0")) or _OPENING.startswith(data)):

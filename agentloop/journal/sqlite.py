@@ -151,7 +151,7 @@ class SQLiteJournal:
             lines.append(line + b"\n")
         found = scan(b"".join(lines), self._seal, repr(self))
         if found.torn:  # a transaction never is
-            raise JournalError(f"{self!r}: line {found.end.count + 1} is damaged, or lines after it are missing")
+            raise JournalError(f"{self!r}: the batch that begins at line {found.end.count + 1} isn't whole")
         return found
 
     def _read(self) -> list[bytes]:
