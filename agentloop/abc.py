@@ -121,8 +121,8 @@ class Journal(Protocol):
 
     A record is JSON text of one object, in bytes and without a line break; a journal keeps it and doesn't look inside.
 
-    One writer at a time: a journal that something else has written to since this object last read or wrote it takes no
-    more from this one. Who makes a journal closes it.
+    It has one writer at a time. An object that something else has overtaken, by appending after what this one last read
+    or wrote, appends no more. Who makes a journal closes it.
     """
 
     async def append(self, records: Sequence[bytes]) -> None:
@@ -207,8 +207,8 @@ class LateResult:
 
     path: tuple[str, ...]
     call: ToolCall
-    value: Any = None
-    error: BaseException | None = None
+    value: Any = attrs.field(default=None, repr=False)
+    error: BaseException | None = attrs.field(default=None, repr=False)
 
 
 class SpanSource(Protocol):

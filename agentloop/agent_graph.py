@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from agentloop.agents import Agent
+from agentloop.digests import digestible
 from agentloop.exceptions import StateError
 from agentloop.handoffs import target_of
 from agentloop.tools import AgentCall, FunctionTool
@@ -39,7 +38,7 @@ def _reachable(root: Agent[Any, Any]) -> list[Agent[Any, Any]]:
 
 
 def _digest(value: object) -> str:
-    return hashlib.sha256(msgspec.json.encode(value, enc_hook=repr, order="deterministic")).hexdigest()[:16]
+    return hashlib.sha256(digestible(value)).hexdigest()[:16]
 
 
 def _looks(agent: Agent[Any, Any]) -> str:

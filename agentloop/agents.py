@@ -18,6 +18,7 @@ from agentloop.items import Content, ToolCall
 from agentloop.naming import snake_case
 from agentloop.output_schema import TypedOutput, output_schema, typed_output
 from agentloop.schema import function_schema
+from agentloop.secret_text import MASK, masked_repr
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
 ContextT = TypeVar("ContextT")
@@ -43,7 +44,7 @@ class ToolsToFinalOutput:
     output: Any = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class ToolResult:
     """One settled call, as a callable `tool_use_behavior` is given it: the Python `value` and the model's `output`."""
 
@@ -51,6 +52,10 @@ class ToolResult:
     call: ToolCall
     value: Any
     output: Content | None
+
+    def __repr__(self) -> str:
+        masks = {"value": repr(MASK), "output": repr(MASK)} if self.call.secret_output else {}
+        return masked_repr(self, masks)
 
 
 ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools | Callback

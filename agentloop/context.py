@@ -14,6 +14,7 @@ import attrs
 
 from agentloop.exceptions import UserError
 from agentloop.items import Item
+from agentloop.secret_text import masked_arguments, masked_repr
 from agentloop.usage import Usage
 
 ContextT = TypeVar("ContextT")
@@ -82,7 +83,7 @@ class RunContext(Generic[ContextT]):
         return self._run.deadline()
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False, repr=False)
 class ToolContext(RunContext[ContextT]):
     """One call of one run, as its body, guardrails and hooks see it.
 
@@ -104,6 +105,10 @@ class ToolContext(RunContext[ContextT]):
     conversation_history: Sequence[Item] = ()
     idempotency_key: str = ""
     _call: CallServices | None = attrs.field(default=None, alias="call", repr=False)
+    _secret: tuple[str, ...] = attrs.field(default=(), alias="secret", repr=False)
+
+    def __repr__(self) -> str:
+        return masked_repr(self, {"tool_arguments": repr(masked_arguments(self.tool_arguments, self._secret))})
 
     @classmethod
     def from_agent_context(
@@ -119,6 +124,7 @@ class ToolContext(RunContext[ContextT]):
         conversation_history: Sequence[Item] = (),
         idempotency_key: str = "",
         call: CallServices | None = None,
+        secret: tuple[str, ...] = (),
     ) -> ToolContext[ContextT]:
         """Return a context for one call that shares *context*'s application object and usage."""
         return cls(
@@ -136,6 +142,7 @@ class ToolContext(RunContext[ContextT]):
             conversation_history=conversation_history,
             idempotency_key=idempotency_key,
             call=call,
+            secret=secret,
         )
 
     def _live(self, what: str) -> CallServices:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
+
+from agentloop.exceptions import EarlierFailure
+from agentloop.secret_text import scrubbed
 
 MAX_CHARS = 1_000
 
@@ -32,6 +36,10 @@ def bounded(text: str, limit: int = MAX_CHARS) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+_NURSERY_WORDS = ("unhandled errors in a TaskGroup", "Exceptions from Trio nursery")
+"""What a backend says of any group that leaves a nursery: nothing that the model, or a log's reader, could use."""
+
+
 def first_line(text: str) -> str:
     """Return the first line that says something."""
     return text.strip().partition("\n")[0].rstrip()
@@ -46,18 +54,50 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _one(error: BaseException, message: str | None = None) -> str:
+def hide_in(error: BaseException, texts: tuple[str, ...]) -> None:
+    """Remember that the words of *error* (of a group, those of every leaf) must not show *texts*, longest first.
+
+    The exception itself stays as it is: it is its raiser's.
+    """
+    for each in {id(each): each for each in (error, *leaves(error))}.values():
+        with contextlib.suppress(Exception):  # one that takes no attributes can't be told anything
+            each._agentloop_hidden = _Hidden((*texts, *_hidden_in(each)))  # type: ignore[attr-defined]
+
+
+class _Hidden:
+    """Texts that show in no repr."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self.texts = texts
+
+
+def _hidden_in(error: BaseException) -> tuple[str, ...]:
+    hidden = getattr(error, "_agentloop_hidden", None)
+    return hidden.texts if isinstance(hidden, _Hidden) else ()
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of *error* without the secrets of the call it came from."""
     try:
-        text = str(error) if message is None else message
+        text = str(error)
     except Exception:  # a broken __str__ must not hide the failure it belongs to
-        text = "(its message can't be shown)"
+        return "(its message can't be shown)"
+    return scrubbed(text, _hidden_in(error))
+
+
+def _one(error: BaseException) -> str:
     # Cut before redacting: what is never shown needs no search, and a hostile message may be megabytes long.
-    return f"{type(error).__name__}({redact(bounded(first_line(text)))})"
+    return f"{type(error).__name__}({redact(bounded(first_line(message_of(error))))})"
 
 
 def error_summary(error: BaseException) -> str:
     """Return `TYPE(MESSAGE)`: the first line, redacted and bounded; of a group, every leaf."""
+    if isinstance(error, EarlierFailure):
+        return message_of(error)  # a summary already
     if not isinstance(error, BaseExceptionGroup):
         return bounded(_one(error))
     inner = ", ".join(_one(leaf) for leaf in leaves(error))
-    return bounded(f"{type(error).__name__}({redact(first_line(error.message))}: {inner})")
+    said = (
+        "" if error.message in _NURSERY_WORDS else f"{redact(first_line(scrubbed(error.message, _hidden_in(error))))}: "
+    )
+    return bounded(f"{type(error).__name__}({said}{inner})")

@@ -52,14 +52,14 @@ class ArgumentsDelta(_Event):
     """A piece of one call's JSON arguments."""
 
     call_id: str
-    delta: str
+    delta: str = attrs.field(repr=False)  # a secret argument's too: which tool it is for isn't known yet
 
 
 @attrs.frozen
 class RawModelEvent(_Event):
     """A provider's event as it came."""
 
-    data: Any
+    data: Any = attrs.field(repr=False)
 
 
 @attrs.frozen

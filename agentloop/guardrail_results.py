@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from agentloop.items import ToolCall
+from agentloop.secret_text import masked_repr
 
 
 @attrs.frozen
@@ -52,7 +53,7 @@ ToolInputVerdict: TypeAlias = Allow | RejectContent | RaiseException | Rewrite
 ToolOutputVerdict: TypeAlias = Allow | RejectContent | RaiseException | ReplaceOutput
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class ToolGuardrailResult:
     """One answer of a tool guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds."""
 
@@ -60,6 +61,10 @@ class ToolGuardrailResult:
     output: ToolInputVerdict | ToolOutputVerdict
     duration: float
     call: ToolCall
+
+    def __repr__(self) -> str:
+        hidden = self.call.secret or self.call.secret_output
+        return masked_repr(self, {"output": f"<{type(self.output).__name__}>"} if hidden else {})
 
 
 @attrs.frozen

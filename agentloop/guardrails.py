@@ -10,9 +10,10 @@ import attrs
 from agentloop.context import Callback, ToolContext
 from agentloop.exceptions import UserTypeError
 from agentloop.items import Content
+from agentloop.secret_text import MASK, masked_repr
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class ToolInputData:
     """What a tool input guardrail is given. `arguments` is None where the model's text doesn't parse."""
 
@@ -21,8 +22,11 @@ class ToolInputData:
     tool: Any
     arguments: dict[str, Any] | None
 
+    def __repr__(self) -> str:
+        return masked_repr(self, {"arguments": repr(MASK)} if self.tool.secret else {})
 
-@attrs.frozen(kw_only=True)
+
+@attrs.frozen(kw_only=True, repr=False)
 class ToolOutputData:
     """What a tool output guardrail is given: the Python `value`, and the `output` the model would see."""
 
@@ -32,6 +36,12 @@ class ToolOutputData:
     arguments: dict[str, Any] | None
     value: Any
     output: Content
+
+    def __repr__(self) -> str:
+        masks = {"arguments": repr(MASK)} if self.tool.secret else {}
+        if self.tool.secret_output:
+            masks |= {"value": repr(MASK), "output": repr(MASK)}
+        return masked_repr(self, masks)
 
 
 def _check_callable(instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:

@@ -13,6 +13,7 @@ import attrs
 from agentloop.context import RunContext, ToolContext
 from agentloop.outcomes import CallOutcome
 from agentloop.records import RunStatus
+from agentloop.secret_text import error_repr
 
 
 @attrs.frozen(kw_only=True)
@@ -20,8 +21,8 @@ class RunOutcome:
     """How one entry of a run ended: exactly one of `final_output` and `error` means something, by `status`."""
 
     status: RunStatus
-    final_output: Any = None
-    error: BaseException | None = None
+    final_output: Any = attrs.field(default=None, repr=False)
+    error: BaseException | None = attrs.field(default=None, repr=error_repr)
 
 
 class RunHooks:

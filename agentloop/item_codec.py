@@ -13,7 +13,21 @@ from typing import Any
 
 from agentloop import items as i
 from agentloop.exceptions import StateError, UserTypeError
-from agentloop.json_forms import Form, Misfit, class_form, fault_text, kind_of, many, read_object, tagged
+from agentloop.json_bytes import decode, encode
+from agentloop.json_forms import (
+    Context,
+    Form,
+    Misfit,
+    class_form,
+    fault_text,
+    hiding,
+    hiding_arguments,
+    kind_of,
+    many,
+    read_object,
+    tagged,
+)
+from agentloop.secret_values import WithheldText, is_mark
 
 _ITEM_KINDS: Mapping[type, str] = {
     i.SystemMessage: "system_message",
@@ -58,7 +72,7 @@ def item_from_json(data: Mapping[str, Any], *, path: str = "$") -> i.Item:
             that is missing or unknown, no `type`. Values aren't quoted.
     """
     try:
-        item: i.Item = _plain_form().read(data)
+        item: i.Item = _plain_form().read(data, None)
         return item
     except Exception as error:
         raise StateError(f"Malformed item: {fault_text(error, path)}") from None
@@ -66,7 +80,7 @@ def item_from_json(data: Mapping[str, Any], *, path: str = "$") -> i.Item:
 
 @functools.cache  # made at first use: who imports the package needn't have it
 def _plain_form() -> Form:
-    return item_forms(Form(read_object, dict))[_ITEM]
+    return item_forms(Form(read_object, lambda value, _context: dict(value)))[_ITEM]
 
 
 def item_forms(objects: Form) -> dict[Any, Form]:
@@ -77,18 +91,28 @@ def item_forms(objects: Form) -> dict[Any, Form]:
     known[_CONTENT] = _content_form(many(known[_PART]))
     items: dict[type, tuple[str, Form]] = {}
     for cls, kind in _ITEM_KINDS.items():
-        known[cls] = class_form(cls, known)
+        known[cls] = _hidden(cls, class_form(cls, known))
         items[cls] = (kind, known[cls])
     known[_ITEM] = _item_form(items)
     return known
 
 
-def _content_form(parts: Form) -> Form:
-    def read(value: Any) -> Any:
-        return value if isinstance(value, str) else parts.read(value)
+def _hidden(cls: type, form: Form) -> Form:
+    if cls is i.ToolCall:
+        return hiding_arguments(form)
+    return hiding(form, ("output",)) if cls is i.ToolOutput else form
 
-    def write(value: Any) -> Any:
-        return value if isinstance(value, str) else parts.written(value)
+
+def _content_form(parts: Form) -> Form:
+    def read(value: Any, context: Context) -> Any:
+        if is_mark(value):  # an output that was hidden and can't be read: its mark stands for it, as text
+            return WithheldText(encode(value).decode())
+        return value if isinstance(value, str) else parts.read(value, context)
+
+    def write(value: Any, context: Context) -> Any:
+        if isinstance(value, WithheldText):
+            return decode(value.encode())
+        return value if isinstance(value, str) else parts.written(value, context)
 
     return Form(read, write)
 
@@ -96,7 +120,7 @@ def _content_form(parts: Form) -> Form:
 def _item_form(items: Mapping[type, tuple[str, Form]]) -> Form:
     readers = {kind: form.read for kind, form in items.values()}
 
-    def read(value: Any) -> i.Item:
+    def read(value: Any, context: Context) -> i.Item:
         if not isinstance(value, Mapping):
             raise Misfit(f"an object is needed, not {kind_of(value)}")
         fields = dict(value)
@@ -106,7 +130,7 @@ def _item_form(items: Mapping[type, tuple[str, Form]]) -> Form:
         reader = readers.get(kind)
         if reader is None:
             return i.OpaqueItem(dict(value))
-        item: i.Item = reader(fields)
+        item: i.Item = reader(fields, context)
         return item
 
     return Form(read, tagged(items, "type", "").write)

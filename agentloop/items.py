@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from agentloop.exceptions import UserTypeError
+from agentloop.secret_text import MASK, masked_arguments, masked_repr
 
 JsonObject: TypeAlias = Mapping[str, Any]
 
@@ -132,28 +133,41 @@ class Reasoning:
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class ToolCall:
-    """The model's request to call a function. `arguments` is JSON text, exactly as the model wrote it."""
+    """The model's request to call a function. `arguments` is JSON text, exactly as the model wrote it.
+
+    `secret` names the arguments, and `secret_output` says whether of the output too, that are shown nowhere: the
+    tool's own word, put here by the run. They take no part in equality.
+    """
 
     call_id: str
     name: str
     arguments: str = "{}"
     namespace: str | None = None
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+    secret: tuple[str, ...] = attrs.field(default=(), kw_only=True, eq=False, repr=False, converter=_texts)
+    secret_output: bool = attrs.field(default=False, kw_only=True, eq=False, repr=False)
+
+    def __repr__(self) -> str:
+        return masked_repr(self, {"arguments": repr(masked_arguments(self.arguments, self.secret))})
 
 
 def _to_output(output: str | Sequence[Part]) -> Content:
     return output if isinstance(output, str) else _to_parts(output)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class ToolOutput:
-    """The answer to one `ToolCall`: text or parts."""
+    """The answer to one `ToolCall`: text or parts. One that is `secret` shows in no repr."""
 
     call_id: str
     output: Content = attrs.field(converter=_to_output)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+    secret: bool = attrs.field(default=False, kw_only=True, eq=False, repr=False)
+
+    def __repr__(self) -> str:
+        return masked_repr(self, {"output": repr(MASK)} if self.secret else {})
 
 
 @attrs.frozen

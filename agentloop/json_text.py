@@ -30,30 +30,36 @@ class _Fault(Exception):
     """JSON that parses but is refused; the text completes "Arguments of tool NAME …"."""
 
 
+class _Repeated(_Fault):
+    """A key that stands twice, quoted."""
+
+
 def quote(text: str, most: int = _QUOTED) -> str:
     """Return *text* in single quotes on one line, special characters escaped, cut to *most* characters with "…"."""
     literal = repr(text[: most + 1])[1:-1]
     return f"'{literal if len(literal) <= most else literal[: most - 1] + '…'}'"
 
 
-def parse_object(text: str, limits: JsonLimits, *, tool: str) -> dict[str, Any]:
+def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = True) -> dict[str, Any]:
     """Return the JSON object that the model wrote as arguments of *tool*; blank text counts as `{}`.
 
     Surrogates without a partner become U+FFFD, since they could never be sent on.
 
     Raises:
         ModelBehaviorError: not JSON, not an object, beyond *limits*, a repeated key, or a number that isn't finite.
-            The message names the tool and quotes at most 200 characters.
+            The message names the tool and, if *quoted*, at most 200 characters of *text*.
     """
     try:
         value = _parse(text, limits)
     except _Fault as fault:
-        raise ModelBehaviorError(f"Arguments of tool {tool} {fault}") from None
+        words = "repeat a key" if isinstance(fault, _Repeated) and not quoted else str(fault)
+        raise ModelBehaviorError(f"Arguments of tool {tool} {words}") from None
     except ValueError:
-        raise ModelBehaviorError(f"Arguments of tool {tool} aren't valid JSON: {quote(text)}") from None
+        words = f": {quote(text)}" if quoted else ""
+        raise ModelBehaviorError(f"Arguments of tool {tool} aren't valid JSON{words}") from None
     if not isinstance(value, dict):
-        kind = _KINDS[type(value)]
-        raise ModelBehaviorError(f"Arguments of tool {tool} must be a JSON object, not {kind}: {quote(text)}")
+        words = f"{_KINDS[type(value)]}: {quote(text)}" if quoted else _KINDS[type(value)]
+        raise ModelBehaviorError(f"Arguments of tool {tool} must be a JSON object, not {words}")
     return value
 
 
@@ -121,7 +127,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Fault(f"repeat the key {quote(repeated)}")
+        raise _Repeated(f"repeat the key {quote(repeated)}")
     return found
 
 

@@ -90,7 +90,7 @@ class ArgumentsDelta:
     """A piece of the JSON arguments of one call."""
 
     call_id: str
-    delta: str
+    delta: str = attrs.field(repr=False)  # a secret argument's too: which tool it is for isn't known yet
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ class ItemDone:
 class Raw:
     """A provider's event as it came."""
 
-    data: Any
+    data: Any = attrs.field(repr=False)
 
 
 @attrs.frozen

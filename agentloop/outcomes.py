@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from agentloop.items import Content
+from agentloop.secret_text import MASK, error_repr, masked_repr
 
 Status: TypeAlias = Literal[
     "succeeded", "failed", "timed_out", "cancelled", "rejected", "replayed", "skipped", "unknown"
@@ -14,7 +15,7 @@ Status: TypeAlias = Literal[
 CancelledBy: TypeAlias = Literal["tool", "caller", "sibling", "deadline", "parent"]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class CallOutcome:
     """The one ending of a call.
 
@@ -31,12 +32,13 @@ class CallOutcome:
         custom_data: What the tool's `custom_data_extractor` gave.
         cleanup: Whether cleanup ran to its end (`"done"`), was cut at the deadline (`"cut"`), or was not needed (None).
         started_at, ended_at: Wall-clock seconds; `started_at` is None for a call whose body never started.
+        secret: Whether `output` and `custom_data` are shown in no repr, log or span.
     """
 
     status: Status
     output: Content | None = None
     value: Any = attrs.field(default=None, eq=False, repr=False)
-    error: BaseException | None = attrs.field(default=None, eq=False)
+    error: BaseException | None = attrs.field(default=None, eq=False, repr=error_repr)
     cancelled_by: CancelledBy | None = None
     reason: str | None = None
     body_finished: bool = False
@@ -45,3 +47,7 @@ class CallOutcome:
     cleanup: Literal["done", "cut"] | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    secret: bool = attrs.field(default=False, eq=False, repr=False)
+
+    def __repr__(self) -> str:
+        return masked_repr(self, {"output": repr(MASK)} if self.secret else {})

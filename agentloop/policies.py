@@ -10,6 +10,7 @@ import attrs
 from agentloop.context import RunContext
 from agentloop.guardrail_results import Allow
 from agentloop.items import ToolCall
+from agentloop.secret_text import MASK, masked_repr
 from agentloop.tools import FunctionTool
 
 
@@ -30,7 +31,7 @@ class Deny:
 Decision: TypeAlias = Allow | Ask | Deny
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class PendingCall:
     """A call that is to be decided on.
 
@@ -49,6 +50,9 @@ class PendingCall:
     arguments: Mapping[str, Any] | None
     context: RunContext[Any]
     path: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return masked_repr(self, {"arguments": repr(MASK)} if self.call.secret else {})
 
 
 @runtime_checkable

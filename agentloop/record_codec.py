@@ -14,9 +14,23 @@ from agentloop import items as i
 from agentloop import records as r
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.item_codec import item_forms
-from agentloop.json_forms import Form, Misfit, class_form, fault_text, kind_of, read_object, tagged
+from agentloop.json_bytes import decode as decode
+from agentloop.json_bytes import encode as encode
+from agentloop.json_forms import (
+    Context,
+    Form,
+    Misfit,
+    class_form,
+    fault_text,
+    hiding,
+    hiding_arguments,
+    kind_of,
+    read_object,
+    tagged,
+)
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
+from agentloop.secret_values import DIGESTS, Secrets
 from agentloop.usage import RequestUsage
 from agentloop.value_codec import read_value, value_to_json
 
@@ -58,32 +72,43 @@ _LEFT_OUT: Mapping[type, frozenset[str]] = {
     CallOutcome: frozenset({"value", "error"}),
     r.GuardrailSettled: frozenset({"result"}),
 }
+# Where a record's flag `secret` is set, these are hidden; elsewhere it names arguments, whose values are.
+_SECRET_FIELDS: Mapping[type, tuple[str, ...]] = {
+    CallOutcome: ("output", "custom_data"),
+    r.GuardrailSettled: ("info", "detail"),
+    r.BodyEnded: ("value",),
+    r.Answered: ("answer",),
+    r.RunEnded: ("final_output",),
+}
+_SECRET_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
 _NOTHING: frozenset[str] = frozenset()
 _ANY: Any = Any
 _JSON_OBJECT: Any = i.JsonObject
 
 
-def record_to_json(record: r.Record) -> dict[str, Any]:
-    """Return *record* as a JSON object, a new one.
+def record_to_json(record: r.Record, secrets: Secrets | None = None) -> dict[str, Any]:
+    """Return *record* as a JSON object, a new one. What is marked secret is hidden by *secrets*, or stands as digests.
 
     Raises:
         UserTypeError: if *record* is no record.
     """
     if type(record) not in KINDS:
         raise UserTypeError(f"a record is needed, not {type(record).__name__}")
-    written: dict[str, Any] = _form().written(record)
+    written: dict[str, Any] = _form().written(record, secrets or DIGESTS)
     return written
 
 
-def record_from_json(data: Mapping[str, Any], *, path: str = "$") -> r.Record:
+def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secrets | None = None) -> r.Record:
     """Return the record that *data* stands for, equal to the one that was written.
+
+    What was hidden and *secrets* can't read comes back as `Withheld`, or as a `WithheldText` where a text belongs.
 
     Raises:
         StateError: naming each place below *path* (a few of them) that doesn't fit: an unknown kind, a value of the
             wrong type, a field that is missing or unknown. Values aren't quoted.
     """
     try:
-        record: r.Record = _form().read(data)
+        record: r.Record = _form().read(data, secrets or DIGESTS)
         return record
     except Exception as error:
         raise StateError(f"Malformed record: {fault_text(error, path)}") from None
@@ -119,10 +144,10 @@ def _unsupported(version: object) -> str:
 # -- forms
 
 
-def _read_json_object(value: Any) -> dict[str, Any]:
+def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise Misfit(f"an object is needed, not {kind_of(value)}")
-    return read_object(read_value(value))
+    return read_object(read_value(value, context))
 
 
 @functools.cache  # made at first use: who imports the package needn't have it
@@ -130,6 +155,13 @@ def _form() -> Form:
     known = item_forms(Form(_read_json_object, value_to_json))
     known[_ANY] = Form(read_value, value_to_json)
     for cls in (RequestUsage, ModelResponse, CallOutcome):
-        known[cls] = class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))
-    kinds = {cls: (kind, class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))) for cls, kind in KINDS.items()}
+        known[cls] = _class_form(cls, known)
+    kinds = {cls: (kind, _class_form(cls, known)) for cls, kind in KINDS.items()}
     return tagged(kinds, "kind", "an object of a known kind of record is needed")
+
+
+def _class_form(cls: type, known: Mapping[Any, Form]) -> Form:
+    form = class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))
+    if cls in _SECRET_FIELDS:
+        return hiding(form, _SECRET_FIELDS[cls])
+    return hiding_arguments(form) if cls in _SECRET_ARGUMENTS else form

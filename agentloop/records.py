@@ -16,6 +16,7 @@ import attrs
 from agentloop.items import Item
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
+from agentloop.secret_text import masked_arguments, masked_repr
 from agentloop.usage import RequestUsage
 
 RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
@@ -26,6 +27,22 @@ class _Record:
     path: tuple[str, ...]
     turn: int
     at: float
+
+
+def _masked(record: ApprovalRequested | VerdictGiven | CallStarted | CallSettled) -> str:
+    """Return the repr of a record with a call's arguments, those that are secret masked."""
+    text = record.arguments
+    return masked_repr(record, {} if text is None else {"arguments": repr(masked_arguments(text, record.secret))})
+
+
+# A record's `secret` names the arguments that are secret, or says of a value that it is. The fold sets it, as the
+# call's tool says; it decides what is shown and stored, and takes no part in equality.
+def _secret_names() -> Any:
+    return attrs.field(default=(), kw_only=True, eq=False, repr=False)
+
+
+def _secret() -> Any:
+    return attrs.field(default=False, kw_only=True, eq=False, repr=False)
 
 
 @attrs.frozen
@@ -49,8 +66,12 @@ class RunStarted(_Record):
 
 @attrs.frozen
 class RunResumed(_Record):
-    """Another entry began on a run's log: after a pause, an early end, or a crash. `max_turns` holds from here on."""
+    """Another entry began on a run's log: after a pause, an early end, or a crash.
 
+    `agent` is at work; `max_turns` holds from here on.
+    """
+
+    agent: str
     max_turns: int | None
     workflow: str | None = None
     trace_id: str | None = None
@@ -93,6 +114,14 @@ class ModelFailed(_Record):
     attempt: int = 1
     counted: bool = True
     usage: RequestUsage | None = None
+    kind: Literal["transport", "timeout"] | None = None
+    """What sort of error it was, where that says whether to ask again; the rest is what the provider said."""
+    status: int | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    should_retry: bool | None = None
+    streamed: bool = False
+    """Whether something of the response had been shown."""
 
 
 @attrs.frozen
@@ -107,11 +136,14 @@ class GuardrailSettled(_Record):
     index: int = 0
     """Place in declaration order among the guardrails of its stage."""
     info: Any = attrs.field(default=None, eq=False, repr=False)
+    detail: Any = attrs.field(default=None, eq=False, repr=False)
+    """What a tool guardrail answered with: a message, arguments, or a value."""
     result: Any = attrs.field(default=None, eq=False, repr=False)
     """The live result object; in this process only."""
+    secret: bool = _secret()
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class ApprovalRequested(_Record):
     """A call waits for a verdict: the call *call_id* of *agent* to the tool *tool* (its lookup key).
 
@@ -124,9 +156,12 @@ class ApprovalRequested(_Record):
     digest: str
     arguments: str | None = None
     """JSON text, where a guardrail has rewritten what the model wrote."""
+    secret: tuple[str, ...] = _secret_names()
+
+    __repr__ = _masked
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class VerdictGiven(_Record):
     """Somebody approved or rejected a call. Once given it is never asked for again.
 
@@ -142,9 +177,12 @@ class VerdictGiven(_Record):
     message: str | None = None
     arguments: str | None = None
     always: bool = False
+    secret: tuple[str, ...] = _secret_names()
+
+    __repr__ = _masked
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class CallStarted(_Record):
     """A call was admitted and its body is about to run; durable before it does."""
 
@@ -158,6 +196,9 @@ class CallStarted(_Record):
     idempotency_key: str | None = None
     cost: str | None = None
     """What it takes of the run's cost limit, as a decimal number."""
+    secret: tuple[str, ...] = _secret_names()
+
+    __repr__ = _masked
 
 
 @attrs.frozen
@@ -171,9 +212,10 @@ class BodyEnded(_Record):
     attempt: int = 1
     kept: bool = False
     """Whether `value` is given."""
+    secret: bool = _secret()
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class CallSettled(_Record):
     """A call has its one outcome. `receipt` is the key under which an equal idempotent call finds it."""
 
@@ -187,6 +229,9 @@ class CallSettled(_Record):
     attempt: int = 1
     error: str | None = None
     """In words, what the outcome's `error` was."""
+    secret: tuple[str, ...] = _secret_names()
+
+    __repr__ = _masked
 
 
 @attrs.frozen
@@ -245,6 +290,7 @@ class Answered(_Record):
     what: str
     key: str
     answer: Any = attrs.field(default=None, eq=False, repr=False)
+    secret: bool = _secret()
 
 
 @attrs.frozen
@@ -273,6 +319,7 @@ class RunEnded(_Record):
     details: Mapping[str, Any] | None = None
     resumable: bool = False
     """Whether another entry may go on from here."""
+    secret: bool = _secret()
 
 
 Record: TypeAlias = (

@@ -11,7 +11,8 @@ from agentloop.events import CallSettled
 from agentloop.exceptions import UserTypeError
 from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
-from agentloop.records import Record
+from agentloop.records import Record, RunEnded
+from agentloop.secret_text import MASK, masked_repr
 from agentloop.usage import Usage
 
 OutputT = TypeVar("OutputT")
@@ -36,7 +37,7 @@ class RunData:
     records: Sequence[Record] = attrs.field(default=(), repr=False)
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True, eq=False, repr=False)
 class RunResult(RunData, Generic[OutputT]):
     """The result of one entry of a run.
 
@@ -61,6 +62,11 @@ class RunResult(RunData, Generic[OutputT]):
     interruptions: tuple[ApprovalRequest, ...] = ()
     _state: Callable[[], Any] = attrs.field(default=None, alias="state", repr=False)
     _history: tuple[Item, ...] = attrs.field(default=(), alias="history", repr=False)
+
+    def __repr__(self) -> str:
+        last = self.records[-1] if self.records else None
+        secret = isinstance(last, RunEnded) and last.secret
+        return masked_repr(self, {"final_output": repr(MASK)} if secret else {})
 
     def final_output_as(self, type: type[AsT]) -> AsT:
         """Return the final output, checked to be an instance of *type*.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context
 from types import EllipsisType
 from typing import Any, Literal, TypeVar
@@ -32,6 +32,7 @@ from agentloop.budget import Budget, UsageLimits
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig, check_count
 from agentloop.context import Callback, RunContext
+from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.hooks import AgentHooks, RunHooks
@@ -226,6 +227,7 @@ def _stream(
         run = _live_run(agent, start, context, hooks, config, group, task_context)
         run.error_handlers = handlers
         run.server = start.kept
+        run.graph_changes = start.changed
         run.keeper = Keeper.of(session, start.fold) if session is not None else None
         if journal is not None:
             run.open_journal = journal_opener(run, journal, start, group)
@@ -283,6 +285,7 @@ def _live_run(
     effects = config.effects or LiveEffects()
     log = Log(start.fold, tuple(config.instruments))
     log.wall = getattr(effects, "wall", time.time)
+    log.expect = getattr(effects, "expect", None)
     begun = start.fold.started
     run_context: RunContext[Any] = RunContext(context=context, run_id=begun.run_id if begun is not None else "")
     run = LiveRun(
@@ -303,16 +306,13 @@ def _live_run(
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
-    log.spans = _spans(run, config)
+    run.open_spans = _span_opener(run, config)
     run_context._run = run
     return run
 
 
-def _spans(run: LiveRun, config: RunConfig) -> SpanFold | None:
-    """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them.
-
-    A resumed run goes on in the trace it began in, which has started already, unless it has another workflow now.
-    """
+def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None]] | None:
+    """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them."""
     watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
     wanted = any(
         getattr(type(instrument), name, getattr(Instrument, name)) is not getattr(Instrument, name)
@@ -321,26 +321,32 @@ def _spans(run: LiveRun, config: RunConfig) -> SpanFold | None:
     )
     if config.tracing_disabled or not wanted:
         return None
-    log, outer = run.log, current_trace()
-    earlier = run.state.resumed or run.state.started
-    goes_on = earlier is not None and earlier.trace_id is not None and earlier.workflow == config.workflow_name
-    named: Any = {"trace_id": earlier.trace_id} if goes_on and earlier is not None else {}
-    trace = outer or Trace(
-        workflow_name=config.workflow_name,
-        group_id=config.group_id,
-        metadata=dict(config.trace_metadata or {}),
-        **named,
-    )
-    run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
 
+    async def open_spans() -> None:
+        outer, earlier = current_trace(), run.state.resumed or run.state.started
+        # A resumed run goes on in the trace it began in, which has started already, unless it has another workflow now.
+        known = earlier.trace_id if earlier is not None and earlier.workflow == config.workflow_name else None
+        trace = outer or Trace(
+            workflow_name=config.workflow_name,
+            trace_id=known or await run.effects.perform(NewId()),
+            group_id=config.group_id,
+            metadata=dict(config.trace_metadata or {}),
+        )
+        run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
+        run.log.spans = _spans(run.log, trace, config, own=outer is None, begun=known is not None)
+
+    return open_spans
+
+
+def _spans(log: Log, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
     def started(span: Span) -> None:
-        if span.parent is None and outer is None and not goes_on:
+        if span.parent is None and own and not begun:
             log.tell("on_trace_start", trace)
         log.tell("on_span_start", span)
 
     def ended(span: Span) -> None:
         log.tell("on_span_end", span)
-        if span.parent is None and outer is None:
+        if span.parent is None and own:
             log.tell("on_trace_end", trace)
 
     return SpanFold(trace, started, ended, sensitive=config.trace_include_sensitive_data)

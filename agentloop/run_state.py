@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from agentloop import records as r
 from agentloop._core.identity import arguments_digest
 from agentloop._core.state import CallState, RunFold
-from agentloop.abc import Journal
+from agentloop.abc import Codec, Journal
 from agentloop.agent_graph import AgentGraph, changes
-from agentloop.agents import Agent
+from agentloop.agents import Agent, StopAtTools
 from agentloop.config import JsonLimits
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.items import ApprovalRequest, Item, ToolCall, to_items
 from agentloop.json_text import parse_object
+from agentloop.seal import Keys
 
 if TYPE_CHECKING:
     from agentloop.stored_state import Stored
@@ -90,8 +91,7 @@ class RunState:
 
     def _append(self, record: r.Record) -> None:
         fold = self.fold
-        fold.apply(record)
-        self.records.append(record)
+        self.records.append(fold.apply(record))
 
     # -- deciding
 
@@ -136,16 +136,32 @@ class RunState:
         fold = self.fold
         items = to_items(input)
         check_goes_on(fold)
-        if fold.batch_open or fold.handoffs_due or (fold.response is not None and not fold.batch):
+        if fold.batch_open or fold.handoffs_due or self._may_end(fold):
             raise StateError("add_input: the model's last answer isn't dealt with yet; run the state on first")
         if fold.max_turns is not None and fold.turn >= fold.max_turns and not fold.turn_open:
             raise StateError(f"add_input: no turn is left (max_turns={fold.max_turns})")
         self._append(r.InputAdded((), fold.turn, time.time(), items))
 
+    def _may_end(self, fold: RunFold) -> bool:
+        """Tell whether what the model has said, or a call has given, may be the final output."""
+        if fold.response is None:
+            return False
+        if not fold.batch:
+            return True
+        agent = AgentGraph(self.agent).find(fold.agent)
+        behavior = agent.tool_use_behavior if agent is not None else None
+        if isinstance(behavior, StopAtTools):
+            return any(call.call.name in behavior.names for call in fold.batch)
+        return behavior != "run_llm_again"
+
     # -- storing
 
     def to_json(
-        self, *, context_serializer: Callable[[Any], Any] | None = None, strict_context: bool = False
+        self,
+        *,
+        context_serializer: Callable[[Any], Any] | None = None,
+        strict_context: bool = False,
+        codec: Codec | None = None,
     ) -> dict[str, Any]:
         """Return the state as JSON values: schema version, the agents' graph, the context, the records.
 
@@ -153,6 +169,7 @@ class RunState:
             context_serializer: Makes JSON of the application's object. Without it a mapping is stored as it is, and
                 another object is left out with a warning.
             strict_context: Raise in place of leaving it out.
+            codec: Seals what tools call secret; without it their digests stand there.
 
         Raises:
             StateError: if the context can't be stored and *strict_context* says so.
@@ -161,19 +178,20 @@ class RunState:
 
         graph = self.graph_before or AgentGraph(self.agent).describe()
         stored = Stored(tuple(self.records), self.context, graph)
-        return state_to_json(stored, context_serializer=context_serializer, strict_context=strict_context)
+        return state_to_json(stored, context_serializer=context_serializer, strict_context=strict_context, codec=codec)
 
     def to_string(
         self,
         *,
         context_serializer: Callable[[Any], Any] | None = None,
         strict_context: bool = False,
-        key: Any = None,
+        codec: Codec | None = None,
+        key: Keys | None = None,
     ) -> str:
         """Return `to_json` as canonical JSON text; with *key*, sealed: see `agentloop.seal`."""
         from agentloop.stored_state import state_to_string
 
-        data = self.to_json(context_serializer=context_serializer, strict_context=strict_context)
+        data = self.to_json(context_serializer=context_serializer, strict_context=strict_context, codec=codec)
         return state_to_string(data, key)
 
     @classmethod
@@ -184,7 +202,8 @@ class RunState:
         *,
         context: Any = None,
         context_deserializer: Callable[[Any], Any] | None = None,
-        key: Any = None,
+        codec: Codec | None = None,
+        key: Keys | None = None,
     ) -> RunState:
         """Return the state that *data* (of `to_json`, or the text's of `to_string`) stands for.
 
@@ -193,7 +212,8 @@ class RunState:
             data: JSON values. Nothing in them is imported or executed.
             context: The application's object, in place of a stored one.
             context_deserializer: Makes the application's object of what a serializer made of it.
-            key: The key of a sealed state; without it a seal is not looked at.
+            codec: Opens what it has sealed; without it a run can't go on that needs one of the secrets.
+            key: The key of a sealed state, a `SealKey` or keys by id.
 
         Raises:
             StateError: naming what is wrong and where: unknown schema, a record that doesn't fit, an agent that pending
@@ -201,7 +221,7 @@ class RunState:
         """
         from agentloop.stored_state import state_from_json
 
-        stored = state_from_json(data, context=context, context_deserializer=context_deserializer, key=key)
+        stored = state_from_json(data, context=context, context_deserializer=context_deserializer, key=key, codec=codec)
         return cls._restored(agent, stored, stored.context)
 
     @classmethod
@@ -250,31 +270,47 @@ def _check_order(root: RunFold, record: r.Record) -> None:
         raise ValueError("the run has ended")
     elif isinstance(record, r.TurnStarted) and record.turn != fold.turn + (not fold.turn_open):
         raise ValueError(f"turn {record.turn} follows turn {fold.turn}")
-    elif isinstance(record, r.CallStarted | r.CallSettled):
+    elif isinstance(record, r.ModelResponded) and not fold.turn_open:
+        raise ValueError("no turn waits for an answer")
+    elif isinstance(record, r.CallStarted | r.BodyEnded | r.CallSettled):
         _check_call(fold.calls[record.call_id], record)
-    elif isinstance(record, r.ItemReleased) and fold.calls[record.call_id].outcome is None:
-        raise ValueError("the call has not settled")
+    elif isinstance(record, r.ItemReleased):
+        call = fold.calls[record.call_id]
+        if call.outcome is None or call.released:
+            raise ValueError("the call has not settled, or was released before")
+    elif isinstance(record, r.BatchEnded) and (not fold.batch_open or not all(call.released for call in fold.batch)):
+        raise ValueError("no batch waits for its end")
 
 
-def _check_call(call: CallState, record: r.CallStarted | r.CallSettled) -> None:
+def _check_call(call: CallState, record: r.CallStarted | r.BodyEnded | r.CallSettled) -> None:
     if call.outcome is not None:
         raise ValueError("the call has settled already")
+    if isinstance(record, r.BodyEnded) and (record.attempt != call.attempt or not call.attempt):
+        raise ValueError("the body has not begun")
     if isinstance(record, r.CallStarted) and record.attempt != call.attempt + 1:
         raise ValueError(f"attempt {record.attempt} follows attempt {call.attempt}")
 
 
-def verdict_on(fold: RunFold, call: ApprovalRequest | str, **verdict: Any) -> r.VerdictGiven:
-    """Return the record of a verdict on a call of the tree of *fold* that waits.
+Asking: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
+"""By path and call id: what is about to be asked, while callbacks are still at work on whether it has to be."""
+
+
+def verdict_on(
+    fold: RunFold, call: ApprovalRequest | str, asking: Asking | None = None, **verdict: Any
+) -> r.VerdictGiven:
+    """Return the record of a verdict on a call of the tree of *fold* that waits, or that is about to be asked about.
 
     Raises:
         StateError: if no such call waits, or it isn't the call that was asked about.
     """
-    path, call_id = _place(fold, call)
+    path, call_id = _place(fold, call, asking or {})
     inner = fold.at(path)
     state = inner.calls.get(call_id) if inner is not None else None
-    if inner is None or state is None or state.approval is None or state.outcome is not None or not inner.batch_open:
+    request = state.approval if state is not None else None
+    if asking is not None:
+        request = asking.get((path, call_id), request)
+    if inner is None or state is None or request is None or state.outcome is not None or not inner.batch_open:
         raise StateError(f"no call {call_id!r} waits for a verdict")
-    request = state.approval
     if isinstance(call, ApprovalRequest):
         shown = state.call.arguments if request.arguments is None else request.arguments
         if (call.agent, call.call.name, call.call.namespace) != (request.agent, state.call.name, state.call.namespace):
@@ -288,14 +324,14 @@ def verdict_on(fold: RunFold, call: ApprovalRequest | str, **verdict: Any) -> r.
     )
 
 
-def _place(fold: RunFold, call: ApprovalRequest | str) -> tuple[tuple[str, ...], str]:
+def _place(fold: RunFold, call: ApprovalRequest | str, asking: Asking) -> tuple[tuple[str, ...], str]:
     if isinstance(call, ApprovalRequest):
         return call.path, call.call.call_id
     if isinstance(call, ToolCall):
         call = call.call_id
     if not isinstance(call, str):
         raise UserTypeError(f"call: an interruption or a call id is needed, not {call!r}")
-    found = sorted(_waiting(fold, call))
+    found = sorted({*_waiting(fold, call), *(path for path, call_id in asking if call_id == call)})
     if len(found) > 1:
         raise StateError(f"call id {call!r} waits in {len(found)} runs of the tree: give the interruption itself")
     return (found[0] if found else ()), call

@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
-from agentloop.abc import Codec, Journal
+from agentloop.abc import Codec, Journal, SealingJournal
 from agentloop.exceptions import JournalError, StateError, UserTypeError
 from agentloop.record_codec import SCHEMA_VERSION, decode, encode, record_from_json, record_to_json, upgrade
 from agentloop.seal import Keys, check_seal, make_seal
+from agentloop.secret_values import Secrets
 from agentloop.value_codec import value_from_json, value_to_json
 
 logger = logging.getLogger("agentloop")
@@ -43,14 +44,14 @@ class Stored:
 
 
 def state_to_json(
-    stored: Stored, *, context_serializer: Callable[[Any], Any] | None, strict_context: bool
+    stored: Stored, *, context_serializer: Callable[[Any], Any] | None, strict_context: bool, codec: Codec | None
 ) -> dict[str, Any]:
     """See `RunState.to_json`."""
     data: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "library": library_version(),
         "graph": stored.graph,
-        "records": [record_to_json(record) for record in stored.records],
+        "records": [record_to_json(record, Secrets(codec)) for record in stored.records],
     }
     context = _stored_context(stored.context, context_serializer, strict_context)
     return data if context is None else {**data, "context": context}
@@ -91,6 +92,7 @@ def state_from_json(
     context: Any,
     context_deserializer: Callable[[Any], Any] | None,
     key: Keys | None,
+    codec: Codec | None,
 ) -> Stored:
     """See `RunState.from_json`."""
     if not isinstance(data, Mapping):
@@ -103,7 +105,10 @@ def state_from_json(
     records = data.get("records")
     if not isinstance(records, list):
         raise StateError("Malformed state: an array of records is needed @ $.records")
-    read = [record_from_json(record, path=f"$.records[{index}]") for index, record in enumerate(records)]
+    secrets = Secrets(codec)
+    read = [
+        record_from_json(record, path=f"$.records[{index}]", secrets=secrets) for index, record in enumerate(records)
+    ]
     restored = _context(data.get("context"), context, context_deserializer)
     return Stored(tuple(read), restored, _graph(data.get("graph")))
 
@@ -169,7 +174,26 @@ def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
 
 def record_line(record: r.Record, codec: Codec | None) -> bytes:
     """Return *record* as a line of a journal."""
+    return encode(record_to_json(record, Secrets(codec)))
+
+
+def plain_line(record: r.Record) -> bytes:
+    """Return what *record* is known again by: the line it has without a codec, which hides secrets as digests."""
     return encode(record_to_json(record))
+
+
+def read_line(line: bytes, index: int, codec: Codec | None) -> r.Record:
+    """Return the record of line *index* of a journal.
+
+    Raises:
+        StateError: naming what doesn't fit.
+    """
+    return record_from_json(decode(line), path=f"$[{index}]", secrets=Secrets(codec))
+
+
+def codec_of(journal: Journal) -> Codec | None:
+    """Return what seals the secrets of *journal*'s run, if it was given one."""
+    return journal.codec if isinstance(journal, SealingJournal) else None
 
 
 async def journal_lines(journal: Journal) -> list[bytes]:
@@ -195,7 +219,8 @@ async def state_from_journal(journal: Journal) -> Stored:
     if not isinstance(head, Mapping) or head.get("kind") != "header":
         raise JournalError("the journal doesn't begin with a header")
     head = upgrade(head)
-    records = [record_from_json(decode(line), path=f"$[{index}]") for index, line in enumerate(lines[1:], 1)]
+    codec = codec_of(journal)
+    records = [read_line(line, index, codec) for index, line in enumerate(lines[1:], 1)]
     begun = records[0] if records else None
     if isinstance(begun, r.RunStarted) and begun.run_id != head.get("run_id"):
         raise JournalError("the journal's records are of another run than its header says")

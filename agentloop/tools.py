@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import attrs
 
@@ -92,33 +92,71 @@ def _tool_name(_instance: FunctionTool, _attribute: attrs.Attribute[Any], value:
         raise UserValueError(f"tool name {value!r}: letters, digits, '_' and '-' are allowed, 1 to 128 of them")
 
 
-def _guardrails(kind: type) -> Any:
-    def validate(instance: FunctionTool, attribute: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
-        for index, guardrail in enumerate(value):
-            if not isinstance(guardrail, kind):
-                raise UserTypeError(
-                    f"tool {instance.name!r}: {attribute.name}[{index}]: a {kind.__name__} is needed, not {guardrail!r}"
-                )
+def _flag(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: a bool is needed, not {value!r}")
+
+
+def _text_or_none(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: text is needed, not {value!r}")
+
+
+def _one_of(*choices: str) -> Any:
+    def validate(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in choices:
+            named = ", ".join(map(repr, choices))
+            raise UserValueError(f"tool {instance.name!r}: {attribute.name}: one of {named} is needed, not {value!r}")
 
     return validate
 
 
+def _all_are(what: str, fits: Callable[[Any], bool]) -> Any:
+    """Return a validator of a sequence, which `_to_tuple` has made a tuple if it is one."""
+
+    def validate(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
+        where = f"tool {instance.name!r}: {attribute.name}"
+        if not isinstance(value, tuple):
+            raise UserTypeError(f"{where}: a sequence is needed, each of it {what}, not {value!r}")
+        for index, member in enumerate(value):
+            if not fits(member):
+                raise UserTypeError(f"{where}[{index}]: {what} is needed, not {member!r}")
+
+    return validate
+
+
+def _each_a(*kinds: type) -> Any:
+    return _all_are("a " + " or ".join(kind.__name__ for kind in kinds), lambda member: isinstance(member, kinds))
+
+
+def _is_example(member: Any) -> bool:
+    return (
+        isinstance(member, tuple | list)
+        and len(member) == 2
+        and isinstance(member[0], str)
+        and isinstance(member[1], Mapping)
+    )
+
+
+# Converters. What isn't what they ask for passes, for the validator to complain of by the field's name.
+
+
 def _to_tuple(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(values)
+    given: object = values
+    is_sequence = isinstance(given, Iterable) and not isinstance(given, str)
+    return tuple(values) if is_sequence else cast("tuple[Any, ...]", given)
 
 
 def _to_names(names: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise UserTypeError(f"tool: secret: a sequence of argument names is needed, not {names!r}")
-    return tuple(names)
+    return _to_tuple(names)
 
 
 def _to_examples(examples: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    return tuple(examples)
+    return _to_tuple(examples)
 
 
 def _to_limits(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, Limit) else tuple(value)
+    return (value,) if isinstance(value, Limit) else _to_tuple(value)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -136,37 +174,47 @@ class FunctionTool:
         default=None, repr=False, validator=_callable_or_none
     )
     body: Body | None = attrs.field(default=None, repr=False)
-    strict_mode: bool = attrs.field(default=True, repr=False)
+    strict_mode: bool = attrs.field(default=True, repr=False, validator=_flag)
     is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_bool_or_callable)
     needs_approval: bool | Callback = attrs.field(default=False, repr=False, validator=_bool_or_callable)
     tool_input_guardrails: tuple[ToolInputGuardrail, ...] = attrs.field(
-        default=(), converter=_to_tuple, repr=False, validator=_guardrails(ToolInputGuardrail)
+        default=(), converter=_to_tuple, repr=False, validator=_each_a(ToolInputGuardrail)
     )
     tool_output_guardrails: tuple[ToolOutputGuardrail, ...] = attrs.field(
-        default=(), converter=_to_tuple, repr=False, validator=_guardrails(ToolOutputGuardrail)
+        default=(), converter=_to_tuple, repr=False, validator=_each_a(ToolOutputGuardrail)
     )
     timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)
     idle_timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)
     timeout_behavior: Literal["error_as_result", "raise_exception"] = attrs.field(
-        default="error_as_result", repr=False, validator=attrs.validators.in_(("error_as_result", "raise_exception"))
+        default="error_as_result", repr=False, validator=_one_of("error_as_result", "raise_exception")
     )
     timeout_error_function: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
     failure_error_function: Callback | None = attrs.field(
         default=default_tool_error_function, repr=False, validator=_callable_or_none
     )
-    idempotent: bool = attrs.field(default=False, repr=False)
-    in_doubt: InDoubt = attrs.field(
-        default="tell_model", repr=False, validator=attrs.validators.in_(("tell_model", "rerun", "raise"))
+    idempotent: bool = attrs.field(default=False, repr=False, validator=_flag)
+    in_doubt: InDoubt = attrs.field(default="tell_model", repr=False, validator=_one_of("tell_model", "rerun", "raise"))
+    capacity: tuple[Capacity | Rate, ...] = attrs.field(
+        default=(), converter=_to_limits, repr=False, validator=_each_a(Capacity, Rate)
     )
-    capacity: tuple[Capacity | Rate, ...] = attrs.field(default=(), converter=_to_limits, repr=False)
-    serial: str | None = attrs.field(default=None, repr=False)
-    exclusive: bool = attrs.field(default=False, repr=False)
-    abandon_on_cancel: bool = attrs.field(default=False, repr=False)
-    namespace: str | None = None
-    defer_loading: bool = attrs.field(default=False, repr=False)
-    examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(default=(), converter=_to_examples, repr=False)
-    secret: tuple[str, ...] = attrs.field(default=(), converter=_to_names, repr=False)
-    secret_output: bool = attrs.field(default=False, repr=False)
+    serial: str | None = attrs.field(default=None, repr=False, validator=_text_or_none)
+    exclusive: bool = attrs.field(default=False, repr=False, validator=_flag)
+    abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_flag)
+    namespace: str | None = attrs.field(default=None, validator=_text_or_none)
+    defer_loading: bool = attrs.field(default=False, repr=False, validator=_flag)
+    examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(
+        default=(),
+        converter=_to_examples,
+        repr=False,
+        validator=_all_are("a pair of a request and arguments", _is_example),
+    )
+    secret: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_to_names,
+        repr=False,
+        validator=_all_are("an argument's name", lambda name: isinstance(name, str)),
+    )
+    secret_output: bool = attrs.field(default=False, repr=False, validator=_flag)
     cost: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
     custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
 
@@ -177,9 +225,6 @@ class FunctionTool:
             object.__setattr__(self, "body", RawBody(self.on_invoke_tool))
         elif self.on_invoke_tool is None:
             object.__setattr__(self, "on_invoke_tool", self._invoke_text)
-        for index, limit in enumerate(self.capacity):
-            if not isinstance(limit, Capacity | Rate):
-                raise UserTypeError(f"tool {self.name!r}: capacity[{index}]: a Capacity or Rate is needed: {limit!r}")
         if isinstance(self.body, AgentCall) and self.capacity:
             raise UserValueError(
                 f"tool {self.name!r}: an agent tool holds a slot of its own turn only; give the capacity to the tools "
@@ -229,11 +274,41 @@ class FunctionTool:
         return await result if self.body.schema.is_async else result
 
 
-def _tool_from(
-    fn: Callable[..., Any], name: str | None, description: str | None, fields: dict[str, Any]
-) -> FunctionTool:
+class ToolOptions(TypedDict, total=False):
+    """The options of `tool`, which says what they mean. Those left out have the defaults of `FunctionTool`."""
+
+    name: str | None
+    description: str | None
+    strict_mode: bool
+    is_enabled: bool | Callback
+    needs_approval: bool | Callback
+    tool_input_guardrails: Sequence[ToolInputGuardrail]
+    tool_output_guardrails: Sequence[ToolOutputGuardrail]
+    timeout: float | None
+    idle_timeout: float | None
+    timeout_behavior: Literal["error_as_result", "raise_exception"]
+    timeout_error_function: Callback | None
+    failure_error_function: Callback | None
+    idempotent: bool
+    in_doubt: InDoubt
+    capacity: Capacity | Rate | Sequence[Capacity | Rate]
+    serial: str | None
+    exclusive: bool
+    abandon_on_cancel: bool
+    namespace: str | None
+    defer_loading: bool
+    examples: Sequence[tuple[str, Mapping[str, Any]]]
+    secret: Sequence[str]
+    secret_output: bool
+    cost: Callback | None
+    custom_data_extractor: Callback | None
+
+
+def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool:
     if isinstance(fn, FunctionTool):
         raise UserTypeError(f"{fn.name!r} is a tool already; make a copy with attrs.evolve")
+    fields: dict[str, Any] = {**options}
+    name, description = fields.pop("name", None), fields.pop("description", None)
     strict = fields.get("strict_mode", True)
     schema = function_schema(fn, name=name, description=description, strict=strict, context_types=CONTEXT_TYPES)
     return FunctionTool(
@@ -246,75 +321,10 @@ def _tool_from(
 
 
 @overload
-def tool(
-    fn: Callable[..., Any],
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    strict_mode: bool = True,
-    is_enabled: bool | Callback = True,
-    needs_approval: bool | Callback = False,
-    tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
-    tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
-    timeout: float | None = None,
-    idle_timeout: float | None = None,
-    timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
-    timeout_error_function: Callback | None = None,
-    failure_error_function: Callback | None = default_tool_error_function,
-    idempotent: bool = False,
-    in_doubt: InDoubt = "tell_model",
-    capacity: Capacity | Rate | Sequence[Capacity | Rate] = (),
-    serial: str | None = None,
-    exclusive: bool = False,
-    abandon_on_cancel: bool = False,
-    namespace: str | None = None,
-    defer_loading: bool = False,
-    examples: Sequence[tuple[str, Mapping[str, Any]]] = (),
-    secret: Sequence[str] = (),
-    secret_output: bool = False,
-    cost: Callback | None = None,
-    custom_data_extractor: Callback | None = None,
-) -> FunctionTool: ...
+def tool(fn: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
 @overload
-def tool(
-    fn: None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    strict_mode: bool = True,
-    is_enabled: bool | Callback = True,
-    needs_approval: bool | Callback = False,
-    tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
-    tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
-    timeout: float | None = None,
-    idle_timeout: float | None = None,
-    timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
-    timeout_error_function: Callback | None = None,
-    failure_error_function: Callback | None = default_tool_error_function,
-    idempotent: bool = False,
-    in_doubt: InDoubt = "tell_model",
-    capacity: Capacity | Rate | Sequence[Capacity | Rate] = (),
-    serial: str | None = None,
-    exclusive: bool = False,
-    abandon_on_cancel: bool = False,
-    namespace: str | None = None,
-    defer_loading: bool = False,
-    examples: Sequence[tuple[str, Mapping[str, Any]]] = (),
-    secret: Sequence[str] = (),
-    secret_output: bool = False,
-    cost: Callback | None = None,
-    custom_data_extractor: Callback | None = None,
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
-def tool(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    **fields: Any,
-) -> Any:
+def tool(fn: None = None, /, **options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a function a tool; bare or with options.
 
     The schema comes from the signature, the descriptions from the docstring. A parameter annotated `ToolContext` or
@@ -354,15 +364,10 @@ def tool(
     Raises:
         UserTypeError, UserValueError: naming what is wrong, at decoration time.
     """
-    unknown = set(fields) - {a.name for a in attrs.fields(FunctionTool)} | set(fields) & {
-        "body",
-        "on_invoke_tool",
-        "params_json_schema",
-    }
-    if unknown:
+    if unknown := options.keys() - ToolOptions.__optional_keys__:
         raise UserTypeError(f"tool: unknown option {', '.join(sorted(unknown))}")
 
     def make(function: Callable[..., Any]) -> FunctionTool:
-        return _tool_from(function, name, description, fields)
+        return _tool_from(function, options)
 
     return make if fn is None else make(fn)

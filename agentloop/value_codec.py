@@ -43,6 +43,7 @@ from agentloop.item_codec import item_forms
 from agentloop.json_forms import (
     FLAG,
     TEXT,
+    Context,
     Form,
     Misfit,
     fault_text,
@@ -58,7 +59,7 @@ from agentloop.json_forms import (
     write_number,
     write_whole,
 )
-from agentloop.secret_values import Withheld
+from agentloop.secret_values import DIGESTS, Secrets, Withheld
 
 MAX_DEPTH = 64
 """Levels of nesting that are kept; what lies deeper becomes a repr."""
@@ -83,19 +84,22 @@ class Shown(str):
     __slots__ = ()
 
 
-def value_to_json(value: Any) -> Any:
-    """Return *value* as JSON. Never fails: a cycle, what lies too deep, and what can't be read stand as a repr."""
-    return _Writing().write(value, 0)
+def value_to_json(value: Any, secrets: Secrets | None = DIGESTS) -> Any:
+    """Return *value* as JSON. Never fails: a cycle, what lies too deep, and what can't be read stand as a repr.
+
+    *secrets* hides what is marked secret in items (by default it stands as digests); with None it is in the clear.
+    """
+    return _Writing(secrets).write(value, 0)
 
 
-def value_from_json(data: Any, *, path: str = "$") -> Any:
+def value_from_json(data: Any, *, path: str = "$", secrets: Secrets | None = DIGESTS) -> Any:
     """Return the value that *data* stands for; `value_to_json` makes *data* of it again.
 
     Raises:
         StateError: naming each place below *path* (a few of them) that doesn't fit. Values aren't quoted.
     """
     try:
-        return read_value(data)
+        return read_value(data, secrets)
     except Exception as error:
         raise StateError(f"Malformed value: {fault_text(error, path)}") from None
 
@@ -106,9 +110,10 @@ def value_from_json(data: Any, *, path: str = "$") -> Any:
 class _Writing:
     """One value being written: how many members it may still have, and which objects it is inside of."""
 
-    __slots__ = ("inside", "left")
+    __slots__ = ("inside", "left", "secrets")
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Secrets | None) -> None:
+        self.secrets = secrets
         self.left = MAX_MEMBERS
         self.inside: set[int] = set()
 
@@ -177,7 +182,7 @@ class _Writing:
         pairs: dict[Any, list[Any]] = {}
         for key, member in value.items():
             written = self._key(key, depth)
-            pairs[_frozen(read_value(written))] = [written, self.write(member, depth)]
+            pairs[_frozen(read_value(written, None))] = [written, self.write(member, depth)]
         if all(isinstance(key, str) and key[:1] != "$" for key, _ in pairs.values()):  # dates, members of an enum …
             return dict(pairs.values())
         return {"$map": list(pairs.values())}
@@ -185,7 +190,7 @@ class _Writing:
     def _key(self, key: Any, depth: int) -> Any:
         written = self.write(key, depth)
         try:
-            hash(_frozen(read_value(written)))
+            hash(_frozen(read_value(written, None)))
         except Exception:  # an object with fields may be a key, a mapping can't
             return _as_repr(key)
         return written
@@ -196,11 +201,11 @@ class _Writing:
             return {value.mark: value.text}
         for mark, form in _own_forms().items():
             try:
-                data = form.written(value)
+                data = form.written(value, self.secrets)
             except KeyError:
                 continue
             written = {mark: self._mapping(data, depth)}
-            read_value(written, depth - 1)  # what it holds may have become a repr, where only an object fits
+            read_value(written, None, depth - 1)  # what it holds may have become a repr, where only an object fits
             return written
         return _as_repr(value)
 
@@ -271,7 +276,7 @@ def _as_repr(value: Any) -> dict[str, str]:
 # -- reading
 
 
-def read_value(data: Any, depth: int = 0) -> Any:
+def read_value(data: Any, secrets: Context, depth: int = 0) -> Any:
     """Return the value that *data* stands for; raises `Misfit`."""
     kind = type(data)
     if kind in _PLAIN or kind is int:
@@ -281,9 +286,9 @@ def read_value(data: Any, depth: int = 0) -> Any:
     if depth >= MAX_DEPTH and not _is_leaf(data):
         raise Misfit("it is nested too deeply")
     if kind is list or kind is tuple:
-        return _read_list(data, depth + 1)
+        return _read_list(data, secrets, depth + 1)
     if isinstance(data, Mapping):
-        return _read_mapping(dict(data), depth + 1)
+        return _read_mapping(dict(data), secrets, depth + 1)
     raise Misfit(f"a value of JSON is needed, not {kind_of(data)}")
 
 
@@ -291,25 +296,25 @@ def _is_leaf(data: Any) -> bool:
     return isinstance(data, Mapping) and len(data) == 1 and next(iter(data)) in _MARKS
 
 
-def _read_list(data: Any, depth: int) -> list[Any]:
+def _read_list(data: Any, secrets: Context, depth: int) -> list[Any]:
     values = []
     for index, member in enumerate(data):
         try:
-            values.append(read_value(member, depth))
+            values.append(read_value(member, secrets, depth))
         except Misfit as misfit:
             raise gathered(faults_in(misfit, f"[{index}]")) from None
     return values
 
 
-def _read_mapping(data: dict[Any, Any], depth: int) -> Any:
+def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
     values = {}
     for key, member in data.items():
         if not isinstance(key, str):
             raise Misfit(f"a key must be text, not {kind_of(key)}")
         if key[:1] == "$":
-            return _read_marked(data, depth)
+            return _read_marked(data, secrets, depth)
         try:
-            values[key] = read_value(member, depth)
+            values[key] = read_value(member, secrets, depth)
         except Misfit as misfit:
             raise gathered(faults_in(misfit, _step(key))) from None
     return values
@@ -319,31 +324,31 @@ def _step(key: str) -> str:
     return f".{key}" if key.isidentifier() and len(key) <= 40 else f"[{bounded(ascii(key), 40)}]"
 
 
-def _read_marked(data: dict[Any, Any], depth: int) -> Any:
+def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
     mark = next(iter(data))
     if len(data) != 1:
         raise Misfit("a key that begins with $ must be the only one")
     inner = data[mark]
     try:
         if mark == "$map":
-            return _read_pairs(inner, depth)
+            return _read_pairs(inner, secrets, depth)
         if mark in _MARKS:
             return _MARKS[mark](data)
         form = _own_forms().get(mark)
         if form is None:
             raise Misfit("unknown: a key that begins with $")
-        return form.read(read_object(_read_mapping(read_object(inner), depth)))
+        return form.read(read_object(_read_mapping(read_object(inner), secrets, depth)), secrets)
     except Misfit as misfit:
         raise gathered(faults_in(misfit, f".{mark}" if mark in _KNOWN else "")) from None
 
 
-def _read_pairs(pairs: Any, depth: int) -> dict[Any, Any]:
+def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:
     if not isinstance(pairs, list | tuple) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
         raise Misfit("pairs of a key and a value are needed")
     try:
-        found = {_frozen(read_value(key, depth)): read_value(value, depth) for key, value in pairs}
+        found = {_frozen(read_value(key, secrets, depth)): read_value(value, secrets, depth) for key, value in pairs}
     except TypeError:
         raise Misfit("a key can't be an object") from None
     if len(found) != len(pairs):
@@ -357,7 +362,7 @@ def _frozen(key: Any) -> Any:
 
 def _read_bytes(data: Mapping[str, Any]) -> bytes:
     try:
-        return base64.b64decode(TEXT.read(data["$bytes"]), validate=True)
+        return base64.b64decode(TEXT.read(data["$bytes"], None), validate=True)
     except (binascii.Error, ValueError) as error:
         raise error if isinstance(error, Misfit) else Misfit("base64 is needed") from None
 
@@ -365,14 +370,14 @@ def _read_bytes(data: Mapping[str, Any]) -> bytes:
 def _read_withheld(data: Mapping[str, Any]) -> Withheld:
     mark: Any
     ((mark, text),) = data.items()
-    return Withheld(mark, TEXT.read(text))
+    return Withheld(mark, TEXT.read(text, None))
 
 
 _MARKS: dict[str, Any] = {
     "$bytes": _read_bytes,
     "$float": read_number,
     "$int": read_whole,
-    "$repr": lambda data: Shown(TEXT.read(data["$repr"])),
+    "$repr": lambda data: Shown(TEXT.read(data["$repr"], None)),
     "$digest": _read_withheld,
     "$sealed": _read_withheld,
 }
@@ -382,7 +387,7 @@ _KNOWN = frozenset({*_MARKS, "$map", "$item", "$part", "$value"})
 # -- the library's own values
 
 
-def _read_items(value: Any) -> tuple[i.Item, ...]:
+def _read_items(value: Any, _context: Context) -> tuple[i.Item, ...]:
     if not isinstance(value, list) or not all(isinstance(item, i.ITEM_TYPES) for item in value):
         raise Misfit("items are needed")
     return tuple(value)
@@ -391,7 +396,7 @@ def _read_items(value: Any) -> tuple[i.Item, ...]:
 @functools.cache
 def _own_forms() -> Mapping[str, Form]:
     """Return the forms of what comes back as what it was, by mark: over values already read, and not yet written."""
-    anything = Form(lambda value: value)
+    anything = Form(lambda value, _context: value)
     items = Form(_read_items)
     kinds: Mapping[type, tuple[str, Mapping[str, Form]]] = {
         g.Allow: ("allow", {"output_info": anything}),
@@ -408,7 +413,7 @@ def _own_forms() -> Mapping[str, Form]:
             {"input_history": items, "pre_handoff_items": items, "new_items": items, "input_items": maybe(items)},
         ),
     }
-    plain = item_forms(Form(read_object, dict))
+    plain = item_forms(Form(read_object, lambda value, _context: dict(value)))
     own = {cls: (name, object_of(cls, forms)) for cls, (name, forms) in kinds.items()}
     values = tagged(own, "type", "an object of a known type is needed")
     return {"$item": plain[_ITEM], "$part": plain[_PART], "$value": values}

@@ -48,7 +48,7 @@ class Effort:
 
 FULL = Effort(pairs=21, few=9, least=3, runs=1000)
 QUICK = Effort(pairs=5, few=3, least=1, runs=100)
-SMOKE = Effort(pairs=1, few=1, least=1, runs=10, part=0.02)
+SMOKE = Effort(pairs=1, few=1, least=1, runs=4, part=0.01)
 
 
 async def _cpu(job: Job, times: int) -> float:

@@ -93,7 +93,7 @@ async def w4(limit: Limit, effort: Effort) -> list[Row]:
     name = "W4 concurrent runs, CPU per run"
     rows = await _against_bare(name, limit, script, effort.least, 1, effort.runs)
     side = ours(script)
-    few = effort.runs // 10
+    few = max(effort.runs // 10, 1)
     for on in (False, True):
         with collector(on):
             many = await paired(

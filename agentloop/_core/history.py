@@ -16,6 +16,7 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
+from agentloop.secret_text import MASK, masked_arguments
 
 DEFAULT_WRAPPER = ("<CONVERSATION HISTORY>", "</CONVERSATION HISTORY>")
 _INDENT = "   "
@@ -80,8 +81,12 @@ def _line(item: Item) -> str | None:
                 return None
             who = {SystemMessage: "system", UserMessage: "user", AssistantMessage: "assistant"}[type(item)]
             return f"{who}: {item.text}"
-        case ToolCall(name=name, arguments=arguments) | HandoffCall(name=name, arguments=arguments):
+        case ToolCall(name=name, arguments=arguments, secret=secret):
+            return f"call: {name}({masked_arguments(arguments, secret)})"
+        case HandoffCall(name=name, arguments=arguments):
             return f"call: {name}({arguments})"
+        case ToolOutput(secret=True):
+            return f"output: {MASK}"
         case ToolOutput(output=str() as output):
             return f"output: {output}"
         case HandoffOutput(output=output):

@@ -6,6 +6,7 @@ Planning has no side effects and is complete for the whole batch before the firs
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,8 @@ from agentloop.json_text import canonical, parse_object
 from agentloop.outcomes import CallOutcome
 from agentloop.records import ApprovalRequested, BodyEnded
 from agentloop.schema import BoundArguments
+from agentloop.secret_text import scrubbed, secret_texts
+from agentloop.secret_values import Withheld, missing_secrets
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
 
@@ -29,13 +32,13 @@ class Arguments:
     """What a call is called with: JSON text, and what became of it. Exactly one of `parsed` and `fault` is given, or a
     `fault` beside `parsed` where the text parses but doesn't fit the tool."""
 
-    text: str
-    parsed: dict[str, Any] | None = None
-    bound: BoundArguments | None = None
-    value: Any = None
+    text: str = attrs.field(repr=False)
+    parsed: dict[str, Any] | None = attrs.field(default=None, repr=False)
+    bound: BoundArguments | None = attrs.field(default=None, repr=False)
+    value: Any = attrs.field(default=None, repr=False)
     """The structured input of an agent tool that has one."""
     fault: ModelBehaviorError | None = None
-    receipt: str | None = None
+    receipt: str | None = attrs.field(default=None, repr=False)
     """The key an equal call of this idempotent tool has; None for a tool that isn't idempotent."""
 
 
@@ -117,8 +120,20 @@ class Plan:
 
 def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
     """Parse and bind a call's JSON text; a fault is kept, not raised (it is converted by the tool's policy, later)."""
+    read = _read_arguments(tool, text, limits)
+    if not tool.secret:
+        return read
+    fault, receipt = read.fault, read.receipt
+    if fault is not None:
+        fault = ModelBehaviorError(scrubbed(str(fault), secret_texts(text, tool.secret)))
+    if receipt is not None:
+        receipt = hashlib.sha256(receipt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return attrs.evolve(read, fault=fault, receipt=receipt)
+
+
+def _read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
     try:
-        parsed = parse_object(text, limits, tool=tool.name)
+        parsed = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
     except ModelBehaviorError as fault:
         return Arguments(text=text, fault=fault)
     body = tool.body
@@ -162,6 +177,25 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
     return Plan(turn=state.turn, entries=tuple(entries))
 
 
+def check_secrets(plan: Plan) -> None:
+    """Refuse to go on where a call is to run with arguments of which only a trace was stored.
+
+    For a plan that has been decided on: a call that is refused or waits needs none of them.
+
+    Raises:
+        StateError: naming the first such call and its arguments.
+    """
+    for entry in plan.entries:
+        if not isinstance(entry.disposition, Execute):
+            continue
+        if missing := missing_secrets(entry.call, entry.disposition.arguments.text):
+            names = ", ".join(map(repr, missing))
+            raise StateError(
+                f"call {entry.call.call_id!r} of tool {entry.call.name!r} needs the secret arguments {names}, which "
+                "were stored as digests, or sealed by a codec that isn't given"
+            )
+
+
 def _check_identities(state: RunFold) -> None:
     for item in state.response or ():
         if isinstance(item, ToolCall | HandoffCall) and not item.call_id:
@@ -187,7 +221,7 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallSta
         text = f"Tool '{tool.name}' was not started: more than {rules.max_calls} calls in one turn."
         answer = Answer(CallOutcome(status="skipped", output=text))
         return PlanEntry(index=index, call=call, tool=tool, disposition=answer)
-    if call_state.attempt or call_state.cut is not None and call_state.cut.body_finished:
+    if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
         return PlanEntry(index=index, call=call, tool=tool, disposition=_again(view, state, rules, call_state, tool))
     arguments = read_arguments(tool, call.arguments, rules.limits)
     source = state.receipts.get(arguments.receipt) if arguments.receipt is not None else None
@@ -202,7 +236,7 @@ def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, to
         tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits
     )
     nested = state.nested.get(call_id)
-    if nested is not None and nested.started is not None or isinstance(tool.body, AgentCall):
+    if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall):
         _check_same_agent(call, tool, nested, rules)
         if nested is not None and nested.paused:
             return Wait(arguments)
@@ -226,7 +260,7 @@ def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, to
 
 
 def _finished(call: CallState, body: BodyEnded, tool: FunctionTool, arguments: Arguments, attempt: int) -> Disposition:
-    if body.kept or body.failed:
+    if body.failed or (body.kept and not isinstance(body.value, Withheld)):
         return Deliver(arguments, body, attempt)
     text = f"Tool '{tool.name}' finished; its output was not kept."
     return Answer(CallOutcome(status="unknown", output=text, body_finished=True), attempt=attempt)
@@ -239,8 +273,8 @@ def _check_same_agent(call: CallState, tool: FunctionTool, nested: RunFold | Non
     found = rules.agent_key(tool.body.agent) if isinstance(tool.body, AgentCall) and rules.agent_key else None
     if found != nested.first_agent:
         raise StateError(
-            f"call {call.call.call_id!r} of tool {tool.name!r} has begun a run of agent {nested.first_agent!r}; the tool "
-            f"is now {'one of agent ' + repr(found) if found else 'no agent tool'}"
+            f"call {call.call.call_id!r} of tool {tool.name!r} has begun a run of agent {nested.first_agent!r}; the "
+            f"tool is now {'one of agent ' + repr(found) if found else 'no agent tool'}"
         )
 
 

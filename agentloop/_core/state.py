@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
-import msgspec
 
 from agentloop import records as r
 from agentloop._core.identity import same_invocation
+from agentloop._core.secrecy import OF_CALLS, marked
 from agentloop.config import JsonLimits
+from agentloop.digests import digestible
 from agentloop.items import ApprovalRequest, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
+from agentloop.secret_values import WithheldText
 from agentloop.usage import RequestUsage, Usage
 
 
@@ -278,16 +280,37 @@ class RunFold:
     def history_digest(self) -> str:
         """Return a digest of the history. Each item is digested once, so a turn's cost doesn't grow with the run."""
         for item in self.history[self._digested :]:
-            self._digest.update(msgspec.json.encode([type(item).__name__, item], enc_hook=repr))
+            self._digest.update(digestible([type(item).__name__, item]))
         self._digested = len(self.history)
         return self._digest.hexdigest()[:32]
 
     # -- the fold
 
-    def apply(self, record: r.Record) -> None:
-        """Append *record* and fold it, in one step."""
+    def apply(self, record: r.Record) -> r.Record:
+        """Append *record* and fold it, in one step; return it as the log has it, with what is secret in it noted."""
+        record = self._marked(record)
         self.records.append(record)
         self._fold(record)
+        return record
+
+    def _marked(self, record: r.Record) -> r.Record:
+        if type(record) not in OF_CALLS and not isinstance(record, r.RunEnded):
+            return record
+        fold = self.at(record.path)
+        if fold is None:
+            return record
+        if isinstance(record, r.RunEnded):
+            made_by_tools = [call.outcome for call in fold.batch if call.outcome is not None]
+            secret = record.status == "completed" and any(outcome.secret for outcome in made_by_tools)
+            return attrs.evolve(record, secret=True) if secret else record
+        call_id: str | None = record.call_id  # type: ignore[union-attr]  # all of them name their call
+        call = fold.calls.get(call_id) if call_id is not None else None
+        return record if call is None else marked(record, call.call, output=fold.gives_secret(call.call))
+
+    def gives_secret(self, call: ToolCall) -> bool:
+        """Tell whether what *call* gives is secret: its tool says so, or the nested run ended with what is."""
+        nested = self.nested.get(call.call_id)
+        return call.secret_output or (nested is not None and nested.ended is not None and nested.ended.secret)
 
     def _fold(self, record: r.Record) -> None:
         if len(record.path) > len(self.path):
@@ -392,7 +415,8 @@ class RunFold:
             self.late.append(call)
         if record.error is not None and record.outcome.output is None:
             self.fatal = record
-        if record.receipt is not None and record.outcome.status == "succeeded":
+        kept = not isinstance(record.outcome.output, WithheldText)  # what was stored as a digest answers nobody
+        if record.receipt is not None and record.outcome.status == "succeeded" and kept:
             self.receipts.setdefault(record.receipt, record.call_id)
         self.called.add(call.call.name)
         key = (record.tool, call.call.arguments)
@@ -403,12 +427,13 @@ class RunFold:
         call = self.calls[record.call_id]
         call.released = True
         if call.outcome is not None and call.outcome.output is not None:
-            self.new_items.append(ToolOutput(record.call_id, call.outcome.output))
+            self.new_items.append(ToolOutput(record.call_id, call.outcome.output, secret=call.outcome.secret))
 
     def _batch_ended(self, record: r.BatchEnded) -> None:
         for call in self.batch:
             if call.outcome is not None and call.outcome.output is not None:
-                self.history.append(ToolOutput(call.call.call_id, call.outcome.output))
+                output = ToolOutput(call.call.call_id, call.outcome.output, secret=call.outcome.secret)
+                self.history.append(output)
         self.batch_open = False
         if self.batch:
             self.tool_users.add(self.agent)

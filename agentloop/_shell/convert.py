@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
 
-from agentloop import effects as e
 from agentloop._core.select import Failure
 from agentloop._shell import endings as end
 from agentloop._shell.asking import ask
@@ -14,6 +14,7 @@ from agentloop._shell.guard import judge_output
 from agentloop._shell.live_context import call_context
 from agentloop._shell.render import bounded_output, render
 from agentloop._shell.schedule import LiveCall, sibling_text
+from agentloop.error_text import message_of
 from agentloop.exceptions import (
     AgentLoopError,
     ToolCallError,
@@ -23,6 +24,7 @@ from agentloop.exceptions import (
 )
 from agentloop.items import Content
 from agentloop.outcomes import CallOutcome
+from agentloop.secret_text import scrubbed
 
 
 @attrs.frozen
@@ -39,7 +41,7 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
         return error
     name = live.tool.name
     failure = ToolCallError(
-        f"Error running tool {name}: {type(error).__name__}: {error}", tool=name, call=live.entry.call
+        f"Error running tool {name}: {type(error).__name__}: {message_of(error)}", tool=name, call=live.entry.call
     )
     failure.__cause__ = error
     return failure
@@ -51,7 +53,8 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
         case end.Returned(value):
             return await _returned(live, value)
         case end.Refused(outcome):
-            return Converted(attrs.evolve(outcome, output=await _bounded(live, outcome.output)))
+            words = scrubbed(outcome.output, live.hidden_texts) if isinstance(outcome.output, str) else outcome.output
+            return Converted(attrs.evolve(outcome, output=await _bounded(live, words)))
         case end.Raised(error, where):
             if where == "around" or not isinstance(error, Exception):
                 return _raised(live, CallOutcome(status="failed", error=error), error)
@@ -64,6 +67,7 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
             text = sibling_text(live.tool.name)
             return Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text, error=live.error))
         case end.Cancelled(by, reason):
+            reason = scrubbed(reason, live.hidden_texts)
             error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
             started = live.started_at is not None
             return await _failed(live, "cancelled", error, judged=started, cancelled_by=by, reason=reason)
@@ -82,7 +86,10 @@ async def _returned(live: LiveCall, value: Any) -> Converted:
     tool = live.tool
     custom = None
     if tool.custom_data_extractor is not None:
-        custom = await ask(tool.custom_data_extractor, live.context, value)
+        extract = tool.custom_data_extractor
+        custom = await live.run.question(
+            "custom_data_extractor", live.call_id, lambda: ask(extract, live.context, value), told=False
+        )
     outcome = CallOutcome(status="succeeded", output=render(value), value=value, custom_data=custom)
     return await _judged(live, outcome)
 
@@ -107,16 +114,29 @@ async def _bounded(live: LiveCall, output: Content | None) -> Content | None:
     if output is None:
         return None
     config = live.run.config
-    return await bounded_output(output, config.tool_execution.max_output_chars, config.output_store, live.entry.call)
+    return await bounded_output(output, config.tool_execution.max_output_chars, _putter(live))
+
+
+def _putter(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
+    """Return what takes outputs that are too long, if anything does."""
+    store = live.run.config.output_store
+    if store is None:
+        return None
+
+    async def put(text: str) -> Any:
+        call = live.entry.call
+        return await live.run.question("output_store", live.call_id, lambda: ask(store.put, call, text), told=False)
+
+    return put
 
 
 async def _text(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
     context = live.context or call_context(live)
     run = live.run
-    text = await run.effects.perform(e.Ask(run.path, what, live.call_id, lambda: ask(fn, context, error)))
+    text = await run.question(what, live.call_id, lambda: ask(fn, context, error), told=False)
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
-    return text
+    return text if text is None else scrubbed(text, live.hidden_texts)
 
 
 async def _failed(live: LiveCall, status: Any, error: Exception, *, judged: bool = True, **fields: Any) -> Converted:

@@ -12,18 +12,20 @@ from typing import Any
 
 import attrs
 
-from agentloop import effects as e
 from agentloop._core.identity import arguments_digest
 from agentloop._core.plan import Answer, Arguments, Disposition, Execute, Plan, PlanEntry, Wait, read_arguments
+from agentloop._core.secrecy import hidden_texts
 from agentloop._core.state import CallState
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.guard import judge_before_approval
 from agentloop._shell.live import LiveRun
+from agentloop.error_text import error_summary, hide_in
 from agentloop.exceptions import UserTypeError
 from agentloop.guardrail_results import Allow
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Decision, Deny, PendingCall
 from agentloop.records import ApprovalRequested, VerdictGiven
+from agentloop.secret_values import WithheldText
 from agentloop.tools import FunctionTool
 
 _STRICTNESS: dict[type, int] = {Allow: 0, Ask: 1, Deny: 2}
@@ -62,6 +64,16 @@ def _undecided(run: LiveRun, tool: FunctionTool) -> bool:
 
 
 async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+    try:
+        return await _decision_on(run, entry, tool, planned)
+    except Exception as error:
+        hide_in(error, hidden_texts(entry.call, planned.arguments.text))
+        raise
+    finally:
+        run.root.asking.pop((run.path, entry.call.call_id), None)
+
+
+async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
     state = run.state.calls[entry.call.call_id]
     arguments = planned.arguments
     request = state.approval
@@ -70,6 +82,9 @@ async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: 
     verdict = _verdict(run, state, tool, arguments)
     if verdict is not None and verdict.approved and verdict.arguments is not None:
         arguments = read_arguments(tool, verdict.arguments, run.config.json_limits)
+    asking = run.root.asking
+    if verdict is None:
+        asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
     decision = await _policies(run, entry, tool, arguments)
     if isinstance(decision, Deny):
         return _refused(decision.message, tool, "policy")
@@ -86,24 +101,45 @@ async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: 
         if judged is not None:
             # Other arguments are another invocation: what was decided on the first ones says nothing of it.
             arguments = read_arguments(tool, judged, run.config.json_limits)
+            asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
             decision = await _policies(run, entry, tool, arguments)
             if isinstance(decision, Deny):
                 return _refused(decision.message, tool, "policy")
             wanted = isinstance(decision, Ask)
     verdict = verdict or _verdict(run, state, tool, arguments)
-    if verdict is None and (wanted or await _needed(run, entry, tool, arguments)):
+    if verdict is None:
+        needed = wanted or await _needed(run, entry, tool, arguments)
         verdict = _verdict(run, state, tool, arguments)  # given while the question was being asked
-        if verdict is None:
+        if verdict is None and needed:
             return Wait(arguments, _request(run, entry, tool, arguments))
     if verdict is not None and not verdict.approved:
         return _refused(verdict.message, tool, "approval")
     return Execute(arguments)
 
 
+async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> CallOutcome | None:
+    """Return how a call ends whose arguments a guardrail has rewritten, if a policy denies these; else None.
+
+    A policy that only asks for approval is not heard here: the call has passed its approval, and the guardrail that
+    rewrote it is the tool's own.
+    """
+    if not run.config.policies:
+        return None
+    decision = await _policies(run, entry, tool, arguments)
+    return _refused(decision.message, tool, "policy").outcome if isinstance(decision, Deny) else None
+
+
 def _refused(message: str | None, tool: FunctionTool, by: str) -> Answer:
     text = message if message is not None else f"Tool '{tool.name}' was not approved."
     outcome = CallOutcome(status="rejected", output=text, reason=by)
     return Answer(outcome, kind="approval_rejected" if message is None and by == "approval" else None)
+
+
+def _digest(run: LiveRun, request: ApprovalRequested | None, arguments: Arguments) -> str:
+    """Return the digest of what a call is to run with; of text with gaps only the log still has it."""
+    if request is not None and isinstance(arguments.text, WithheldText):
+        return request.digest
+    return arguments_digest(arguments.text, run.config.json_limits)
 
 
 def _request(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> ApprovalRequested:
@@ -123,7 +159,7 @@ def _fits(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Argumen
     return request is not None and (request.agent, request.tool, request.digest) == (
         run.agent_key,
         tool.lookup_key,
-        arguments_digest(arguments.text, run.config.json_limits),
+        _digest(run, request, arguments),
     )
 
 
@@ -132,7 +168,7 @@ def _verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Argu
     given = state.verdict
     key = (run.agent_key, tool.lookup_key)
     if given is not None and (given.agent, given.tool) == key:
-        digest = arguments_digest(arguments.text, run.config.json_limits)
+        digest = _digest(run, state.approval, arguments)
         edited = given.arguments is not None and arguments_digest(given.arguments, run.config.json_limits) == digest
         if given.digest == digest or edited:
             return given
@@ -146,8 +182,7 @@ async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments:
     if arguments.parsed is None:
         return True  # nobody can judge what doesn't parse
     parsed, call_id = arguments.parsed, entry.call.call_id
-    effect = e.Ask(run.path, "needs_approval", call_id, lambda: ask(needs, run.context, parsed, call_id))
-    return bool(await run.effects.perform(effect))
+    return bool(await run.question("needs_approval", call_id, lambda: ask(needs, run.context, parsed, call_id)))
 
 
 async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> Decision:
@@ -162,18 +197,26 @@ async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, argument
             context=run.context,
             path=run.path,
         )
-        decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending)
+        decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending, arguments.text)
         if _STRICTNESS[type(decision)] > _STRICTNESS[type(strictest)]:
             strictest = decision
     return strictest
 
 
-async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall) -> Decision:
+def _plain(decision: Any) -> Any:
+    return [type(decision).__name__, getattr(decision, "message", None)]
+
+
+async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall, text: str) -> Decision:
     try:
-        decision = await run.effects.perform(e.Ask(run.path, "policy", key, lambda: ask(policy.decide, pending)))
+        decision = await run.question("policy", key, lambda: ask(policy.decide, pending), form=_plain)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
         return decision
-    except Exception:
-        logger.warning("policy %r failed; the call is denied", policy, exc_info=True)
+    except Exception as error:
+        if texts := hidden_texts(pending.call, text):
+            hide_in(error, texts)
+            logger.warning("policy %r failed; the call is denied: %s", policy, error_summary(error))
+        else:
+            logger.warning("policy %r failed; the call is denied", policy, exc_info=True)
         return Deny()

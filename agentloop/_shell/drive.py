@@ -37,7 +37,7 @@ from agentloop._shell.wind_up import Ended, save_turn, wind_up
 from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout
 from agentloop.items import Item
-from agentloop.records import RunResumed, RunStarted, TurnStarted
+from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted, TurnStarted
 
 
 async def drive(run: LiveRun) -> Ended:
@@ -94,6 +94,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     if run.budget is not None:
         run.budget.check_request(run.log.state.meter)
     view = run.view = await prepare_turn(run)
+    await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
     path, turn, at = run.here()
     if not run.state.turn_open:  # else the turn began in an earlier entry, and no answer came
         turn += 1
@@ -174,6 +175,8 @@ def _cut_short(run: LiveRun, entry: Entry) -> Exception:
 
 
 async def _enter(run: LiveRun, entry: Entry) -> None:
+    if run.open_spans is not None:
+        await run.open_spans()
     if run.open_journal is not None:
         await run.open_journal()
     if entry.given is None:
@@ -217,7 +220,11 @@ async def _go_on(run: LiveRun, max_turns: int | None) -> None:
     if state.ended is not None and state.ended.status == "stopped":
         run.looked_at = state.turn
     run.guarded = not guards_missing(run)
-    run.append(RunResumed(*run.here(), max_turns, workflow=run.workflow, trace_id=run.trace_id))
+    run.append(RunResumed(*run.here(), run.agent_key, max_turns, workflow=run.workflow, trace_id=run.trace_id))
+    while (due := state.next_release()) is not None:  # settled when the log broke off, and not released yet
+        run.append(ItemReleased(*run.here(), due.call.call_id))
+    if run.graph_changes:
+        run.append(GraphChanged(*run.here(), run.graph_changes))
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open:
         await guarded(run, _nothing)  # the model has answered, but not every guardrail had

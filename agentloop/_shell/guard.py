@@ -116,10 +116,24 @@ async def _verdict(
             duration,
             call_id=live.call_id,
             info=verdict.output_info,
+            detail=_detail(verdict),
             result=result,
         )
     )
     return result
+
+
+def _detail(verdict: Any) -> Any:
+    """Return what the log keeps of an answer beside its kind; it hides what the tool says is secret."""
+    match verdict:
+        case RejectContent(message):
+            return message
+        case Rewrite(arguments):
+            return dict(arguments)
+        case ReplaceOutput(value):
+            return value
+        case _:
+            return None
 
 
 async def judge_input(live: LiveCall | _Waiting) -> InputJudged:

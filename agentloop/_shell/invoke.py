@@ -26,6 +26,7 @@ from agentloop._core.select import Failure
 from agentloop._shell import endings as end
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.convert import Converted, convert, raisable
+from agentloop._shell.decide import denial
 from agentloop._shell.guard import InputJudged, judge_input
 from agentloop._shell.live_context import call_context
 from agentloop._shell.native import cancelled_types, cancelling, enclosing_cancelled, in_own_task, uncancel_to
@@ -107,6 +108,10 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
         ending = end.Raised(error)
     if isinstance(ending, end.Deferred | end.Paused):
         return ending
+    if isinstance(ending, end.Raised):
+        live.hush(ending.error)
+    if isinstance(ending, end.Returned) and live.tool.secret_output:
+        live.returned = ending.value
     if live.phase == "body":
         live.body_ended_at = live.run.log.wall()
         if isinstance(ending, end.Returned | end.Raised):
@@ -203,8 +208,7 @@ async def _still_available(live: LiveCall) -> bool:
     if tool.is_enabled is True or not callable(tool.is_enabled):
         return tool.is_enabled is True
     fn = tool.is_enabled
-    effect = e.Ask(run.path, "is_enabled", live.call_id, lambda: ask(fn, run.context, run.agent))
-    return bool(await run.effects.perform(effect))
+    return bool(await run.question("is_enabled", live.call_id, lambda: ask(fn, run.context, run.agent)))
 
 
 async def _judge(live: LiveCall) -> end.Ending | None:
@@ -216,6 +220,8 @@ async def _judge(live: LiveCall) -> end.Ending | None:
         return end.Raised(judged.tripwire, "around")
     if judged.arguments is not None:
         rewritten = read_arguments(live.tool, judged.arguments, live.run.config.json_limits)
+        if (denied := await denial(live.run, live.entry, live.tool, rewritten)) is not None:
+            return end.Refused(attrs.evolve(denied, ended_at=live.run.log.wall()))
         await checkpoint_if_cancelled()  # a call that is being ended must not go back to waiting
         if not live.batch.rekey(live, rewritten):
             return end.Deferred()
@@ -379,6 +385,7 @@ async def _finish(live: LiveCall, converted: Converted) -> None:
 def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
     return attrs.evolve(
         outcome,
+        secret=live.run.state.gives_secret(live.entry.call),
         body_finished=live.body_finished,
         abandoned=live.abandoned,
         cleanup=live.cleanup,
@@ -429,6 +436,7 @@ async def _settle_ended(live: LiveCall) -> None:
 
 async def _settle_broken(live: LiveCall, error: BaseException) -> None:
     """Something around the body raised: a hook, a guardrail, an error function."""
+    live.hush(error)
     if live.phase == "settled":
         live.batch.failures.append(_failure(live, error, "post"))
         return
@@ -438,8 +446,11 @@ async def _settle_broken(live: LiveCall, error: BaseException) -> None:
 
 
 def _failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
+    live.hush(error)
     return Failure(index=live.entry.index, error=raisable(live, error), phase=phase)
 
 
 def _report_late(live: LiveCall, value: Any = None, error: BaseException | None = None) -> None:
+    if error is not None:
+        live.hush(error)
     live.run.report_late(LateResult(path=live.run.path, call=live.entry.call, value=value, error=error))

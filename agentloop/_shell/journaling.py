@@ -116,7 +116,7 @@ def journal_opener(run: LiveRun, journal: Journal, start: Start, group: TaskGrou
     async def open_journal() -> None:
         from agentloop import stored_state
 
-        codec = getattr(journal, "codec", None)
+        codec = stored_state.codec_of(journal)
 
         def encode(record: Record) -> bytes:
             return stored_state.record_line(record, codec)
@@ -125,7 +125,13 @@ def journal_opener(run: LiveRun, journal: Journal, start: Start, group: TaskGrou
             return stored_state.header(run.root.state.run_id, run.graph.describe(), sealed=codec is not None)
 
         held = await stored_state.journal_lines(journal)
-        missing = _missing(held, [encode(record) for record in start.fold.records])
+        if held and not start.fold.records:
+            raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
+        known = [stored_state.read_line(line, index, codec) for index, line in enumerate(held[1:], 1)]
+        missing = _missing(
+            [stored_state.plain_line(record) for record in known],
+            [stored_state.plain_line(record) for record in start.fold.records],
+        )
         writer = JournalWriter(journal, encode, None if held else header)
         for record in missing:
             writer.add(start.fold.records[record])
@@ -135,13 +141,8 @@ def journal_opener(run: LiveRun, journal: Journal, start: Start, group: TaskGrou
     return open_journal
 
 
-def _missing(held: list[bytes], lines: list[bytes]) -> range:
-    """Return which records of a log the journal lacks."""
-    if not held:
-        return range(len(lines))
-    if not lines:
-        raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
-    known = held[1:]
+def _missing(known: list[bytes], lines: list[bytes]) -> range:
+    """Return which records of a log the journal, which knows the first of them, lacks."""
     if len(known) > len(lines):
         raise JournalError(f"the journal holds {len(known)} records, the state {len(lines)}: the state is an older one")
     for index, (line, wanted) in enumerate(zip(known, lines, strict=False)):

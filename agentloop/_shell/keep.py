@@ -65,8 +65,9 @@ class Keeper:
         merge = run.config.session_input_callback
         if merge is None:
             return given, (*history, *given)
-        asked = e.Ask(run.path, "session_input_callback", "", lambda: ask(merge, list(history), list(given)))
-        merged = await run.effects.perform(asked)
+        merged = await run.question(
+            "session_input_callback", "", lambda: ask(merge, list(history), list(given)), told=False
+        )
         if not isinstance(merged, list | tuple):
             raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
         shown = to_items(merged)
@@ -87,10 +88,12 @@ class Keeper:
         if not items:
             return
         session = self.session
+        await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of
         if self.doubtful:
             self.doubtful = False
             effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
-            if list(await run.effects.perform(effect)) == items:
+            items = _not_there(items, list(await run.effects.perform(effect)))
+            if not items:
                 run.append(SessionSaved(*run.here(), self._saved))
                 return
         left = run.deadline()
@@ -100,6 +103,14 @@ class Keeper:
             await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
             self.failed = False
             run.append(SessionSaved(*run.here(), self._saved))
+
+
+def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
+    """Return what of *items* isn't written yet, where *tail* is what a session ends with."""
+    for written in range(min(len(items), len(tail)), 0, -1):
+        if tail[-written:] == items[:written]:
+            return items[written:]
+    return items
 
 
 def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:

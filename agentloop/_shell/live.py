@@ -28,9 +28,10 @@ from agentloop.budget import Budget
 from agentloop.conditions import Condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
+from agentloop.error_text import error_summary
 from agentloop.hooks import RunHooks
 from agentloop.items import Item
-from agentloop.records import CleanupCut, Record
+from agentloop.records import Answered, ApprovalRequested, CleanupCut, Record
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -95,6 +96,8 @@ class Log:
         self.listeners: list[EventBuffer] = []
         """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
         self.wall: Callable[[], float] = time.time
+        self.expect: Callable[[Record], Record] | None = None
+        """Says which record is appended in the place of one: how a replay compares, and keeps the recorded times."""
         self.spans: SpanSource | None = None
         self.journal: JournalWriter | None = None
         self._instruments = instruments
@@ -102,7 +105,9 @@ class Log:
 
     def append(self, record: Record) -> None:
         """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one."""
-        self.state.apply(record)
+        if self.expect is not None:
+            record = self.expect(record)
+        record = self.state.apply(record)
         if self.journal is not None:
             self.journal.add(record)
         if self._instruments:
@@ -194,6 +199,12 @@ class LiveRun:
     """The last turn after which `stop_when` has stopped an entry: it doesn't do so twice."""
     workflow: str | None = None
     trace_id: str | None = None
+    graph_changes: tuple[str, ...] = ()
+    """How the agents differ from those the run began with, in words, where the log doesn't say so yet."""
+    asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
+    """What is about to be asked about calls on whose approval callbacks are at work; the root's dict is used."""
+    open_spans: Callable[[], Awaitable[None]] | None = None
+    """Begins or goes on with the run's trace; called once, before the entry's first record."""
     open_journal: Callable[[], Awaitable[None]] | None = None
     """Begins the run's journal, or goes on with it; called once, before the entry's first record."""
     _ended_by: str | None = None
@@ -234,6 +245,30 @@ class LiveRun:
         """Append *record* to the log of the tree."""
         self.log.append(record)
 
+    async def question(
+        self,
+        what: str,
+        key: str,
+        do: e.Do,
+        *,
+        told: bool = True,
+        form: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Ask the application, and record what it answered; with *told* false, another record holds that.
+
+        *form* makes plain data of the answer for the record.
+        """
+        answer = await self.effects.perform(e.Ask(self.path, what, key, do))
+        if told:
+            self.append(Answered(*self.here(), what, key, answer if form is None else form(answer)))
+        return answer
+
+    async def random(self, what: str, key: str) -> float:
+        """Draw a number in [0, 1), and record it."""
+        drawn: float = await self.effects.perform(e.Random())
+        self.append(Answered(*self.here(), f"random:{what}", key, drawn))
+        return drawn
+
     # -- what contexts ask (agentloop.context.RunServices)
 
     @property
@@ -269,7 +304,7 @@ class LiveRun:
     def report_late(self, report: LateResult) -> None:
         """Tell instruments what came of a body after its outcome was decided."""
         if report.error is not None:
-            logger.debug("late error of call %s: %r", report.call.call_id, report.error)
+            logger.debug("late error of call %s: %s", report.call.call_id, error_summary(report.error))
         self.log.tell("on_late_result", report)
 
     def report_still_running(self, report: StillRunning) -> None:

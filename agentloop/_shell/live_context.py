@@ -111,4 +111,5 @@ def tool_context(
         conversation_history=conversation,
         idempotency_key=idempotency_key(run.root.state.run_id, run.path, call.call_id),
         call=services,
+        secret=tool.secret,
     )

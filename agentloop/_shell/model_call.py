@@ -9,18 +9,19 @@ from functools import partial
 
 import anyio
 import attrs
-import msgspec
 
 from agentloop import effects as e
 from agentloop import model_events as m
+from agentloop._core.identity import find_tool
 from agentloop._core.retry import may_retry, next_delay, retry_advice
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types
 from agentloop.config import ModelInputData, RetryContext
+from agentloop.digests import digestible
 from agentloop.error_text import error_summary
-from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, UserTypeError
+from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.items import HandoffCall, Item, ToolCall, ToolOutput, to_items
 from agentloop.model_events import ModelRequest, ModelResponse
 from agentloop.records import ModelFailed, ModelRequested, ModelResponded
@@ -79,7 +80,7 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
             raise
         except Exception as error:
-            run.append(ModelFailed(*run.here(), error_summary(error), attempt.number))
+            run.append(_failed(run, error, attempt))
             delay = await _retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - cancelled: that is what leaves
             if delay is None:
                 raise
@@ -87,6 +88,23 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
         if run.budget is not None:
             run.budget.check_request(run.log.state.meter)
         attempt = _Attempt(attempt.number + 1)
+
+
+def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
+    """Return the record of a failed attempt, with all that the decision about another one goes by."""
+    failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
+    if isinstance(error, ModelTimeoutError):
+        return attrs.evolve(failed, kind="timeout")
+    if not isinstance(error, ModelTransportError):
+        return failed
+    return attrs.evolve(
+        failed,
+        kind="transport",
+        status=error.status,
+        code=error.code,
+        retry_after=error.retry_after,
+        should_retry=error.should_retry,
+    )
 
 
 async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
@@ -99,13 +117,13 @@ async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, at
     approved: bool | None = None
     policy = settings.policy
     if policy is not None:
-        question = e.Ask(run.path, "retry_policy", f"{request.turn}:{attempt.number}", lambda: ask(policy, context))
-        approved = bool(await run.effects.perform(question))
+        key = f"{request.turn}:{attempt.number}"
+        approved = bool(await run.question("retry_policy", key, lambda: ask(policy, context)))
     return next_delay(
         settings,
         context,
         approved=approved,
-        random=await run.effects.perform(e.Random()),
+        random=await run.random("retry", f"{request.turn}:{attempt.number}"),
         streamed=attempt.streamed,
         left=run.deadline(),
     )
@@ -143,8 +161,7 @@ async def _filtered(run: LiveRun, request: ModelRequest) -> ModelRequest:
     data = ModelInputData(
         input=tuple(request.items), instructions=request.system, agent=run.agent, context=run.context.context
     )
-    effect = e.Ask(run.path, "call_model_input_filter", str(request.turn), lambda: ask(chosen, data))
-    filtered = await run.effects.perform(effect)
+    filtered = await run.question("call_model_input_filter", str(request.turn), lambda: ask(chosen, data), told=False)
     if not isinstance(filtered, ModelInputData):
         raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")
     return attrs.evolve(request, items=_latest_outputs(to_items(filtered.input)), system=filtered.instructions)
@@ -165,16 +182,20 @@ def _latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _sorted_out(view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Return a response's items with calls of handoffs as what they are."""
+    """Return a response's items with calls of handoffs as what they are, and calls with what of them is secret."""
     names = {handoff.name for handoff in view.handoffs}
-    if not names:
+    if not names and not any(tool.secret or tool.secret_output for tool in view.tools):
         return items
-    return tuple(
-        HandoffCall(item.call_id, item.name, item.arguments, provider_data=item.provider_data)
-        if isinstance(item, ToolCall) and item.namespace is None and item.name in names
-        else item
-        for item in items
-    )
+    return tuple(_call_of(view, item, names) if isinstance(item, ToolCall) else item for item in items)
+
+
+def _call_of(view: TurnView, call: ToolCall, handoffs: set[str]) -> Item:
+    if call.namespace is None and call.name in handoffs:
+        return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
+    tool = find_tool(view.by_key, call.name, call.namespace)
+    if tool is None or not (tool.secret or tool.secret_output):
+        return call
+    return attrs.evolve(call, secret=tool.secret, secret_output=tool.secret_output)
 
 
 def _digest(run: LiveRun, request: ModelRequest) -> str:
@@ -187,7 +208,7 @@ def _digest(run: LiveRun, request: ModelRequest) -> str:
         request.output_schema,
         attrs.evolve(request.settings, retry=None),
     ]
-    return hashlib.sha256(msgspec.json.encode(rest, enc_hook=repr, order="deterministic")).hexdigest()[:32]
+    return hashlib.sha256(digestible(rest)).hexdigest()[:32]
 
 
 async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:

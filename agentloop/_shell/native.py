@@ -129,12 +129,15 @@ class Bell(Protocol):
     @property
     def awaited(self) -> bool:
         """Whether a task waits and has not been woken."""
+        ...
 
     def ring(self) -> None:
         """Wake who waits. Only in the event loop of whoever waits."""
+        ...
 
     async def wait(self) -> None:
         """Wait for the next ring. Only if nobody else does."""
+        ...
 
 
 def new_bell() -> Bell:

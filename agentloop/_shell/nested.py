@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentloop import effects as e
 from agentloop._core.state import RunFold
 from agentloop._shell.asking import ask
 from agentloop._shell.cleanup import Cleanup
@@ -48,7 +47,7 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
         raise UserError(f"agent tools nest deeper than max_depth={outer.config.max_depth}")
     config: RunConfig = body.run_config or outer.config
     run = _nested(live, body, config)
-    given, run.context.tool_input = await _input(run, live, body)
+    run.context.tool_input = None if body.typed is None else live.arguments.value
     ended = run.state.ended
     if ended is not None and not ended.resumable:
         # It came to its end in an earlier entry of the run, which ended before the call had settled.
@@ -57,7 +56,7 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     else:
         resumed = run.state.started is not None
         entry = Entry(
-            None if resumed else given,
+            None if resumed else await _input(run, live, body),
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
         )
@@ -66,23 +65,26 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
         if over.status == "interrupted":
             return Paused()
     if body.custom_output_extractor is not None:
-        return await ask(body.custom_output_extractor, result_of(run))
+        extract = body.custom_output_extractor
+        return await run.question(
+            "custom_output_extractor", live.call_id, lambda: ask(extract, result_of(run)), told=False
+        )
     end = run.state.ended
     assert end is not None
     return end.final_output
 
 
-async def _input(run: LiveRun, live: LiveCall, body: AgentCall) -> tuple[tuple[Item, ...], Any]:
-    """Return the nested run's input, and the structured value it was made of (None for plain text)."""
+async def _input(run: LiveRun, live: LiveCall, body: AgentCall) -> tuple[Item, ...]:
+    """Return the nested run's input."""
     arguments = live.arguments
     if body.typed is None:
         assert arguments.bound is not None
-        return to_items(arguments.bound.values["input"]), None
+        return to_items(arguments.bound.values["input"])
     if body.input_builder is None:
-        return to_items(body.typed.dump(arguments.value)), arguments.value
+        return to_items(body.typed.dump(arguments.value))
     build = body.input_builder
-    effect = e.Ask(run.path, "input_builder", live.call_id, lambda: ask(build, arguments.value))
-    return to_items(await run.effects.perform(effect)), arguments.value
+    built = await run.question("input_builder", live.call_id, lambda: ask(build, arguments.value), told=False)
+    return to_items(built)
 
 
 async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from agentloop import effects as e
 from agentloop._core.machine import CheckOutput, GiveUp
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
@@ -87,14 +86,26 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         for call in run.state.batch
         if call.outcome is not None
     ]
-    effect = e.Ask(run.path, "tool_use_behavior", str(run.state.turn), lambda: ask(behavior, run.context, results))
-    answer = await run.effects.perform(effect)
+    answer = await run.question(
+        "tool_use_behavior", str(run.state.turn), lambda: ask(behavior, run.context, results), form=_decision
+    )
     if not isinstance(answer, ToolsToFinalOutput):
         raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
     if answer.is_final:
         return CheckOutput(answer.output, made_by=run.state.batch[0].call.call_id)
     await save(run)
     return None
+
+
+def _decision(answer: Any) -> Any:
+    return [answer.is_final, answer.output] if isinstance(answer, ToolsToFinalOutput) else None
+
+
+def _handling(answer: Any) -> Any:
+    if answer is None:
+        return None
+    result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
+    return [result.final_output, result.include_in_history]
 
 
 async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:
@@ -106,7 +117,7 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
     if handler is None:
         raise error
     data = ErrorHandlerData(error=error, run_data=data_of(run), context=run.context.context)
-    answer = await run.effects.perform(e.Ask(run.path, "error_handler", name, lambda: ask(handler, data)))
+    answer = await run.question("error_handler", name, lambda: ask(handler, data), form=_handling)
     if answer is None:
         raise error
     result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)

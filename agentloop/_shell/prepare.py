@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import attrs
 
-from agentloop import effects as e
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.live import LiveRun
@@ -94,8 +93,7 @@ async def _instructions(run: LiveRun) -> str | None:
         return given
     if not takes(given, 2):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
-    effect = e.Ask(run.path, "instructions", str(run.state.turn + 1), lambda: ask(given, run.context, run.agent))
-    text = await run.effects.perform(effect)
+    text = await run.question("instructions", str(run.state.turn), lambda: ask(given, run.context, run.agent))
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
     return text
@@ -106,8 +104,7 @@ async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> 
 
     def question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
         key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"
-        effect = e.Ask(run.path, "is_enabled", key, lambda: ask(enabled, run.context, run.agent))
-        return lambda: run.effects.perform(effect)
+        return lambda: run.question("is_enabled", key, lambda: ask(enabled, run.context, run.agent))
 
     asked = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
     answers = await all_of([question(tool, enabled) for tool, enabled in asked])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
-from agentloop._shell.asking import resolved
 from agentloop.items import Content, File, Image, Refusal, Text
 from agentloop.schema import to_json_value
+
+Put: TypeAlias = Callable[[str], Awaitable[Any]]
+"""Takes a text that is too long and gives a reference to it."""
 
 NO_OUTPUT = "(no output)"
 _PARTS = (Text, Image, File, Refusal)
@@ -50,20 +53,20 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
     return text[:head] + notice + (text[-tail:] if tail else "")
 
 
-async def bounded_output(output: Content, limit: int | None, store: Any, call: Any) -> Content:
-    """Return *output* within *limit* characters of text; what is longer goes to *store* first, if there is one."""
+async def bounded_output(output: Content, limit: int | None, put: Put | None) -> Content:
+    """Return *output* within *limit* characters of text; what is longer goes to *put* first, if there is one."""
     if limit is None:
         return output
     if isinstance(output, str):
-        return await _bounded_text(output, limit, store, call)
+        return await _bounded_text(output, limit, put)
     parts = []
     for part in output:
-        parts.append(Text(await _bounded_text(part.text, limit, store, call)) if isinstance(part, Text) else part)
+        parts.append(Text(await _bounded_text(part.text, limit, put)) if isinstance(part, Text) else part)
     return tuple(parts)
 
 
-async def _bounded_text(text: str, limit: int, store: Any, call: Any) -> str:
+async def _bounded_text(text: str, limit: int, put: Put | None) -> str:
     if len(text) <= limit:
         return text
-    reference = None if store is None else str(await resolved(store.put(call, text)))
+    reference = None if put is None else str(await put(text))
     return cut_text(text, limit, reference)

@@ -57,12 +57,12 @@ def _guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
 def _verdict(record: GuardrailSettled) -> Any:
     match record.verdict:
         case "RejectContent":
-            return RejectContent("", record.info)
+            return RejectContent(str(record.detail or ""), record.info)
         case "RaiseException":
             return RaiseException(record.info)
         case "Rewrite":
-            return Rewrite({}, record.info)
+            return Rewrite(record.detail if isinstance(record.detail, dict) else {}, record.info)
         case "ReplaceOutput":
-            return ReplaceOutput(None, record.info)
+            return ReplaceOutput(record.detail, record.info)
         case _:
             return Allow(record.info)

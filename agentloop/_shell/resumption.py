@@ -11,6 +11,7 @@ from agentloop._core.state import RunFold
 from agentloop._shell.live import ServerConversation
 from agentloop.agent_graph import AgentGraph
 from agentloop.agents import Agent
+from agentloop.records import GraphChanged
 from agentloop.run_state import RunState, check_goes_on, check_graph
 
 logger = logging.getLogger("agentloop")
@@ -20,7 +21,7 @@ logger = logging.getLogger("agentloop")
 class Start:
     """The log as it stands, the agent at work, and what a provider keeps of the conversation.
 
-    `changed` says in words how the agents differ from those the run began with.
+    `changed` says in words how the agents differ from those the run began with, unless the log has that already.
     """
 
     fold: RunFold
@@ -42,6 +43,9 @@ def resumption(state: RunState, root: Agent[Any, Any], kept: ServerConversation 
     check_goes_on(fold)
     agent = graph.get(fold.agent)
     changed = check_graph(state, graph)
+    told = next((record.changes for record in reversed(state.records) if isinstance(record, GraphChanged)), ())
+    if changed == told:
+        changed = ()
     if changed:
         logger.warning("the run goes on with other agents than it began with: %s", "; ".join(changed))
     return Start(fold, agent, kept or _kept(fold), graph, changed, state)

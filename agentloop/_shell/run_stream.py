@@ -196,7 +196,7 @@ class RunStream(Generic[OutputT]):
     def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
         if self._live is None or self._finished.is_set():
             raise UserError("the run is not under way: decide on its state")
-        self._live.append(verdict_on(self._live.log.state, call, **verdict))
+        self._live.append(verdict_on(self._live.log.state, call, self._live.asking, **verdict))
 
     # -- what is known
 

@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 
 from agentloop._core.admit import Ticket
 from agentloop._core.plan import Answer, Arguments, Deliver, Execute, Plan, PlanEntry, Replay, Wait
+from agentloop._core.secrecy import hidden_texts
 from agentloop._core.select import Failure, choose
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types, loop_lives
@@ -34,11 +35,12 @@ from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
-from agentloop.error_text import error_summary
+from agentloop.error_text import error_summary, hide_in
 from agentloop.items import Item
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallSettled, ItemReleased
+from agentloop.secret_text import longest_first, texts_of
 from agentloop.tools import FunctionTool
 
 CLOCK_SLACK = 1e-9
@@ -88,10 +90,23 @@ class LiveCall:
     """Whether an earlier entry of the run has recorded the start and told hooks of it."""
     body: BodyEnded | None = None
     """How the body ended in an earlier entry: it isn't run again."""
+    returned: Any = None
+    """What the body returned, where that is secret."""
 
     @property
     def call_id(self) -> str:
         return self.entry.call.call_id
+
+    @property
+    def hidden_texts(self) -> tuple[str, ...]:
+        """What no words about the call may repeat, longest first."""
+        texts = hidden_texts(self.entry.call, self.arguments.text)
+        return texts if self.returned is None else longest_first({*texts, *texts_of(self.returned)})
+
+    def hush(self, error: BaseException) -> None:
+        """See that no words made of *error* repeat what is secret of the call."""
+        if texts := self.hidden_texts:
+            hide_in(error, texts)
 
     def start(self) -> None:
         """Start the call's task; called by the pump when its limits are taken."""
@@ -263,7 +278,7 @@ class Batch:
         live.scope = anyio.CancelScope()
         if live.tool.runs_in_thread:
             self.run.threads.join(live)
-        name = f"agentloop call {live.entry.call.name}"
+        name = f"agentloop call {live.tool.name} {'/'.join((*self.run.path, live.call_id))}"
         self._group.create_task(self._run_call(live), name=name, context=self.spawn_context.copy())
 
     def _next_segment(self) -> None:
@@ -499,7 +514,7 @@ class Batch:
 
     def _look_at(self, room: float) -> None:
         """A limit will have room at *room* by itself: somebody must be awake then."""
-        if room < self._sleeps_until:
+        if room + CLOCK_SLACK < self._sleeps_until:
             self._wake.set()
 
     async def _wait(self, until: float) -> None:

@@ -9,9 +9,8 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentloop import effects as e
 from agentloop._core.identity import find_tool
-from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, plan_response
+from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask
 from agentloop._shell.decide import decide
@@ -53,7 +52,9 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
         view.handoff(call.name).read(call.arguments, run.config.json_limits)
-    return await decide(run, plan)
+    plan = await decide(run, plan)
+    check_secrets(plan)
+    return plan
 
 
 async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
@@ -102,9 +103,8 @@ async def _worded(run: LiveRun, entry: PlanEntry) -> CallOutcome:
         error=outcome.error,
         default=outcome.output,
     )
-    effect = e.Ask(run.path, "tool_error_formatter", entry.call.call_id, lambda: ask(formatter, args))
     try:
-        text = await run.effects.perform(effect)
+        text = await run.question("tool_error_formatter", args.call_id, lambda: ask(formatter, args), told=False)
     except Exception:
         logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
         return outcome

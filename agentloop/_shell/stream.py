@@ -136,7 +136,7 @@ class EventBuffer:
             case r.ItemReleased(call_id=call_id):
                 released = state.calls[call_id].outcome
                 if released is not None and released.output is not None:
-                    self.put(ev.ItemCreated(ToolOutput(call_id, released.output), **where))
+                    self.put(ev.ItemCreated(ToolOutput(call_id, released.output, secret=released.secret), **where))
             case r.ApprovalRequested(call_id=call_id, agent=agent):
                 call = state.calls[call_id].call
                 self.put(ev.ApprovalRequested(ApprovalRequest(call, agent, record.path), **where))

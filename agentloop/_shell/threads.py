@@ -168,7 +168,8 @@ class Threads:
                 try:
                     anyio.from_thread.run_sync(ended, value, error, token=token)
                 except RuntimeError:  # the loop is gone, and with it everybody who could be told
-                    logger.warning("%s, abandoned, ended after its event loop: %r", place.name, error or value)
+                    how = "returned" if error is None else f"raised {type(error).__name__}"
+                    logger.warning("%s, abandoned, %s after its event loop", place.name, how)
             return value, error
 
         try:

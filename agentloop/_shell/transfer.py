@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from agentloop import effects as e
 from agentloop._core.history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
 from agentloop._core.state import handoff_outputs
@@ -70,7 +69,7 @@ async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) ->
     if callback is None:
         return
     args = (run.context,) if handoff.input_type is None else (run.context, given)
-    await run.effects.perform(e.Ask(run.path, "on_handoff", call_id, lambda: ask(callback, *args)))
+    await run.question("on_handoff", call_id, lambda: ask(callback, *args), told=False)
 
 
 async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
@@ -81,8 +80,7 @@ async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
         data = _input_data(run, answers)
-        effect = e.Ask(run.path, "input_filter", handoff.name, lambda: ask(chosen, data))
-        filtered = await run.effects.perform(effect)
+        filtered = await run.question("input_filter", handoff.name, lambda: ask(chosen, data), told=False)
         if not isinstance(filtered, HandoffInputData):
             raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
         return "handoff_filter", _items_of(filtered)

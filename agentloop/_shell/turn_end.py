@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentloop import effects as e
 from agentloop._shell.asking import ask
 from agentloop._shell.live import LiveRun
 from agentloop.conditions import ConditionView, Fired
@@ -21,7 +20,7 @@ async def fired(run: LiveRun) -> Fired | None:
     answers = {}
     for predicate in condition.predicates():
         question = partial(ask, predicate, run.context)
-        answers[predicate] = await run.effects.perform(e.Ask(run.path, "stop_when", str(run.state.turn), question))
+        answers[predicate] = await run.question("stop_when", str(run.state.turn), question)
     return condition.check(_view(run), answers)
 
 

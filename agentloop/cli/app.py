@@ -8,22 +8,30 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
 
 import anyio
 import click
 
 import agentloop
 from agentloop.cli import failure
+from agentloop.cli.approver import approver_for, can_ask
 from agentloop.cli.bar import Bar
 from agentloop.cli.batch import Batch
+from agentloop.cli.folder import Folder, FolderError, Order
 from agentloop.cli.job import Job
 from agentloop.cli.model import model
+from agentloop.cli.requests import KeptRequests, Requests
 from agentloop.cli.signals import supervised
 from agentloop.cli.single import run_one, show_for
 from agentloop.cli.streams import Lines, Output, OutputClosed, count_lines
-from agentloop.cli.target import load_agent
+from agentloop.cli.target import absolute_target, load_agent
+from agentloop.cli.verdicts import approve, pending, reject
 from agentloop.exceptions import UserError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+Choice = Literal["ask", "never", "always"]
 
 
 class _App(click.Group):
@@ -40,39 +48,135 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-app.add_command(model)
+for command in (model, pending, approve, reject):
+    app.add_command(command)
+
+
+def _running(command: _Command) -> _Command:
+    """Give *command* the options of every command that runs agents."""
+    options = [
+        click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True),
+        click.option("--model", metavar="STRING", help="Model string used in place of the agent's model."),
+        click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line."),
+        click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Runs at once."),
+        click.option(
+            "--approve",
+            type=click.Choice(["ask", "never", "always"]),
+            help="Calls that need approval: ask at the terminal, leave them pending, or approve them all. "
+            "Not given: ask where there is a terminal, else leave them.",
+        ),
+        click.option("--traceback", is_flag=True, help="Show the traceback of an error."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @app.command()
 @click.argument("target")
 @click.argument("request", required=False)
-@click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True)
-@click.option("--model", metavar="STRING", help="Model string used in place of the agent's model.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
-@click.option("--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Turns of one run.")
 @click.option("--input", "source", type=click.File("rb"), help="File of requests, one a line; - is standard input.")
-@click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Runs at once.")
-@click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
+@click.option("--journal", "folder", metavar="DIR", help="Folder in which every run is kept, to go on after a crash.")
+@click.option("--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Turns of one run.")
+@_running
 def run(
-    target: str, request: str | None, source: BinaryIO | None, as_json: bool, traceback: bool, **options: Any
+    target: str, request: str | None, source: BinaryIO | None, folder: str | None, max_turns: int, **options: Any
 ) -> None:
     """Run the agent at TARGET (module:agent or file.py:agent) on REQUEST.
 
     Without REQUEST, or with -, requests are read from standard input, one a line. What happens goes to standard
     error, the answers go to standard output.
 
-    Exit codes: 0 all went well, 1 a run failed, 2 wrong use or something missing, 130 SIGINT, 143 SIGTERM,
-    141 nobody reads the output.
+    With --journal, the same command or `agentloop resume DIR` goes on where a crash, a signal, or a call that waits for
+    approval ended it.
+
+    Exit codes: 0 all went well, 1 a run failed, 2 wrong use or something missing, 3 calls wait for approval,
+    130 SIGINT, 143 SIGTERM, 141 nobody reads the output.
     """
     source = _source(request, source)
-    out, err = Output(sys.stdout), Output(sys.stderr)
+    order = Order(
+        target=target if folder is None else absolute_target(target),
+        folder=str(Path.cwd()),
+        request=(request or "") if source is None else None,
+        model=options["model"],
+        max_turns=max_turns,
+    )
+    _work(order, None if folder is None else Folder.at(folder), source, is_new=True, **options)
+
+
+@app.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--max-turns", type=click.IntRange(min=1), help="Turns of one run, those before included.")
+@_running
+def resume(folder: str, max_turns: int | None, **options: Any) -> None:
+    """Go on with the job that `agentloop run --journal DIR` began.
+
+    It works in the folder, with the model and turns, it was begun in, unless told otherwise. Requests whose runs have
+    ended are answered from their journals. What is printed, and the exit codes, are those of `run`.
+    """
+    kept = Folder.at(folder)
     try:
-        _check_backend(options["backend"])
-        job = Job(agent=load_agent(target), out=out, err=err, json=as_json, traceback=traceback, **options)
-    except UserError as error:
-        _tell(err, failure.words_for(error, with_traceback=traceback))
-        sys.exit(failure.code_of(error))
-    sys.exit(_run_one(job, request or "") if source is None else _run_batch(job, source))
+        order = kept.read()
+        if not os.path.isdir(order.folder):
+            raise kept.refusal(f"the folder it worked in, {order.folder}, is gone")
+    except FolderError as error:
+        _refuse(Output(sys.stderr), error, options["traceback"])
+    with contextlib.chdir(order.folder):
+        _work(order, kept, None, is_new=False, more_turns=max_turns, **options)
+
+
+def _work(
+    order: Order,
+    folder: Folder | None,
+    source: BinaryIO | None,
+    *,
+    is_new: bool,
+    as_json: bool,
+    approve: Choice | None,
+    traceback: bool,
+    model: str | None,
+    more_turns: int | None = None,
+    **options: Any,
+) -> None:
+    """Do what *order* says, and end the process with its exit code."""
+    out, err = Output(sys.stdout), Output(sys.stderr)
+    asks = can_ask(err, input_is_taken=source is not None and _is_standard_input(source))
+    if approve == "ask" and not asks:
+        raise click.UsageError("--approve ask needs a terminal, to ask and to be answered at.")
+    with contextlib.ExitStack() as held:
+        try:
+            _check_backend(options["backend"])
+            job = Job(
+                agent=load_agent(order.target),
+                out=out,
+                err=err,
+                json=as_json,
+                traceback=traceback,
+                model=model or order.model,
+                max_turns=more_turns or order.max_turns,
+                more_turns=more_turns,
+                approver=approver_for(approve, err, can_ask=asks),
+                folder=folder,
+                **options,
+            )
+            if folder is not None:
+                folder.make()
+                held.enter_context(folder.held())
+                if is_new:
+                    folder.begin(order)
+        except UserError as error:
+            _refuse(err, error, traceback)
+        code = _run_one(job, order.request) if order.request is not None else _run_batch(job, source)
+    sys.exit(code)
+
+
+def _is_standard_input(source: BinaryIO) -> bool:
+    return source is sys.stdin.buffer
+
+
+def _refuse(err: Output, error: UserError, traceback: bool) -> NoReturn:
+    _tell(err, failure.words_for(error, with_traceback=traceback))
+    sys.exit(failure.code_of(error))
 
 
 def _source(request: str | None, source: BinaryIO | None) -> BinaryIO | None:
@@ -103,14 +207,29 @@ def _check_backend(backend: str) -> None:
 
 def _run_one(job: Job, request: str) -> int:
     show = show_for(job)
-    return _perform(job, lambda: run_one(job, request, show), lambda number: _announce(job), show.cancelled)
+
+    def cancelled() -> None:
+        show.cancelled()
+        _tell_how_to_go_on(job)
+
+    return _perform(job, lambda: run_one(job, request, show), lambda number: _announce(job), cancelled)
 
 
-def _run_batch(job: Job, source: BinaryIO) -> int:
+def _run_batch(job: Job, source: BinaryIO | None) -> int:
+    """Answer the requests of *source*, or those that the job's folder has."""
     shown = job.err.is_terminal
-    is_file = os.path.isfile(source.name) if isinstance(getattr(source, "name", None), str) else False
-    bar = Bar(shown=shown, total=count_lines(source.name) if shown and is_file else None)
-    batch = Batch(job, Lines(source), bar)
+    file = None if source is None else _file_of(source)
+    bar = Bar(shown=shown, total=count_lines(file) if shown and file is not None else None)
+    given = None if source is None else Lines(source)
+    kept = None if job.folder is None else KeptRequests(job.folder, given)
+    requests: Requests | None = kept or given
+    assert requests is not None
+    batch = Batch(job, requests, bar)
+
+    async def work() -> int:
+        if kept is not None and file is not None:
+            await kept.keep_all()  # so that all of it can be answered later, the file gone or changed
+        return await batch.run()
 
     def announce(number: int) -> None:
         bar.close()  # the second signal leaves no time to give the terminal its cursor back
@@ -118,12 +237,24 @@ def _run_batch(job: Job, source: BinaryIO) -> int:
 
     def cancelled() -> None:
         _tell(job.err, f"Cancelled after {batch.answered} answers.\n")
+        _tell_how_to_go_on(job)
 
-    return _perform(job, batch.run, announce, cancelled)
+    return _perform(job, work, announce, cancelled)
+
+
+def _file_of(source: BinaryIO) -> str | None:
+    """Return the path of the file that *source* reads, or None where it is a pipe or a terminal."""
+    name: object = getattr(source, "name", None)
+    return name if isinstance(name, str) and os.path.isfile(name) else None
 
 
 def _announce(job: Job) -> None:
     _tell(job.err, "Cancelling; once more ends at once.\n")
+
+
+def _tell_how_to_go_on(job: Job) -> None:
+    if job.folder is not None:
+        _tell(job.err, f"To go on: agentloop resume {job.folder.name}\n")
 
 
 def _perform(

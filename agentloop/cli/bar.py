@@ -21,6 +21,7 @@ class Bar:
         self._read = 0
         self._started = 0
         self._ended = 0
+        self._hidden = 0
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(
             *columns, console=Console(stderr=True), disable=not shown, auto_refresh=False, transient=True
@@ -43,12 +44,14 @@ class Bar:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Take the bar off the terminal while something else is written."""
+        """Take the bar off the terminal while something else is written; blocks of several tasks may overlap."""
+        self._hidden += 1
         self._progress.stop()
         try:
             yield
         finally:
-            if not self._progress.disable:
+            self._hidden -= 1
+            if not self._hidden and not self._progress.disable:
                 self._progress.start()
 
     def started(self) -> None:

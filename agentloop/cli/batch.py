@@ -9,14 +9,20 @@ import attrs
 from anyio.abc import ObjectReceiveStream
 
 from agentloop.cli import failure
+from agentloop.cli.approver import Questions
 from agentloop.cli.bar import Bar
+from agentloop.cli.course import Course
+from agentloop.cli.ending import Ending
+from agentloop.cli.folder import FolderError
 from agentloop.cli.job import Job
+from agentloop.cli.requests import KeptRequests, Requests
 from agentloop.cli.show import answer_of, cancelled_json, error_json, json_line, result_json, unfinished
-from agentloop.cli.streams import Line, Lines, OutputClosed
+from agentloop.cli.streams import Line, OutputClosed
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
 from agentloop.run import Runner
-from agentloop.runtime import open_runtime
+from agentloop.run_state import RunState
+from agentloop.runtime import Runtime, open_runtime
 
 _AHEAD = 64
 """Requests that may be read and not yet answered in print, per run in flight: bounds memory behind a slow one."""
@@ -26,67 +32,113 @@ class BadLine(UserError):
     """A line of the input is no request."""
 
 
+class NoModel(Exception):
+    """The model can't be opened, which no line could be answered without."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
 @attrs.define(eq=False)
 class _Slot:
     """One request's place in the output."""
 
     line: Line
     done: anyio.Event = attrs.field(factory=anyio.Event)
-    result: RunResult[Any] | None = None
+    ending: Ending | None = None
     error: Exception | None = None
 
 
 @attrs.define(eq=False)
 class Batch:
-    """Answers every line of *lines* in one runtime. `answered` and `failed` count what was printed."""
+    """Answers every line of *lines* in one runtime. `answered`, `failed` and `waiting` count what was printed.
+
+    Where the job has a folder, every line has a journal there: what has ended for good is printed from it.
+    """
 
     job: Job
-    lines: Lines
+    lines: Requests
     bar: Bar
     answered: int = 0
     failed: int = 0
-    _output_closed: bool = False
+    waiting: int = 0
+    _runtime: Runtime | None = None
+    _model: anyio.Lock = attrs.field(factory=anyio.Lock)
+    _model_is_open: bool = False
+    _broken: Exception | None = None
+    """What ended it all: nobody reads the output, there is no model, or it is another job's input."""
+    _screen: anyio.Lock = attrs.field(factory=anyio.Lock)
 
     async def run(self) -> int:
-        """Answer all lines and return the exit code: 1 if any of them failed.
+        """Answer all lines and return the exit code: 1 if any of them failed, 3 if any waits for approval.
 
         Concurrency: at most `job.concurrency` runs at once. Reading waits for a free place, printing for its turn.
         Cancellation: runs in flight are cancelled and joined; what was printed stays.
 
         Raises:
             OutputClosed: if nobody reads the output any more.
-            UserError: if the model can't be opened; no line has been read then.
+            UserError: if the model can't be opened, no line being answered then; or the folder is of other input.
         """
+        if isinstance(self.job.approver, Questions):
+            self.job.approver.hidden = self.bar.hidden
+            self._screen = self.job.approver.screen
         async with open_runtime() as runtime:
-            await self.job.open_model(runtime)
+            self._runtime = runtime
+            if self.job.folder is None:
+                await self._open_model()
             with self.bar:
                 await self._run_lines()
-        if self._output_closed:
-            raise OutputClosed
+        if self._broken is not None:
+            raise self._broken
+        return await self._code()
+
+    async def _code(self) -> int:
         if self.failed:
             await self.job.err.write(f"{self.failed} of {self.answered} requests failed.\n")
-        return failure.FAILED if self.failed else failure.OK
+        if self.waiting:
+            await self.job.err.write(f"{self.waiting} of {self.answered} requests wait for approval.\n")
+            await self.job.err.write(f"{self.job.advice(self.waiting)}\n")
+        cut = isinstance(self.lines, KeptRequests) and not self.lines.is_whole
+        if cut:
+            await self.job.err.write(
+                f"The input had not been read to its end: {self.answered} requests are known. "
+                "Give it again, from its beginning, to `agentloop run`, with the same folder.\n"
+            )
+        if self.failed or cut:
+            return failure.FAILED
+        return failure.PENDING if self.waiting else failure.OK
 
     async def _run_lines(self) -> None:
         free = anyio.Semaphore(self.job.concurrency)
         send, receive = anyio.create_memory_object_stream[_Slot](self.job.concurrency * _AHEAD)
         async with anyio.create_task_group() as group, send:
             group.start_soon(self._print_in_order, receive, group.cancel_scope)
-            while (line := await self.lines.next()) is not None:
+            while (line := await self._next(group.cancel_scope)) is not None:
                 self.bar.read()
                 slot = _Slot(line)
                 await send.send(slot)
                 await free.acquire()
-                group.start_soon(self._answer, slot, free, name=f"request of line {line.number}")
+                group.start_soon(self._answer, slot, free, group.cancel_scope, name=f"request of line {line.number}")
             self.bar.all_read()
 
-    async def _answer(self, slot: _Slot, free: anyio.Semaphore) -> None:
+    async def _next(self, scope: anyio.CancelScope) -> Line | None:
+        try:
+            return await self.lines.next()
+        except FolderError as error:
+            self._break(error, scope)
+            return None
+
+    async def _answer(self, slot: _Slot, free: anyio.Semaphore, scope: anyio.CancelScope) -> None:
         line = slot.line
         self.bar.started()
         try:
             if line.error is not None:
                 raise BadLine(line.error)
-            slot.result = await Runner.run(self.job.agent, line.text, **self.job.how)
+            slot.ending = await Course(self.job, line.text, line.number).run(self._entry, self._open_model)
+        except NoModel as error:
+            self._break(error.why, scope)
+            return
         except Exception as error:
             slot.error = error
         finally:
@@ -94,37 +146,63 @@ class Batch:
         self.bar.ended()
         slot.done.set()
 
+    async def _entry(self, given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
+        return await Runner.run(self.job.agent, given, **options)
+
+    async def _open_model(self) -> None:
+        """Open the model for the first run that needs it: where all have ended it isn't asked for."""
+        assert self._runtime is not None
+        async with self._model:
+            if self._model_is_open:
+                return
+            try:
+                await self.job.open_model(self._runtime)
+            except Exception as error:
+                if self.job.folder is None:
+                    raise
+                raise NoModel(error) from error
+            self._model_is_open = True
+
+    def _break(self, error: Exception, scope: anyio.CancelScope) -> None:
+        self._broken = self._broken or error
+        scope.cancel()
+
     async def _print_in_order(self, slots: ObjectReceiveStream[_Slot], scope: anyio.CancelScope) -> None:
         async with slots:
             async for slot in slots:
                 await slot.done.wait()
                 try:
                     await self._print(slot)
-                except OutputClosed:
-                    self._output_closed = True
-                    scope.cancel()
+                except OutputClosed as error:
+                    self._break(error, scope)
 
     async def _print(self, slot: _Slot) -> None:
-        trouble = unfinished(slot.result) if slot.result is not None else None
+        trouble = unfinished(slot.ending) if slot.ending is not None else None
         self.answered += 1
-        if slot.error is not None or trouble is not None:
-            self.failed += 1
-            told = failure.words_for(slot.error, with_traceback=self.job.traceback) if slot.error else f"{trouble}\n"
+        waits = slot.ending is not None and bool(slot.ending.waiting)
+        self.waiting += waits
+        self.failed += not waits and (slot.error is not None or trouble is not None)
+        async with self._screen:
             with self.bar.hidden():
-                await self.job.err.write(f"line {slot.line.number}: {told}")
-        with self.bar.hidden():
-            text = self._json(slot) if self.job.json else self._text(slot, trouble)
-            await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
+                if slot.error is not None or trouble is not None:
+                    told = f"{trouble}\n"
+                    if slot.error is not None:
+                        told = failure.words_for(slot.error, with_traceback=self.job.traceback)
+                    await self.job.err.write(f"line {slot.line.number}: {told}")
+                text = self._json(slot) if self.job.json else self._text(slot, trouble)
+                await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
 
     def _text(self, slot: _Slot, trouble: str | None) -> str:
         if slot.error is not None:
             return f"Error: {failure.message_of(slot.error).splitlines()[0]}\n"
-        assert slot.result is not None
-        return f"Error: {trouble}\n" if trouble is not None else f"{answer_of(slot.result)}\n"
+        assert slot.ending is not None
+        if trouble is not None:
+            return f"{'Pending' if slot.ending.waiting else 'Error'}: {trouble}\n"
+        return f"{answer_of(slot.ending)}\n"
 
     def _json(self, slot: _Slot) -> str:
         if slot.error is not None:
             value = error_json(slot.error)
         else:
-            value = result_json(slot.result) if slot.result is not None else cancelled_json()
+            value = result_json(slot.ending) if slot.ending is not None else cancelled_json()
         return json_line({"line": slot.line.number, "request": slot.line.text, **value})

@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
+from typing import Any, Self
 
+from agentloop import exceptions
 from agentloop.error_text import bounded, redact
 from agentloop.exceptions import UserError
 
 OK = 0
 FAILED = 1
 USAGE = 2
+PENDING = 3
+"""Calls wait for approval, and nothing else is amiss."""
 OUTPUT_CLOSED = 141
 """What a shell reports of a program ended by SIGPIPE."""
 
 _MAX_CHARS = 4_000
 
 
+class PastError(Exception):
+    """What ended a run in an earlier process, as its journal tells of it: `kind` is the name of the error's class."""
+
+    kind = "PastError"
+
+    @classmethod
+    def of(cls, summary: str, details: Mapping[str, Any] | None) -> Self:
+        """Return the error of a `RunEnded` that says *summary*, `TYPE(MESSAGE)`."""
+        kind, opening, rest = summary.partition("(")
+        error = cls(rest.removesuffix(")") if opening else "")
+        error.kind = kind
+        for other in (details or {}).get("also_failed", ()):
+            error.add_note(f"also failed: {other}")
+        return error
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of the error's class."""
+    return error.kind if isinstance(error, PastError) else type(error).__name__
+
+
+def _is_of_user(error: BaseException) -> bool:
+    kind = getattr(exceptions, error.kind, None) if isinstance(error, PastError) else type(error)
+    return isinstance(kind, type) and issubclass(kind, UserError)
+
+
 def code_of(error: BaseException) -> int:
     """Return the exit code that *error* means: 2 where the user's own set-up is at fault, else 1."""
-    return USAGE if isinstance(error, UserError) else FAILED
+    return USAGE if _is_of_user(error) else FAILED
 
 
 def message_of(error: BaseException) -> str:
@@ -27,7 +58,9 @@ def message_of(error: BaseException) -> str:
         text = str(error)
     except Exception:  # a broken __str__ must not hide the failure it belongs to
         text = "(its message can't be shown)"
-    return bounded(redact(text.strip()), _MAX_CHARS) or type(error).__name__
+    # What the journal tells has been through it already.
+    told = text.strip() if isinstance(error, PastError) else redact(text.strip())
+    return bounded(told, _MAX_CHARS) or kind_of(error)
 
 
 def words_for(error: BaseException, *, with_traceback: bool = False) -> str:
@@ -35,7 +68,7 @@ def words_for(error: BaseException, *, with_traceback: bool = False) -> str:
     if with_traceback:
         return redact("".join(traceback.format_exception(error)))
     message = message_of(error)
-    kind = type(error).__name__
-    named = message if isinstance(error, UserError) or message == kind else f"{kind}: {message}"
+    kind = kind_of(error)
+    named = message if _is_of_user(error) or message == kind else f"{kind}: {message}"
     notes = [f"  {redact(note)}" for note in getattr(error, "__notes__", ())]
     return "\n".join([f"Error: {named}", *notes]) + "\n"

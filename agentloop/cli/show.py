@@ -15,13 +15,15 @@ from agentloop import events as ev
 from agentloop._shell.render import render
 from agentloop.agents import Agent
 from agentloop.cli import failure
+from agentloop.cli.approver import call_name
+from agentloop.cli.ending import Ending
 from agentloop.cli.streams import Output
 from agentloop.error_text import bounded, error_summary, first_line
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
-from agentloop.items import ITEM_TYPES, Content, Text, ToolCall
+from agentloop.items import ITEM_TYPES, ApprovalRequest, Content, Text, ToolCall, ToolOutput
 from agentloop.outcomes import CallOutcome
-from agentloop.results import RunResult
 from agentloop.schema import to_json_value
+from agentloop.secret_text import MASK, masked_arguments
 
 _SHOWN_CHARS = 200
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -34,8 +36,8 @@ class Show(Protocol):
     async def event(self, event: ev.Event) -> None:
         """Show one event."""
 
-    async def ended(self, result: RunResult[Any]) -> None:
-        """Show the result, completed or not."""
+    async def ended(self, ending: Ending) -> None:
+        """Show the ending, completed or not."""
 
     async def failed(self, error: Exception) -> None:
         """Show what ended the run."""
@@ -56,16 +58,20 @@ def text_of(content: Content) -> str:
     return "".join(part.text if isinstance(part, Text) else f"[{type(part).__name__}]" for part in content)
 
 
-def answer_of(result: RunResult[Any]) -> str:
+def answer_of(ending: Ending) -> str:
     """Return the final output as text: text as it is, other values as JSON."""
-    return text_of(render(result.final_output))
+    return text_of(render(ending.final_output))
 
 
-def unfinished(result: RunResult[Any]) -> str | None:
-    """Return what kept *result* from being completed, or None where it is."""
-    if result.status == "completed":
+def unfinished(ending: Ending) -> str | None:
+    """Return what kept a run from being completed, or None where it is."""
+    if ending.status == "completed":
         return None
-    return f"The run was {result.status}" + (f": {result.stop_reason}" if result.stop_reason else "") + "."
+    if ending.waiting:
+        calls = ", ".join(harmless(f"{call_name(request)} ({request.call.name})") for request in ending.waiting)
+        count = len(ending.waiting)
+        return f"{count} calls wait for approval: {calls}" if count > 1 else f"1 call waits for approval: {calls}"
+    return f"The run was {ending.status}" + (f": {ending.stop_reason}" if ending.stop_reason else "") + "."
 
 
 # ------------------------------------------------------------------------------------------------ for people
@@ -93,10 +99,12 @@ class Narrator:
                 self._said += text
                 await self._live.write(harmless(text) if self._live.is_terminal else text)
             case ev.CallStarted(call):
-                await self._line(event, "→", "cyan", call, shown(call.arguments))
+                await self._line(event, "→", "cyan", call, _arguments(call))
             case ev.CallProgress(call):
                 of = "" if event.total is None else f" of {event.total:g}"
                 await self._line(event, "…", "cyan", call, shown(f"{event.progress:g}{of} {event.message or ''}"))
+            case ev.ApprovalRequested(request):
+                await self._line(event, "?", "yellow", request.call, f"{_arguments(request.call)} waits for approval")
             case ev.CallSettled(call, outcome):
                 mark, style = _MARKS.get(outcome.status, ("✗", "red"))
                 await self._line(event, mark, style, call, _outcome_words(outcome))
@@ -106,13 +114,13 @@ class Narrator:
             case _:
                 pass
 
-    async def ended(self, result: RunResult[Any]) -> None:
+    async def ended(self, ending: Ending) -> None:
         """Give the answer on the output."""
-        if (reason := unfinished(result)) is not None:
+        if (reason := unfinished(ending)) is not None:
             await self._end_line()
             await self._err.write(f"{reason}\n")
             return
-        answer = answer_of(result)
+        answer = answer_of(ending)
         # On a terminal the answer stands there already, if it is what the model said last.
         already = self._live is self._out and bool(self._said) and answer == self._said
         await self._end_line()
@@ -146,6 +154,10 @@ def shown(text: str) -> str:
     return bounded(harmless(" ".join(text.split())), _SHOWN_CHARS)
 
 
+def _arguments(call: ToolCall) -> str:
+    return shown(masked_arguments(call.arguments, call.secret))
+
+
 def _outcome_words(outcome: CallOutcome) -> str:
     words = [] if outcome.status == "succeeded" else [outcome.status.replace("_", " ")]
     if outcome.cancelled_by is not None:
@@ -153,7 +165,7 @@ def _outcome_words(outcome: CallOutcome) -> str:
     if outcome.started_at is not None and outcome.ended_at is not None:
         words.append(duration(outcome.ended_at - outcome.started_at))
     if outcome.status != "succeeded" and outcome.output is not None:
-        words.append(f"· {shown(first_line(text_of(outcome.output)))}")
+        words.append(f"· {MASK if outcome.secret else shown(first_line(text_of(outcome.output)))}")
     return " ".join(words)
 
 
@@ -164,8 +176,8 @@ def duration(seconds: float) -> str:
 
 # ------------------------------------------------------------------------------------------------ for programs
 
-# Live objects of this process, and what only the provider understands.
-_LEFT_OUT = frozenset({"value", "custom_data", "provider_data"})
+# Live objects of this process, what only the provider understands, and what says what to mask.
+_LEFT_OUT = frozenset({"value", "custom_data", "provider_data", "secret", "secret_output"})
 
 
 class JsonLines:
@@ -176,16 +188,24 @@ class JsonLines:
         self._err = err
         self._with_traceback = with_traceback
         self._over = False
+        self._secretive: dict[tuple[str, ...], bool] = {}
+        """By path, whether the agent at work has tools with secret arguments."""
 
     async def event(self, event: ev.Event) -> None:
-        """Write the event; a provider's raw ones are left out, for what they say comes as others too."""
-        if not isinstance(event, ev.RawModelEvent):
+        """Write the event. Left out are a provider's raw ones, and pieces of arguments that may be secret.
+
+        What those say comes in others too.
+        """
+        if isinstance(event, ev.AgentUpdated):
+            self._secretive[event.path] = any(tool.secret for tool in event.agent.tools)
+        may_tell = isinstance(event, ev.ArgumentsDelta) and self._secretive.get(event.path, True)
+        if not may_tell and not isinstance(event, ev.RawModelEvent):
             await self._write({"kind": type(event).__name__, **plain(event)})
 
-    async def ended(self, result: RunResult[Any]) -> None:
+    async def ended(self, ending: Ending) -> None:
         """Write the result."""
         self._over = True
-        await self._write(result_json(result))
+        await self._write(result_json(ending))
 
     async def failed(self, error: Exception) -> None:
         """Write a result with the error, and tell of it on the error output."""
@@ -208,16 +228,34 @@ def json_line(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def result_json(result: RunResult[Any]) -> dict[str, Any]:
+def result_json(ending: Ending) -> dict[str, Any]:
     """Return a run's result as a JSON object."""
-    usage = {name: value for name, value in attrs.asdict(result.usage, recurse=False).items() if name != "entries"}
-    output = _json_value(result.final_output)
-    return _result(result.status, output, stop_reason=result.stop_reason, agent=result.last_agent.name, usage=usage)
+    usage = {name: value for name, value in attrs.asdict(ending.usage, recurse=False).items() if name != "entries"}
+    return _result(
+        ending.status,
+        _json_value(ending.final_output),
+        stop_reason=ending.stop_reason,
+        agent=ending.agent,
+        usage=usage,
+        interruptions=[request_json(request) for request in ending.waiting],
+    )
+
+
+def request_json(request: ApprovalRequest) -> dict[str, Any]:
+    """Return a call that waits as a JSON object; secret arguments masked."""
+    call = request.call
+    return {
+        "call": call_name(request),
+        "tool": f"{call.namespace}.{call.name}" if call.namespace else call.name,
+        "arguments": masked_arguments(call.arguments, call.secret),
+        "agent": request.agent,
+        "path": list(request.path),
+    }
 
 
 def error_json(error: Exception) -> dict[str, Any]:
     """Return the result object of a run that failed."""
-    said = {"type": type(error).__name__, "message": failure.message_of(error)}
+    said = {"type": failure.kind_of(error), "message": failure.message_of(error)}
     return _result("failed", None, error=said)
 
 
@@ -227,7 +265,7 @@ def cancelled_json() -> dict[str, Any]:
 
 
 def _result(status: str, output: Any, **more: Any) -> dict[str, Any]:
-    fields = {"stop_reason": None, "agent": None, "usage": None, "error": None}
+    fields: dict[str, Any] = {"stop_reason": None, "agent": None, "usage": None, "error": None, "interruptions": []}
     return {"kind": "RunResult", "status": status, "final_output": output, **fields, **more}
 
 
@@ -235,6 +273,7 @@ def plain(value: Any) -> Any:
     """Return a record-like value as JSON: attrs values by field, agents and guardrails by name, errors in words."""
     if isinstance(value, Agent | ToolInputGuardrail | ToolOutputGuardrail):
         return value.name
+    value = _masked(value)
     if attrs.has(type(value)):
         fields = {
             field.name: plain(getattr(value, field.name))
@@ -249,6 +288,15 @@ def plain(value: Any) -> Any:
     if value is not None and not isinstance(value, str | int | float | Mapping):
         return type(value).__name__
     return _json_value(value)
+
+
+def _masked(value: Any) -> Any:
+    """Return *value* without what its tool says is secret."""
+    if isinstance(value, ToolCall) and value.secret:
+        return attrs.evolve(value, arguments=masked_arguments(value.arguments, value.secret))
+    if isinstance(value, ToolOutput | CallOutcome) and value.secret and value.output is not None:
+        return attrs.evolve(value, output=MASK)
+    return value
 
 
 def _json_value(value: Any) -> Any:

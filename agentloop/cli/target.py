@@ -24,6 +24,16 @@ class TargetError(UserError):
     """TARGET means no agent: says what is wrong with it, and where."""
 
 
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.sep in place
+
+
+def absolute_target(target: str) -> str:
+    """Return *target* so that it means the same file from every folder; a malformed one stays as it is."""
+    place, colon, name = target.rpartition(":")
+    return f"{Path(place).absolute()}{colon}{name}" if _is_file(place) else target
+
+
 def load_agent(target: str) -> Agent[Any, Any]:
     """Return the agent that *target* means, its module imported.
 
@@ -35,8 +45,7 @@ def load_agent(target: str) -> Agent[Any, Any]:
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise TargetError(f"TARGET {target!r}: it must be module:agent or file.py:agent")
-    is_file = place.endswith(".py") or os.sep in place
-    module = _import_file(target, Path(place)) if is_file else _import_module(target, place)
+    module = _import_file(target, Path(place)) if _is_file(place) else _import_module(target, place)
     found: object = module
     for step in name.split("."):
         if not hasattr(found, step):

@@ -171,18 +171,21 @@ def _check_key(data: bytes, seal: Seal, name: str) -> None:
 def _check_torn(rest: bytes, whole: End, seal: Seal, name: str) -> None:
     """Raise JournalError unless *rest*, what follows the last whole batch, can come of a crash while writing."""
     chain, holed = whole, False
-    pieces = rest.split(b"\n")
-    for number, piece in enumerate(pieces, whole.count + 1):
-        if any(int(head["kept"]) > whole.count for head in _head.finditer(piece)):
-            raise JournalError(f"{name}: line {chain.count + 1} is damaged or missing, and whole ones follow")
-        if number == whole.count + len(pieces):
-            return  # without its line break
+    *lines, unfinished = rest.split(b"\n")
+    for number, piece in enumerate(lines, whole.count + 1):
+        _check_kept(piece, whole, chain, name)
         entry = _entry(piece, seal)
         if b"\0" in piece:
             holed = True
         elif entry is None:
-            raise JournalError(f"{name}: line {number} was changed after it was written, or sealed otherwise")
+            raise JournalError(f"{name}: line {number} was changed after it was written")
         elif (entry.n, entry.prev) == (chain.count, chain.digest):
             chain = End(chain.count + 1, entry.digest)
         elif entry.n <= chain.count or not holed:
             raise JournalError(f"{name}: line {number} isn't the one that belongs there")
+    _check_kept(unfinished, whole, chain, name)
+
+
+def _check_kept(piece: bytes, whole: End, chain: End, name: str) -> None:
+    if any(int(head["kept"]) > whole.count for head in _head.finditer(piece)):
+        raise JournalError(f"{name}: line {chain.count + 1} is damaged or missing, and whole ones follow")

@@ -1,6 +1,113 @@
-"""Running agents in tests: a model that follows a script, and logs compared without what chance put into them."""
+"""Running agents in tests: models that follow a script or a function, logs compared without what chance put into them,
+and schedules: generated, searched, repeated, made small.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from agentloop.testing.normal import normal
 from agentloop.testing.scripted import ScriptedModel, call, fail, reason, respond, say, stream_of, wait
 
-__all__ = ["ScriptedModel", "call", "fail", "normal", "reason", "respond", "say", "stream_of", "wait"]
+if TYPE_CHECKING:
+    from agentloop.testing.clockwork import Deadlock, run_clockwork
+    from agentloop.testing.exploring import (
+        ExplorationFailure,
+        Explored,
+        Swept,
+        explore,
+        explore_world,
+        kill_sweep,
+    )
+    from agentloop.testing.gate import Gate
+    from agentloop.testing.generated import approvals, cancel_points, scripts, strategy, tool_behaviours, worlds
+    from agentloop.testing.invariants import LAWS, Evidence, InvariantError, Tally, check
+    from agentloop.testing.models import CassetteDivergence, FunctionModel, RecordingModel, ReplayModel
+    from agentloop.testing.runs import (
+        Body,
+        BodyRun,
+        CancelAt,
+        Verdict,
+        World,
+        WorldRun,
+        WorldRuns,
+        run,
+        run_one,
+    )
+    from agentloop.testing.schedules import Exhaustive, Priorities, Tape, tape_of
+
+# What needs an event loop of its own, or the backends' private names, is imported when it is first asked for. A module
+# is never called like a function in it: once imported, it would stand in the function's place.
+_FROM = {
+    "clockwork": ("Deadlock", "run_clockwork"),
+    "exploring": ("ExplorationFailure", "Explored", "Swept", "explore", "explore_world", "kill_sweep"),
+    "gate": ("Gate",),
+    "generated": ("approvals", "cancel_points", "scripts", "strategy", "tool_behaviours", "worlds"),
+    "invariants": ("LAWS", "Evidence", "InvariantError", "Tally", "check"),
+    "models": ("CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"),
+    "runs": ("Body", "BodyRun", "CancelAt", "Verdict", "World", "WorldRun", "WorldRuns", "run", "run_one"),
+    "schedules": ("Exhaustive", "Priorities", "Tape", "tape_of"),
+}
+_MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'agentloop.testing' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"agentloop.testing.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})
+
+
+__all__ = [
+    "ScriptedModel",
+    "call",
+    "fail",
+    "reason",
+    "respond",
+    "say",
+    "stream_of",
+    "wait",
+    "FunctionModel",
+    "RecordingModel",
+    "ReplayModel",
+    "CassetteDivergence",
+    "normal",
+    "explore",
+    "explore_world",
+    "Explored",
+    "kill_sweep",
+    "Swept",
+    "ExplorationFailure",
+    "World",
+    "CancelAt",
+    "Verdict",
+    "Body",
+    "run",
+    "run_one",
+    "WorldRuns",
+    "WorldRun",
+    "BodyRun",
+    "run_clockwork",
+    "Deadlock",
+    "Gate",
+    "Tape",
+    "Priorities",
+    "Exhaustive",
+    "tape_of",
+    "worlds",
+    "scripts",
+    "tool_behaviours",
+    "cancel_points",
+    "approvals",
+    "strategy",
+    "check",
+    "InvariantError",
+    "Tally",
+    "Evidence",
+    "LAWS",
+]

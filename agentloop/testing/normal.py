@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 import attrs
@@ -24,7 +25,9 @@ _CHANCE = {
     "value",
     "error",
 }
+_DRAW = "random:"
 _PHASES: dict[type, int] = {
+    r.Answered: -1,
     r.ApprovalRequested: 0,
     r.VerdictGiven: 1,
     r.GuardrailSettled: 2,
@@ -42,7 +45,7 @@ def normal(records: Iterable[r.Record]) -> list[dict[str, Any]]:
     Ids, times and digests are removed. The records of one batch are sorted by path, call (in model order) and phase;
     guardrail results of one call keep their order.
     """
-    records = list(records)
+    records = [record for record in records if not _is_draw(record)]
     index: dict[tuple[tuple[str, ...], str], int] = {}
     for record in records:
         if isinstance(record, r.ModelResponded):
@@ -57,6 +60,8 @@ def _ordered(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str]
     """Return *records* with each run's batches stable-sorted; nested runs stand in their call's place."""
     ordered: list[r.Record] = []
     batch: list[r.Record] = []
+    # Questions that are asked at once are answered in any order.
+    records = _sorted_answers(records)
     for record in records:
         if not record.path and not _of_batch(record):
             ordered.extend(sorted(batch, key=lambda one: _key(one, index)))
@@ -65,6 +70,21 @@ def _ordered(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str]
         else:
             batch.append(record)
     return [*ordered, *sorted(batch, key=lambda one: _key(one, index))]
+
+
+def _sorted_answers(records: Iterable[r.Record]) -> list[r.Record]:
+    """Return *records* with answers that stand side by side sorted by what was asked."""
+    done: list[r.Record] = []
+    for answers, group in groupby(records, key=lambda record: isinstance(record, r.Answered)):
+        some: list[Any] = list(group)
+        if answers:
+            some.sort(key=lambda one: (one.path, one.what, one.key))
+        done += some
+    return done
+
+
+def _is_draw(record: r.Record) -> bool:
+    return isinstance(record, r.Answered) and record.what.startswith(_DRAW)
 
 
 def _of_batch(record: r.Record) -> bool:
@@ -83,7 +103,7 @@ def _key(record: r.Record, index: Mapping[tuple[tuple[str, ...], str], int]) -> 
         last = isinstance(record, r.BatchEnded | r.RunEnded)
         key.append((len(index) if last else -1, 9 if last else 0, 0))
     else:
-        named: str = getattr(record, "call_id", "") or getattr(getattr(record, "call", None), "call_id", "")
+        named: str = getattr(record, "call_id", "") or getattr(record, "key", "")
         key.append((index.get((record.path, named), len(index)), phase, 0))
     return tuple(key)
 

@@ -142,18 +142,31 @@ class ScriptedModel(Model):
         self._next = 0
         self._ids = 0
         self.requests: list[ModelRequest] = []
+        self.ran_out = False
+        """Whether it was asked once more than there are steps."""
 
     def __repr__(self) -> str:
         return f"<ScriptedModel {self._next} of {len(self._steps)} steps taken>"
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps have not been asked for."""
+        return len(self._steps) - self._next
 
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         self.requests.append(request)
         if self._next >= len(self._steps):
+            self.ran_out = True
             raise UserError(f"the script has {len(self._steps)} steps, and the model was asked once more")
         step = self._steps[self._next]
         self._next += 1
-        response = step(request) if callable(step) else step
+        async with self.playing(step(request) if callable(step) else step, request) as events:
+            yield events
+
+    @asynccontextmanager
+    async def playing(self, response: Response, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        """Give the events of *response*, which is no step of the script."""
         yield _Playing(self._play(_pieces(response, "step"), request))
 
     def stream(self, request: ModelRequest) -> Any:

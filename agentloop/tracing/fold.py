@@ -11,6 +11,8 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
+from agentloop.error_text import message_of
+from agentloop.secret_text import MASK, masked_arguments
 from agentloop.spans import Span, SpanKind, Trace
 
 TOOL_ERROR = "Error running tool"
@@ -36,8 +38,8 @@ class _Open:
 class SpanFold:
     """Folds the records of one tree of runs into spans and tells *started* and *ended* of each.
 
-    With *sensitive* false, arguments, outputs and messages of errors stay out of spans. With *turns* false there are no
-    spans for turns.
+    With *sensitive* false, arguments, outputs and messages of errors stay out of spans; what a tool says is secret
+    always does. With *turns* false there are no spans for turns.
     """
 
     def __init__(
@@ -63,8 +65,8 @@ class SpanFold:
 
     def record(self, record: r.Record) -> None:
         """Fold one record."""
-        if isinstance(record, r.RunStarted):
-            parent = self.call_span(record.path[:-1], record.path[-1]) if record.path else None
+        if isinstance(record, r.RunStarted | r.RunResumed):
+            parent = self._around(record.path)
             run = self._open("run", self.trace.workflow_name if parent is None else record.agent, record, parent)
             opened = self._runs[record.path] = _Open(run)
             opened.agent = self._open("agent", record.agent, record, run)
@@ -72,6 +74,13 @@ class SpanFold:
         found = self._runs.get(record.path)
         if found is not None:
             self._fold(found, record)
+
+    def _around(self, path: tuple[str, ...]) -> Span | None:
+        """Return the span that a nested run stands in: its call's, else (that began in an earlier entry) its run's."""
+        if not path:
+            return None
+        outer = self._runs.get(path[:-1])
+        return self.call_span(path[:-1], path[-1]) or (outer.top() if outer is not None else None)
 
     def _fold(self, opened: _Open, record: r.Record) -> None:
         match record:
@@ -84,10 +93,10 @@ class SpanFold:
                 self._end_model(opened, record, None, response.usage)
             case r.ModelFailed(error=error, usage=usage):
                 self._end_model(opened, record, error if self._sensitive else "The model call failed", usage)
-            case r.CallStarted(call_id=call_id, tool=tool, arguments=arguments):
+            case r.CallStarted(call_id=call_id, tool=tool, arguments=arguments, secret=secret):
                 span = opened.calls[call_id] = self._open("tool", tool, record, opened.top())
                 if self._sensitive:
-                    span.data["arguments"] = arguments
+                    span.data["arguments"] = masked_arguments(arguments, secret)
             case r.CallSettled():
                 self._end_call(opened, record)
             case r.GuardrailSettled():
@@ -138,14 +147,14 @@ class SpanFold:
         span = opened.calls.pop(record.call_id, None) or self._open("tool", record.tool, record, opened.top())
         span.data["status"] = outcome.status
         if self._sensitive and outcome.output is not None:
-            span.data["output"] = outcome.output
+            span.data["output"] = MASK if outcome.secret else outcome.output
         error: str | None = None
         if outcome.status == "cancelled":
             error = TOOL_CANCELLED
         elif outcome.status in _HANDLED:
             error = TOOL_ERROR if outcome.output is None else TOOL_ERROR_HANDLED
         if error is not None and self._sensitive and outcome.error is not None:
-            span.data["error"] = str(outcome.error)
+            span.data["error"] = message_of(outcome.error)
         self._close(span, record, error)
 
     def _guardrail(self, opened: _Open, record: r.GuardrailSettled) -> None:

@@ -10,6 +10,7 @@ import pytest
 from agentloop import Agent, Allow, CallOutcome, Runner, ToolGuardrailResult, UserError, tool_input_guardrail
 from agentloop import events as ev
 from agentloop.cli import failure
+from agentloop.cli.ending import Ending, ending_of
 from agentloop.cli.show import JsonLines, Narrator, duration, json_line, plain, result_json, text_of
 from agentloop.cli.streams import Output
 from agentloop.items import Image, Text, ToolCall
@@ -63,31 +64,35 @@ async def test_a_settled_call_says_how_it_ended(anyio_backend: object, outcome: 
     assert err.getvalue().rstrip() == line
 
 
+async def _done(text: str = "done") -> Ending:
+    return ending_of(await Runner.run(Agent("a", model=ScriptedModel([say(text)])), "Hello"))
+
+
 async def test_on_a_terminal_text_of_an_earlier_turn_is_no_answer(anyio_backend: object) -> None:
     """What the last turn said stands there once; a tool's output that ends a run is printed after all."""
     show, out, err = _narrator(terminal=True)
-    result = await Runner.run(Agent("a", model=ScriptedModel([say("done\x07")])), "Hello")
+    ending = await _done("done\x07")
     await show.event(ev.TextDelta("thinking"))
     await show.event(ev.TurnStarted())
     await show.event(ev.CallStarted(CALL))
-    await show.ended(result)
+    await show.ended(ending)
     assert out.getvalue() == "thinking\ndone\\x07\n"
     again, out, _ = _narrator(terminal=True)
     await again.event(ev.TextDelta("done\x07"))
-    await again.ended(result)
+    await again.ended(ending)
     assert out.getvalue() == "done\\x07\n"
     assert "fetch" in err.getvalue()
 
 
 async def test_a_run_that_did_not_complete_gives_no_answer(anyio_backend: object) -> None:
     """It says what became of it, and why."""
-    result = await Runner.run(Agent("a", model=ScriptedModel([say("done")])), "Hello")
+    ending = await _done()
     for changes, said in [
         ({"status": "interrupted"}, "The run was interrupted.\n"),
         ({"status": "stopped", "stop_reason": "budget"}, "The run was stopped: budget.\n"),
     ]:
         show, out, err = _narrator()
-        await show.ended(attrs.evolve(result, final_output=None, **changes))
+        await show.ended(attrs.evolve(ending, final_output=None, **changes))
         assert (out.getvalue(), err.getvalue()) == ("", said)
 
 
@@ -117,8 +122,8 @@ async def test_events_of_guardrails_and_agents_name_them(anyio_backend: object) 
 )
 async def test_any_final_output_has_a_place_in_json(anyio_backend: object, value: object, shown: object) -> None:
     """As JSON where it has that form, else as text; never as something JSON lacks."""
-    result = await Runner.run(Agent("a", model=ScriptedModel([say("done")])), "Hello")
-    line = json_line(result_json(attrs.evolve(result, final_output=value)))
+    ending = await _done()
+    line = json_line(result_json(attrs.evolve(ending, final_output=value)))
     assert json.loads(line, parse_constant=pytest.fail)["final_output"] == shown
 
 
@@ -127,7 +132,7 @@ async def test_json_writes_one_result_whatever_follows(anyio_backend: object) ->
     out, err = io.StringIO(), io.StringIO()
     show = JsonLines(Output(out), Output(err))
     await show.event(ev.RawModelEvent({"secret": 1}))
-    await show.ended(await Runner.run(Agent("a", model=ScriptedModel([say("done")])), "Hello"))
+    await show.ended(await _done())
     await show.failed(RuntimeError("late"))
     show.cancelled()
     assert [json.loads(line)["status"] for line in out.getvalue().splitlines()] == ["completed"]

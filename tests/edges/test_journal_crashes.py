@@ -90,10 +90,9 @@ async def test_after_a_crash_anywhere_whole_batches_are_left_and_each_that_was_a
 @pytest.mark.slow
 async def test_a_crash_while_recovering_is_recovered_from(anyio_backend: Any) -> None:
     """A second crash at every operation of the life after the first one."""
-    torn_at = {"torn", "unsynced"}
-    operations = await operations_of(b"", "always")
-    for number, crash in enumerate(each for each in points(operations) if each.mode in torn_at):
-        for again in points(4):
+    tearing = [each for each in points(await operations_of(b"", "always")) if each.mode in ("torn", "unsynced")]
+    for number, crash in enumerate(tearing[2::3]):
+        for again in tearing[:10]:  # opening, cutting, syncing, writing, syncing
             disk, first = await crashed(crash, "always", number)
             disk.crash = again
             second = await live(disk)
@@ -116,6 +115,7 @@ async def test_the_death_of_the_process_costs_nothing_under_any_policy(
         assert await found_on(disk) == len(BATCHES)
 
 
+@pytest.mark.slow
 async def test_a_power_failure_under_batch_costs_what_was_not_synced(anyio_backend: Any) -> None:
     """The journal is readable whatever the disk kept, holds what had been synced, and goes on."""
     for seed in range(60):
@@ -147,6 +147,7 @@ async def test_batch_syncs_when_time_has_passed_and_at_the_end(
     assert disk.states == [disk.data]
 
 
+@pytest.mark.slow
 async def test_never_leaves_it_to_the_system(anyio_backend: Any) -> None:
     """No sync at all; after a power failure the file may be short, or refused, but never different."""
     short = refused = 0

@@ -172,7 +172,7 @@ MUTATIONS: list[Callable[[bytes, int, int], bytes]] = [
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     batches=BATCHES, seal=st.sampled_from([PLAIN, KEYED]), mutate=st.sampled_from(MUTATIONS), byte=st.integers(0, 255)
 )

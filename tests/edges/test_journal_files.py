@@ -21,6 +21,7 @@ from agentloop import journal as package
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError, UserTypeError, UserValueError
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
+from agentloop.journal._storage import FileStorage
 
 pytestmark = pytest.mark.real_clock  # files are written in threads
 
@@ -166,6 +167,45 @@ async def test_a_file_is_one_line_a_record(path: Path, anyio_backend: Any) -> No
     lines = [json.loads(line) for line in path.read_text().splitlines()]  # noqa: ASYNC240 - one look
     assert [line["record"]["kind"] for line in lines] == ["a", "b", "c"]
     assert [line["n"] for line in lines] == [0, 1, 2]
+
+
+async def test_a_torn_file_is_cut_and_written_on(path: Path, anyio_backend: Any) -> None:
+    """Past its last whole batch; a reader without the lock leaves it as it is."""
+    async with FileJournal(path) as journal:
+        await journal.append(A)
+        await journal.append(B + C)
+    whole = path.read_bytes()  # noqa: ASYNC240 - one look
+    path.write_bytes(whole[:-7])  # noqa: ASYNC240
+    async with FileJournal(path) as reader, FileJournal(path) as writer:
+        assert await reader.read() == A
+        await writer.append(C)
+        assert await writer.read() == A + C
+    lines = path.read_bytes().splitlines()  # noqa: ASYNC240
+    assert [json.loads(line)["record"] for line in lines] == [{"kind": "a"}, {"kind": "c"}]
+
+
+async def test_a_file_shorter_than_what_was_read_is_refused(path: Path, anyio_backend: Any) -> None:
+    """What this one goes on from is gone."""
+    async with FileJournal(path) as journal:
+        await journal.append(A)
+        await journal.append(B)
+    async with FileJournal(path) as journal:
+        assert await journal.read() == A + B
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])  # noqa: ASYNC240
+        with pytest.raises(JournalError, match="2 records were read, it holds 1"):
+            await journal.append(C)
+
+
+def test_a_file_that_is_not_open_can_not_be_written(path: Path) -> None:
+    """The lock comes first; and closing twice is closing once."""
+    storage = FileStorage(str(path))
+    with pytest.raises(ValueError, match="closed file"):
+        storage.write(b"x")
+    storage.open(durable=True)
+    storage.write(b"x" * 100_000)
+    storage.close()
+    storage.close()
+    assert storage.read() == b"x" * 100_000
 
 
 # ---------------------------------------------------------------------------------------------- locks and processes

@@ -96,10 +96,28 @@ def decorators_give_what_they_name() -> None:
     assert_type(judge_answer, OutputGuardrail)
 
 
+def options_are_known() -> None:
+    """Each of a few kinds: text or nothing, a flag or a callable, a choice, a limit alone or several."""
+    made = tool(
+        name=None,
+        is_enabled=lambda ctx, agent: True,
+        timeout_behavior="raise_exception",
+        failure_error_function=None,
+        in_doubt="rerun",
+        capacity=Capacity(2),
+        examples=[("Read a.txt", {"path": "a.txt"})],
+        secret=["path"],
+    )
+    assert_type(made(len), FunctionTool)
+
+
 def wrong_options_are_found() -> None:
     """A checker sees options that don't exist or don't fit."""
     tool(timeout="soon")  # type: ignore[call-overload]
     tool(retries=3)  # type: ignore[call-overload]
+    tool(len, in_doubt="never")  # type: ignore[call-overload]
+    tool(len, capacity=[Capacity(1), 2])  # type: ignore[list-item]
+    tool(len, params_json_schema={})  # type: ignore[call-overload]
     UsageLimits(requests="many")  # type: ignore[arg-type]
 
 

@@ -1,0 +1,46 @@
+"""What of a call is secret, noted on the records that hold it: whoever shows or stores a record needn't know the tool.
+
+The tool's word reaches a `ToolCall` when the model's answer arrives; from there it is the fold that carries it on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agentloop import records as r
+from agentloop.items import ToolCall
+from agentloop.outcomes import CallOutcome
+from agentloop.secret_text import longest_first, secret_texts
+
+_WITH_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
+OF_CALLS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled})
+"""Records that may hold something of one call's."""
+
+
+def marked(record: Any, call: ToolCall, *, output: bool) -> Any:
+    """Return *record* of *call* with what is secret in it noted; *output* says whether what the call gave is."""
+    changes: dict[str, Any] = {}
+    if type(record) in _WITH_ARGUMENTS and call.secret:
+        changes["secret"] = call.secret
+    if isinstance(record, r.CallSettled) and output:
+        changes["outcome"] = marked_outcome(record.outcome)
+    if isinstance(record, r.BodyEnded) and output:
+        changes["secret"] = True
+    if isinstance(record, r.GuardrailSettled) and (call.secret or output):
+        changes["secret"] = True
+    return attrs.evolve(record, **changes) if changes else record
+
+
+def marked_outcome(outcome: CallOutcome) -> CallOutcome:
+    """Return *outcome* as one whose output is secret."""
+    return outcome if outcome.secret else attrs.evolve(outcome, secret=True)
+
+
+def hidden_texts(call: ToolCall, arguments: str | None = None) -> tuple[str, ...]:
+    """Return what no words about *call* may repeat, longest first; *arguments*: what it is run with, if not its own."""
+    texts = secret_texts(call.arguments, call.secret)
+    if call.secret and arguments is not None and arguments != call.arguments:
+        texts = longest_first({*texts, *secret_texts(arguments, call.secret)})
+    return texts

@@ -1,0 +1,154 @@
+"""`agentloop pending`, `approve` and `reject`: what kept runs wait for, and verdicts on it.
+
+A verdict is appended to the run's own journal, so that it is there whoever goes on with the run, and when. Nothing of
+the agent is imported for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import attrs
+import click
+
+from agentloop.agents import Agent
+from agentloop.cli import failure
+from agentloop.cli.approver import call_name, described, exact
+from agentloop.cli.folder import Folder
+from agentloop.cli.show import request_json
+from agentloop.exceptions import AgentLoopError
+from agentloop.items import ApprovalRequest
+from agentloop.journal import FileJournal
+from agentloop.run_state import RunState
+from agentloop.stored_state import record_line, state_from_journal
+
+_OF_LINE = re.compile(r"(\d+):(.+)", re.DOTALL)
+
+
+@attrs.frozen
+class Waiting:
+    """A call of a kept run that waits for a verdict. `line` is None where the run is the only one."""
+
+    line: int | None
+    path: Path
+    request: ApprovalRequest
+
+    @property
+    def name(self) -> str:
+        """How the call is called on the command line."""
+        name = call_name(self.request)
+        return name if self.line is None else f"{self.line}:{name}"
+
+
+async def _state_of(journal: FileJournal) -> RunState:
+    """Return the run's state as its log alone tells it: a verdict needs no agent, and imports none."""
+    return RunState(Agent("undecided"), (await state_from_journal(journal)).records)
+
+
+async def _all_waiting(folder: Folder) -> list[Waiting]:
+    found: list[Waiting] = []
+    for line, path in folder.journals():
+        async with FileJournal(path) as journal:
+            if await journal.read():
+                state = await _state_of(journal)
+                found += [Waiting(line, path, request) for request in state.interruptions]
+    return found
+
+
+def _perform(folder: str, work: Callable[[Folder], Awaitable[None]]) -> None:
+    """Do *work* on the job in the folder; an error ends the process with its exit code."""
+    kept = Folder.at(folder)
+    try:
+        kept.read()
+        anyio.run(work, kept)
+    except AgentLoopError as error:
+        click.echo(failure.words_for(error), err=True, nl=False)
+        sys.exit(failure.code_of(error))
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+def pending(folder: str, as_json: bool) -> None:
+    """List the calls of the job in DIR that wait for approval."""
+
+    async def work(kept: Folder) -> None:
+        found = await _all_waiting(kept)
+        for one in found:
+            if as_json:
+                data = {"line": one.line, **request_json(one.request), "call": one.name}
+                click.echo(json.dumps(data, ensure_ascii=False))
+            else:
+                click.echo(f"{exact(one.name)}  {exact(one.request.agent)}  {described(one.request)}")
+        if not found and not as_json:
+            click.echo("No call waits for approval.", err=True)
+
+    _perform(folder, work)
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.argument("call")
+@click.option("--arguments", metavar="JSON", help="Run it with these arguments: guardrails and policies judge again.")
+@click.option("--always", is_flag=True, help="Approve the agent's later calls to the tool too, in this run.")
+def approve(folder: str, call: str, arguments: str | None, always: bool) -> None:
+    """Approve CALL of the job in DIR, by the name `agentloop pending` gives it; then `agentloop resume DIR` runs it."""
+    _decide(folder, call, "approved", lambda state, given: state.approve(given, arguments=arguments, always=always))
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.argument("call")
+@click.option("--message", metavar="TEXT", help="What the model is told.")
+@click.option("--always", is_flag=True, help="Reject the agent's later calls to the tool too, in this run.")
+def reject(folder: str, call: str, message: str | None, always: bool) -> None:
+    """Reject CALL of the job in DIR, by the name `agentloop pending` gives it."""
+    _decide(folder, call, "rejected", lambda state, given: state.reject(given, message=message, always=always))
+
+
+Verdict = Callable[[RunState, ApprovalRequest | str], None]
+
+
+def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
+    async def work(kept: Folder) -> None:
+        waiting = await _all_waiting(kept)
+        path, given, name = _found(kept, waiting, call)
+        async with FileJournal(path) as journal:
+            state = await _state_of(journal)
+            known = len(state.records)
+            give(state, given)
+            await journal.append([record_line(record, journal.codec) for record in state.records[known:]])
+        left = sum(one.name != name for one in waiting)
+        click.echo(f"{exact(name)} is {decided}.")
+        then = f"{left} more wait" + ("s" if left == 1 else "") if left else "Nothing else waits"
+        click.echo(f"{then}. To go on: agentloop resume {kept.name}", err=True)
+
+    _perform(folder, work)
+
+
+def _found(folder: Folder, waiting: list[Waiting], call: str) -> tuple[Path, ApprovalRequest | str, str]:
+    """Return the journal of *call*, what to decide on, and its whole name.
+
+    A call that has been decided on already can be decided on anew, by its whole name.
+
+    Raises:
+        FolderError: if no such call waits, or several do.
+    """
+    found = [one for one in waiting if one.name == call]
+    found = found or [one for one in waiting if call in (call_name(one.request), one.request.call.call_id)]
+    if len(found) > 1:
+        names = ", ".join(exact(one.name) for one in found)
+        raise folder.refusal(f"{len(found)} calls of that name wait: {names}")
+    if found:
+        return found[0].path, found[0].request, found[0].name
+    of_line = _OF_LINE.fullmatch(call)
+    path, call_id = (folder.journal(int(of_line[1])), of_line[2]) if of_line else (folder.journal(), call)
+    if not path.exists():
+        names = ", ".join(exact(one.name) for one in waiting) or "none"
+        raise folder.refusal(f"no call {call!r} waits for approval (those that do: {names})")
+    return path, call_id, call

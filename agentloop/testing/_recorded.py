@@ -1,0 +1,237 @@
+"""A recorded run, indexed by what a replay asks of it, and the comparison of its records with those of a replay."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from agentloop import records as r
+from agentloop.record_codec import record_to_json
+
+Path: TypeAlias = tuple[str, ...]
+Call: TypeAlias = tuple[Path, str]
+
+OF_CALL = (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled, r.CleanupCut)
+"""Records that a call's own task appends, where they name a call."""
+FROM_OUTSIDE = (r.VerdictGiven, r.InputAdded, r.GraphChanged)
+"""Records that somebody else appends to a run, at a moment of his own."""
+
+
+def call_of(record: r.Record) -> Call | None:
+    """Return the call whose own task appended *record*, or None."""
+    if isinstance(record, OF_CALL) and record.call_id is not None:
+        return record.path, record.call_id
+    if isinstance(record, r.Answered) and record.what == "is_enabled" and ":" not in record.key:
+        return record.path, record.key
+    return None
+
+
+@attrs.frozen
+class Entry:
+    """One entry of the run: its records from `start` (`RunStarted` or `RunResumed`) up to, without, `stop`.
+
+    `ended`: whether the last of them is its `RunEnded`. Otherwise it was cut off: by a crash, or where the log was read.
+    """
+
+    start: int
+    stop: int
+    ended: bool
+
+
+@attrs.define(eq=False)
+class Recorded:
+    """A log, and where in it what stands."""
+
+    records: tuple[r.Record, ...]
+    entries: tuple[Entry, ...] = ()
+    paths: dict[Path, list[int]] = attrs.field(factory=dict)
+    calls: dict[Call, list[int]] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, records: Iterable[r.Record]) -> Recorded:
+        """Return *records*, indexed."""
+        log = cls(tuple(records))
+        paths: defaultdict[Path, list[int]] = defaultdict(list)
+        calls: defaultdict[Call, list[int]] = defaultdict(list)
+        for index, record in enumerate(log.records):
+            if not isinstance(record, FROM_OUTSIDE):
+                paths[record.path].append(index)
+            if (call := call_of(record)) is not None:
+                calls[call].append(index)
+        log.paths, log.calls = dict(paths), dict(calls)
+        log.entries = tuple(_entries(log.records))
+        return log
+
+    def first(
+        self, indices: Sequence[int] | None, start: int, stop: int, test: Callable[[Any], bool] | None = None
+    ) -> int | None:
+        """Return the first of *indices* from *start* up to *stop* whose record passes *test*."""
+        if indices is None:
+            return None
+        for place in range(bisect_left(indices, start), len(indices)):
+            if indices[place] >= stop:
+                return None
+            if test is None or test(self.records[indices[place]]):
+                return indices[place]
+        return None
+
+
+def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:
+    starts = [
+        index for index, record in enumerate(records) if not record.path and isinstance(record, r.RunStarted | r.RunResumed)
+    ]
+    for start, following in zip(starts, [*starts[1:], len(records)], strict=True):
+        ends = (index for index in range(start, following) if _ends(records[index]))
+        end = next(ends, None)
+        if end is not None:
+            yield Entry(start, end + 1, True)
+            continue
+        stop = following
+        # What was decided before the next entry stands between the two.
+        while following < len(records) and isinstance(records[stop - 1], r.VerdictGiven | r.InputAdded):
+            stop -= 1
+        yield Entry(start, stop, False)
+
+
+def _ends(record: r.Record) -> bool:
+    return not record.path and isinstance(record, r.RunEnded)
+
+
+# ------------------------------------------------------------------------------------------------ comparing
+
+_CHANCE = ("at", "duration", "queued_at", "waited_for", "body_ended_at")
+_CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "abandoned", "cleanup")
+"""Times, and what only the body itself could have made."""
+_REDACTED = re.compile(r"\[redacted\]+")
+
+
+@attrs.frozen
+class Difference:
+    """A place in a record, and what stood and stands there (JSON values)."""
+
+    place: str
+    wanted: Any
+    got: Any
+
+
+@attrs.frozen
+class Leniency:
+    """What of a record isn't compared, since a replay can't know it."""
+
+    digest: bool = False
+    final_output: bool = False
+
+
+STRICT = Leniency()
+
+
+def compared(
+    wanted: r.Record, got: r.Record, marked: r.Record, lenient: Leniency = STRICT
+) -> tuple[r.Record, Difference | None]:
+    """Return *got* with the recorded times, and how it differs from *wanted* otherwise; None where it doesn't.
+
+    *marked* is *got* as the log will have it.
+    """
+    if type(wanted) is not type(got):
+        return got, Difference("kind", _kind(wanted), _kind(got))
+    changes = _taken_over(wanted, got, lenient)
+    merged = attrs.evolve(got, **changes)
+    old, new = record_to_json(wanted), record_to_json(attrs.evolve(marked, **_again(changes, marked)))
+    return merged, difference(old, new)
+
+
+def _again(changes: dict[str, Any], marked: Any) -> dict[str, Any]:
+    outcome = changes.get("outcome")
+    if outcome is None or not marked.outcome.secret:
+        return changes
+    return {**changes, "outcome": attrs.evolve(outcome, secret=True)}
+
+
+def _kind(record: r.Record) -> str:
+    kind: str = record_to_json(record)["kind"]
+    return kind
+
+
+def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
+    """Return the fields of *got* that take the recorded values."""
+    changes = {name: getattr(wanted, name) for name in _CHANCE if hasattr(wanted, name)}
+    match wanted:
+        case r.CallSettled():
+            changes["outcome"] = _outcome(wanted, got)
+            changes |= _error(wanted, got)
+        case r.BodyEnded() | r.RunEnded() | r.ModelFailed():
+            changes |= _error(wanted, got)
+        case r.ModelRequested() if lenient.digest:
+            changes["digest"] = wanted.digest
+        case _:
+            pass
+    if isinstance(wanted, r.BodyEnded) and isinstance(got.value, Standin):
+        changes["value"] = wanted.value
+    if isinstance(wanted, r.RunEnded) and lenient.final_output and wanted.status == got.status:
+        changes["final_output"] = wanted.final_output
+    return changes
+
+
+def _error(wanted: Any, got: Any) -> dict[str, Any]:
+    if wanted.error is None or got.error is None:
+        return {}
+    # Words in which something was redacted are redacted a second time.
+    same = _REDACTED.sub("", wanted.error) == _REDACTED.sub("", got.error)
+    return {"error": wanted.error} if same else {}
+
+
+def _outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:
+    then, now = wanted.outcome, got.outcome
+    changes: dict[str, Any] = {name: getattr(then, name) for name in _CHANCE_OF_OUTCOMES}
+    if then.status == now.status and _same_output(then.output, now.output):
+        changes["output"] = then.output
+    return attrs.evolve(now, **changes)
+
+
+def _same_output(then: Any, now: Any) -> bool:
+    """Tell whether two outputs may be of one value: a value comes back from a log as plain data, its keys sorted."""
+    if now is None or then is None:
+        return then is now
+    if isinstance(now, Standin):
+        return True
+    if isinstance(then, str) and isinstance(now, str):
+        try:
+            return bool(json.loads(then) == json.loads(now))
+        except ValueError:
+            return then == now
+    return bool(then == now)
+
+
+class Standin(str):
+    """Stands for a value that the log doesn't hold."""
+
+    __slots__ = ()
+
+
+_MISSING = "(nothing)"
+
+
+def difference(old: Any, new: Any, place: str = "") -> Difference | None:
+    """Return the first place where two JSON values differ, or None."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*old, *(name for name in new if name not in old)]:
+            where = f"{place}.{name}" if place else name
+            found = difference(old.get(name, _MISSING), new.get(name, _MISSING), where)
+            if found is not None:
+                return found
+        return None
+    if isinstance(old, list) and isinstance(new, list) and old and new:
+        for index in range(max(len(old), len(new))):
+            a = old[index] if index < len(old) else _MISSING
+            b = new[index] if index < len(new) else _MISSING
+            if (found := difference(a, b, f"{place}[{index}]")) is not None:
+                return found
+        return None
+    same = type(old) is type(new) and old == new
+    return None if same else Difference(place, old, new)

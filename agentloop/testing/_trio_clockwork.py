@@ -1,0 +1,229 @@
+"""trio with a virtual clock and a chosen order of tasks: a chooser stands in for its scheduler's random generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import trio
+import trio.testing
+from trio._core import _run as internals
+
+from agentloop.testing._waiting import REAL_PATIENCE, Deadlock, require
+from agentloop.testing.schedules import Scheduler, first
+
+_code = internals.unrolled_run.__code__.co_names
+require(
+    "trio",
+    {
+        "_core._run._r": isinstance(getattr(internals, "_r", None), random.Random) and "_r" in _code,
+        "_core._run._ALLOW_DETERMINISTIC_SCHEDULING": hasattr(internals, "_ALLOW_DETERMINISTIC_SCHEDULING")
+        and "_ALLOW_DETERMINISTIC_SCHEDULING" in _code,
+        "_core._run.GLOBAL_RUN_CONTEXT": hasattr(internals, "GLOBAL_RUN_CONTEXT"),
+        "Random.shuffle": "shuffle" in _code,
+        "Runner.runq": "runq" in _code,
+        "Task._counter": hasattr(trio.lowlevel.Task, "_counter"),
+        "Task._cancel_status": hasattr(trio.lowlevel.Task, "_cancel_status"),
+        "CancelStatus._scope": hasattr(internals.CancelStatus, "_scope"),
+        "CancelStatus._parent": hasattr(internals.CancelStatus, "_parent"),
+    },
+)
+
+
+class TrioClockwork:
+    """One run: its clock, and the order of its tasks. Stands in for trio's random generator while it lasts."""
+
+    def __init__(self, scheduler: Scheduler, order: Literal["passes", "steps"], generator: Any) -> None:
+        self.clock = trio.testing.MockClock()
+        self._scheduler = None if scheduler is first else scheduler
+        self._one_at_a_time = order == "steps"
+        self._generator = generator
+        self._labels: dict[Any, str] = {}
+        self._arrived: dict[Any, int] = {}
+        self._rounds = 0
+        self._blocked: list[trio.Event] = []
+        self._ours: dict[Any, bool] = {}
+        self._stuck = False
+        self._over = False
+        self._abort = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)  # clocks of other runs draw from it too
+
+    # -- the run
+
+    async def host(self, fn: Callable[[], Awaitable[Any]]) -> Any:
+        """Run *fn*, and let time pass when all of it waits."""
+        result: Any = None
+        error: BaseException | None = None
+        self._ours[trio.lowlevel.current_task()] = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._let_time_pass, nursery.cancel_scope)
+            self._ours.update((keeper, False) for keeper in nursery.child_tasks)
+            try:
+                result = await fn()
+            except trio.Cancelled:  # noqa: ASYNC103 - stuck: our own scope's, which the group catches
+                if not self._stuck:
+                    raise
+            except BaseException as raised:  # raised below, bare
+                error = raised
+            self._over = True
+            nursery.cancel_scope.cancel()
+        if self._stuck:
+            raise Deadlock from error
+        if error is not None:
+            raise error
+        return result
+
+    async def _let_time_pass(self, scope: trio.CancelScope) -> None:
+        while not self._stuck:
+            await trio.testing.wait_all_tasks_blocked()
+            blocked, self._blocked = self._blocked, []
+            for event in blocked:
+                event.set()
+            if blocked:
+                continue
+            if self.next_timer() is not None:
+                self.jump()
+                continue
+            await trio.testing.wait_all_tasks_blocked(REAL_PATIENCE)
+            self._stuck = self.next_timer() is None and not self._blocked
+        scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked()
+            if not self._over:
+                _unshield(self._ours)
+                await trio.testing.wait_all_tasks_blocked()
+            if not self._over:
+                self._abort = True  # whoever still waits swallows cancellations: only the end of the loop is left
+                await trio.lowlevel.checkpoint()
+
+    def instruments(self, before_step: Callable[[object], None] | None) -> list[trio.abc.Instrument]:
+        """Return what tells *before_step* of each step."""
+        return [] if before_step is None else [_Steps(before_step, self)]
+
+    # -- what tells of itself
+
+    async def all_blocked(self) -> None:
+        """Wait until no other task is ready; time stands still meanwhile."""
+        event = trio.Event()
+        self._blocked.append(event)
+        await event.wait()
+
+    def next_timer(self) -> float | None:
+        """Return the seconds until the next timer, or None."""
+        seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
+        return max(0.0, seconds) if seconds != float("inf") else None
+
+    def jump(self) -> None:
+        """Let time pass until the next timer."""
+        if (seconds := self.next_timer()) is not None and seconds > 0:
+            self.clock.jump(seconds)
+
+    # -- in which order
+
+    def is_ours(self, task: Any) -> bool:
+        """Tell whether *task* is the program's: not one of trio's, nor the one that lets time pass."""
+        ours = self._ours.get(task)
+        if ours is None:
+            nursery = task.parent_nursery
+            ours = self._ours[task] = nursery is not None and self.is_ours(nursery.parent_task)
+        return ours
+
+    def shuffle(self, batch: list[Any]) -> None:
+        """Put *batch* in order; called by trio with the ready tasks, the last of which runs first."""
+        runner = internals.GLOBAL_RUN_CONTEXT.runner
+        if runner.clock is not self.clock:
+            self._generator.shuffle(batch)
+        elif self._abort:
+            raise Deadlock
+        elif self._one_at_a_time:
+            batch[:] = self._one_of(batch, runner) if batch else []
+        else:
+            batch[:] = reversed(self._permuted(batch))
+
+    def _permuted(self, batch: Sequence[Any]) -> list[Any]:
+        steps = sorted(batch, key=_serial)
+        if self._scheduler is None:
+            return steps
+        chosen = [task for task in steps if not self.is_ours(task)]
+        steps = [task for task in steps if self.is_ours(task)]
+        while len(steps) > 1:
+            chosen.append(steps.pop(self._scheduler([self._label(step) for step in steps])))
+        return chosen + steps
+
+    def _one_of(self, batch: Sequence[Any], runner: Any) -> list[Any]:
+        others = [task for task in batch if not self.is_ours(task)]
+        if others:
+            runner.runq.extend(task for task in batch if self.is_ours(task))
+            return sorted(others, key=_serial, reverse=True)
+        self._rounds += 1
+        arrived = {task: self._arrived.get(task, self._rounds) for task in batch}
+        steps = sorted(batch, key=lambda task: (arrived[task], _serial(task)))
+        at = 0
+        if self._scheduler is not None and len(steps) > 1:
+            at = self._scheduler([self._label(step) for step in steps])
+        chosen = steps.pop(at)
+        del arrived[chosen]
+        self._arrived = arrived
+        runner.runq.extend(steps)
+        return [chosen]
+
+    def _label(self, task: trio.lowlevel.Task) -> str:
+        label = self._labels.get(task)
+        if label is None:
+            label = self._labels[task] = f"{task.name}#{len(self._labels)}"
+        return label
+
+
+class _Steps(trio.abc.Instrument):
+    def __init__(self, before_step: Callable[[object], None], clockwork: TrioClockwork) -> None:
+        self._before_step = before_step
+        self._clockwork = clockwork
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._clockwork.is_ours(task):
+            self._before_step(task)
+
+
+def _serial(task: Any) -> int:
+    number: int = task._counter
+    return number
+
+
+def _unshield(tasks: Iterable[Any]) -> None:
+    """Take the shields off the scopes that *tasks* are in, so that a cancellation reaches them."""
+    for task in [task for task in tasks if task is not trio.lowlevel.current_task()]:
+        status = task._cancel_status
+        while status is not None:
+            status._scope.shield = False
+            status = status._parent
+
+
+@contextmanager
+def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Iterator[TrioClockwork]:
+    """Make runs with the clockwork's clock, begun in the block, go on as *scheduler* says."""
+    before = internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING
+    clockwork = TrioClockwork(scheduler, order, before[0])
+    internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = clockwork, True  # type: ignore[misc,assignment]
+    try:
+        yield clockwork
+    except trio.TrioInternalError as error:
+        if isinstance(error.__cause__, Deadlock):
+            raise error.__cause__ from None
+        raise
+    finally:
+        internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
+
+
+def current() -> TrioClockwork | None:
+    """Return the clockwork that the current trio run goes by, or None."""
+    chooser: object = internals._r
+    if not isinstance(chooser, TrioClockwork):
+        return None
+    try:
+        return chooser if trio.lowlevel.current_clock() is chooser.clock else None
+    except RuntimeError:
+        return None

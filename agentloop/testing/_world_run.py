@@ -1,0 +1,153 @@
+"""Runs a world once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import attrs
+
+from agentloop import spans
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.events import Event
+from agentloop.exceptions import UserTypeError
+from agentloop.limits import Capacity
+from agentloop.results import RunResult
+from agentloop.run import Runner
+from agentloop.testing._world_parts import Watch, WorldEffects, WorldModels, agents_of
+from agentloop.testing.clockwork import Backend, Deadlock
+from agentloop.testing.gate import Gate
+from agentloop.testing.schedules import Recorder, first
+from agentloop.testing.stepping import Stepped, run_stepped
+
+if TYPE_CHECKING:
+    from agentloop.testing.runs import World
+
+MADE_PER_RUN = ("hooks", "session", "run_config")
+
+
+@attrs.define(eq=False)
+class Driven:
+    """One run of a world under way, and what was seen of it."""
+
+    world: World
+    agent: Agent[Any, Any]
+    context: Any
+    options: dict[str, Any]
+    streamed: bool
+    watch: Watch
+    effects: WorldEffects
+    models: WorldModels | None
+    gate: Gate | None
+    seen: Stepped = attrs.field(factory=Stepped)
+    events: list[Event] = attrs.field(factory=list)
+    entries: int = 0
+    cancelled_at_time: float | None = None
+    ended_at: float = 0.0
+
+    def mark(self) -> int:
+        """Note that the cancellation was given, and return how many records there are."""
+        self.cancelled_at_time = anyio.current_time()
+        return len(self.watch.records)
+
+    async def program(self) -> RunResult[Any]:
+        """Run the world's agent to its end, over pauses that its verdicts end."""
+        token = spans._trace.set(spans.Trace(trace_id="trace"))
+        try:
+            given: Any = self.world.input
+            while True:
+                result = await self._enter(given)
+                if result.status != "interrupted" or (given := self._decided(result)) is None:
+                    return result
+        finally:
+            spans._trace.reset(token)
+            self.ended_at = anyio.current_time()
+
+    async def _enter(self, given: Any) -> RunResult[Any]:
+        self.entries += 1
+        if not self.streamed:
+            return await Runner.run(self.agent, given, context=self.context, **self.options)
+        async with Runner.run_streamed(self.agent, given, context=self.context, **self.options) as stream:
+            async for event in stream:
+                self.events.append(event)
+        return stream.result
+
+    def _decided(self, result: RunResult[Any]) -> Any:
+        """Return the state to go on from, with the verdicts given that are waited for; None if there is none."""
+        waiting = {(request.path, request.call.call_id): request for request in result.interruptions}
+        fitting = [one for one in self.world.verdicts if (one.path, one.call_id) in waiting]
+        if not fitting:
+            return None
+        state = result.to_state()
+        for verdict in fitting:
+            request = waiting[verdict.path, verdict.call_id]
+            if verdict.approved:
+                state.approve(request, arguments=verdict.arguments, always=verdict.always)
+            else:
+                state.reject(request, message=verdict.message, always=verdict.always)
+        # What was decided outside of the run has the real time; here it has the run's.
+        at = self.effects.wall()
+        known = len(self.watch.records)
+        decided = [*self.watch.records, *(attrs.evolve(one, at=at) for one in state.records[known:])]
+        state = type(state)(self.agent, decided, context=self.context)
+        if self.world.serialize:
+            text = state.to_string(context_serializer=lambda _: None)  # given again below
+            state = type(state).from_string(self.agent, text, context=self.context)
+        self.watch.records[:] = state.records
+        return state
+
+    def capacities(self) -> Iterator[Capacity]:
+        """Yield every capacity that a tool of the tree holds, once."""
+        seen: set[int] = set()
+        for agent in agents_of(self.agent):
+            for tool in agent.tools:
+                for limit in tool.capacity:
+                    if isinstance(limit, Capacity) and id(limit) not in seen:
+                        seen.add(id(limit))
+                        yield limit
+
+
+def drive_world(world: World, *, backend: Backend, streamed: bool, scheduler: Recorder) -> Driven:
+    """Run *world* once, and return what was seen of it."""
+    gated = world.order == "gate"
+    gate = Gate(scheduler) if gated else None
+    driven = _prepared(world, streamed, gate)
+    scheduler.mark = driven.watch.records.__len__
+    try:
+        driven.seen = run_stepped(
+            driven.program,
+            backend=backend,
+            at=world.cancel.step if world.cancel is not None else None,
+            kind=world.cancel.kind if world.cancel is not None and backend == "asyncio" else "scope",
+            scheduler=first if gated else scheduler,
+            order="passes" if world.order == "gate" else world.order,
+            mark=driven.mark,
+            around=(lambda: gate) if gate is not None else nullcontext,
+        )
+    except Deadlock as deadlock:
+        driven.seen = Stepped(error=deadlock)
+    return driven
+
+
+def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
+    agent = world.agent if isinstance(world.agent, Agent) else world.agent()
+    if not isinstance(agent, Agent):
+        raise UserTypeError(f"World.agent: the function gave {agent!r}, not an Agent")
+    options = {
+        name: value() if name in MADE_PER_RUN and callable(value) else value for name, value in world.options.items()
+    }
+    config = options.get("run_config") or RunConfig()
+    watch = Watch()
+    models = None if world.script is None else WorldModels(agent, watch, world.script, world.nested)
+    effects = WorldEffects(watch, world.behaviors, gate, config.effects)
+    options["run_config"] = attrs.evolve(
+        config,
+        effects=effects,
+        instruments=(*config.instruments, watch),
+        **({} if models is None else {"model": models}),
+    )
+    context = world.context() if world.context is not None else None
+    return Driven(world, agent, context, options, streamed, watch, effects, models, gate)

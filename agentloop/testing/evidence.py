@@ -1,0 +1,410 @@
+"""What is known of one run after it: its log, read once into calls, turns and runs, and what was seen from outside.
+
+Invariants are judged on this alone. It doesn't use the library's own fold: what the log says is read here a second
+time, so that a fault of the fold can't hide itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from agentloop import records as r
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.handoffs import target_of
+from agentloop.items import HandoffCall, Item, ToolCall
+from agentloop.results import RunData
+from agentloop.tools import AgentCall, FunctionTool
+
+Path = tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class BodySeen:
+    """One execution of a body as seen from inside it: where, and between which records and times.
+
+    `began` and `ended` are how many records the log had then; `ended` is None for a body that never ended.
+    """
+
+    path: Path
+    call_id: str
+    tool: str
+    began: int
+    ended: int | None = None
+    ending: str | None = None
+    """`"value"`, `"error"`, `"cancelled"`, or None."""
+    began_at: float = 0.0
+    ended_at: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Cancellation:
+    """The caller's cancellation: how long the log was when it was given, when, and whether it came out of the run."""
+
+    mark: int
+    at: float | None = None
+    came_out: bool = True
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Evidence:
+    """All that is known of a run that is over. What wasn't watched is None, and nothing is judged by it.
+
+    Attributes:
+        records: The log of the whole tree.
+        agent: The agent it began with; its tools, handoffs and guardrails are looked up in it.
+        config: What it ran with.
+        result, error: What came of it, if a result or an error did.
+        cancellation: The caller's cancellation, if there was one.
+        bodies: Every execution of a body, in the order of their beginnings.
+        shown: What the models were shown, request by request: path and items.
+        hooks: Events that hooks were told, in order: `(event, path, name)`.
+        spans: Beginnings and ends of spans, in order.
+        saved: What the session held afterwards; `saved_before` is what it held before.
+        late: Path and call id of every late report.
+        left: What outlived the run, in words.
+        ended_at: The loop's clock when the run was over.
+        cancelling: Native cancellations pending in the caller's task, over those it was given.
+        streamed: Whether somebody read its events.
+        faultless: Whether nothing of the application's raised but tool bodies and guardrails that said so.
+        canaries: Texts that must stand nowhere.
+        definitions: What `definitions_of(agent)` gives, where it is known already.
+    """
+
+    records: Sequence[r.Record]
+    agent: Agent[Any, Any] | None = None
+    config: RunConfig = attrs.field(factory=RunConfig)
+    result: RunData | None = None
+    error: BaseException | None = None
+    cancellation: Cancellation | None = None
+    bodies: Sequence[BodySeen] | None = None
+    shown: Sequence[tuple[Path, Sequence[Item]]] | None = None
+    hooks: Sequence[tuple[str, Path, str]] | None = None
+    spans: Sequence[tuple[str, Any]] | None = None
+    saved: Sequence[Item] | None = None
+    saved_before: Sequence[Item] = ()
+    late: Sequence[tuple[Path, str]] | None = None
+    left: Sequence[str] | None = None
+    ended_at: float | None = None
+    cancelling: int | None = None
+    streamed: bool = False
+    faultless: bool = False
+    canaries: Sequence[str] = ()
+    definitions: Mapping[tuple[str, str], FunctionTool] | None = None
+
+
+# ---------------------------------------------------------------------------------------------- the log, read
+
+
+@attrs.define(eq=False)
+class CallSeen:
+    """One call of a model's response, and every record about it with its number."""
+
+    path: Path
+    turn: TurnSeen
+    index: int
+    call: ToolCall
+    started: list[tuple[int, r.CallStarted]] = attrs.field(factory=list)
+    bodies_ended: list[tuple[int, r.BodyEnded]] = attrs.field(factory=list)
+    settled: list[tuple[int, r.CallSettled]] = attrs.field(factory=list)
+    released: list[int] = attrs.field(factory=list)
+    guards: list[tuple[int, r.GuardrailSettled]] = attrs.field(factory=list)
+    requested: list[tuple[int, r.ApprovalRequested]] = attrs.field(factory=list)
+    verdicts: list[tuple[int, r.VerdictGiven]] = attrs.field(factory=list)
+
+    @property
+    def call_id(self) -> str:
+        return self.call.call_id
+
+    @property
+    def status(self) -> str | None:
+        """The latest status, or None while there is none."""
+        return self.settled[-1][1].outcome.status if self.settled else None
+
+
+@attrs.define(eq=False)
+class TurnSeen:
+    """One turn of one run: what the model was asked and said, and the calls that came of it."""
+
+    path: Path
+    number: int
+    n: int
+    agent: str
+    tools: frozenset[str]
+    handoffs: frozenset[str] = frozenset()
+    requested: list[tuple[int, r.ModelRequested]] = attrs.field(factory=list)
+    failed: list[tuple[int, r.ModelFailed]] = attrs.field(factory=list)
+    responded: list[tuple[int, r.ModelResponded]] = attrs.field(factory=list)
+    calls: list[CallSeen] = attrs.field(factory=list)
+    repeats: list[ToolCall | HandoffCall] = attrs.field(factory=list)
+    """Calls asked for again under their old id, with the same tool and arguments."""
+    conflicts: list[ToolCall | HandoffCall] = attrs.field(factory=list)
+    unnamed: bool = False
+    accepted: list[int] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class RunSeen:
+    """One run of the tree: its entries, turns and ends."""
+
+    path: Path
+    began: list[int] = attrs.field(factory=list)
+    """Where its entries begin: `RunStarted` and each `RunResumed`."""
+    limits: list[tuple[int, int | None]] = attrs.field(factory=list)
+    turns: list[TurnSeen] = attrs.field(factory=list)
+    ended: list[tuple[int, r.RunEnded]] = attrs.field(factory=list)
+    guards: list[tuple[int, r.GuardrailSettled]] = attrs.field(factory=list)
+    handed: list[tuple[int, r.HandedOff]] = attrs.field(factory=list)
+    known: dict[str, ToolCall | HandoffCall] = attrs.field(factory=dict)
+    agent: str = ""
+
+
+class Reading:
+    """*evidence* with its log read: runs by path, calls by path and id, turns in order."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.records = evidence.records
+        self.runs: dict[Path, RunSeen] = {}
+        self.calls: dict[tuple[Path, str], CallSeen] = {}
+        self.turns: list[TurnSeen] = []
+        self.strays: list[tuple[int, r.Record]] = []
+        """Records about calls that no response asked for, or of runs that never began."""
+        for n, record in enumerate(evidence.records):
+            read = _READERS.get(type(record))
+            if read is not None:
+                read(self, n, record)
+
+    @property
+    def root(self) -> RunSeen | None:
+        """The run that was asked for."""
+        return self.runs.get(())
+
+    @property
+    def started(self) -> Iterator[CallSeen]:
+        """The calls that started."""
+        return (call for call in self.calls.values() if call.started)
+
+    @property
+    def batches(self) -> Iterator[TurnSeen]:
+        """The turns that have calls."""
+        return (turn for turn in self.turns if turn.calls)
+
+    def under(self, path: Path) -> Iterator[RunSeen]:
+        """Return the run at *path* and those nested in it."""
+        return (run for run in self.runs.values() if run.path[: len(path)] == path)
+
+    def next_entry(self, path: Path, n: int) -> int:
+        """Return where the entry of the run at *path* that record *n* is in is over, by its next beginning."""
+        run = self.runs.get(path)
+        if run is None or len(run.began) == 1:
+            return len(self.records)
+        return min((began for began in run.began if began > n), default=len(self.records))
+
+    @cached_property
+    def definitions(self) -> Mapping[tuple[str, str], FunctionTool]:
+        """The tools of every agent that can be reached: by agent's name and tool's name."""
+        known = self.evidence.definitions
+        return known if known is not None else definitions_of(self.evidence.agent)
+
+    def tool(self, call: CallSeen) -> FunctionTool | None:
+        """Return the definition of *call*'s tool, if the agents are known."""
+        namespace = call.call.namespace
+        name = f"{namespace}.{call.call.name}" if namespace else call.call.name
+        return self.definitions.get((call.turn.agent, name))
+
+    def config(self, path: Path) -> RunConfig:
+        """Return what the run at *path* runs with: the configuration of the nearest agent tool that has its own."""
+        for depth in range(len(path), 0, -1):
+            call = self.calls.get((path[: depth - 1], path[depth - 1]))
+            tool = self.tool(call) if call is not None else None
+            if tool is not None and isinstance(tool.body, AgentCall) and tool.body.run_config is not None:
+                found: RunConfig = tool.body.run_config
+                return found
+        return self.evidence.config
+
+    def agent_named(self, name: str) -> Agent[Any, Any] | None:
+        """Return the reachable agent of that name."""
+        return self._agents.get(name)
+
+    @cached_property
+    def _agents(self) -> Mapping[str, Agent[Any, Any]]:
+        return {agent.name: agent for agent in agents_of(self.evidence.agent)}
+
+    @cached_property
+    def bodies(self) -> Mapping[tuple[Path, str], list[BodySeen]]:
+        """Executions by path and call id; empty where they weren't watched."""
+        found: dict[tuple[Path, str], list[BodySeen]] = {}
+        for body in self.evidence.bodies or ():
+            found.setdefault((body.path, body.call_id), []).append(body)
+        return found
+
+    # -- reading, record by record
+
+    def _entry(self, n: int, record: r.RunStarted | r.RunResumed) -> None:
+        run = self.runs.get(record.path)
+        if run is None:
+            run = self.runs[record.path] = RunSeen(record.path)
+        run.began.append(n)
+        run.limits.append((n, record.max_turns))
+        if isinstance(record, r.RunStarted):
+            run.agent = record.agent
+
+    def _turn(self, n: int, record: r.TurnStarted) -> None:
+        run = self.runs.get(record.path)
+        turn = TurnSeen(record.path, record.turn, n, record.agent, frozenset(record.tools), frozenset(record.handoffs))
+        self.turns.append(turn)
+        if run is None:
+            self.strays.append((n, record))
+        else:
+            run.turns.append(turn)
+
+    def _at(self, n: int, record: r.Record) -> TurnSeen | None:
+        run = self.runs.get(record.path)
+        if run is None or not run.turns:
+            self.strays.append((n, record))
+            return None
+        return run.turns[-1]
+
+    def _requested(self, n: int, record: r.ModelRequested) -> None:
+        if (turn := self._at(n, record)) is not None:
+            turn.requested.append((n, record))
+
+    def _failed(self, n: int, record: r.ModelFailed) -> None:
+        if (turn := self._at(n, record)) is not None:
+            turn.failed.append((n, record))
+
+    def _responded(self, n: int, record: r.ModelResponded) -> None:
+        turn = self._at(n, record)
+        if turn is None:
+            return
+        turn.responded.append((n, record))
+        known = self.runs[record.path].known
+        for item in record.response.items:
+            if not isinstance(item, ToolCall | HandoffCall):
+                continue
+            if not item.call_id:
+                turn.unnamed = True
+                continue
+            earlier = known.get(item.call_id)
+            if earlier is not None:
+                (turn.repeats if _same(earlier, item) else turn.conflicts).append(item)
+                continue
+            known[item.call_id] = item
+            if isinstance(item, ToolCall):
+                call = CallSeen(record.path, turn, len(turn.calls), item)
+                turn.calls.append(call)
+                self.calls[record.path, item.call_id] = call
+
+    def _of_call(self, n: int, record: Any) -> None:
+        call = self.calls.get((record.path, record.call_id))
+        if call is None:
+            self.strays.append((n, record))
+        elif isinstance(record, r.ItemReleased):
+            call.released.append(n)
+        else:
+            getattr(call, _PLACES[type(record)]).append((n, record))
+
+    def _guard(self, n: int, record: r.GuardrailSettled) -> None:
+        if record.call_id is not None:
+            call = self.calls.get((record.path, record.call_id))
+            if call is None:
+                self.strays.append((n, record))
+            else:
+                call.guards.append((n, record))
+        elif (run := self.runs.get(record.path)) is not None:
+            run.guards.append((n, record))
+
+    def _accepted(self, n: int, record: r.BatchEnded) -> None:
+        if (turn := self._at(n, record)) is not None:
+            turn.accepted.append(n)
+
+    def _handed(self, n: int, record: r.HandedOff) -> None:
+        if (run := self.runs.get(record.path)) is not None:
+            run.handed.append((n, record))
+
+    def _ended(self, n: int, record: r.RunEnded) -> None:
+        run = self.runs.get(record.path)
+        if run is None:
+            self.strays.append((n, record))
+        else:
+            run.ended.append((n, record))
+
+
+_PLACES: dict[type, str] = {
+    r.CallStarted: "started",
+    r.BodyEnded: "bodies_ended",
+    r.CallSettled: "settled",
+    r.ApprovalRequested: "requested",
+    r.VerdictGiven: "verdicts",
+}
+_READERS: dict[type, Callable[[Reading, int, Any], None]] = {
+    r.RunStarted: Reading._entry,
+    r.RunResumed: Reading._entry,
+    r.TurnStarted: Reading._turn,
+    r.ModelRequested: Reading._requested,
+    r.ModelFailed: Reading._failed,
+    r.ModelResponded: Reading._responded,
+    r.GuardrailSettled: Reading._guard,
+    r.BatchEnded: Reading._accepted,
+    r.HandedOff: Reading._handed,
+    r.RunEnded: Reading._ended,
+    r.ItemReleased: Reading._of_call,
+    **dict.fromkeys(_PLACES, Reading._of_call),
+}
+
+
+def _same(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall) -> bool:
+    if type(a) is not type(b) or a.name != b.name:
+        return False
+    if isinstance(a, ToolCall) and isinstance(b, ToolCall) and a.namespace != b.namespace:
+        return False
+    return a.arguments == b.arguments or plain_json(a.arguments) == plain_json(b.arguments)
+
+
+def plain_json(text: str) -> str:
+    """Return JSON *text* with sorted keys and no spaces, so that equal values are equal texts; itself if it isn't any.
+
+    An object that names a key twice isn't any: which of the values was meant can't be told.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
+        return "json " + json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return "text " + text
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def agents_of(agent: Agent[Any, Any] | None) -> list[Agent[Any, Any]]:
+    """Return *agent* and every agent that can be reached from it, by handoffs and agent tools; each once."""
+    found: list[Agent[Any, Any]] = []
+    todo = [agent] if agent is not None else []
+    while todo:
+        one = todo.pop()
+        if any(one is known for known in found):
+            continue
+        found.append(one)
+        todo.extend(target_of(entry).agent for entry in one.handoffs)
+        todo.extend(tool.body.agent for tool in one.tools if isinstance(tool.body, AgentCall))
+    return found
+
+
+def definitions_of(agent: Agent[Any, Any] | None) -> dict[tuple[str, str], FunctionTool]:
+    """Return the tools of all reachable agents by agent's and tool's (qualified) name; of two the later one."""
+    agents: Iterable[Agent[Any, Any]] = agents_of(agent)
+    return {(one.name, tool.qualified_name): tool for one in agents for tool in one.tools}

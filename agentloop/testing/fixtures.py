@@ -1,0 +1,213 @@
+"""What the fixtures of the pytest plugin give. Usable without pytest too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import attrs
+
+from agentloop._shell.live import LiveRun
+from agentloop._shell.run_stream import RunStream
+from agentloop.limits import Capacity
+from agentloop.spans import Span
+from agentloop.testing._world_parts import agents_of
+from agentloop.testing.clockwork import Backend, Order, run_clockwork
+from agentloop.testing.schedules import Tape
+from agentloop.testing.scripted import ScriptedModel, Step
+from agentloop.tracing import SpanFold
+
+ResultT = TypeVar("ResultT")
+
+
+class VirtualClock:
+    """Runs async code on loops whose time passes by itself when everything waits.
+
+    A sync test calls `run`. For async tests of anyio's pytest plugin:
+
+    ```python
+    @pytest.fixture(params=["asyncio", "trio"])
+    def anyio_backend(request, virtual_clock):
+        return virtual_clock.backend(request.param)
+    ```
+    """
+
+    def run(
+        self,
+        fn: Callable[..., Awaitable[ResultT]],
+        *args: Any,
+        backend: Backend = "asyncio",
+        tape: Iterable[int] = (),
+        order: Order = "passes",
+    ) -> ResultT:
+        """Run *fn* to its end, its tasks ordered by *tape*, and return what it returns."""
+        return run_clockwork(fn, *args, backend=backend, scheduler=Tape(tape), order=order)
+
+    def backend(self, name: Backend) -> tuple[str, dict[str, Any]]:
+        """Return what anyio's `anyio_backend` fixture must return for an async test to run in virtual time."""
+        if name == "asyncio":
+            from agentloop.testing._asyncio_clockwork import ClockworkLoop
+
+            return name, {"loop_factory": ClockworkLoop}
+        import trio.testing
+
+        return name, {"clock": trio.testing.MockClock(autojump_threshold=0)}
+
+
+class ScriptedModels:
+    """Makes scripted models, and knows which of their scripts were played to the end."""
+
+    def __init__(self) -> None:
+        self._made: list[ScriptedModel] = []
+
+    def __call__(self, *steps: Step, chunk: int = 16) -> ScriptedModel:
+        """Return a model that follows *steps*."""
+        model = ScriptedModel(steps, chunk=chunk)
+        self._made.append(model)
+        return model
+
+    def check_played(self) -> None:
+        """Raise AssertionError if a script has steps that no run has asked for."""
+        unplayed = [repr(model) for model in self._made if model.steps_left]
+        assert not unplayed, f"scripts that were not played to their end: {', '.join(unplayed)}"
+
+
+# ---------------------------------------------------------------------------------------------- orphans
+
+_inside: ContextVar[object] = ContextVar("agentloop_testing_inside", default=None)
+
+
+@attrs.define(eq=False)
+class _Watched:
+    """A stream that was entered: what it began."""
+
+    stream: RunStream[Any]
+    agent: str = ""
+    left: bool = False
+    tasks: list[asyncio.Task[Any]] = attrs.field(factory=list)
+
+
+class _Orphans:
+    def __init__(self) -> None:
+        self.watched: list[_Watched] = []
+        self.found: list[str] = []
+        self.capacities: dict[int, Capacity] = {}
+        self.spans: list[tuple[SpanFold, Span]] = []
+
+    def began(self, watched: _Watched) -> None:
+        live = _live(watched.stream)
+        watched.agent = live.agent.name
+        for agent in agents_of(live.agent):
+            for tool in agent.tools:
+                self.capacities.update((id(limit), limit) for limit in tool.capacity if isinstance(limit, Capacity))
+
+    def ended(self, watched: _Watched) -> None:
+        watched.left = True
+        where = f"the run of {watched.agent}"
+        for name in (*_unfinished(watched.tasks), *_trio_tasks_of(watched)):
+            self.found.append(f"task {name} outlives {where}")
+        for place in _live(watched.stream).threads._live:
+            self.found.append(f"the thread of {place.name} outlives {where}")
+        fold = _live(watched.stream).log.spans
+        for made_by, span in self.spans:
+            if made_by is fold and span.ended_at is None:
+                self.found.append(f"span {span.kind} {span.name} outlives {where}")
+
+    def at_the_end(self) -> list[str]:
+        for watched in self.watched:
+            if watched.agent and not watched.left:
+                self.found.append(f"the stream of the run of {watched.agent} was entered and never left")
+        for limit in self.capacities.values():
+            if (held := limit.statistics().tokens_in_use) > 0:
+                self.found.append(f"{held} tokens of {limit!r} were never given back")
+        return self.found
+
+
+@contextmanager
+def orphans_watched() -> Iterator[None]:
+    """Raise AssertionError at the end of the block if something outlived a run that was entered in it."""
+    orphans = _Orphans()
+    enter, leave, begin = RunStream.__aenter__, RunStream.__aexit__, SpanFold._open
+
+    async def entered(self: RunStream[Any]) -> RunStream[Any]:
+        watched = _Watched(self)
+        orphans.watched.append(watched)
+        _note_tasks()
+        token = _inside.set(watched)
+        try:
+            await enter(self)
+        finally:
+            _inside.reset(token)
+        orphans.began(watched)
+        return self
+
+    async def exited(self: RunStream[Any], *error: Any) -> bool:
+        try:
+            return await leave(self, *error)
+        finally:
+            for watched in orphans.watched:
+                if watched.stream is self and watched.agent:
+                    orphans.ended(watched)
+
+    def begun(self: SpanFold, *what: Any) -> Span:
+        span = begin(self, *what)
+        orphans.spans.append((self, span))
+        return span
+
+    RunStream.__aenter__, RunStream.__aexit__, SpanFold._open = entered, exited, begun  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        RunStream.__aenter__, RunStream.__aexit__, SpanFold._open = enter, leave, begin  # type: ignore[method-assign]
+    found = orphans.at_the_end()
+    assert not found, "\n".join(found)
+
+
+def _live(stream: RunStream[Any]) -> LiveRun:
+    live = stream._live
+    assert live is not None
+    return live
+
+
+def _note_tasks() -> None:
+    """Let the running asyncio loop note which run each task was begun in: a task can't be asked for its context."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    factory = loop.get_task_factory()
+    if getattr(factory, "notes_runs", False):
+        return
+
+    def noted(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        make: Any = asyncio.Task if factory is None else factory
+        task = make(coro, loop=loop, **options) if factory is None else make(loop, coro, **options)
+        context = options.get("context") or contextvars.copy_context()
+        watched = context.get(_inside)
+        if isinstance(watched, _Watched):
+            watched.tasks.append(task)
+        return task
+
+    noted.notes_runs = True  # type: ignore[attr-defined]
+    loop.set_task_factory(noted)
+
+
+def _unfinished(tasks: Iterable[asyncio.Task[Any]]) -> Iterator[str]:
+    for task in tasks:
+        if not task.done():
+            yield task.get_name()
+
+
+def _trio_tasks_of(watched: _Watched) -> Iterator[str]:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        from agentloop.testing.stepping import trio_tasks
+
+        for task in trio_tasks():
+            if task.context.get(_inside) is watched:
+                yield task.name

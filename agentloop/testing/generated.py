@@ -1,0 +1,317 @@
+"""Generated worlds for an application's own agents: what the model says, what bodies do, when the caller cancels.
+
+`@worlds(agent, …)` gives a test one `World` after another and shrinks the one that fails. It needs hypothesis
+(`pip install agentloop[test]`), which is imported when the decorator is applied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from agentloop.agents import Agent
+from agentloop.config import check_count
+from agentloop.exceptions import UserError, UserTypeError
+from agentloop.handoffs import target_of
+from agentloop.testing.arguments import draw_arguments
+from agentloop.testing.drawing import FAULTY_ARGUMENTS, PLAIN, Chance, Taste, draw_part, draw_tape
+from agentloop.testing.runs import CancelAt, Order, Verdict, World
+from agentloop.testing.scripted import call, reason, say
+from agentloop.tools import AgentCall
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+ValueT = TypeVar("ValueT")
+Made = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
+
+
+class Drawn:
+    """Choices that hypothesis makes: no, the smallest and the first are the simplest."""
+
+    def __init__(self, draw: DrawFn) -> None:
+        from hypothesis import strategies as st
+
+        self._draw, self._st = draw, st
+
+    def whole(self, low: int, high: int) -> int:
+        """Return a number from *low* to *high*, both included."""
+        return self._draw(self._st.integers(low, high))
+
+    def pick(self, values: Sequence[ValueT]) -> ValueT:
+        """Return one of *values*."""
+        return self._draw(self._st.sampled_from(list(values)))
+
+    def one_in(self, count: int) -> bool:
+        """Return True once in *count* times, about."""
+        return self._draw(self._st.integers(0, count - 1)) == count - 1
+
+
+# ---------------------------------------------------------------------------------------------- what is generated
+
+
+@attrs.frozen
+class Asked:
+    """One call of a script: where, of which tool."""
+
+    path: tuple[str, ...]
+    call_id: str
+    tool: str
+
+
+@attrs.frozen(kw_only=True)
+class Script:
+    """What models say in one world: the run's own, nested runs', and which calls that makes."""
+
+    steps: tuple[Any, ...]
+    nested: Mapping[str, tuple[Any, ...]]
+    asked: tuple[Asked, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Scripts:
+    """Scripts for an agent: up to *max_turns* turns of up to *max_calls* calls of its tools, then an answer.
+
+    With *malformed* some calls have arguments that don't fit, repeat an id, or name no tool.
+    """
+
+    max_turns: int = 3
+    max_calls: int = 3
+    malformed: bool = False
+
+    def draw(self, chance: Chance, agent: Agent[Any, Any]) -> Script:
+        """Return one script for *agent*."""
+        writer = _Writer(chance, self)
+        steps = writer.turns(agent, (), 0)
+        return Script(steps=steps, nested=writer.nested, asked=tuple(writer.asked))
+
+
+@attrs.frozen(kw_only=True)
+class Behaviours:
+    """What bodies do: take time, and with *faults* fail, cancel themselves, refuse to end."""
+
+    faults: bool = True
+
+    def draw(self, chance: Chance, asked: Sequence[Asked]) -> dict[str, Any]:
+        """Return behaviours for some of the calls *asked*; the others run as they are."""
+        taste = attrs.evolve(PLAIN, faults=self.faults)
+        found: dict[str, Any] = {}
+        for one in asked:
+            part = draw_part(chance, taste, None, one.call_id, ())
+            if part is not None:
+                found["/".join([*one.path, one.call_id])] = part
+        return found
+
+
+@attrs.frozen(kw_only=True)
+class CancelPoints:
+    """When the caller cancels: at one of the first *most* steps, or not at all."""
+
+    most: int = 100
+
+    def draw(self, chance: Chance) -> CancelAt | None:
+        """Return a point, or None."""
+        if not chance.one_in(2):
+            return None
+        return CancelAt(chance.whole(0, self.most), chance.pick(["scope", "native"]))
+
+
+@attrs.frozen(kw_only=True)
+class Verdicts:
+    """What is decided on calls that wait: approved or rejected, once or for all of their kind."""
+
+    def draw(self, chance: Chance, asked: Sequence[Asked]) -> tuple[Verdict, ...]:
+        """Return a verdict on each of the calls *asked*; those that don't wait need none."""
+        return tuple(
+            Verdict(call_id=one.call_id, path=one.path, approved=not chance.one_in(3), always=chance.one_in(5))
+            for one in asked
+        )
+
+
+def scripts(max_turns: int = 3, *, max_calls: int = 3, malformed: bool = False) -> Scripts:
+    """Return scripts for `worlds(models=…)`: up to *max_turns* turns of up to *max_calls* calls of its tools."""
+    check_count("max_turns", max_turns)
+    check_count("max_calls", max_calls)
+    return Scripts(max_turns=max_turns, max_calls=max_calls, malformed=malformed)
+
+
+def tool_behaviours(faults: bool = True) -> Behaviours:
+    """Return behaviours for `worlds(tools=…)`: bodies that take time and, with *faults*, misbehave in every way."""
+    return Behaviours(faults=faults)
+
+
+def cancel_points(most: int = 100) -> CancelPoints:
+    """Return moments for `worlds(cancels=…)`: one of the first *most* steps of the run, or none."""
+    return CancelPoints(most=most)
+
+
+def approvals() -> Verdicts:
+    """Return verdicts for `worlds(verdicts=…)`."""
+    return Verdicts()
+
+
+@attrs.define
+class _Writer:
+    chance: Chance
+    kind: Scripts
+    nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    asked: list[Asked] = attrs.field(factory=list)
+    texts: list[tuple[Asked, str]] = attrs.field(factory=list)
+
+    def turns(self, agent: Agent[Any, Any], path: tuple[str, ...], depth: int) -> tuple[Any, ...]:
+        steps: list[Any] = []
+        for _ in range(self.chance.whole(1, self.kind.max_turns if not depth else 1)):
+            pieces, target = self.response(agent, path, depth)
+            steps.append(pieces)
+            agent = target or agent
+        return (*steps, *[say("done")] * 2)
+
+    def response(
+        self, agent: Agent[Any, Any], path: tuple[str, ...], depth: int
+    ) -> tuple[list[Any], Agent[Any, Any] | None]:
+        chance = self.chance
+        pieces: list[Any] = [reason("hm")] if chance.one_in(5) else []
+        tools = [one for one in agent.tools if depth < 2 or not isinstance(one.body, AgentCall)]
+        for _ in range(chance.whole(1, self.kind.max_calls) if tools else 0):
+            pieces.append(self.call(chance.pick(tools), path, depth))
+        handoffs = [target_of(entry) for entry in agent.handoffs]
+        if handoffs and chance.one_in(4):
+            taken = chance.pick(handoffs)
+            arguments = draw_arguments(chance, taken.params_json_schema)
+            pieces.append(call(taken.name, arguments, call_id=f"h{len(self.asked) + 1}"))
+            found: Agent[Any, Any] = taken.agent
+            return pieces, found
+        return pieces or [say("done")], None
+
+    def call(self, tool: Any, path: tuple[str, ...], depth: int) -> Any:
+        chance = self.chance
+        if self.kind.malformed and self.texts and chance.one_in(12):
+            one, text = chance.pick(self.texts)
+            return call(one.tool, text, call_id=one.call_id)
+        call_id = f"c{len(self.asked) + 1}"
+        text = json.dumps(draw_arguments(chance, tool.params_json_schema), ensure_ascii=False)
+        name = tool.name
+        if self.kind.malformed and chance.one_in(12):
+            text = chance.pick(FAULTY_ARGUMENTS)
+        elif self.kind.malformed and chance.one_in(20):
+            name = f"{name}x"
+        one = Asked(path, call_id, name)
+        self.asked.append(one)
+        self.texts.append((one, text))
+        if isinstance(tool.body, AgentCall):
+            self.nested["/".join([*path, call_id])] = self.turns(tool.body.agent, (*path, call_id), depth + 1)
+        return call(name, text, call_id=call_id, namespace=tool.namespace)
+
+
+# ---------------------------------------------------------------------------------------------- the decorator
+
+
+def draw_application_world(
+    chance: Chance,
+    agent: Made,
+    *,
+    models: Scripts | None = None,
+    tools: Behaviours | None = None,
+    cancels: CancelPoints | None = None,
+    verdicts: Verdicts | None = None,
+    orders: Sequence[Order] = ("gate", "passes"),
+    **options: Any,
+) -> World:
+    """Return one world of *agent*; arguments are those of `worlds`."""
+    made = agent if isinstance(agent, Agent) else agent()
+    said = models.draw(chance, made) if models is not None else None
+    asked = said.asked if said is not None else ()
+    return World(
+        agent=agent,
+        script=said.steps if said is not None else None,
+        nested=said.nested if said is not None else {},
+        behaviors=tools.draw(chance, asked) if tools is not None else {},
+        verdicts=verdicts.draw(chance, asked) if verdicts is not None else (),
+        cancel=cancels.draw(chance) if cancels is not None else None,
+        order=chance.pick(orders),
+        tape=draw_tape(chance, 20),
+        **options,
+    )
+
+
+def strategy(agent: Made, **kinds: Any) -> SearchStrategy[World]:
+    """Return a hypothesis strategy for worlds of *agent*; arguments are those of `worlds`."""
+    try:
+        from hypothesis import strategies as st
+    except ImportError:
+        raise UserError("agentloop.testing.worlds needs hypothesis: `pip install agentloop[test]`") from None
+
+    @st.composite
+    def drawn(draw: DrawFn) -> World:
+        return draw_application_world(Drawn(draw), agent, **kinds)
+
+    return drawn()
+
+
+def worlds(
+    agent: Made,
+    *,
+    models: Scripts | None = None,
+    tools: Behaviours | None = None,
+    cancels: CancelPoints | None = None,
+    verdicts: Verdicts | None = None,
+    orders: Sequence[Order] = ("gate", "passes"),
+    max_examples: int | None = None,
+    context: Callable[[], Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test with generated worlds of *agent*; the test takes one as `world`.
+
+    A world that fails the test shrinks to a small one: few calls, a short tape, no cancellation.
+
+    Args:
+        agent: The agent, or a function that makes one anew for each run.
+        models: What models say (`scripts()`); None: the agents' own models are asked.
+        tools: What bodies do (`tool_behaviours()`); None: they run as they are.
+        cancels: When the caller cancels (`cancel_points()`); None: never.
+        verdicts: What is decided on calls that wait (`approvals()`); None: nothing, the run stays interrupted.
+        orders: Which schedules: see `World.order`.
+        max_examples: How many worlds; None: as hypothesis is set.
+        context, options: As of `World`.
+
+    Raises:
+        UserError: if hypothesis isn't installed.
+        UserTypeError: for anything but an agent or a function.
+    """
+    if not isinstance(agent, Agent) and not callable(agent):
+        raise UserTypeError(f"worlds: an Agent, or a function that makes one, is needed, not {agent!r}")
+    kinds: dict[str, Any] = {"models": models, "tools": tools, "cancels": cancels, "verdicts": verdicts}
+    found = strategy(agent, **kinds, orders=orders, context=context, options=options or {})
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        from hypothesis import HealthCheck, given, settings
+
+        wanted: dict[str, Any] = {
+            "deadline": None,
+            "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        }
+        if max_examples is not None:
+            wanted["max_examples"] = max_examples
+        decorated: Callable[..., None] = settings(**wanted)(given(world=found)(test))
+        return decorated
+
+    return decorate
+
+
+__all__ = [
+    "Behaviours",
+    "CancelPoints",
+    "Scripts",
+    "Taste",
+    "Verdicts",
+    "approvals",
+    "cancel_points",
+    "draw_application_world",
+    "scripts",
+    "strategy",
+    "tool_behaviours",
+    "worlds",
+]

@@ -1,0 +1,110 @@
+"""`check`: whether a run kept every built-in invariant of the library.
+
+The invariants are a table (`LAWS`): each has a name, a promise in words, and a function that looks for its premise and
+its breach in what a run left. A world in which an invariant's premise never occurs says nothing about it; a `Tally`
+counts the worlds that exercised each, so that a test session can fail where one of them was never put to the test.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from agentloop.config import RunConfig
+from agentloop.sessions import MemorySession
+from agentloop.testing import (
+    laws_accounting,
+    laws_cancellation,
+    laws_execution,
+    laws_guards,
+    laws_limits,
+    laws_outcomes,
+)
+from agentloop.testing.cast import Cast, HookLog
+from agentloop.testing.clockwork import Deadlock
+from agentloop.testing.evidence import BodySeen, Cancellation, Evidence, Reading
+from agentloop.testing.laws import LAWS, Finding, InvariantError, Law, Tally, judge, told
+from agentloop.testing.runs import WorldRun, WorldRuns
+
+__all__ = [
+    "LAWS",
+    "Evidence",
+    "Finding",
+    "InvariantError",
+    "Law",
+    "Tally",
+    "check",
+    "evidence_of",
+    "findings_of",
+    "judge",
+    "told",
+]
+
+# Importing a module of laws is what enters them into the table.
+_TABLES = (laws_execution, laws_limits, laws_outcomes, laws_cancellation, laws_guards, laws_accounting)
+
+Judged: TypeAlias = Evidence | WorldRun | WorldRuns
+"""What can be judged: what a world's run left, of one run or of all of them, or evidence put together by hand."""
+
+
+def evidence_of(run: WorldRun) -> Evidence:
+    """Return what is known of *run*."""
+    data = run.result if run.result is not None else getattr(run.error, "run_data", None)
+    hooks, session = run.hooks, run.session
+    given = run.cancelled_at is not None
+    stuck = isinstance(run.error, Deadlock)
+    native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
+    return Evidence(
+        records=run.records,
+        agent=run.agent,
+        config=run.world.options.get("run_config") or RunConfig(),
+        result=data,
+        error=run.error,
+        cancellation=(Cancellation(mark=run.mark, at=run.cancelled_at_time, came_out=run.cancelled) if given else None),
+        bodies=[
+            BodySeen(
+                path=body.path,
+                call_id=body.call_id,
+                tool=body.tool,
+                began=body.began,
+                ended=body.ended,
+                ending=body.ending,
+                began_at=body.began_at,
+                ended_at=body.ended_at,
+            )
+            for body in run.bodies
+        ],
+        shown=[(request.path, request.items) for request in run.requests],
+        hooks=hooks.told if isinstance(hooks, HookLog) else None,
+        spans=run.spans,
+        saved=session._items if isinstance(session, MemorySession) else None,
+        late=[(report.path, report.call.call_id) for report in run.late],
+        left=("the run itself: nothing can go on",) if stuck else run.left,
+        ended_at=run.ended_at,
+        cancelling=run.cancelling - (native and run.cancelled),
+        streamed=run.streamed,
+        faultless=isinstance(run.world.agent, Cast),
+    )
+
+
+def _evidence(judged: Judged) -> list[tuple[str, Evidence]]:
+    if isinstance(judged, Evidence):
+        return [("", judged)]
+    runs = judged.runs if isinstance(judged, WorldRuns) else (judged,)
+    return [(f" on {one.backend}, {'streamed' if one.streamed else 'plain'}", evidence_of(one)) for one in runs]
+
+
+def findings_of(judged: Judged, tally: Tally | None = None) -> list[Finding]:
+    """Return what *judged* breaks, in the table's order; counted in *tally* with what it exercises."""
+    return [finding for _, evidence in _evidence(judged) for finding in judge(Reading(evidence), tally)]
+
+
+def check(judged: Judged, tally: Tally | None = None) -> None:
+    """Judge what a run left by every built-in invariant, and count in *tally* which of them it exercised.
+
+    Raises:
+        InvariantError: naming each broken invariant, what it promises, and the records that show the breach.
+    """
+    for where, evidence in _evidence(judged):
+        findings = judge(Reading(evidence), tally)
+        if findings:
+            raise InvariantError(tuple(findings), where, told(tuple(evidence.records), findings))

@@ -1,0 +1,200 @@
+"""Invariants of cancellation and winding up: nothing outlives a run, and who ended what is told truly."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+from agentloop import records as r
+from agentloop.items import ToolOutput
+from agentloop.testing.evidence import CallSeen, Reading
+from agentloop.testing.laws import HELD, Broken, broken, law
+
+Findings = Iterator[Broken | None]
+SLACK = 1e-3
+"""Seconds beyond the cleanup grace that an end may take on a clock that stands still while tasks run."""
+_FROM_ABOVE = ("parent", "deadline")
+
+
+def from_above(seen: Reading) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
+    """Return the calls that ended because something around them was ended."""
+    for call in seen.calls.values():
+        for n, record in call.settled:
+            if record.outcome.status == "cancelled" and record.outcome.cancelled_by in _FROM_ABOVE:
+                yield call, n, record
+
+
+@law("cancellation")
+def nothing_outlives_the_run(seen: Reading) -> Findings:
+    """When a run is over, every body, task, stream, token and nested run of it has ended."""
+    for what in seen.evidence.left or ():
+        yield broken(f"left behind: {what}")
+    for body in seen.evidence.bodies or ():
+        if body.ended is None:
+            yield broken(f"the body of call {body.call_id} is still running", body.began)
+        elif body.ended > len(seen.records):
+            yield broken(f"the body of call {body.call_id} ended after the run", body.began)
+        else:
+            yield HELD
+
+
+@law("cancellation")
+def every_entry_ends_once(seen: Reading) -> Findings:
+    """Each entry of a run has one end, it is the entry's last record, and a nested run ends before its call."""
+    for run in seen.runs.values():
+        bounds = [*run.began, len(seen.records)]
+        for began, until in itertools.pairwise(bounds):
+            ends = [n for n, _ in run.ended if began < n < until]
+            if len(ends) > 1:
+                yield broken(f"an entry of run {_name(run.path)} ended {len(ends)} times", *ends)
+            elif not ends and (until < len(seen.records) or _known_over(seen)):
+                yield broken(f"an entry of run {_name(run.path)} never ended", began)
+            elif ends:
+                late = [n for n in range(ends[0] + 1, until) if seen.records[n].path[: len(run.path)] == run.path]
+                late = [n for n in late if not isinstance(seen.records[n], r.VerdictGiven | r.InputAdded)]
+                if late:
+                    yield broken(f"records of run {_name(run.path)} stand after its end", ends[0], *late)
+                else:
+                    yield HELD
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return "/".join(path) or "(the root)"
+
+
+def _known_over(seen: Reading) -> bool:
+    return seen.evidence.result is not None or seen.evidence.error is not None or seen.evidence.cancellation is not None
+
+
+@law("cancellation")
+def an_end_from_above_is_not_told(seen: Reading) -> Findings:
+    """A call that the run's end cancelled has no output, and no model is shown one in that entry."""
+    for call, n, record in from_above(seen):
+        until = seen.next_entry(call.path, n)
+        if record.outcome.output is not None:
+            yield broken(f"call {call.call_id} was ended from above and has an output for the model", n)
+        elif any(n < at < until for at in call.turn.accepted):
+            yield broken(f"call {call.call_id} was ended from above, and its turn was accepted", n)
+        else:
+            yield HELD
+        if len(call.settled) == 1:
+            for path, items in seen.evidence.shown or ():
+                if path == call.path and any(
+                    isinstance(item, ToolOutput) and item.call_id == call.call_id for item in items
+                ):
+                    yield broken(f"the model was shown an output of call {call.call_id}, which has none", n)
+
+
+@law("cancellation")
+def nothing_begins_while_ending(seen: Reading) -> Findings:
+    """Once a run's end has reached one of its calls, none of its turns, model calls or queued calls begin."""
+    for call, n, _ in from_above(seen):
+        until = seen.next_entry(call.path, n)
+        begun = [
+            at
+            for at in range(n + 1, until)
+            if isinstance(record := seen.records[at], r.TurnStarted | r.ModelRequested | r.CallStarted)
+            and record.path == call.path
+        ]
+        if begun:
+            yield broken(f"begun although call {call.call_id} had been ended from above", n, *begun)
+        else:
+            yield HELD
+
+
+@law("cancellation")
+def nothing_is_accepted_after_a_cancellation(seen: Reading) -> Findings:
+    """After the caller's cancellation no turn is accepted or begun, and no model is asked."""
+    given = seen.evidence.cancellation
+    if given is None or not given.came_out:
+        return
+    yield HELD
+    kinds = (r.BatchEnded, r.TurnStarted, r.ModelRequested)
+    late = [n for n in range(given.mark, len(seen.records)) if isinstance(seen.records[n], kinds)]
+    if late:
+        yield broken(f"{type(seen.records[late[0]]).__name__} after the cancellation", *late)
+
+
+@law("cancellation")
+def a_cancelled_run_says_so(seen: Reading) -> Findings:
+    """A run ends as cancelled if, and only if, its caller ended it, or had decided its end when that came."""
+    if seen.root is None or not seen.root.ended:
+        return
+    n, end = seen.root.ended[-1]
+    given = seen.evidence.cancellation
+    result = seen.evidence.result
+    if end.status == "cancelled":
+        asked = given is not None or getattr(result, "status", None) == "cancelled"
+        if asked:
+            yield HELD
+        else:
+            yield broken("the run ended as cancelled, and nobody had asked for it", n)
+    elif given is not None and given.came_out:
+        decided = {type(one) for one in seen.records[given.mark :]} <= {r.RunEnded, r.CleanupCut, r.SessionSaved}
+        if decided:
+            yield HELD
+        else:
+            yield broken(f"the caller cancelled the run, which ended as {end.status}", n)
+
+
+@law("cancellation")
+def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
+    """A call is cancelled by parent or deadline only where a run around it has ended early."""
+    for call, n, _ in from_above(seen):
+        until = seen.next_entry(call.path, n)
+        run = seen.runs.get(call.path)
+        ends = [one.status for at, one in run.ended if n < at <= until] if run is not None else []
+        if ends and ends[0] == "completed":
+            yield broken(f"call {call.call_id} was ended from above, and its run completed", n)
+        elif ends:
+            yield HELD
+
+
+@law("cancellation")
+def the_end_comes_within_grace(seen: Reading) -> Findings:
+    """A cancelled run returns within its cleanup grace, where no body shields itself or refuses to end."""
+    given, ended = seen.evidence.cancellation, seen.evidence.ended_at
+    if given is None or not given.came_out or given.at is None or ended is None or not seen.evidence.faultless:
+        return
+    grace = seen.evidence.config.tool_execution.cleanup_grace
+    if ended - given.at > grace + SLACK:
+        yield broken(f"the run took {ended - given.at:g} s to end; its grace is {grace:g} s", given.mark)
+    else:
+        yield HELD
+
+
+@law("cancellation")
+def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
+    """The caller's task has the native cancellations it was given, no more and no fewer."""
+    count = seen.evidence.cancelling
+    if count is None:
+        return
+    if count:
+        yield broken(f"{count} native cancellations too many are pending in the caller's task")
+    else:
+        yield HELD
+
+
+@law("cancellation")
+def late_reports_come_once(seen: Reading) -> Findings:
+    """What comes of a body after its outcome was decided is reported once."""
+    for (_, call_id), count in Counter(seen.evidence.late or ()).items():
+        if count > 1:
+            yield broken(f"{count} late reports of call {call_id}")
+        else:
+            yield HELD
+
+
+@law("cancellation")
+def bodies_that_ended_say_so(seen: Reading) -> Findings:
+    """A call is said to have a finished body only if its body came to an end of its own."""
+    for (path, call_id), bodies in seen.bodies.items():
+        call = seen.calls.get((path, call_id))
+        if call is None or not call.settled or len(bodies) > 1:
+            continue
+        n, record = call.settled[-1]
+        if bodies[0].ending == "value" and not record.outcome.body_finished and record.outcome.status == "succeeded":
+            yield broken(f"call {call_id} succeeded, and its body is said not to have finished", n)
+        else:
+            yield HELD

@@ -1,0 +1,299 @@
+"""Invariants of guardrails and approvals: judged before it counts, asked once, fitting one call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentloop import records as r
+from agentloop.agents import Agent
+from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
+from agentloop.items import AssistantMessage
+from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen
+from agentloop.testing.laws import HELD, Broken, broken, law
+
+Findings = Iterator[Broken | None]
+
+
+def _run_guards(seen: Reading, run: RunSeen, stage: str) -> list[tuple[int, r.GuardrailSettled]]:
+    return [(n, record) for n, record in run.guards if record.stage == stage]
+
+
+def _first_agent(seen: Reading, run: RunSeen) -> Agent[object, object] | None:
+    return seen.agent_named(run.agent)
+
+
+def _starts_under(seen: Reading, path: Path) -> list[int]:
+    return sorted(n for call in seen.started for n, _ in call.started if call.path[: len(path)] == path)
+
+
+@law("guards")
+def input_is_judged_before_effects(seen: Reading) -> Findings:
+    """Every input guardrail of a run has settled before the first of its calls starts."""
+    for run in seen.runs.values():
+        agent = _first_agent(seen, run)
+        if agent is None:
+            continue
+        wanted = len(seen.config(run.path).input_guardrails) + len(agent.input_guardrails)
+        starts = _starts_under(seen, run.path)
+        if not wanted or not starts:
+            continue
+        before = [n for n, _ in _run_guards(seen, run, "input") if n < starts[0]]
+        if len(before) < wanted:
+            yield broken(f"a call started after {len(before)} of {wanted} input guardrails", starts[0])
+        else:
+            yield HELD
+
+
+@law("guards")
+def a_tripped_input_stops_everything(seen: Reading) -> Findings:
+    """After an input guardrail has tripped no call of the run starts, and the run ends with the tripwire."""
+    for run in seen.runs.values():
+        tripped = [n for n, record in _run_guards(seen, run, "input") if _tripped(record)]
+        if not tripped:
+            continue
+        late = [n for n in _starts_under(seen, run.path) if n > tripped[0]]
+        late += [turn.n for turn in run.turns if turn.n > tripped[0]]
+        late += [n for turn in run.turns for n, _ in turn.responded if n > tripped[0]]
+        ended = [one for _, one in run.ended if one.status == "completed"]
+        if late or ended:
+            yield broken("the run went on after an input guardrail had tripped", tripped[0], *late)
+        else:
+            yield HELD
+        error = seen.evidence.error
+        other = isinstance(error, Exception) and not isinstance(error, InputGuardrailTripwireTriggered)
+        if other and not run.path and seen.evidence.faultless:
+            yield broken(f"an input guardrail tripped, and the run raised {type(error).__name__}", tripped[0])
+
+
+def _tripped(record: r.GuardrailSettled) -> bool:
+    return record.verdict in ("tripped", "tripwire", "RaiseException")
+
+
+@law("guards")
+def output_is_judged_before_it_counts(seen: Reading) -> Findings:
+    """Every output guardrail has passed the final output before the run completes with it."""
+    for run in seen.runs.values():
+        completed = [n for n, record in run.ended if record.status == "completed"]
+        agent = seen.agent_named(run.turns[-1].agent) if run.turns else None
+        if not completed or agent is None:
+            continue
+        wanted = len(seen.config(run.path).output_guardrails) + len(agent.output_guardrails)
+        began = max((began for began in run.began if began < completed[-1]), default=-1)
+        settled = [(n, one) for n, one in _run_guards(seen, run, "output") if began < n < completed[-1]]
+        if not wanted:
+            continue
+        if len(settled) < wanted:
+            yield broken(f"completed after {len(settled)} of {wanted} output guardrails", completed[-1])
+        elif any(_tripped(one) for _, one in settled):
+            yield broken("completed although an output guardrail had tripped", completed[-1])
+        else:
+            yield HELD
+
+
+@law("guards")
+def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
+    """An output that a guardrail tripped on is no final output and stands in no session."""
+    for run in seen.runs.values():
+        tripped = [n for n, record in _run_guards(seen, run, "output") if _tripped(record)]
+        if not tripped:
+            continue
+        ended = [n for n, one in run.ended if one.status == "completed" and n > tripped[-1]]
+        error = seen.evidence.error
+        if ended:
+            yield broken("completed although an output guardrail had tripped", tripped[-1], *ended)
+        elif not run.path and seen.evidence.saved is not None and _said_last(seen, run) in _texts(seen):
+            yield broken("the session holds an output that a guardrail tripped on", tripped[-1])
+        elif not run.path and not isinstance(error, OutputGuardrailTripwireTriggered) and seen.evidence.result:
+            yield broken("an output guardrail tripped, and the run has a result", tripped[-1])
+        else:
+            yield HELD
+
+
+def _said_last(seen: Reading, run: RunSeen) -> str | None:
+    for turn in reversed(run.turns):
+        for _, record in turn.responded:
+            words = [item.text for item in record.response.items if isinstance(item, AssistantMessage)]
+            return words[-1] if words and not turn.calls else None
+    return None
+
+
+def _texts(seen: Reading) -> list[str | None]:
+    fresh = (seen.evidence.saved or ())[len(seen.evidence.saved_before) :]
+    return [item.text for item in fresh if isinstance(item, AssistantMessage)]
+
+
+# ---------------------------------------------------------------------------------------------- of calls
+
+
+def _between(call: CallSeen, stage: str, after: int, before: int) -> list[r.GuardrailSettled]:
+    return [record for n, record in call.guards if record.stage == stage and after < n < before]
+
+
+@law("guards")
+def arguments_are_judged_before_the_body(seen: Reading) -> Findings:
+    """A call starts only after all input guardrails of its tool have let it, in this entry of the run."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not tool.tool_input_guardrails:
+            continue
+        for n, record in call.started:
+            entry = _entry_before(seen, call.path, n)
+            names = [one.guardrail for one in _between(call, "tool_input", entry, n)]
+            wanted = [guardrail.name for guardrail in tool.tool_input_guardrails]
+            if names[-len(wanted) :] != wanted:
+                yield broken(f"call {call.call_id} started after {len(names)} of {len(wanted)} input guardrails", n)
+            else:
+                yield HELD
+            del record
+
+
+def _entry_before(seen: Reading, path: Path, n: int) -> int:
+    found = -1
+    for depth in range(len(path) + 1):
+        run = seen.runs.get(path[:depth])
+        if run is not None:
+            found = max([found, *(began for began in run.began if began < n)])
+    return found
+
+
+@law("guards")
+def a_refused_call_never_runs(seen: Reading) -> Findings:
+    """A call whose arguments a guardrail refused doesn't start and is rejected; a tripwire ends the run."""
+    for call in seen.calls.values():
+        for n, record in call.guards:
+            if record.stage != "tool_input" or record.verdict not in ("RejectContent", "RaiseException"):
+                continue
+            entry = seen.next_entry(call.path, n)
+            late = [at for at, _ in call.started if n < at < entry]
+            if late:
+                yield broken(f"call {call.call_id} started although {record.guardrail} had refused it", n, *late)
+                continue
+            endings = [(at, one.outcome) for at, one in call.settled if n < at < entry]
+            wanted = "rejected" if record.verdict == "RejectContent" else "failed"
+            wrong = [at for at, one in endings if one.status not in (wanted, "cancelled", "failed")]
+            accepted = [at for at in call.turn.accepted if record.verdict == "RaiseException" and n < at < entry]
+            if wrong or accepted:
+                yield broken(f"call {call.call_id} was refused by {record.guardrail} and isn't {wanted}", n, *wrong)
+            else:
+                yield HELD
+
+
+@law("guards")
+def output_is_judged_before_it_settles(seen: Reading) -> Findings:
+    """A call succeeds only after every output guardrail of its tool has judged what it gave; a refusal rejects it."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not tool.tool_output_guardrails or not call.settled:
+            continue
+        n, record = call.settled[-1]
+        started = [at for at, _ in call.started if at < n]
+        judged = _between(call, "tool_output", started[-1] if started else -1, n)
+        verdicts = [one.verdict for one in judged]
+        status = record.outcome.status
+        if status == "succeeded" and (len(judged) < len(tool.tool_output_guardrails) or "RejectContent" in verdicts):
+            yield broken(f"call {call.call_id} succeeded with the verdicts {verdicts}", n)
+        elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
+            yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
+        elif "RaiseException" in verdicts and record.outcome.output is not None:
+            yield broken(f"call {call.call_id} tripped an output guardrail, and the model is told of it", n)
+        elif judged:
+            yield HELD
+
+
+# ---------------------------------------------------------------------------------------------- approvals
+
+
+def _answers(call: CallSeen, request: r.ApprovalRequested) -> list[tuple[int, r.VerdictGiven]]:
+    return [(n, one) for n, one in call.verdicts if one.digest == request.digest]
+
+
+@law("guards")
+def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
+    """A call that has a verdict isn't asked about again."""
+    for call in seen.calls.values():
+        for n, request in call.requested:
+            again = [at for at, _ in _answers(call, request) if at < n]
+            twice = [at for at, other in call.requested if at < n and other.digest == request.digest]
+            if again or twice:
+                yield broken(f"call {call.call_id} was asked about again", *again, *twice, n)
+            else:
+                yield HELD
+
+
+@law("guards")
+def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
+    """A call that was asked about starts only after it was approved, with the arguments that were approved."""
+    for call in seen.calls.values():
+        for n, request in call.requested:
+            for at, _ in call.started:
+                if at < n:
+                    continue
+                yes = [one for when, one in _answers(call, request) if n < when < at and one.approved]
+                if not yes and not _always(seen, call, at, approved=True):
+                    yield broken(f"call {call.call_id} waits for a verdict, and started", n, at)
+                else:
+                    yield HELD
+            if not call.started:
+                yield HELD
+
+
+def _always(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:
+    return any(
+        one.always and one.approved is approved and one.agent == call.turn.agent and n < before
+        for other in seen.calls.values()
+        if other.path == call.path and other.call.name == call.call.name
+        for n, one in other.verdicts
+    )
+
+
+@law("guards")
+def a_rejected_call_never_runs(seen: Reading) -> Findings:
+    """After a rejection the call doesn't start, and is settled as rejected."""
+    for call in seen.calls.values():
+        for n, verdict in call.verdicts:
+            if verdict.approved:
+                continue
+            late = [at for at, _ in call.started if at > n]
+            wrong = [at for at, one in call.settled if at > n and one.outcome.status not in ("rejected", "cancelled")]
+            if late or wrong:
+                yield broken(f"call {call.call_id} was rejected, and ran or counts otherwise", n, *late, *wrong)
+            else:
+                yield HELD
+
+
+@law("guards")
+def a_verdict_fits_one_call(seen: Reading) -> Findings:
+    """A verdict names the path, agent, tool, call and arguments that were asked about, all of them."""
+    for call in seen.calls.values():
+        for n, verdict in call.verdicts:
+            asked = [one for at, one in call.requested if at < n]
+            fits = any(
+                (one.path, one.agent, one.tool, one.digest)
+                == (verdict.path, verdict.agent, verdict.tool, verdict.digest)
+                for one in asked
+            )
+            if not fits:
+                yield broken(f"a verdict of call {call.call_id} fits none of its {len(asked)} requests", n)
+            else:
+                yield HELD
+
+
+@law("guards")
+def a_pause_has_something_to_ask(seen: Reading) -> Findings:
+    """A run ends as interrupted only where a call of the tree waits for a verdict, and goes on only with one."""
+    if seen.root is None:
+        return
+    for n, end in seen.root.ended:
+        open_calls = [
+            call
+            for call in seen.calls.values()
+            for at, request in call.requested
+            if at < n and not any(when < n for when, _ in _answers(call, request))
+        ]
+        if end.status == "interrupted":
+            if open_calls:
+                yield HELD
+            else:
+                yield broken("the run is interrupted, and no call waits for a verdict", n)
+        elif end.status == "completed" and open_calls:
+            yield broken(f"the run completed while call {open_calls[0].call_id} waits for a verdict", n)

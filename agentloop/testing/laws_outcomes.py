@@ -1,0 +1,220 @@
+"""Invariants of outcomes: outputs count in model order, and what becomes of one call doesn't touch another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agentloop import records as r
+from agentloop.exceptions import ToolCallError
+from agentloop.items import ToolOutput
+from agentloop.testing.evidence import CallSeen, Reading, RunSeen, TurnSeen
+from agentloop.testing.laws import HELD, Broken, broken, law
+from agentloop.testing.laws_execution import paused
+from agentloop.testing.laws_limits import one_at_a_time
+
+EPSILON = 1e-6
+"""Seconds that two readings of one moment may differ by."""
+Findings = Iterator[Broken | None]
+
+
+# ---------------------------------------------------------------------------------------------- order of outputs
+
+
+@law("execution")
+def outputs_in_model_order(seen: Reading) -> Findings:
+    """Outputs are released once each, after they have settled, in the order of their calls; what waits for a verdict
+    holds nobody up.
+    """
+    for turn in seen.batches:
+        last: dict[int, int] = {}
+        for call in turn.calls:
+            for n in call.released:
+                entry = seen.next_entry(turn.path, n)
+                twice = [other for other in call.released if n < other < entry]
+                if twice or not any(at < n for at, _ in call.settled):
+                    yield broken(f"call {call.call_id} was released twice, or before it had settled", n, *twice)
+                elif n < last.get(entry, -1) and not waited(seen, turn):
+                    yield broken(f"a call after {call.call_id} was released before it", n, last[entry])
+                else:
+                    yield HELD
+                last[entry] = max(last.get(entry, -1), n)
+
+
+def waited(seen: Reading, turn: TurnSeen) -> bool:
+    """Tell whether a call of *turn*, or one nested in it, waited for a verdict."""
+    return any(
+        call.requested or any(one.status == "interrupted" for run in _nested(seen, call) for _, one in run.ended)
+        for call in turn.calls
+    )
+
+
+def _nested(seen: Reading, call: CallSeen) -> Iterator[RunSeen]:
+    return seen.under((*call.path, call.call_id))
+
+
+@law("execution")
+def accepted_after_all(seen: Reading) -> Findings:
+    """A batch is accepted once, after each of its calls has settled and was released."""
+    for turn in seen.batches:
+        for n in turn.accepted:
+            missing = [call for call in turn.calls if not any(at < n for at in call.released)]
+            if len(turn.accepted) > 1:
+                yield broken(f"turn {turn.number} was accepted {len(turn.accepted)} times", *turn.accepted)
+            elif missing:
+                yield broken(f"turn {turn.number} was accepted without {missing[0].call_id}", n)
+            else:
+                yield HELD
+
+
+@law("execution")
+def models_see_outputs_in_order(seen: Reading) -> Findings:
+    """What a model is shown has the outputs of one turn in the order of their calls."""
+    places = {(call.path, call.call_id): (call.turn.n, call.index) for call in seen.calls.values()}
+    for path, items in seen.evidence.shown or ():
+        order = [places.get((path, item.call_id)) for item in items if isinstance(item, ToolOutput)]
+        known = [place for place in order if place is not None]
+        if known != sorted(known):
+            yield broken(f"the model was shown outputs out of order: {_ids(items)}")
+        elif len(known) > 1:
+            yield HELD
+
+
+def _ids(items: Iterable[object]) -> str:
+    return ", ".join(item.call_id for item in items if isinstance(item, ToolOutput))
+
+
+# ---------------------------------------------------------------------------------------------- failures stay local
+
+
+@law("execution")
+def finished_bodies_keep_their_end(seen: Reading) -> Findings:
+    """A body that came to its own end is never settled as cancelled by a sibling, the tool or a caller."""
+    for (path, call_id), bodies in seen.bodies.items():
+        call = seen.calls.get((path, call_id))
+        if call is None or bodies[-1].ending != "value" or not call.settled or paused(seen, call):
+            continue
+        n, record = call.settled[-1]
+        by = record.outcome.cancelled_by
+        if record.outcome.status == "cancelled" and by not in ("parent", "deadline"):
+            if by == "sibling" and record.outcome.cleanup == "cut":
+                continue  # what comes after the body was cut at the run's cleanup deadline
+            yield broken(f"call {call_id} returned, and counts as cancelled by {by}", n)
+        elif record.outcome.status in ("replayed", "skipped"):
+            yield broken(f"call {call_id} returned, and counts as {record.outcome.status}", n)
+        else:
+            yield HELD
+
+
+def raises(record: r.CallSettled) -> bool:
+    """Tell whether this ending is one that leaves the run: the model is told nothing."""
+    outcome = record.outcome
+    return outcome.output is None and (
+        outcome.status in ("failed", "timed_out") or outcome.cancelled_by in ("tool", "caller")
+    )
+
+
+@law("execution")
+def siblings_fall_to_failures_only(seen: Reading) -> Findings:
+    """A call is cancelled for a sibling only where one of its batch failed in a way that leaves the run."""
+    for turn in seen.batches:
+        fallen = [n for call in turn.calls for n, one in call.settled if one.outcome.cancelled_by == "sibling"]
+        if not fallen:
+            continue
+        culprits = [call for call in turn.calls if any(raises(one) for _, one in call.settled)]
+        accepted = [n for n in turn.accepted if n > fallen[0] and n < seen.next_entry(turn.path, fallen[0])]
+        if accepted:
+            yield broken("a batch with calls cancelled for a sibling was accepted", fallen[0], *accepted)
+        elif not culprits and seen.evidence.faultless:
+            yield broken("cancelled for a sibling, and none has failed", *fallen)
+        else:
+            yield HELD
+
+
+@law("execution")
+def failures_that_leave_end_the_run(seen: Reading) -> Findings:
+    """A failure that the model isn't told of leaves the run: what waits for a slot of its batch starts no more."""
+    for turn in seen.batches:
+        for call in turn.calls:
+            for n, record in call.settled:
+                if not raises(record):
+                    continue
+                until = seen.next_entry(turn.path, n)
+                late = [at for other in turn.calls for at, _ in other.started if n < at < until]
+                if any(n < at < until for at in turn.accepted):
+                    yield broken(f"call {call.call_id} failed without an answer, and its turn was accepted", n)
+                elif late and one_at_a_time(seen, turn):
+                    yield broken(f"a call started although call {call.call_id} had ended the run", n, *late)
+                else:
+                    yield HELD
+
+
+@law("execution")
+def the_first_failure_is_raised(seen: Reading) -> Findings:
+    """Of failures of one batch the run raises the first in model order, a cancellation only if there is no other."""
+    error = seen.evidence.error
+    if seen.root is None or not isinstance(error, ToolCallError) or error.call is None or not seen.root.turns:
+        return
+    turn = seen.root.turns[-1]
+    failed = [call for call in turn.calls if call.settled and raises(call.settled[-1][1])]
+    raised = next((call for call in failed if call.call_id == error.call.call_id), None)
+    if raised is None or any(one.verdict == "RaiseException" for call in failed for _, one in call.guards):
+        return  # it came out of a nested run, or of something after a body
+    cancellations = [call for call in failed if call.status == "cancelled"]
+    wanted = next((call for call in failed if call not in cancellations), failed[0])
+    # The error of a nested run keeps its own class, which may rank it otherwise.
+    if wanted is not raised and not any((*call.path, call.call_id) in seen.runs for call in failed):
+        yield broken(f"call {raised.call_id} was raised, though {wanted.call_id} failed too", wanted.settled[-1][0])
+    elif len(failed) > 1:
+        yield HELD
+
+
+@law("execution")
+def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
+    """Of one response no more calls than `max_calls_per_turn` run; the others are skipped, and the model is told so."""
+    for turn in seen.batches:
+        most = seen.config(turn.path).tool_execution.max_calls_per_turn
+        for call in turn.calls[most:] if most is not None else ():
+            if call.started:
+                yield broken(f"call {call.call_id} is past the {most} calls of its turn, and ran", call.started[0][0])
+            elif call.status in ("skipped", "failed"):
+                yield HELD
+
+
+@law("execution")
+def timeouts_follow_the_policy(seen: Reading) -> Findings:
+    """A body that outlasts its tool's timeout times out, told or raised as the tool says; no other call does."""
+    for call in seen.calls.values():
+        tool = seen.tool(call)
+        if tool is None or not call.settled:
+            continue
+        n, record = call.settled[-1]
+        outcome = record.outcome
+        if outcome.status == "timed_out":
+            told = outcome.output is not None
+            if tool.timeout is None and tool.idle_timeout is None:
+                yield broken(f"call {call.call_id} timed out without a timeout", n)
+            elif told == (tool.timeout_behavior == "raise_exception"):
+                yield broken(f"call {call.call_id} timed out against the policy {tool.timeout_behavior}", n)
+            else:
+                yield HELD
+        elif tool.timeout is not None:
+            for body in seen.bodies.get((call.path, call.call_id), ())[-1:]:
+                outlasted = body.ended_at is not None and body.ended_at - body.began_at > tool.timeout + EPSILON
+                if outlasted and outcome.status == "succeeded":
+                    yield broken(f"call {call.call_id} took longer than its timeout and is {outcome.status}", n)
+
+
+@law("execution")
+def only_shown_tools_run(seen: Reading) -> Findings:
+    """A tool that the turn didn't show never reaches a callable."""
+    for call in seen.calls.values():
+        name = f"{call.call.namespace}.{call.call.name}" if call.call.namespace else call.call.name
+        known = name in call.turn.tools or call.call.name in call.turn.tools
+        if known and call.started:
+            yield HELD
+        elif not known:
+            ran = [n for n, _ in call.started]
+            if ran or (call.path, call.call_id) in seen.bodies:
+                yield broken(f"call {call.call_id} of {name}, which turn {call.turn.number} didn't show, ran", *ran)
+            else:
+                yield HELD

@@ -1,0 +1,285 @@
+"""Models for tests besides the scripted one: a function of yours, and a real model's answers, recorded and replayed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio.lowlevel
+
+from agentloop._shell.asking import resolved
+from agentloop.abc import Model
+from agentloop.config import ModelSettings
+from agentloop.exceptions import AgentLoopError, UserTypeError
+from agentloop.items import ITEM_TYPES
+from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.testing import cassette as tapes
+from agentloop.testing.scripted import ScriptedModel, respond, say
+
+__all__ = ["CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"]
+
+
+class FunctionModel(Model):
+    """A model that is a function: `fn(request)`, sync or async, gives the answer to each request.
+
+    The answer is text, an item or a list of items, or what a step of a `ScriptedModel` may be: `say(…)`, `call(…)`, a
+    list of these. `requests` keeps what was asked.
+    """
+
+    def __init__(self, fn: Callable[[ModelRequest], Any], *, chunk: int = 16) -> None:
+        if not callable(fn):
+            raise UserTypeError(f"FunctionModel: a function of the request is needed, not {fn!r}")
+        self._fn = fn
+        self._chunk = chunk
+        self._player = ScriptedModel(chunk=chunk)
+        self.requests: list[ModelRequest] = []
+
+    def __repr__(self) -> str:
+        return f"<FunctionModel {getattr(self._fn, '__name__', self._fn)!r}>"
+
+    @asynccontextmanager
+    async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        self.requests.append(request)
+        answer = _answer(await resolved(self._fn(request)))
+        async with self._player.playing(answer, request) as events:
+            yield events
+
+    def stream(self, request: ModelRequest) -> Any:
+        """Give what the function answers."""
+        return self._open(request)
+
+
+def _answer(answer: Any) -> Any:
+    if isinstance(answer, str):
+        return say(answer)
+    if isinstance(answer, ITEM_TYPES):
+        return respond(answer)  # type: ignore[arg-type]  # an item: mypy doesn't take it from the tuple of types
+    if isinstance(answer, Sequence) and answer and all(isinstance(item, ITEM_TYPES) for item in answer):
+        return respond(*answer)
+    return answer
+
+
+class RecordingModel(Model):
+    """Asks *model*, and writes what was asked and answered into a cassette, for a `ReplayModel` to answer from.
+
+    The cassette is a JSON file, written anew after each answer, whole or not at all. What looks like a secret (keys,
+    tokens, authorization headers, passwords) and every text of *secrets* stands in it as `[redacted]`; headers and
+    query parameters of the settings aren't written at all. An answer that was not read to its end is left out.
+
+    Args:
+        model: The model to ask. It is entered and left with this one.
+        path: Where the cassette stands. What was there is replaced.
+        secrets: Further texts to redact.
+    """
+
+    def __init__(self, model: Model, path: str | os.PathLike[str], *, secrets: Iterable[str] = ()) -> None:
+        if not isinstance(model, Model):
+            raise UserTypeError(f"RecordingModel: a Model is needed, not {model!r}")
+        self._model = model
+        self._path = Path(path)
+        self._redactor = tapes.Redactor(secrets)
+        self._takes: list[dict[str, Any]] = []
+        self.holds_resources = model.holds_resources
+
+    def __repr__(self) -> str:
+        return f"<RecordingModel of {self._model!r} into {self._path}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the recorded model can be asked as it is."""
+        return self._model.is_open
+
+    @property
+    def default_settings(self) -> ModelSettings:
+        """Those of the recorded model."""
+        return self._model.default_settings
+
+    async def __aenter__(self) -> Self:
+        await self._model.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        return await self._model.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - the wrapped model's own affair
+
+    @asynccontextmanager
+    async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        events: list[ModelEvent] = []
+        try:
+            async with self._model.stream(request) as stream:
+                recorded = _Recorded(stream, events)
+                yield recorded
+        except AgentLoopError as error:
+            self._take(request, events, error)
+            raise
+        if recorded.complete:
+            self._take(request, events, None)
+
+    def stream(self, request: ModelRequest) -> Any:
+        """Ask the recorded model, and write down what passes."""
+        return self._open(request)
+
+    def _take(self, request: ModelRequest, events: Sequence[ModelEvent], error: AgentLoopError | None) -> None:
+        self._takes.append(self._redactor.redacted(tapes.take(request, events, error)))
+        _write_whole(self._path, tapes.cassette_text(self._takes))
+
+
+class _Recorded:
+    def __init__(self, stream: AsyncIterator[ModelEvent], events: list[ModelEvent]) -> None:
+        self._stream = stream
+        self._events = events
+        self.complete = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ModelEvent:
+        try:
+            event = await anext(self._stream)
+        except StopAsyncIteration:
+            self.complete = True
+            raise
+        self._events.append(event)
+        return event
+
+
+def _write_whole(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class CassetteDivergence(AgentLoopError):
+    """A model was asked something else than the cassette was recorded with.
+
+    Attributes:
+        path, turn: Where in the run the request stands.
+        differences: `(place, recorded, asked)`, redacted; empty where nothing was recorded for that place at all.
+    """
+
+    def __init__(
+        self, message: str, path: tuple[str, ...], turn: int, differences: tuple[tuple[str, Any, Any], ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.turn = turn
+        self.differences = differences
+
+
+class ReplayModel(Model):
+    """Answers from a cassette that a `RecordingModel` wrote.
+
+    An answer is found by the place of its request in the run (nested runs, turn, attempt), so the order in which
+    parallel nested runs ask doesn't matter; a model that is used for several runs gives their answers one run after the
+    other. The request must be what it was when it was recorded, as far as it stands in the cassette.
+
+    Args:
+        path: The cassette.
+        secrets: The texts that were redacted besides what looks like a secret.
+        ignore: Parts of requests that may differ: `"system"`, `"items"`, `"tools"`, `"handoffs"`, `"output_schema"`,
+            `"settings"`, `"tool_choice"`.
+
+    Raises:
+        StateError: if the file isn't a cassette that this release can read.
+        CassetteDivergence: when it is asked something else; says what differs and where.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, secrets: Iterable[str] = (), ignore: Iterable[str] = ()
+    ) -> None:
+        self._path = Path(path)
+        self._redactor = tapes.Redactor(secrets)
+        self._ignore = tapes.checked_parts(ignore)
+        self._takes = tapes.read_cassette(self._path)
+        self._used: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<ReplayModel {self._path}: {len(self._used)} of {len(self._takes)} answers given>"
+
+    @property
+    def unused(self) -> int:
+        """How many answers of the cassette have not been asked for."""
+        return len(self._takes) - len(self._used)
+
+    @asynccontextmanager
+    async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        taken = self._found(request)
+        yield _Replayed(taken.events, taken.error)
+
+    def stream(self, request: ModelRequest) -> Any:
+        """Give the answer that was recorded for *request*."""
+        return self._open(request)
+
+    def _found(self, request: ModelRequest) -> tapes.Take:
+        for index, taken in enumerate(self._takes):
+            if index not in self._used and taken.place == (tuple(request.path), request.turn):
+                break
+        else:
+            raise self._unknown(request)
+        asked = self._redactor.redacted(tapes.request_to_json(request))
+        found = tuple(
+            (place, recorded, now)
+            for place, recorded, now in tapes.differences(taken.request, asked)
+            if place.split(".")[0].split("[")[0] not in self._ignore
+        )
+        if found:
+            raise self._other(request, index, found)
+        self._used.add(index)
+        return taken
+
+    def _unknown(self, request: ModelRequest) -> CassetteDivergence:
+        where = tapes.in_words(tuple(request.path), request.turn)
+        recorded = sum(taken.place == (tuple(request.path), request.turn) for taken in self._takes)
+        times = f"; it was asked {recorded} times there when it was recorded" if recorded else ""
+        return CassetteDivergence(
+            f"{self._path}: no answer was recorded for {where}{times}. Record the cassette again if the agent is meant "
+            "to ask there",
+            tuple(request.path),
+            request.turn,
+        )
+
+    def _other(self, request: ModelRequest, index: int, found: tuple[tuple[str, Any, Any], ...]) -> CassetteDivergence:
+        where = tapes.in_words(tuple(request.path), request.turn)
+        told = "".join(
+            f"\n  {place}: recorded {tapes.short(was)}, now {tapes.short(now)}" for place, was, now in found[:8]
+        )
+        more = f"\n  and {len(found) - 8} more" if len(found) > 8 else ""
+        return CassetteDivergence(
+            f"{self._path}: the model is asked something else in {where} than it was for answer {index + 1} of the "
+            f"cassette:{told}{more}\nRecord it again if the change is meant, or name the part in `ignore`",
+            tuple(request.path),
+            request.turn,
+            found,
+        )
+
+
+class _Replayed:
+    def __init__(self, events: Sequence[ModelEvent], error: AgentLoopError | None) -> None:
+        self._events = iter(events)
+        self._error = error
+        self._begun = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ModelEvent:
+        if not self._begun:
+            self._begun = True
+            await anyio.lowlevel.checkpoint()
+        for event in self._events:
+            return event
+        if self._error is not None:
+            raise self._error
+        raise StopAsyncIteration

@@ -1,0 +1,100 @@
+"""The pytest plugin: fixtures for runs of agents, and the budget of searches. Loaded by entry point.
+
+It is loaded in every test session of an environment that has agentloop, so what a fixture needs is imported when the
+fixture is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from agentloop.testing.fixtures import ScriptedModels, VirtualClock
+
+OPTION = "--agentloop-schedules"
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"at least 1 is needed, not {number}")
+    return number
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the budget of searches."""
+    group = parser.getgroup("agentloop")
+    group.addoption(
+        OPTION,
+        type=_count,
+        default=None,
+        metavar="N",
+        help="how many schedules agentloop.testing.explore runs where a test doesn't say (5000)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the budget, if it was given."""
+    schedules = config.getoption(OPTION)
+    if schedules is not None:
+        from agentloop.testing import _budget
+
+        before = _budget.schedules
+        _budget.schedules = schedules
+        config.add_cleanup(lambda: setattr(_budget, "schedules", before))
+
+
+@pytest.fixture
+def no_orphans() -> Iterator[None]:
+    """Fail a test in which something outlives a run: a task, a thread, a stream, a token of a capacity, a span.
+
+    Tasks, threads and spans are looked for when a run is left; streams that nobody left and tokens that nobody gave
+    back, at the end of the test.
+    """
+    from agentloop.testing.fixtures import orphans_watched
+
+    with orphans_watched():
+        yield
+
+
+@pytest.fixture
+def virtual_clock() -> VirtualClock:
+    """Run async code in virtual time: `virtual_clock.run(fn)` in a sync test; for async tests `virtual_clock.backend`.
+
+    See `agentloop.testing.fixtures.VirtualClock`.
+    """
+    from agentloop.testing.fixtures import VirtualClock
+
+    return VirtualClock()
+
+
+@pytest.fixture
+def scripted_model(request: pytest.FixtureRequest) -> Iterator[ScriptedModels]:
+    """Make models that follow a script: `scripted_model(say("hi"))`.
+
+    A test that passes otherwise fails if a script was not played to its end.
+    """
+    from agentloop.testing.fixtures import ScriptedModels
+
+    models = ScriptedModels()
+    yield models
+    if not _failed(request.node):
+        models.check_played()
+
+
+_PHASES = pytest.StashKey[dict[str, bool]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Note whether the test itself failed, for fixtures that then have nothing to add."""
+    report = yield
+    item.stash.setdefault(_PHASES, {})[report.when] = report.failed
+    return report
+
+
+def _failed(item: pytest.Item) -> bool:
+    return item.stash.get(_PHASES, {}).get("call", False)

@@ -1,0 +1,345 @@
+"""Worlds, and running them: a script, tool behaviours, a cancellation and a tape make a run that repeats itself.
+
+A `World` is data. `run` runs it on both backends, streamed and plain; `run_one` once. Time is virtual and begins at
+`EPOCH`; ids are counted; worker threads don't start (see `agentloop.testing.clockwork`). What of the application reads
+a clock or draws numbers by itself stays outside of that: ask `anyio.current_time()` instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from agentloop.abc import LateResult, StillRunning
+from agentloop.agents import Agent
+from agentloop.events import CallSettled, Event
+from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.items import Item
+from agentloop.model_events import ModelRequest
+from agentloop.records import Record
+from agentloop.results import RunResult
+from agentloop.spans import Span
+from agentloop.testing._world_parts import EPOCH, Behavior, Body, BodyRun
+from agentloop.testing._world_run import Driven, drive_world
+from agentloop.testing.clockwork import BACKENDS, Backend, Deadlock
+from agentloop.testing.schedules import Choices, Recorder, Scheduler, Tape, tape_of
+from agentloop.testing.scripted import Step
+from agentloop.testing.stepping import Kind, Stepped
+
+__all__ = [
+    "EPOCH",
+    "Behavior",
+    "Body",
+    "BodyRun",
+    "CancelAt",
+    "Mode",
+    "Order",
+    "Verdict",
+    "World",
+    "WorldRun",
+    "WorldRuns",
+    "run",
+    "run_one",
+]
+
+Order: TypeAlias = Literal["gate", "passes", "steps"]
+Mode: TypeAlias = Literal["plain", "streamed"]
+
+
+@attrs.frozen
+class CancelAt:
+    """The caller's cancellation: before which of the run's task steps, counted from 0, and of which kind."""
+
+    step: int
+    kind: Kind = "scope"
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """A decision on a call, given when it waits for one. The run then goes on."""
+
+    call_id: str
+    approved: bool = True
+    path: tuple[str, ...] = ()
+    always: bool = False
+    message: str | None = None
+    arguments: str | None = None
+
+
+def _tape(numbers: Iterable[int]) -> tuple[int, ...]:
+    return Tape(numbers).numbers
+
+
+def _steps(script: Sequence[Step] | None) -> tuple[Step, ...] | None:
+    return None if script is None else tuple(script)
+
+
+def _scripts(scripts: Mapping[str, Sequence[Step]]) -> Mapping[str, tuple[Step, ...]]:
+    return {path: tuple(script) for path, script in scripts.items()}
+
+
+@attrs.frozen(kw_only=True)
+class World:
+    """All that one run depends on.
+
+    Attributes:
+        agent: The agent; or a function that makes one, called once per run, which gives each run tools with a state of
+            their own.
+        script: What the run's model says, one step a request, whatever the agent at work. None: the agents' own models
+            are asked, which then should be made anew by *agent*.
+        nested: What the models of nested runs say, by call ids: `"c1"` is the run that call `c1` began, `"c1/d2"` one
+            inside it. A nested run without a script asks its agent's own model.
+        input: The run's input.
+        behaviors: What bodies do in place of their own, by `"c1/d2"` (path and call id) or by the tool's name.
+        cancel: The caller's cancellation.
+        context: Makes the application's object, once per run.
+        options: Further arguments of `Runner.run`. `hooks`, `session` and `run_config` may be functions that make one,
+            once per run.
+        verdicts: Given when their calls wait for one; the run is resumed until none fits.
+        serialize: Whether the run's state goes through its text form before each resume.
+        tape: Decides who goes next; past its end who came first.
+        order: `"gate"`: answers of models, bodies, guardrails and session I/O wait until the tape lets one through: the
+            same schedule on both backends. `"passes"`: the tape permutes the tasks that are ready together, as a loop
+            may. `"steps"`: it takes any ready task as the next, as if every wait took unknown time.
+    """
+
+    agent: Agent[Any, Any] | Callable[[], Agent[Any, Any]]
+    script: tuple[Step, ...] | None = attrs.field(default=None, converter=_steps)
+    nested: Mapping[str, tuple[Step, ...]] = attrs.field(factory=dict, converter=_scripts)
+    input: str | tuple[Item, ...] = "go"
+    behaviors: Mapping[str, Behavior] = attrs.field(factory=dict)
+    cancel: CancelAt | None = None
+    context: Callable[[], Any] | None = None
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+    serialize: bool = True
+    tape: tuple[int, ...] = attrs.field(default=(), converter=_tape)
+    order: Order = attrs.field(default="gate", validator=attrs.validators.in_(("gate", "passes", "steps")))
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.agent, Agent) and not callable(self.agent):
+            raise UserTypeError(f"World.agent: an Agent, or a function that makes one, is needed, not {self.agent!r}")
+        if self.context is not None and not callable(self.context):
+            raise UserTypeError("World.context: a function that makes it, once per run, is needed")
+        if "context" in self.options:
+            raise UserValueError("World.options: the context is given by World.context")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class WorldRun:
+    """One run of a world: on one backend, streamed or plain. Exactly one of result, error and cancelled is there.
+
+    Attributes:
+        records: The run's log, whatever became of it.
+        result: What the run returned.
+        error: What it raised; a `Deadlock` where nothing could go on.
+        cancelled: Whether the caller's cancellation came out of it.
+        calls: How each call of the run itself ended, in model order, where a result or an error tells.
+        requests: What the models were asked, in order, those of nested runs too.
+        events: What a streamed run's consumer read.
+        bodies: Every body that began, in order.
+        agent, context, hooks, session: What the run was given.
+        spans: `("start" or "end", span)`, in order.
+        late, still_running: What instruments were told.
+        choices: Who could go next and who did; `tape` repeats it.
+        trace: Who was let through the gate, in order, or which task went on; where there was a choice.
+        chosen_at: How many records there were at each choice.
+        steps: Steps of tasks.
+        cancelled_at: The step before which the cancellation was given; None where the run was over before.
+        mark: How many records there were then.
+        cancelling: Native cancellations pending in the caller's task afterwards.
+        entries: How often the run was entered.
+        left: What outlived the run, in words.
+        seconds: How long it took, in virtual time.
+        cancelled_at_time, ended_at: On the virtual clock.
+        open_responses: Answers of scripted models that were not closed.
+        script_ran_out: Whether a script was asked for more steps than it has.
+    """
+
+    world: World = attrs.field(repr=False)
+    backend: Backend
+    streamed: bool
+    records: tuple[Record, ...] = attrs.field(repr=False)
+    result: RunResult[Any] | None = attrs.field(default=None, repr=False)
+    error: BaseException | None = None
+    cancelled: bool = False
+    calls: tuple[CallSettled, ...] = attrs.field(default=(), repr=False)
+    requests: tuple[ModelRequest, ...] = attrs.field(default=(), repr=False)
+    events: tuple[Event, ...] = attrs.field(default=(), repr=False)
+    bodies: tuple[BodyRun, ...] = attrs.field(default=(), repr=False)
+    agent: Agent[Any, Any] = attrs.field(repr=False)
+    context: Any = attrs.field(default=None, repr=False)
+    hooks: Any = attrs.field(default=None, repr=False)
+    session: Any = attrs.field(default=None, repr=False)
+    spans: tuple[tuple[str, Span], ...] = attrs.field(default=(), repr=False)
+    late: tuple[LateResult, ...] = attrs.field(default=(), repr=False)
+    still_running: tuple[StillRunning, ...] = attrs.field(default=(), repr=False)
+    choices: Choices = attrs.field(default=(), repr=False)
+    trace: tuple[str, ...] = attrs.field(default=(), repr=False)
+    chosen_at: tuple[int, ...] = attrs.field(default=(), repr=False)
+    steps: int = attrs.field(default=0, repr=False)
+    cancelled_at: int | None = attrs.field(default=None, repr=False)
+    mark: int = attrs.field(default=0, repr=False)
+    cancelling: int = attrs.field(default=0, repr=False)
+    entries: int = attrs.field(default=1, repr=False)
+    left: tuple[str, ...] = attrs.field(default=(), repr=False)
+    seconds: float = attrs.field(default=0.0, repr=False)
+    cancelled_at_time: float | None = attrs.field(default=None, repr=False)
+    ended_at: float = attrs.field(default=0.0, repr=False)
+    open_responses: int = attrs.field(default=0, repr=False)
+    script_ran_out: bool = attrs.field(default=False, repr=False)
+
+    @property
+    def tape(self) -> tuple[int, ...]:
+        """The shortest tape that repeats this run's schedule."""
+        return tape_of(self.choices)
+
+    def executions(self, tool: str) -> int:
+        """Return how many bodies of *tool* began."""
+        return sum(body.tool == tool for body in self.bodies)
+
+
+@attrs.frozen(eq=False)
+class WorldRuns:
+    """The runs of one world. What a single run tells is the first one's: asyncio, plain, unless asked otherwise."""
+
+    world: World
+    runs: tuple[WorldRun, ...]
+
+    def of(self, backend: Backend | None = None, streamed: bool | None = None) -> tuple[WorldRun, ...]:
+        """Return the runs on *backend*, and those that were or weren't *streamed*; None takes either."""
+        return tuple(
+            one
+            for one in self.runs
+            if (backend is None or one.backend == backend) and (streamed is None or one.streamed == streamed)
+        )
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The log of the first run."""
+        return self.runs[0].records
+
+    @property
+    def result(self) -> RunResult[Any] | None:
+        """The result of the first run."""
+        return self.runs[0].result
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of the first run."""
+        return self.runs[0].error
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the first run was cancelled."""
+        return self.runs[0].cancelled
+
+    @property
+    def calls(self) -> tuple[CallSettled, ...]:
+        """How the calls of the first run ended."""
+        return self.runs[0].calls
+
+    @property
+    def context(self) -> Any:
+        """The application's object of the first run."""
+        return self.runs[0].context
+
+    def executions(self, tool: str) -> int:
+        """Return how many bodies of *tool* began, in the run with the most."""
+        return max(one.executions(tool) for one in self.runs)
+
+
+def run(
+    world: World,
+    *,
+    backends: Sequence[Backend] = BACKENDS,
+    modes: Sequence[Mode] = ("plain", "streamed"),
+) -> WorldRuns:
+    """Run *world* on each backend and in each mode.
+
+    Raises:
+        UserError: inside a running event loop: worlds run in sync code.
+    """
+    if not backends or not modes:
+        raise UserValueError("run: at least one backend and one mode is needed")
+    return WorldRuns(
+        world,
+        tuple(run_one(world, backend=backend, streamed=mode == "streamed") for mode in modes for backend in backends),
+    )
+
+
+def run_one(
+    world: World, *, backend: Backend = "asyncio", streamed: bool = False, scheduler: Scheduler | None = None
+) -> WorldRun:
+    """Run *world* once. *scheduler* chooses in the place of its tape.
+
+    Whatever the run raises is the `error` of what is returned.
+
+    Raises:
+        UserError: inside a running event loop: worlds run in sync code.
+    """
+    recorder = Recorder(scheduler if scheduler is not None else Tape(world.tape))
+    driven = drive_world(world, backend=backend, streamed=streamed, scheduler=recorder)
+    return _world_run(world, backend, streamed, recorder, driven)
+
+
+def _world_run(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: Driven) -> WorldRun:
+    seen: Stepped = driven.seen
+    watch = driven.watch
+    result: RunResult[Any] | None = seen.value
+    data = result if result is not None else getattr(seen.error, "run_data", None)
+    return WorldRun(
+        world=world,
+        backend=backend,
+        streamed=streamed,
+        records=tuple(watch.records),
+        result=result,
+        error=seen.error,
+        cancelled=seen.cancelled,
+        calls=data.calls if data is not None else (),
+        requests=tuple(driven.models.requests) if driven.models is not None else (),
+        events=tuple(driven.events),
+        bodies=tuple(attrs.evolve(body) for body in watch.bodies),
+        agent=driven.agent,
+        context=driven.context,
+        hooks=driven.options.get("hooks"),
+        session=driven.options.get("session"),
+        spans=tuple(watch.spans),
+        late=tuple(watch.late),
+        still_running=tuple(watch.still_running),
+        choices=tuple(recorder.choices),
+        trace=tuple(recorder.chosen),
+        chosen_at=tuple(recorder.marks),
+        steps=seen.steps,
+        cancelled_at=seen.cancelled_at,
+        mark=seen.mark,
+        cancelling=seen.cancelling,
+        entries=driven.entries,
+        left=_left(driven),
+        seconds=seen.seconds,
+        cancelled_at_time=driven.cancelled_at_time,
+        ended_at=driven.ended_at,
+        open_responses=driven.models.open if driven.models is not None else 0,
+        script_ran_out=driven.models is not None and driven.models.ran_out,
+    )
+
+
+def _left(driven: Driven) -> tuple[str, ...]:
+    """Return what outlived the run: tasks, tokens of capacities, spans, answers of models."""
+    if isinstance(driven.seen.error, Deadlock):
+        return ()  # nothing of it was ended in order
+    left = list(driven.seen.tasks_left)
+    for limit in driven.capacities():
+        if (held := limit.statistics().tokens_in_use) > 0:
+            left.append(f"{held} tokens of {limit!r}")
+    spans = Counter(id(span) for what, span in driven.watch.spans if what == "start")
+    spans.subtract(id(span) for what, span in driven.watch.spans if what == "end")
+    left += [
+        f"span {span.kind} {span.name}" for what, span in driven.watch.spans if what == "start" and spans[id(span)]
+    ]
+    if driven.models is not None and driven.models.open:
+        left.append(f"{driven.models.open} open answers of models")
+    return tuple(left)

@@ -1,0 +1,161 @@
+"""One run of a program on a clockwork loop, which may be cancelled at a chosen step, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import attrs
+
+from agentloop.testing._asyncio_clockwork import ClockworkLoop
+from agentloop.testing.clockwork import Backend, Order, run_clockwork
+from agentloop.testing.schedules import Scheduler, first
+
+if importlib.util.find_spec("trio") is not None:
+    import trio
+
+Kind: TypeAlias = Literal["scope", "native"]
+Program: TypeAlias = Callable[[], Awaitable[Any]]
+COMBINATIONS: tuple[tuple[Backend, Kind], ...] = (("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope"))
+"""The ways to be cancelled: trio knows scopes alone."""
+
+
+@attrs.define
+class Stepped:
+    """What came of one run of a program: a value, an error, or the cancellation it was given."""
+
+    steps: int = 0
+    """Steps of tasks while the program was in."""
+    cancelled_at: int | None = None
+    """The step before which it was cancelled."""
+    value: Any = None
+    error: BaseException | None = None
+    cancelled: bool = False
+    """Whether the cancellation came out of the program."""
+    mark: int = 0
+    """What `mark()` said when the cancellation was given; of a native one, when its task first ran again."""
+    cancelling: int = 0
+    """Native cancellations still pending: in the host where it got a native one, after its scope otherwise."""
+    tasks_left: list[str] = attrs.field(factory=list)
+    """Tasks that outlived the program."""
+    seconds: float = 0.0
+    """Virtual time it took."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether the program returned."""
+        return not self.cancelled and self.error is None
+
+
+def run_stepped(
+    program: Program,
+    *,
+    backend: Backend,
+    at: int | None = None,
+    kind: Kind = "scope",
+    scheduler: Scheduler = first,
+    order: Order = "passes",
+    mark: Callable[[], int] = lambda: 0,
+    around: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+) -> Stepped:
+    """Run *program* on *backend*, cancelling it at step *at* (never, if None).
+
+    Args:
+        program: An async function.
+        backend: Which loop.
+        at: Steps are counted from 0, while the program is in. One that is over before is not cancelled.
+        kind: Cancel the scope around it, or (on asyncio alone) its task.
+        scheduler, order: Who goes next, as for `run_clockwork`.
+        mark: Asked at the moment of the cancellation.
+        around: Entered around the program, out of the cancellation's reach.
+
+    Raises:
+        Deadlock: if it waits for ever.
+    """
+    stepped = _Stepping(at, kind, mark)
+
+    async def main() -> None:
+        async with around():
+            await (stepped.on_asyncio(program) if backend == "asyncio" else stepped.on_trio(program))
+
+    run_clockwork(main, backend=backend, scheduler=scheduler, order=order, before_step=stepped.step)
+    return stepped.seen
+
+
+@attrs.define
+class _Stepping:
+    """One run under way: counts steps while the program is in, and cancels at the chosen one."""
+
+    at: int | None
+    kind: Kind
+    mark: Callable[[], int]
+    seen: Stepped = attrs.field(factory=Stepped)
+    inside: bool = False
+    scope: anyio.CancelScope | None = None
+    task: asyncio.Task[Any] | None = None
+    unheard: bool = False
+    """A native cancellation was given, and its task hasn't run since."""
+
+    def step(self, task: object) -> None:
+        if not self.inside:
+            return
+        if self.unheard and task is self.task:
+            self.unheard, self.seen.mark = False, self.mark()
+        if self.seen.steps == self.at:
+            self.seen.cancelled_at, self.seen.mark = self.at, self.mark()
+            if self.kind == "scope" and self.scope is not None:
+                self.scope.cancel()
+            elif self.task is not None:
+                self.task.cancel()
+                self.unheard = task is not self.task
+        self.seen.steps += 1
+
+    async def host(self, program: Program) -> None:
+        """Run *program* in the scope that may be cancelled, and write down what came of it."""
+        seen = self.seen
+        began = anyio.current_time()
+        with anyio.CancelScope() as self.scope:  # noqa: ASYNC912 - the program's affair
+            self.inside = True
+            try:
+                seen.value = await program()
+            except anyio.get_cancelled_exc_class():
+                seen.cancelled = True
+                raise
+            except BaseException as error:  # noqa: ASYNC103 - what came of it; cancellations have gone on above
+                seen.error = error
+            finally:
+                self.inside = False
+                seen.seconds = anyio.current_time() - began
+                if self.kind == "native" and self.task is not None:
+                    seen.cancelling = self.task.cancelling()
+        if self.task is not None:
+            seen.cancelling = self.task.cancelling()
+
+    async def on_asyncio(self, program: Program) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ClockworkLoop)
+        before = loop.unfinished()
+        task = self.task = asyncio.ensure_future(self.host(program))
+        with suppress(asyncio.CancelledError):
+            await task
+        left = sorted(loop.unfinished() - before - {task}, key=asyncio.Task.get_name)
+        self.seen.tasks_left = [f"task {one.get_name()} ({one.get_coro()!r})" for one in left]
+
+    async def on_trio(self, program: Program) -> None:
+        before = set(trio_tasks())
+        await self.host(program)
+        self.seen.tasks_left = [f"task {task.name}" for task in trio_tasks() if task not in before]
+
+
+def trio_tasks() -> Iterator[trio.lowlevel.Task]:
+    """Yield every task of the running trio loop."""
+    unseen = [trio.lowlevel.current_root_task()]
+    while unseen:
+        task = unseen.pop()
+        if task is not None:
+            yield task
+            unseen += [child for nursery in task.child_nurseries for child in nursery.child_tasks]

@@ -1,0 +1,399 @@
+"""Calls that need approval, on the command line: asked at the terminal, or left pending and decided elsewhere."""
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from agentloop.cli.approver import can_ask, exact
+from agentloop.cli.streams import Output
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Invoke = Callable[..., Result]
+AgentOf = Callable[[str], str]
+Noted = Callable[[], list[str]]
+OTHER = {"asyncio": "trio", "trio": "asyncio"}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> str:
+    """DIR, which isn't there yet."""
+    return str(tmp_path / "kept")
+
+
+@pytest.fixture
+def agent() -> AgentOf:
+    """`agent("name")` is the TARGET of an agent in `kept_agents.py`."""
+    return lambda name: f"{Path(__file__).with_name('kept_agents.py')}:{name}"
+
+
+@pytest.fixture
+def noted(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Noted:
+    """What tools noted, those of this process too."""
+    monkeypatch.setenv("AGENTLOOP_TEST_NOTES", str(notes))
+    return lambda: notes.read_text().splitlines() if notes.exists() else []
+
+
+def finished(child: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Return the exit code and both outputs of a child that ends by itself."""
+    out, err = child.communicate(timeout=30)
+    return child.returncode, out, err
+
+
+# -- decided elsewhere
+
+
+@pytest.mark.slow
+def test_paused_in_one_process_approved_in_another_resumed_in_a_third(
+    start: Start, agent: AgentOf, kept: str, backend: str, noted: Noted
+) -> None:
+    """On the other backend; each process says what to run next, and only the last runs the call."""
+    code, out, err = finished(start("run", agent("deleting"), "a", "--journal", kept, "--backend", backend))
+    assert (code, out) == (3, "")
+    assert "1 call waits for approval: call_a (delete)" in err
+    assert f"agentloop pending {kept}" in err
+    assert f"agentloop resume {kept}" in err
+    code, out, err = finished(start("pending", kept))
+    assert (code, out) == (0, 'call_a  deleting  delete {"path": "a"}\n')
+    code, out, err = finished(start("approve", kept, "call_a"))
+    assert (code, out) == (0, "call_a is approved.\n")
+    assert f"Nothing else waits. To go on: agentloop resume {kept}" in err
+    assert noted() == []
+    code, out, err = finished(start("resume", kept, "--backend", OTHER[backend]))
+    assert (code, out) == (0, "a is gone\n"), err
+    assert noted() == ["deleted a"]
+
+
+def test_a_rejection_is_told_to_the_model(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """In the words given; the body never runs."""
+    assert invoke("run", agent("deleting"), "a b", "--journal", kept).exit_code == 3
+    told = invoke("reject", kept, "call_b", "--message", "keep b")
+    assert "1 more waits" in told.stderr
+    assert invoke("approve", kept, "call_a").exit_code == 0
+    assert invoke("resume", kept).stdout == "a is gone; keep b\n"
+    assert noted() == ["deleted a"]
+
+
+def test_what_nobody_decided_on_is_still_pending(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """Resuming runs what was approved, once, and asks about the rest again; nothing decided, nothing happens."""
+    invoke("run", agent("deleting"), "a b", "--journal", kept)
+    assert invoke("resume", kept).exit_code == 3
+    assert noted() == []
+    invoke("approve", kept, "call_b")
+    result = invoke("resume", kept)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "1 call waits for approval: call_a (delete)" in result.stderr
+    assert noted() == ["deleted b"]
+    invoke("approve", kept, "call_a")
+    assert invoke("resume", kept).stdout == "a is gone; b is gone\n"
+    assert noted() == ["deleted b", "deleted a"]
+
+
+def test_the_last_verdict_holds(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """Until somebody goes on with the run, a verdict can be given anew."""
+    invoke("run", agent("deleting"), "a", "--journal", kept)
+    assert invoke("approve", kept, "call_a").exit_code == 0
+    assert invoke("pending", kept).stderr == "No call waits for approval.\n"
+    assert invoke("reject", kept, "call_a", "--message", "no").exit_code == 0
+    assert invoke("resume", kept).stdout == "no\n"
+    assert noted() == []
+
+
+def test_other_arguments_can_be_approved(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """They are another invocation; what is no JSON object is refused, and nothing is decided."""
+    invoke("run", agent("deleting"), "a", "--journal", kept)
+    for wrong in ("{", "[]", "NaN"):
+        assert invoke("approve", kept, "call_a", "--arguments", wrong).exit_code == 1
+    assert invoke("pending", kept).stdout != ""
+    assert invoke("approve", kept, "call_a", "--arguments", '{"path": "z"}').exit_code == 0
+    assert invoke("resume", kept).stdout == "z is gone\n"
+    assert noted() == ["deleted z"]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"), [("approve", "a is gone; b is gone\n"), ("reject", "no; no\n")], ids=["approve", "reject"]
+)
+def test_always_holds_for_the_later_calls_of_the_run(
+    invoke: Invoke, agent: AgentOf, kept: str, noted: Noted, command: str, answer: str
+) -> None:
+    """And without it each call is asked about."""
+    invoke("run", agent("one_by_one"), "a b", "--journal", kept)
+    message = ("--message", "no") if command == "reject" else ()
+    assert invoke(command, kept, "call_a", "--always", *message).exit_code == 0
+    assert invoke("resume", kept).stdout == answer
+
+
+def test_without_always_each_call_is_asked_about(invoke: Invoke, agent: AgentOf, kept: str) -> None:
+    """A verdict is on one call."""
+    invoke("run", agent("one_by_one"), "a b", "--journal", kept)
+    invoke("approve", kept, "call_a")
+    assert invoke("resume", kept).exit_code == 3
+    assert invoke("pending", kept).stdout.startswith("call_b")
+
+
+def test_nested_calls_are_named_by_their_path(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """A call of the same id in another run of the tree isn't meant; a short name that fits one is enough."""
+    assert invoke("run", agent("boss"), "go", "--journal", kept).exit_code == 3
+    names = [line.split()[0] for line in invoke("pending", kept).stdout.splitlines()]
+    assert names == ["outer/call_x", "call_x"]
+    assert invoke("approve", kept, "outer/call_x").exit_code == 0
+    assert invoke("reject", kept, "call_x").exit_code == 0
+    assert invoke("resume", kept).stdout == "x is gone\n"
+    assert noted() == ["deleted x"]
+
+
+@pytest.mark.parametrize("call", ["call_z", "3:call_a", ""])
+def test_a_call_that_does_not_wait_is_refused(invoke: Invoke, agent: AgentOf, kept: str, call: str) -> None:
+    """The journal stays as it is."""
+    invoke("run", agent("deleting"), "a", "--journal", kept)
+    before = (Path(kept) / "run.journal").read_bytes()
+    result = invoke("approve", kept, call)
+    assert result.exit_code in (1, 2)
+    assert "waits for" in result.stderr
+    assert (Path(kept) / "run.journal").read_bytes() == before
+
+
+def test_lines_of_a_batch_wait_by_themselves(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """Each in its place of the output; calls are named with their lines, or without where that is enough."""
+    result = invoke("run", agent("deleting"), "--journal", kept, input="a\na\n\nb\n")
+    assert result.exit_code == 3
+    assert result.stdout == (
+        "Pending: 1 call waits for approval: call_a (delete)\n" * 2
+        + "Pending: 1 call waits for approval: call_b (delete)\n"
+    )
+    assert "3 of 3 requests wait for approval." in result.stderr
+    assert "LINE:CALL" in result.stderr
+    names = [line.split()[0] for line in invoke("pending", kept).stdout.splitlines()]
+    assert names == ["1:call_a", "2:call_a", "4:call_b"]
+    twice = invoke("approve", kept, "call_a")
+    assert twice.exit_code == 2
+    assert "2 calls of that name wait: 1:call_a, 2:call_a" in twice.stderr
+    assert invoke("approve", kept, "2:call_a").stdout == "2:call_a is approved.\n"
+    assert invoke("reject", kept, "2:call_a", "--message", "no").exit_code == 0
+    assert invoke("approve", kept, "call_b").stdout == "4:call_b is approved.\n"
+    resumed = invoke("resume", kept)
+    assert (resumed.exit_code, resumed.stdout.splitlines()[1:]) == (3, ["no", "b is gone"])
+    assert noted() == ["deleted b"]
+
+
+def test_json_tells_what_waits(invoke: Invoke, agent: AgentOf, kept: str) -> None:
+    """In the result and in the list, in one form."""
+    result = invoke("run", agent("deleting"), "--journal", kept, "--json", input="a\n")
+    told = json.loads(result.stdout)
+    assert told["status"] == "interrupted"
+    waiting = {"tool": "delete", "arguments": '{"path": "a"}', "agent": "deleting", "path": []}
+    assert told["interruptions"] == [{"call": "call_a", **waiting}]
+    assert json.loads(invoke("pending", kept, "--json").stdout) == {"call": "1:call_a", "line": 1, **waiting}
+    invoke("approve", kept, "1:call_a")
+    assert invoke("pending", kept, "--json").output == ""
+
+
+def test_without_a_folder_nothing_can_be_decided_later(invoke: Invoke, agent: AgentOf, noted: Noted) -> None:
+    """It says so, and what to do."""
+    result = invoke("run", agent("deleting"), "a")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "Nothing of it was kept: run again with --journal DIR" in result.stderr
+    assert noted() == []
+
+
+def test_always_approves_all_there_is(invoke: Invoke, agent: AgentOf, backend: str, noted: Noted) -> None:
+    """With a folder and without one, for one request and many."""
+    one = invoke("run", agent("one_by_one"), "a b", "--approve", "always", "--backend", backend)
+    assert (one.exit_code, one.stdout) == (0, "a is gone; b is gone\n")
+    many = invoke("run", agent("deleting"), "--approve", "always", "--backend", backend, input="c\nd\n")
+    assert (many.exit_code, many.stdout) == (0, "c is gone\nd is gone\n")
+    assert sorted(noted()) == [f"deleted {name}" for name in "abcd"]
+
+
+def test_secrets_of_a_call_are_shown_nowhere(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """Neither in what is told of the run, in words or JSON, nor in the list, nor in the folder."""
+    shown = [
+        invoke("run", agent("unlocking"), "go", "--journal", kept).output,
+        invoke("pending", kept).output,
+        invoke("pending", kept, "--json").output,
+        invoke("resume", kept, "--json").output,
+        invoke("run", agent("unlocking"), "go", "--json", "--approve", "always").output,
+    ]
+    assert "a is gone (with password)" in shown[-1]
+    assert "delete" in shown[1]
+    assert all("hunter2" not in text for text in shown)
+    assert b"hunter2" not in (Path(kept) / "run.journal").read_bytes()
+
+
+def test_secret_outputs_are_shown_and_kept_nowhere(invoke: Invoke, agent: AgentOf, kept: str, tmp_path: Path) -> None:
+    """One that is the answer is printed by the run that made it; its journal can't tell it again."""
+    for options in ((), ("--json",), ("--journal", kept)):
+        result = invoke("run", agent("peeking"), "go", *options)
+        assert result.exit_code == 0
+        assert "seen" in result.stdout
+        assert "hunter2" not in result.output
+    assert b"hunter2" not in (Path(kept) / "run.journal").read_bytes()
+    told = str(tmp_path / "told")
+    assert invoke("run", agent("telling"), "go", "--journal", told).stdout == "hunter2\n"
+    assert invoke("resume", told).stdout == "[secret]\n"
+
+
+# -- asked at the terminal
+
+
+class _Terminal:
+    """A terminal with the command line at it: `wait_for` reads what is shown, `type` answers."""
+
+    def __init__(self, start: Start, *arguments: str, **options: object) -> None:
+        self._ours, theirs = pty.openpty()
+        self.child = start(*arguments, **{"stdin": theirs, "stdout": theirs, "stderr": theirs, **options})
+        os.close(theirs)
+        self.shown = ""
+
+    def wait_for(self, text: str) -> None:
+        before = len(self.shown)
+        while text not in self.shown[before:]:
+            more = self._read()
+            assert more, f"the child ended without saying {text!r}: {self.shown}"
+            self.shown += more
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._ours, 65_536).decode().replace("\r\n", "\n")
+        except OSError:  # how Linux says that the other side is closed
+            return ""
+
+    def answer(self, text: str) -> None:
+        self.wait_for("[l]ater: ")
+        self.type(text)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, f"{text}\n".encode())
+
+    def finish(self) -> int:
+        while more := self._read():
+            self.shown += more
+        os.close(self._ours)
+        return self.child.wait(timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answers", "code", "answer", "deleted"),
+    [
+        (("y", "yes"), 0, "a is gone; b is gone", ["a", "b"]),
+        (("a",), 0, "a is gone; b is gone", ["a", "b"]),
+        (("n keep it", "y"), 0, "keep it; b is gone", ["b"]),
+        (("v never",), 0, "never; never", []),
+        (("what?", "", "y", "l"), 3, "1 call waits for approval: call_b (delete)", ["a"]),
+        (("l",), 3, "1 call waits for approval: call_a (delete)", []),
+        (("\x04",), 3, "1 call waits for approval: call_a (delete)", []),
+    ],
+)
+def test_at_a_terminal_each_call_is_asked_about(
+    start: Start,
+    agent: AgentOf,
+    backend: str,
+    noted: Noted,
+    answers: tuple[str, ...],
+    code: int,
+    answer: str,
+    deleted: list[str],
+) -> None:
+    """Yes, no and why, always, never, later; Ctrl-D is later; anything else is asked again."""
+    terminal = _Terminal(start, "run", agent("one_by_one"), "a b", "--backend", backend)
+    for each in answers:
+        terminal.answer(each)
+    assert terminal.finish() == code, terminal.shown
+    assert answer in terminal.shown
+    assert '? delete {"path": "a"}\n  one by one asks for it\n' in terminal.shown
+    assert noted() == [f"deleted {name}" for name in deleted]
+
+
+@pytest.mark.slow
+def test_at_a_terminal_arguments_can_be_edited(start: Start, agent: AgentOf, noted: Noted) -> None:
+    """What is no JSON object is told of, and asked about again; nothing typed leaves them."""
+    terminal = _Terminal(start, "run", agent("deleting"), "a")
+    for typed in ("", "[1]", '{"path": "z"}'):
+        terminal.answer("e")
+        terminal.wait_for("on one line: ")
+        terminal.type(typed)
+    assert terminal.finish() == 0, terminal.shown
+    assert "must be a JSON object" in terminal.shown
+    assert "z is gone" in terminal.shown
+    assert noted() == ["deleted z"]
+
+
+@pytest.mark.slow
+def test_what_was_put_off_at_the_terminal_is_kept(start: Start, agent: AgentOf, kept: str, noted: Noted) -> None:
+    """Verdicts given stand in the journal, so the next process asks about the rest alone."""
+    terminal = _Terminal(start, "run", agent("boss"), "go", "--journal", kept)
+    terminal.answer("y")
+    terminal.answer("later")
+    assert terminal.finish() == 3, terminal.shown
+    assert "  deleting asks for it, inside outer\n" in terminal.shown
+    assert noted() == ["deleted x"]
+    terminal = _Terminal(start, "resume", kept)
+    terminal.answer("n")
+    assert terminal.finish() == 0, terminal.shown
+    assert noted() == ["deleted x"]
+
+
+@pytest.mark.slow
+def test_questions_of_many_runs_come_one_at_a_time(
+    start: Start, agent: AgentOf, tmp_path: Path, noted: Noted, backend: str
+) -> None:
+    """Each says of which line it is; the progress bar is out of the way."""
+    file = tmp_path / "requests.txt"
+    file.write_text("a\nb\nc\n")
+    terminal = _Terminal(start, "run", agent("deleting"), "--input", str(file), "--backend", backend)
+    for _ in range(3):
+        terminal.answer("y")
+    assert terminal.finish() == 0, terminal.shown
+    assert sorted(noted()) == ["deleted a", "deleted b", "deleted c"]
+    for line in (1, 2, 3):
+        assert terminal.shown.count(f"deleting asks for it, line {line}\n") == 1
+    assert [terminal.shown.index(f"{name} is gone\n") for name in "abc"] == sorted(
+        terminal.shown.index(f"{name} is gone\n") for name in "abc"
+    )
+
+
+@pytest.mark.slow
+def test_a_call_cannot_hide_what_it_asks_for(start: Start, agent: AgentOf) -> None:
+    """Characters that reorder, hide or break lines are written out; all of the arguments are there."""
+    terminal = _Terminal(start, "run", agent("tricking"), "go")
+    terminal.answer("n")
+    assert terminal.finish() == 0
+    assert '? delete {"path": "a\\u202etxt.exe"\\n, "password": "[secret]"}\n' in terminal.shown
+    assert exact("a\u200b\x1b[2Jb\u2028") == "a\\u200b\\x1b[2Jb\\u2028"
+
+
+@pytest.mark.slow
+def test_never_asks_nobody_even_at_a_terminal(start: Start, agent: AgentOf, noted: Noted) -> None:
+    """As in a script that happens to run at one."""
+    terminal = _Terminal(start, "run", agent("deleting"), "a", "--approve", "never")
+    assert terminal.finish() == 3
+    assert "[l]ater" not in terminal.shown
+    assert noted() == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_question(start: Start, agent: AgentOf, kept: str, backend: str) -> None:
+    """The call is still pending."""
+    terminal = _Terminal(start, "run", agent("deleting"), "a", "--journal", kept, "--backend", backend)
+    terminal.wait_for("[l]ater: ")
+    terminal.child.send_signal(2)
+    assert terminal.finish() == 130
+    assert finished(start("pending", kept))[1].startswith("call_a")
+
+
+def test_asking_needs_a_terminal(invoke: Invoke, agent: AgentOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is told of before anything runs."""
+    result = invoke("run", agent("deleting"), "a", "--approve", "ask")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--approve ask needs a terminal" in result.stderr
+    err = Output(None)
+    err.is_terminal = True
+    monkeypatch.setattr("sys.stdin", None)
+    assert not can_ask(err, input_is_taken=False)
+    assert not can_ask(err, input_is_taken=True)

@@ -1,0 +1,238 @@
+"""Tools as values: what makes one, what is refused by name, and what calling one outside of a run does."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from agentloop import Agent, tool, tool_input_guardrail
+from agentloop.context import RunContext, ToolContext
+from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserTypeError, UserValueError
+from agentloop.guardrail_results import Allow
+from agentloop.limits import Capacity, Rate
+from agentloop.tools import FunctionTool, ToolOptions, default_tool_error_function
+
+
+async def greet(name: str, loud: bool = False) -> str:
+    """Greet somebody.
+
+    Args:
+        name: Who.
+    """
+    return f"HELLO {name}" if loud else f"hello {name}"
+
+
+def add(x: int, y: int) -> int:
+    """Add."""
+    return x + y
+
+
+async def raw(ctx: ToolContext[Any], text: str) -> str:
+    """Answer with what came."""
+    return f"{ctx.tool_name}: {text}"
+
+
+@tool_input_guardrail
+def fine(data: Any) -> Allow:
+    """Allow."""
+    return Allow()
+
+
+def context(name: str = "greet") -> ToolContext[Any]:
+    """Return a context of a call that no runtime runs."""
+    return ToolContext.from_agent_context(RunContext(context="app"), "c1", tool_name=name)
+
+
+# ---------------------------------------------------------------------------------------------- making
+
+
+def test_a_tool_has_the_name_description_and_schema_of_its_function() -> None:
+    """Bare, with options, and as a plain call."""
+    bare, given = tool(greet), tool(name="hi", description="Say hi.")(greet)
+    assert (bare.name, bare.description) == ("greet", "Greet somebody.")
+    assert (given.name, given.description) == ("hi", "Say hi.")
+    assert bare.params_json_schema["properties"]["name"]["description"] == "Who."
+    assert bare.params_json_schema["required"] == ["name", "loud"]
+    assert tool(greet, strict_mode=False).params_json_schema["required"] == ["name"]
+    assert tool(functools.partial(add, y=1), name="next").params_json_schema["required"] == ["x"]
+
+
+def test_the_options_of_the_decorator_are_the_fields_of_a_tool() -> None:
+    """All of them, but for what the function itself decides."""
+    made = {"params_json_schema", "on_invoke_tool", "body"}
+    assert {field.name for field in attrs.fields(FunctionTool)} - made == ToolOptions.__optional_keys__
+
+
+@pytest.mark.parametrize("option", ["retries", "body", "on_invoke_tool", "params_json_schema"])
+def test_an_option_that_isnt_one_is_refused_by_name(option: str) -> None:
+    """Before there is a function."""
+    options: Any = {option: None}
+    with pytest.raises(UserTypeError, match=f"unknown option {option}"):
+        tool(**options)
+
+
+def test_a_tool_isnt_made_of_a_tool() -> None:
+    """A copy with other policies is `attrs.evolve`'s business."""
+    first = tool(greet)
+    with pytest.raises(UserTypeError, match=r"'greet' is a tool already"):
+        tool(first, name="other")
+    assert attrs.evolve(first, name="other", timeout=2.0).timeout == 2.0
+    assert first.timeout is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"name": 3}, UserTypeError, "name"),
+        ({"name": "no spaces"}, UserValueError, r"tool name 'no spaces'"),
+        ({"name": "x" * 129}, UserValueError, "1 to 128"),
+        ({"strict_mode": "yes"}, UserTypeError, "strict_mode: a bool"),
+        ({"is_enabled": "yes"}, UserTypeError, "is_enabled: a bool or a callable"),
+        ({"needs_approval": None}, UserTypeError, "needs_approval: a bool or a callable"),
+        ({"tool_input_guardrails": fine}, UserTypeError, "tool_input_guardrails: a sequence"),
+        ({"tool_input_guardrails": [fine, len]}, UserTypeError, r"tool_input_guardrails\[1\]: a ToolInputGuardrail"),
+        ({"tool_output_guardrails": [fine]}, UserTypeError, r"tool_output_guardrails\[0\]: a ToolOutputGuardrail"),
+        ({"timeout": "soon"}, UserTypeError, "timeout"),
+        ({"timeout": -1}, UserValueError, "timeout"),
+        ({"idle_timeout": float("nan")}, UserValueError, "idle_timeout"),
+        ({"timeout_behavior": "shrug"}, UserValueError, "timeout_behavior: one of 'error_as_result'"),
+        ({"timeout_error_function": "late"}, UserTypeError, "timeout_error_function: a callable"),
+        ({"failure_error_function": "bad"}, UserTypeError, "failure_error_function: a callable"),
+        ({"idempotent": 1}, UserTypeError, "idempotent: a bool"),
+        ({"in_doubt": "guess"}, UserValueError, "in_doubt: one of 'tell_model', 'rerun', 'raise'"),
+        ({"capacity": 3}, UserTypeError, "capacity: a sequence"),
+        ({"capacity": [Capacity(1), 3]}, UserTypeError, r"capacity\[1\]: a Capacity or Rate"),
+        ({"serial": 1}, UserTypeError, "serial: text"),
+        ({"exclusive": None}, UserTypeError, "exclusive: a bool"),
+        ({"abandon_on_cancel": True}, UserValueError, "abandon_on_cancel is for sync functions"),
+        ({"namespace": 1}, UserTypeError, "namespace: text"),
+        ({"defer_loading": "x"}, UserTypeError, "defer_loading: a bool"),
+        ({"examples": "go"}, UserTypeError, "examples: a sequence"),
+        ({"examples": [("go", {}), ("go", "x")]}, UserTypeError, r"examples\[1\]: a pair"),
+        ({"secret": "name"}, UserTypeError, "secret: a sequence"),
+        ({"secret": ["name", 3]}, UserTypeError, r"secret\[1\]: an argument's name"),
+        ({"secret_output": 0}, UserTypeError, "secret_output: a bool"),
+        ({"cost": 3}, UserTypeError, "cost: a callable"),
+        ({"custom_data_extractor": 3}, UserTypeError, "custom_data_extractor: a callable"),
+    ],
+)
+def test_a_wrong_option_is_refused_at_once_by_its_name(
+    options: dict[str, Any], error: type[AgentLoopError], words: str
+) -> None:
+    """With the tool's name, where it has one; the copy is judged like the original."""
+    with pytest.raises(error, match=words) as caught:
+        tool(greet, **options)  # type: ignore[call-overload]
+    if "name" not in options:
+        assert "tool 'greet'" in str(caught.value)
+        with pytest.raises(error, match=words):
+            attrs.evolve(tool(greet), **options)
+
+
+@pytest.mark.parametrize("capacity", [Capacity(2), [Capacity(2), Rate(3, per=1.0)], iter([Capacity(2)]), ()])
+def test_limits_are_one_or_several(capacity: Any) -> None:
+    """A limit alone is a sequence of one."""
+    limits = tool(greet, capacity=capacity).capacity
+    assert isinstance(limits, tuple)
+    assert all(isinstance(limit, Capacity | Rate) for limit in limits)
+    assert len(limits) == (1 if not isinstance(capacity, list | tuple) else len(capacity))
+
+
+@pytest.mark.parametrize("field", ["timeout", "idle_timeout"])
+def test_a_sync_function_is_timed_only_where_its_thread_may_be_left(field: str) -> None:
+    """It can't be stopped."""
+    options: Any = {field: 1.0}
+    with pytest.raises(UserValueError, match=f"tool 'add': {field}: a sync function can't be stopped"):
+        tool(add, **options)
+    assert getattr(tool(add, abandon_on_cancel=True, **options), field) == 1.0
+
+
+def test_a_tool_by_hand_needs_a_function_of_context_and_text() -> None:
+    """Its schema is the application's own; there is no Python function to call."""
+    with pytest.raises(UserTypeError, match=r"tool 'echo': on_invoke_tool is needed"):
+        FunctionTool(name="echo")
+    with pytest.raises(UserTypeError, match=r"on_invoke_tool: a callable"):
+        FunctionTool(name="echo", on_invoke_tool="raw")  # type: ignore[arg-type]
+    echo = FunctionTool(name="echo", on_invoke_tool=raw)
+    assert not echo.runs_in_thread
+    assert echo.params_json_schema == {}
+    with pytest.raises(UserTypeError, match=r"'echo' has no Python function"):
+        echo("x")
+
+
+def test_an_agents_tool_holds_no_capacity() -> None:
+    """It would wait for what its own agent's tools hold."""
+    asked = Agent("helper").as_tool()
+    with pytest.raises(UserValueError, match=r"tool 'helper': an agent tool holds a slot of its own turn only"):
+        attrs.evolve(asked, capacity=[Capacity(1)])
+
+
+# ---------------------------------------------------------------------------------------------- naming
+
+
+@pytest.mark.parametrize(
+    ("options", "qualified", "key"),
+    [
+        ({}, "greet", "greet"),
+        ({"namespace": "ns"}, "ns.greet", "ns.greet"),
+        ({"defer_loading": True}, "greet", "deferred:greet"),
+        ({"defer_loading": True, "namespace": "ns"}, "ns.greet", "ns.greet"),
+    ],
+)
+def test_a_tool_is_found_by_its_key(options: Any, qualified: str, key: str) -> None:
+    """A name space tells two tools of one name apart, and so does being deferred at the top level."""
+    made = tool(greet, **options)
+    assert (made.qualified_name, made.lookup_key) == (qualified, key)
+
+
+# ---------------------------------------------------------------------------------------------- calling
+
+
+async def test_calling_a_tool_calls_its_function() -> None:
+    """As if it weren't decorated."""
+    assert tool(add)(1, y=2) == 3
+    assert await tool(greet)("you") == "hello you"
+
+
+async def test_a_tool_can_be_invoked_with_the_text_of_its_arguments() -> None:
+    """By whoever has a context: arguments are checked, sync functions run in place."""
+    invoke = _invoke_of(tool(greet))
+    assert await invoke(context(), '{"name": "you", "loud": true}') == "HELLO you"
+    assert await _invoke_of(tool(add))(context("add"), '{"x": 1, "y": 2}') == 3
+    assert await _invoke_of(FunctionTool(name="echo", on_invoke_tool=raw))(context("echo"), "any text") == (
+        "echo: any text"
+    )
+    with pytest.raises(AgentLoopError, match="loud"):
+        await invoke(context(), '{"name": "you", "loud": "very"}')
+    with pytest.raises(ModelBehaviorError, match="aren't valid JSON"):
+        await invoke(context(), "{")
+
+
+async def test_an_agents_tool_cant_be_invoked_outside_of_a_run() -> None:
+    """A nested run is part of the run around it."""
+    with pytest.raises(UserTypeError, match=r"tool 'helper' runs only inside a run"):
+        await _invoke_of(Agent("helper").as_tool())(context("helper"), '{"input": "x"}')
+
+
+def _invoke_of(made: FunctionTool) -> Callable[..., Any]:
+    assert made.on_invoke_tool is not None
+    return made.on_invoke_tool
+
+
+# ---------------------------------------------------------------------------------------------- failing
+
+
+def test_the_model_is_told_type_and_first_line_of_an_error() -> None:
+    """Every leaf of a group; arguments that aren't JSON have words of their own."""
+    words = default_tool_error_function(context(), ValueError("no luck\nat all"))
+    assert words == "Tool greet failed with: ValueError(no luck)"
+    group = ExceptionGroup("two", [ValueError("a"), KeyError("b")])
+    said = default_tool_error_function(context(), group)
+    assert "ValueError(a)" in said
+    assert "KeyError('b')" in said
+    bad = ModelBehaviorError("Arguments of tool greet aren't valid JSON: '{'")
+    assert default_tool_error_function(context(), bad) == str(bad)
+    assert (
+        default_tool_error_function(RunContext(context=None), ValueError("x")) == "Tool tool failed with: ValueError(x)"
+    )

@@ -1,0 +1,271 @@
+"""Spans from records alone: which record opens which span, what closes it, and what stays out of it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import pytest
+
+from agentloop import records as r
+from agentloop.items import AssistantMessage
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
+from agentloop.spans import Span, Trace
+from agentloop.tracing.fold import SpanFold
+from agentloop.usage import RequestUsage
+
+USAGE = RequestUsage(input_tokens=3, output_tokens=1, total_tokens=4)
+TRIPPED = "Guardrail tripwire triggered"
+
+
+@attrs.define
+class Folded:
+    """The spans of some records, in the order of their start, and what was told of them."""
+
+    spans: list[Span]
+    ended: list[Span]
+    fold: SpanFold
+
+    def tree(self) -> list[str]:
+        """Return a line for each span: how deep it stands, its kind and name, its time, and its error."""
+        lines = []
+        for span in self.spans:
+            depth, above = 0, span.parent
+            while above is not None:
+                depth, above = depth + 1, above.parent
+            end = "…" if span.ended_at is None else f"{span.ended_at:g}"
+            error = f" {span.error}" if span.error else ""
+            lines.append(f"{'  ' * depth}{span.kind} {span.name} {span.started_at:g}-{end}{error}")
+        return lines
+
+    def only(self, kind: str) -> Span:
+        """Return the one span of *kind*."""
+        [span] = [span for span in self.spans if span.kind == kind]
+        return span
+
+
+def folded(records: Iterable[r.Record], **options: Any) -> Folded:
+    """Fold *records*; each span is told to start once, and to end at most once, afterwards."""
+    spans: list[Span] = []
+    ended: list[Span] = []
+
+    def end(span: Span) -> None:
+        assert span in spans
+        assert span not in ended
+        assert span.ended_at is not None
+        ended.append(span)
+
+    fold = SpanFold(Trace(workflow_name="work"), spans.append, end, **options)
+    for record in records:
+        fold.record(record)
+    return Folded(spans, ended, fold)
+
+
+def begun(*, path: tuple[str, ...] = (), at: float = 0.0, agent: str = "a") -> list[r.Record]:
+    """Return the start of a run and of its first turn."""
+    return [
+        r.RunStarted(path, 0, at, run_id="r", agent=agent, input=(), max_turns=10),
+        r.TurnStarted(path, 1, at + 1, agent=agent, tools=("t",), handoffs=("h",)),
+    ]
+
+
+def requested(at: float, attempt: int = 1) -> r.Record:
+    return r.ModelRequested((), 1, at, digest="d", attempt=attempt)
+
+
+def responded(at: float, turn: int = 1, usage: RequestUsage | None = USAGE) -> r.Record:
+    return r.ModelResponded((), turn, at, response=ModelResponse((AssistantMessage("x"),), usage))
+
+
+def started(at: float, call_id: str = "c", path: tuple[str, ...] = ()) -> r.Record:
+    return r.CallStarted(path, 1, at, call_id=call_id, tool="t", arguments='{"q": "mine"}')
+
+
+def settled(at: float, call_id: str = "c", **outcome: Any) -> r.Record:
+    return r.CallSettled((), 1, at, call_id=call_id, tool="t", outcome=CallOutcome(**outcome))
+
+
+def judged(at: float, verdict: str, call_id: str | None = None) -> r.Record:
+    stage: Any = "input" if call_id is None else "tool_input"
+    return r.GuardrailSettled((), 1, at, stage=stage, guardrail="g", verdict=verdict, duration=0.5, call_id=call_id)
+
+
+def over(at: float, status: Any = "completed", path: tuple[str, ...] = (), **fields: Any) -> r.Record:
+    return r.RunEnded(path, 1, at, status=status, **fields)
+
+
+# ---------------------------------------------------------------------------------------------- the tree
+
+
+def test_a_run_is_a_tree_of_agent_turns_model_calls_and_tool_calls() -> None:
+    """Each piece of work under the one it belongs to, from record to record; the run's span ends last."""
+    two: list[r.Record] = [r.BatchEnded((), 1, 6), r.TurnStarted((), 2, 7, agent="a"), responded(8, 2)]
+    found = folded([*begun(), requested(2), responded(3), started(4), settled(5, status="succeeded"), *two, over(9)])
+    assert found.tree() == [
+        "run work 0-9",
+        "  agent a 0-9",
+        "    turn turn 1 1-7",
+        "      model a 2-3",
+        "      tool t 4-5",
+        "    turn turn 2 7-9",
+    ]
+    assert [span.kind for span in found.ended] == ["model", "tool", "turn", "turn", "agent", "run"]
+    assert found.only("agent").data == {"tools": (), "handoffs": ()}
+
+
+def test_without_turns_their_pieces_belong_to_the_agent() -> None:
+    """Nothing else changes."""
+    found = folded(
+        [*begun(), requested(2), responded(3), started(4), settled(5, status="succeeded"), over(9)], turns=False
+    )
+    assert found.tree() == ["run work 0-9", "  agent a 0-9", "    model a 2-3", "    tool t 4-5"]
+    assert found.only("run").data["total_tokens"] == 4
+
+
+def test_a_handoff_ends_one_agents_span_and_begins_the_others() -> None:
+    """Within the run's; further handoffs of the response are the handoff's error."""
+    handed = r.HandedOff((), 1, 4, call_id="h", source_agent="a", target_agent="b")
+    second = r.TurnStarted((), 2, 5, agent="b", tools=("u",))
+    tree = [
+        "run work 0-9",
+        "  agent a 0-4",
+        "    turn turn 1 1-4",
+        "      handoff a -> b 4-4",
+        "  agent b 4-9",
+        "    turn turn 2 5-9",
+    ]
+    assert folded([*begun(), handed, second, over(9)]).tree() == tree
+    several = folded([*begun(), attrs.evolve(handed, ignored=("i",)), second, over(9)])
+    assert several.only("handoff").error == "Multiple handoffs requested"
+
+
+def test_a_nested_runs_tree_stands_in_its_calls_span() -> None:
+    """Named after its agent; records of a run that nobody began are no work of anybody's."""
+    inner = begun(path=("c",), at=5, agent="in")
+    alone = folded([*inner[1:], started(4, path=("nobody",))])
+    assert alone.spans == []
+    found = folded([*begun(), started(4), *inner, over(7, path=("c",)), settled(8, status="succeeded"), over(9)])
+    assert found.tree() == [
+        "run work 0-9",
+        "  agent a 0-9",
+        "    turn turn 1 1-9",
+        "      tool t 4-8",
+        "        run in 5-7",
+        "          agent in 5-7",
+        "            turn turn 1 6-7",
+    ]
+    assert [span.path for span in found.spans] == [(), (), (), (), ("c",), ("c",), ("c",)]
+
+
+def test_a_call_is_found_by_its_id_while_it_runs() -> None:
+    """For the body, whose current span it is."""
+    found = folded([*begun(), started(4)])
+    assert found.fold.call_span((), "c") is found.only("tool")
+    assert found.fold.call_span((), "other") is None
+    assert found.fold.call_span(("c",), "c") is None
+    found.fold.record(settled(5, status="succeeded"))
+    assert found.fold.call_span((), "c") is None
+
+
+def test_what_is_open_when_a_run_ends_ends_with_it() -> None:
+    """A call and a model call that were cut, and the run's own error on agent and run."""
+    found = folded([*begun(), requested(2), started(3), over(4, "failed", error="ValueError(no luck)")])
+    assert found.tree() == [
+        "run work 0-4 ValueError(no luck)",
+        "  agent a 0-4 ValueError(no luck)",
+        "    turn turn 1 1-4",
+        "      model a 2-4",
+        "      tool t 3-4",
+    ]
+    assert len(found.ended) == 5
+    found.fold.record(settled(5, status="cancelled"))  # of a run that is over
+    assert len(found.spans) == 5
+
+
+# ---------------------------------------------------------------------------------------------- model calls
+
+
+def test_each_attempt_of_a_model_call_has_a_span_and_tokens_add_up() -> None:
+    """What failed says why; usage stands at the attempt, its tokens at turn and run too, where there are any."""
+    failed = r.ModelFailed((), 1, 3, error="busy", usage=USAGE)
+    found = folded([*begun(), requested(2), failed, requested(4, attempt=2), responded(5), over(9)])
+    first, second = (span for span in found.spans if span.kind == "model")
+    assert (first.error, first.data) == ("busy", {"attempt": 1, "usage": USAGE})
+    assert (second.error, second.data) == (None, {"attempt": 2, "usage": USAGE})
+    assert found.only("turn").data["total_tokens"] == found.only("run").data["total_tokens"] == 8
+    silent = folded([*begun(), requested(2), responded(3, usage=None), over(9)])
+    assert "total_tokens" not in silent.only("run").data
+    assert silent.only("model").data == {"attempt": 1}
+
+
+# ---------------------------------------------------------------------------------------------- calls
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        ({"status": "succeeded", "output": "fine"}, None),
+        ({"status": "replayed", "output": "fine"}, None),
+        ({"status": "rejected", "output": "no"}, None),
+        ({"status": "failed", "output": "sorry"}, "Error running tool (non-fatal)"),
+        ({"status": "failed"}, "Error running tool"),
+        ({"status": "timed_out", "output": "late"}, "Error running tool (non-fatal)"),
+        ({"status": "timed_out"}, "Error running tool"),
+        ({"status": "cancelled", "cancelled_by": "parent"}, "Tool execution cancelled"),
+    ],
+)
+@pytest.mark.parametrize("ran", [True, False])
+def test_a_calls_span_says_how_it_ended(outcome: dict[str, Any], error: str | None, ran: bool) -> None:
+    """Also one that never started: it was asked for, and answered."""
+    records = [*begun(), *([started(4)] if ran else []), settled(5, **outcome), over(9)]
+    span = folded(records).only("tool")
+    assert (span.error, span.data["status"], span.data.get("output")) == (
+        error,
+        outcome["status"],
+        outcome.get("output"),
+    )
+    assert span.data.get("arguments") == ('{"q": "mine"}' if ran else None)
+    assert (span.started_at, span.ended_at) == (4 if ran else 5, 5)
+
+
+def test_what_is_sensitive_stays_out_where_it_must() -> None:
+    """Arguments, outputs, and the messages of errors, those of the model call and of the run among them."""
+    records = [
+        *begun(),
+        requested(2),
+        r.ModelFailed((), 1, 3, error="mine: busy"),
+        started(4),
+        settled(5, status="failed", output="mine", error=ValueError("mine")),
+        over(9, "failed", error="ValueError(mine)"),
+    ]
+    told = folded(records)
+    assert told.only("tool").data["error"] == "mine"
+    hidden = folded(records, sensitive=False)
+    shown = [str((span.name, span.error, span.data)) for span in hidden.spans]
+    assert [line for line in shown if "mine" in line] == []
+    assert hidden.only("model").error == "The model call failed"
+    assert hidden.only("run").error == "ValueError"
+    assert hidden.only("tool").data == {"status": "failed"}
+    assert [line.split(" ")[:2] for line in hidden.tree()] == [line.split(" ")[:2] for line in told.tree()]
+
+
+# ---------------------------------------------------------------------------------------------- guardrails
+
+
+def test_a_guardrails_span_stands_where_it_judges_and_is_as_long_as_it_took() -> None:
+    """A tool's under the call, others under the turn."""
+    found = folded([*begun(), judged(2, "passed"), started(4), judged(5, "Allow", "c"), over(9)])
+    of_input, of_call = (span for span in found.spans if span.kind == "guardrail")
+    assert of_input.parent is found.only("turn")
+    assert of_call.parent is found.only("tool")
+    assert (of_input.started_at, of_input.ended_at, of_input.data) == (1.5, 2, {"verdict": "passed"})
+    assert [span.error for span in found.spans] == [None] * len(found.spans)
+
+
+@pytest.mark.parametrize("verdict", ["tripped", "RaiseException"])
+def test_a_tripwire_marks_its_span_and_the_turn(verdict: str) -> None:
+    """An earlier error of the turn stays; before the first turn it is the agent's."""
+    found = folded([*begun(), judged(2, verdict), over(9)])
+    assert (found.only("guardrail").error, found.only("turn").error) == (TRIPPED, TRIPPED)
+    early = folded([begun()[0], judged(1, verdict), over(9)])
+    assert (early.only("guardrail").error, early.only("agent").error) == (TRIPPED, TRIPPED)

@@ -1,0 +1,169 @@
+"""Inputs that are wrong on purpose: JSON arguments, model events, server-sent events, stored records.
+
+Each is fed to the code that meets it first; it may be taken, or be refused with an error of the library's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from agentloop.config import JsonLimits
+from agentloop.exceptions import AgentLoopError
+from agentloop.item_codec import item_from_json
+from agentloop.json_bytes import decode
+from agentloop.json_text import canonical_arguments, parse_object
+from agentloop.model_events import ModelRequest
+from agentloop.models._chat import ChatDecoder
+from agentloop.models._sse import SSEDecoder
+from agentloop.record_codec import KINDS as RECORD_KINDS
+from agentloop.record_codec import record_from_json, record_to_json
+from agentloop.testing.drawing import Chance, Seeded
+from agentloop.testing.loopfree import draw_core_world, play
+
+LIMITS = JsonLimits(max_bytes=2000, max_depth=8, max_digits=30)
+PIECES = (
+    "{", "}", "[", "]", ",", ":", '"', "\\", "null", "true", "NaN", "-Infinity", "1e999", "0", "-", "1" * 40,
+    '"a"', '"n"', "\ud800", "\\ud800", "\x00", " ", "\n", "{}", "[[[[[[[[[[", '{"n": 1}', "é", "\u2028", "1.0", "1.",
+)  # fmt: skip
+LINES = (
+    b"data: ", b"data:", b"event: x", b"id: 1\x00", b"retry: soon", b"\n", b"\n\n", b"\r\n", b"\r", b": comment",
+    b'{"a": 1}', b"[DONE]", b"\xff\xfe", b"\xef\xbb\xbf", b"data", b"x" * 300, b"", b"\xe2\x80",
+)  # fmt: skip
+KINDS = (
+    "run_started", "turn_started", "model_responded", "call_started", "call_settled", "run_ended", "handed_off",
+    "guardrail_settled", "verdict_given", "nothing", "", "tool_call", "tool_output", "message", "reasoning",
+)  # fmt: skip
+
+
+def _text(chance: Chance) -> str:
+    return "".join(chance.pick(PIECES) for _ in range(chance.whole(0, 8)))
+
+
+def _value(chance: Chance, depth: int = 0) -> Any:
+    kind = chance.whole(0, 9 if depth < 3 else 6)
+    if kind <= 6:
+        return chance.pick([None, True, 0, -1, 1 << 70, 0.5, "", "a", "completed", "\ud800", [], {}])
+    if kind == 7:
+        return [_value(chance, depth + 1) for _ in range(chance.whole(0, 3))]
+    return {_name(chance): _value(chance, depth + 1) for _ in range(chance.whole(0, 4))}
+
+
+def _name(chance: Chance) -> str:
+    return chance.pick(
+        ("kind", "type", "path", "turn", "at", "call_id", "tool", "outcome", "status", "items", "response", "agent",
+         "input", "arguments", "role", "content", "text", "run_id", "max_turns", "output", "x")
+    )  # fmt: skip
+
+
+@cache
+def _records() -> tuple[str, ...]:
+    """Return records of some runs as JSON text, one of each form."""
+    found: dict[str, str] = {}
+    for seed in range(60):
+        for record in play(draw_core_world(Seeded(seed))).evidence.records:
+            written = record_to_json(record)
+            found.setdefault(f"{written['kind']} {sorted(written)}", json.dumps(written))
+    return tuple(found.values())
+
+
+def _record(chance: Chance) -> Any:
+    """Return a record with a fault or two: a value exchanged, a field dropped, added or renamed, somewhere in it."""
+    if chance.one_in(4):
+        found: dict[str, Any] = {"kind": chance.pick(tuple(RECORD_KINDS.values())), "path": [], "turn": 0, "at": 0.0}
+        return found | {_name(chance): _value(chance) for _ in range(chance.whole(0, 6))}
+    record = json.loads(chance.pick(_records()))
+    for _ in range(chance.whole(1, 2)):
+        _spoil(chance, record)
+    return record
+
+
+def _spoil(chance: Chance, value: Any) -> None:
+    inner = [one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, dict | list)]
+    if inner and chance.one_in(2):
+        _spoil(chance, chance.pick(inner))
+    elif isinstance(value, list):
+        value.append(_value(chance))
+    elif not value or chance.one_in(4):
+        value[_name(chance)] = _value(chance)
+    elif chance.one_in(3):
+        del value[chance.pick(tuple(value))]
+    else:
+        value[chance.pick(tuple(value))] = _value(chance)
+
+
+def _chunk(chance: Chance) -> str:
+    if chance.one_in(4):
+        return _text(chance)
+    call = {"index": chance.pick([0, 0, 1, -1, None, "0"]), "id": chance.pick(["c1", "", None, 3])}
+    call["function"] = chance.pick([{"name": "f", "arguments": _text(chance)}, {}, None, {"arguments": 3}, []])
+    delta = chance.pick([{"content": "a"}, {"tool_calls": [call]}, {"refusal": "no"}, {"content": 3}, None, {}, []])
+    choice = {"index": 0, "delta": delta, "finish_reason": chance.pick([None, "stop", "length", "tool_calls", 3])}
+    usage = chance.pick([None, {"prompt_tokens": 1}, {"prompt_tokens": -1}, {"total_tokens": "many"}, []])
+    chunk: dict[str, Any] = {"choices": chance.pick([[choice], [choice], [choice], [], None, {}]), "usage": usage}
+    if chance.one_in(8):
+        chunk["error"] = chance.pick([{"message": "no"}, "no", None, 3])
+    return json.dumps(chunk)
+
+
+def _answers(chance: Chance) -> None:
+    decoder = ChatDecoder(ModelRequest(system=None, items=()))
+    for _ in range(chance.whole(0, 5)):
+        decoder.feed("[DONE]" if chance.one_in(8) else _chunk(chance))
+    decoder.finish()
+
+
+def _arguments(chance: Chance) -> None:
+    parse_object(_text(chance), LIMITS, tool="t")
+
+
+def _canonical(chance: Chance) -> None:
+    canonical_arguments(_text(chance), LIMITS)
+
+
+def _events(chance: Chance) -> None:
+    decoder = SSEDecoder()
+    for _ in range(chance.whole(1, 6)):
+        chunk = b"".join(chance.pick(LINES) for _ in range(chance.whole(0, 4)))
+        for event in decoder.feed(chunk):
+            assert isinstance(event.data, str)
+
+
+def _stored(chance: Chance) -> None:
+    record_from_json(_record(chance))
+
+
+def _bytes(chance: Chance) -> None:
+    text = _text(chance) if chance.one_in(2) else json.dumps(_record(chance))
+    data = text.encode("utf-8", "surrogatepass")
+    cut = chance.whole(0, len(data))
+    decode(data[:cut] if chance.one_in(2) else data)
+
+
+def _item(chance: Chance) -> None:
+    item_from_json({"type": chance.pick(KINDS), **{_name(chance): _value(chance) for _ in range(chance.whole(0, 5))}})
+
+
+FEEDS: tuple[tuple[str, Callable[[Chance], None]], ...] = (
+    ("arguments", _arguments),
+    ("arguments' identity", _canonical),
+    ("event streams", _events),
+    ("models' answers", _answers),
+    ("records", _stored),
+    ("record bytes", _bytes),
+    ("items", _item),
+)
+
+
+def feed(chance: Chance) -> tuple[str, str | None]:
+    """Feed one malformed input; return its kind, and what is wrong with how it was met, if anything."""
+    kind, meet = chance.pick(FEEDS)
+    try:
+        meet(chance)
+    except AgentLoopError:
+        pass
+    except Exception as error:
+        return kind, f"{type(error).__name__}: {error}"
+    return kind, None

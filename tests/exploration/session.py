@@ -1,0 +1,154 @@
+"""A session of exploration: rounds on several processes until the time is spent, and what they came to."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from agentloop.testing.invariants import LAWS
+from agentloop.testing.loopfree import OF_THE_CORE
+
+from .rounds import Counts, Round
+
+NOT_YET: frozenset[str] = frozenset({"secrets_stand_nowhere"})
+"""Invariants whose premise no world of these sessions has: their tools keep no secrets."""
+ENOUGH = 200
+"""Rounds after which an invariant that was never exercised fails the session."""
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """What a session is to do: the rounds `first`, `first + step` …, until `rounds` of them or the time is over."""
+
+    seed: str = "0"
+    budget: float = 60.0
+    first: int = 0
+    step: int = 1
+    rounds: int | None = None
+    stop: bool = False
+    """Whether it ends at the first violation."""
+    spare: float = 0.0
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the rounds to play, as long as there is time."""
+        until = time.monotonic() + self.budget
+        played = 0
+        while (self.rounds is None or played < self.rounds) and time.monotonic() < until:
+            yield self.first + played * self.step
+            played += 1
+
+
+def explore(wanted: Wanted) -> Counts:
+    """Play the rounds of *wanted* in this process."""
+    counts = Counts()
+    # What runs leave are cycles: collecting them in bulk is much faster than looking for them all the time.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        for number in wanted.numbers():
+            Round(wanted.seed, number, counts).play(stop=wanted.stop)
+            counts.numbers["rounds"] += 1
+            if not number // wanted.step % 20:
+                gc.collect()
+            if wanted.stop and counts.violations:
+                break
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    return counts
+
+
+def explore_all(wanted: Wanted, jobs: int) -> Counts:
+    """Play the rounds of *wanted* on *jobs* processes."""
+    if jobs == 1:
+        return explore(wanted)
+    rounds = None if wanted.rounds is None else -(-wanted.rounds // jobs)
+    shares = [attrs.evolve(wanted, first=wanted.first + job, step=jobs, rounds=rounds) for job in range(jobs)]
+    counts = Counts()
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for found in pool.imap_unordered(explore, shares):
+            counts.add(found)
+    return counts
+
+
+def commit() -> str:
+    """Return the commit the sources are at, or a word for none."""
+    root = Path(__file__).parents[2]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def untouched(counts: Counts) -> list[str]:
+    """Return the invariants that no round exercised, though rounds can."""
+    missing = [name for name in counts.tally.unexercised() if name not in NOT_YET]
+    return missing + [f"{name} (core)" for name in OF_THE_CORE if not counts.core.exercised[name]]
+
+
+def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
+    """Yield the lines that say what a session did and found."""
+    numbers = counts.numbers
+    malformed = sum(count for name, count in numbers.items() if name.startswith("malformed"))
+    yield f"commit {commit()}, seed {wanted.seed}, {numbers['rounds']} rounds in {seconds:.0f} s"
+    yield f"full-stack schedules: {sum(n for name, n in numbers.items() if name.startswith('schedules'))}" + "".join(
+        f", {name.removeprefix('schedules ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("sch")
+    )
+    yield f"  compared on both backends: {numbers['compared']}, repeated: {numbers['repeated']}"
+    yield f"cancel points: {numbers['cancel points']}"
+    yield f"crash points: {numbers['crash points']}"
+    yield f"loop-free worlds: {numbers['core worlds']}"
+    yield f"malformed inputs: {malformed}" + "".join(
+        f", {name.removeprefix('malformed ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("malf")
+    )
+    yield f"invariants: {len(LAWS)}; exercised by worlds (full stack, core alone):"
+    for name in LAWS:
+        yield f"  {name}: {counts.tally.exercised[name]}, {counts.core.exercised[name]}"
+    yield f"violations: {len(counts.violations)}"
+    for violation in counts.violations[:10]:
+        yield f"python -m tests.exploration {violation.where}  # {', '.join(violation.laws)}"
+        yield violation.words
+
+
+def main(arguments: list[str]) -> int:
+    """Run a session as the command line says; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.exploration", description=__doc__)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--rounds", type=int, help="play so many rounds at most")
+    parser.add_argument("--round", type=int, help="play this round alone")
+    parser.add_argument("--first-violation", action="store_true", help="end at the first violation")
+    parser.add_argument("--json", action="store_true", help="print violations as one line of JSON")
+    given = parser.parse_args(arguments)
+    wanted = Wanted(seed=given.seed, budget=given.budget, rounds=given.rounds, stop=given.first_violation)
+    if given.round is not None:
+        wanted = attrs.evolve(wanted, first=given.round, rounds=1, budget=3600.0)
+    began = time.monotonic()
+    counts = explore_all(wanted, given.jobs if given.round is None else 1)
+    seconds = time.monotonic() - began
+    if given.json:
+        found = [{"laws": one.laws, "words": one.words[:2000], "where": one.where} for one in counts.violations]
+        print(json.dumps({"violations": found, "numbers": counts.numbers}))
+        return 1 if counts.violations else 0
+    print("\n".join(report(counts, wanted, seconds)))
+    if counts.violations:
+        return 1
+    missing = untouched(counts)
+    if missing and counts.numbers["rounds"] >= ENOUGH:
+        print(f"never exercised: {', '.join(missing)}", file=sys.stderr)
+        return 1
+    return 0

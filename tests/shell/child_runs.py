@@ -1,0 +1,182 @@
+"""A program that begins, decides on and goes on with runs, each step in a process of its own.
+
+    python child_runs.py begin BACKEND LEDGER            writes the state of a run that waits to standard output
+    python child_runs.py approve                         reads a state, approves (or rejects) all that waits, writes it
+    python child_runs.py reject MESSAGE
+    python child_runs.py finish BACKEND LEDGER           reads a state, runs it on, writes a report
+    python child_runs.py batch BACKEND LEDGER FOLDER     runs several at once, each with a journal in FOLDER, or goes on
+
+The tools append what they do to the file LEDGER, so that whoever started the processes sees what ran, and how often.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from agentloop import (
+    Agent,
+    FunctionTool,
+    Runner,
+    RunState,
+    ToolContext,
+    tool,
+)
+from agentloop.journal import FileJournal
+from agentloop.testing import ScriptedModel, call, say
+from agentloop.usage import RequestUsage
+
+
+def by_turn(*steps: Any) -> ScriptedModel:
+    """Return a model that answers the run's n-th turn with the n-th step."""
+
+    def pick(request: Any) -> Any:
+        return steps[request.turn - 1]
+
+    return ScriptedModel([pick] * 50)
+
+
+class Ledger:
+    """A file that tools write lines to, each in one write."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def write(self, *words: str) -> None:
+        """Append a line and let the disk have it."""
+        with open(self._path, "ab", buffering=0) as file:
+            file.write((" ".join(words) + "\n").encode())
+            os.fsync(file.fileno())
+
+
+def usage() -> RequestUsage:
+    return RequestUsage(input_tokens=10, output_tokens=1, total_tokens=11)
+
+
+def waiting_agent(ledger: Ledger) -> Agent[Any, Any]:
+    """Return an agent with a nested one; both have a call that waits."""
+
+    @tool(needs_approval=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        ledger.write("pay", str(amount))
+        return f"paid {amount}"
+
+    @tool(idempotent=True)
+    async def look() -> str:
+        """Look."""
+        ledger.write("look")
+        return "seen"
+
+    inner = Agent("inner", tools=[pay], model=by_turn(call("pay", {"amount": 5}, call_id="q"), say("in", usage())))
+    outer = Agent("outer", tools=[look, pay, inner.as_tool("sub", "Sub.")])
+    first = [
+        call("look", call_id="l"),
+        call("sub", {"input": "x"}, call_id="s"),
+        call("pay", {"amount": 1}, call_id="p"),
+    ]
+    outer.model = by_turn(first, call("look", call_id="l2"), say("done", usage()))
+    return outer
+
+
+TURNS = 4
+RUNS = 6
+
+
+def journaled_agent(ledger: Ledger, run: int) -> Agent[Any, Any]:
+    """Return an agent that does two things a turn, one idempotent and one not; bodies take a hundredth of a second."""
+
+    async def work(ctx: ToolContext[Any], n: int) -> str:
+        ledger.write("start", ctx.tool_name, str(n), ctx.idempotency_key)
+        await anyio.sleep(0.01)
+        ledger.write("end", ctx.tool_name, str(n), ctx.idempotency_key)
+        return f"{ctx.tool_name} {n}"
+
+    tools: list[FunctionTool] = [
+        tool(work, name="once", description="Once."),
+        tool(work, name="idem", description="Idempotent.", idempotent=True),
+    ]
+    steps = [
+        [call(name, {"n": 100 * run + turn}, call_id=f"{name}{turn}") for name in ("once", "idem")]
+        for turn in range(1, TURNS)
+    ]
+    return Agent("worker", tools=tools, model=by_turn(*steps, say(f"{run} is done", usage())))
+
+
+def report_of(state: RunState) -> dict[str, Any]:
+    """Return what a parent process wants to know of a run."""
+    fold = state.fold
+    assert fold.ended is not None
+    outcomes = {call_id: call.outcome for call_id, call in fold.calls.items() if call.outcome is not None}
+    return {
+        "status": fold.ended.status,
+        "output": fold.ended.final_output,
+        "calls": {call_id: outcome.status for call_id, outcome in outcomes.items()},
+        "outputs": {call_id: outcome.output for call_id, outcome in outcomes.items()},
+        "requests": fold.usage.requests,
+        "turns": fold.turn,
+    }
+
+
+async def journaled(ledger: Ledger, path: Path, run: int) -> RunState:
+    """Begin the run of the journal at *path*, go on with it, or return it if it is complete."""
+    agent = journaled_agent(ledger, run)
+    async with FileJournal(path, fsync="never") as journal:
+        if not await journal.read():
+            result = await Runner.run(agent, f"run {run}", journal=journal)
+        else:
+            state = await RunState.from_journal(agent, journal)
+            if state.fold.ended is not None and state.fold.ended.status == "completed":
+                return state
+            result = await Runner.run(agent, state, journal=journal)
+    ended: RunState = result.to_state()
+    return ended
+
+
+async def batch(ledger: Ledger, folder: Path) -> list[dict[str, Any]]:
+    """Do all runs of the folder, at once, and return their reports in order."""
+    states: dict[int, RunState] = {}
+
+    async def one(run: int) -> None:
+        states[run] = await journaled(ledger, folder / f"{run}.jsonl", run)
+
+    async with anyio.create_task_group() as group:
+        for run in range(RUNS):
+            group.start_soon(one, run)
+    return [report_of(states[run]) for run in range(RUNS)]
+
+
+def main(what: str, *args: str) -> None:
+    match what:
+        case "begin":
+            backend, ledger = args
+            result = Runner.run_sync(waiting_agent(Ledger(ledger)), "go", backend=backend)  # type: ignore[arg-type]
+            print(result.to_state().to_string())
+        case "approve" | "reject":
+            state = RunState.from_string(waiting_agent(Ledger(os.devnull)), sys.stdin.read())
+            for waiting in state.interruptions:
+                if what == "approve":
+                    state.approve(waiting)
+                else:
+                    state.reject(waiting, message=args[0])
+            print(state.to_string())
+        case "finish":
+            backend, ledger = args
+            agent = waiting_agent(Ledger(ledger))
+            state = RunState.from_string(agent, sys.stdin.read())
+            result = Runner.run_sync(agent, state, backend=backend)  # type: ignore[arg-type]
+            print(json.dumps(report_of(result.to_state())))
+        case "batch":
+            backend, ledger, folder = args
+            print(json.dumps(anyio.run(batch, Ledger(ledger), Path(folder), backend=backend)))
+        case _:
+            raise SystemExit(f"no {what!r}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,407 @@
+"""Logs with one thing wrong: real runs of small worlds, and edits that break one invariant each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import attrs
+
+from agentloop import records as r
+from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
+from agentloop.exceptions import ModelTransportError, ToolCallError
+from agentloop.items import AssistantMessage, ToolCall, ToolOutput
+from agentloop.sessions import MemorySession
+from agentloop.testing.cast import Actor, Cast, HookLog, Role
+from agentloop.testing.evidence import Evidence
+from agentloop.testing.invariants import evidence_of
+from agentloop.testing.parts import Hangs, Raises, Returns
+from agentloop.testing.runs import CancelAt, Verdict, World, run_one
+from agentloop.testing.scripted import call, fail, reason, say
+from agentloop.usage import RequestUsage, Usage
+
+USED = RequestUsage(input_tokens=3, output_tokens=2, total_tokens=5)
+
+
+def _calls(*names: str, first: int = 1, **numbers: int) -> list[Any]:
+    return [call(name, {"n": numbers.get(name, 2)}, call_id=f"c{place}") for place, name in enumerate(names, first)]
+
+
+def _world(*turns: Any, actors: tuple[Actor, ...], role: dict[str, Any] | None = None, **fields: Any) -> World:
+    roles = (Role(name="a", actors=actors, **(role or {})), Role(name="b", actors=actors))
+    options = {"run_config": fields.pop("config", RunConfig()), **fields.pop("options", {})}
+    return World(agent=Cast(roles=roles), script=(*turns, say("done", USED)), options=options, **fields)
+
+
+PLAIN = Actor(name="plain")
+RAISING = Actor(name="raising", raises=True)
+INNER = Role(name="an", actors=(Actor(name="deep"),))
+
+
+@cache
+def rich() -> Evidence:
+    """A run that completes: limits, receipts, guardrails, a timeout, a nested run, a retry, a repeat, a handoff."""
+    actors = (
+        PLAIN,
+        Actor(name="once", idempotent=True),
+        Actor(name="line", serial="s"),
+        Actor(name="alone", exclusive=True),
+        Actor(name="slow", timeout=0.5),
+        Actor(name="guarded", before=("allow",), after=("allow",)),
+        Actor(name="shared", shares=True),
+        Actor(name="rated", rated=True),
+        Actor(name="agent", agent=INNER),
+    )
+    first = _calls("plain", "once", "once", "line", "line", "alone", "slow", "guarded", "shared", "rated")
+    world = _world(
+        fail(ModelTransportError("busy", status=503)),
+        [reason("hm"), *first, call("agent", {"input": "go"}, call_id="c11"), call("nothing", {}, call_id="c12")],
+        [call("plain", {"n": 2}, call_id="c1"), call("plain", {"n": 4}, call_id="c13")],
+        [call("transfer_to_b", call_id="h1")],
+        actors=actors,
+        role={"handoffs": ("b",), "judges": (("pass", False), ("pass", True))},
+        nested={"c11": ([call("deep", {"n": 1}, call_id="d1")], say("inside"))},
+        behaviors={"c7": Hangs(), "c1": Returns(1, 0.25)},
+        config=RunConfig(
+            tool_execution=ToolExecution(max_function_tool_concurrency=3),
+            model_settings=ModelSettings(retry=ModelRetrySettings(1)),
+            tool_not_found_behavior="return_error_to_model",
+        ),
+        options={"hooks": HookLog, "session": MemorySession},
+    )
+    world = attrs.evolve(world, agent=Cast(roles=(*_judged(world),), rate=3))
+    return evidence_of(run_one(world))
+
+
+def _judged(world: World) -> tuple[Role, ...]:
+    assert isinstance(world.agent, Cast)
+    first, second = world.agent.roles
+    return first, attrs.evolve(second, last_judges=("pass", "pass"))
+
+
+@cache
+def queued() -> Evidence:
+    """Five calls under a cap of two, each of which takes its time."""
+    world = _world(
+        _calls(*["plain"] * 5),
+        actors=(PLAIN,),
+        behaviors={f"c{place}": Returns(0, 0.25 * place) for place in range(1, 6)},
+        config=RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=2)),
+    )
+    return evidence_of(run_one(world))
+
+
+@cache
+def rated() -> Evidence:
+    """Two calls under a rate of one per 1.3 s."""
+    world = _world(_calls("rated", "rated"), actors=(Actor(name="rated", rated=True),))
+    assert isinstance(world.agent, Cast)
+    return evidence_of(run_one(attrs.evolve(world, agent=attrs.evolve(world.agent, rate=1, per=1.3))))
+
+
+@cache
+def cancelled() -> Evidence:
+    """A run that its caller cancels while two bodies run."""
+    world = _world(
+        _calls("plain", "plain"),
+        actors=(PLAIN,),
+        behaviors={"c1": Hangs(), "c2": Returns(0, 30.0)},
+        options={"hooks": HookLog},
+    )
+    whole = next(
+        run
+        for step in range(8, 60)
+        if (run := run_one(attrs.evolve(world, cancel=CancelAt(step)))).cancelled and len(run.bodies) == 2
+    )
+    return evidence_of(whole)
+
+
+@cache
+def failing() -> Evidence:
+    """A run that a call's failure ends, while another one runs."""
+    world = _world(_calls("raising", "plain"), actors=(PLAIN, RAISING), behaviors={"c1": Raises(), "c2": Hangs()})
+    return evidence_of(run_one(world))
+
+
+@cache
+def both_failing() -> Evidence:
+    """A run that two failures of one pass end."""
+    parts = {"c1": Raises(), "c2": Raises()}
+    found = run_one(_world(_calls("raising", "raising"), actors=(RAISING,), behaviors=parts, order="passes"))
+    return evidence_of(found)
+
+
+def _raised_second(evidence: Evidence) -> Evidence:
+    second = ToolCallError("second", call=call_of(evidence, "c2"))
+    return attrs.evolve(evidence, error=second)
+
+
+def call_of(evidence: Evidence, call_id: str) -> ToolCall:
+    """Return the call of that id."""
+    items = [item for one in evidence.records if isinstance(one, r.ModelResponded) for item in one.response.items]
+    return next(item for item in items if isinstance(item, ToolCall) and item.call_id == call_id)
+
+
+@cache
+def many() -> Evidence:
+    """Three calls where two are allowed."""
+    config = RunConfig(tool_execution=ToolExecution(max_calls_per_turn=2))
+    return evidence_of(run_one(_world(_calls(*["plain"] * 3), actors=(PLAIN,), config=config)))
+
+
+@cache
+def decided() -> Evidence:
+    """Two calls wait for verdicts: one is approved, one rejected."""
+    world = _world(
+        _calls("asks", "asks", asks=1),
+        actors=(Actor(name="asks", approval=True),),
+        verdicts=(Verdict(call_id="c1"), Verdict(call_id="c2", approved=False)),
+    )
+    return evidence_of(run_one(world))
+
+
+@cache
+def tripped(stage: str) -> Evidence:
+    """A run that an `input` or `output` guardrail ends."""
+    role: dict[str, Any] = {"judges": (("trip", True),)} if stage == "input" else {"last_judges": ("trip",)}
+    turns = [_calls("plain")] if stage == "input" else []
+    return evidence_of(run_one(_world(*turns, actors=(PLAIN,), role=role, options={"session": MemorySession})))
+
+
+@cache
+def refused() -> Evidence:
+    """A call whose arguments a guardrail refuses, and one whose output one refuses."""
+    actors = (Actor(name="before", before=("reject odd",)), Actor(name="after", after=("reject odd",)))
+    return evidence_of(run_one(_world(_calls("before", "after", before=1, after=1), actors=actors)))
+
+
+@cache
+def contradicting() -> Evidence:
+    """A response that uses one id for two calls."""
+    return evidence_of(run_one(_world([call("plain", {"n": n}, call_id="c1") for n in (1, 2)], actors=(PLAIN,))))
+
+
+@cache
+def receipted() -> Evidence:
+    """A call that an earlier turn's receipt answers."""
+    return evidence_of(
+        run_one(_world(_calls("once"), _calls("once", first=2), actors=(Actor(name="once", idempotent=True),)))
+    )
+
+
+# ---------------------------------------------------------------------------------------------- edits
+
+
+def find(evidence: Evidence, kind: type, nth: int = 0, **fields: Any) -> int:
+    """Return the number of the nth record of *kind* with these fields."""
+    found = [
+        n
+        for n, record in enumerate(evidence.records)
+        if isinstance(record, kind) and all(getattr(record, name) == value for name, value in fields.items())
+    ]
+    return found[nth]
+
+
+def drop(evidence: Evidence, *numbers: int) -> Evidence:
+    """Return *evidence* without these records."""
+    return attrs.evolve(evidence, records=[one for n, one in enumerate(evidence.records) if n not in numbers])
+
+
+def put(evidence: Evidence, n: int, *records: Any) -> Evidence:
+    """Return *evidence* with *records* before record *n*."""
+    return attrs.evolve(evidence, records=[*evidence.records[:n], *records, *evidence.records[n:]])
+
+
+def move(evidence: Evidence, n: int, to: int) -> Evidence:
+    """Return *evidence* with record *n* standing before record *to*."""
+    record = evidence.records[n]
+    return drop(put(evidence, to, record), n if n < to else n + 1)
+
+
+def change(evidence: Evidence, n: int, **fields: Any) -> Evidence:
+    """Return *evidence* with other values in record *n*."""
+    records = list(evidence.records)
+    records[n] = attrs.evolve(records[n], **fields)  # type: ignore[misc]  # every record is an attrs value
+    return attrs.evolve(evidence, records=records)
+
+
+def ended(evidence: Evidence, call_id: str, **fields: Any) -> Evidence:
+    """Return *evidence* with another outcome of a call."""
+    n = find(evidence, r.CallSettled, call_id=call_id)
+    return change(evidence, n, outcome=attrs.evolve(evidence.records[n].outcome, **fields))  # type: ignore[union-attr]
+
+
+def body(evidence: Evidence, call_id: str, **fields: Any) -> Evidence:
+    """Return *evidence* with another execution of a call's body."""
+    bodies = [attrs.evolve(one, **fields) if one.call_id == call_id else one for one in evidence.bodies or ()]
+    return attrs.evolve(evidence, bodies=bodies)
+
+
+def result(evidence: Evidence, **fields: Any) -> Evidence:
+    """Return *evidence* with other values in its result."""
+    assert evidence.result is not None
+    return attrs.evolve(evidence, result=attrs.evolve(evidence.result, **fields))
+
+
+def _at(evidence: Evidence, call_id: str, kind: type = r.CallStarted, nth: int = 0) -> int:
+    return find(evidence, kind, nth, call_id=call_id)
+
+
+def _again(evidence: Evidence, n: int) -> Evidence:
+    return put(evidence, n + 1, evidence.records[n])
+
+
+def _shown_reversed(evidence: Evidence) -> Evidence:
+    return attrs.evolve(evidence, shown=[(path, items[::-1]) for path, items in evidence.shown or ()])
+
+
+def _shown_without_outputs(evidence: Evidence) -> Evidence:
+    shown = [
+        (path, [item for item in items if not isinstance(item, ToolOutput)]) for path, items in evidence.shown or ()
+    ]
+    return attrs.evolve(evidence, shown=shown)
+
+
+def _second_body(evidence: Evidence) -> Evidence:
+    assert evidence.bodies is not None
+    return attrs.evolve(evidence, bodies=[*evidence.bodies, evidence.bodies[0]])
+
+
+def _beside(evidence: Evidence, call_id: str) -> Evidence:
+    """Let the body of *call_id* run through the whole log."""
+    return body(evidence, call_id, began=_at(evidence, "c1") + 1, ended=len(evidence.records) - 1)
+
+
+def _without_tools(evidence: Evidence) -> Evidence:
+    return change(evidence, find(evidence, r.TurnStarted), tools=())
+
+
+def _ended_from_above(evidence: Evidence) -> int:
+    return next(
+        n
+        for n, one in enumerate(evidence.records)
+        if isinstance(one, r.CallSettled) and one.outcome.cancelled_by == "parent"
+    )
+
+
+def _record_of(evidence: Evidence, kind: type, nth: int = 0, **fields: Any) -> Any:
+    return evidence.records[find(evidence, kind, nth, **fields)]
+
+
+def _saved_twice(evidence: Evidence) -> Evidence:
+    return attrs.evolve(evidence, saved=[*(evidence.saved or ()), *(evidence.saved or ())])
+
+
+def _told(evidence: Evidence, *events: tuple[str, tuple[str, ...], str]) -> Evidence:
+    return attrs.evolve(evidence, hooks=[*(evidence.hooks or ()), *events])
+
+
+def _guards(evidence: Evidence, stage: str) -> list[int]:
+    return [n for n, one in enumerate(evidence.records) if isinstance(one, r.GuardrailSettled) and one.stage == stage]
+
+
+def _completed(evidence: Evidence) -> Evidence:
+    return change(evidence, len(evidence.records) - 1, status="completed", final_output="done", error=None)
+
+
+Plant = tuple[Callable[[], Evidence], Callable[[Evidence], Evidence]]
+PLANTED: dict[str, Plant] = {
+    "one_ending_per_attempt": (queued, lambda e: _again(e, _at(e, "c1", r.CallSettled))),
+    "every_record_has_its_place": (queued, lambda e: put(e, 3, r.ItemReleased((), 1, 0.0, "c99"))),
+    "unstarted_calls_end_as_such": (queued, lambda e: drop(e, _at(e, "c1"))),
+    "intent_before_effect": (queued, lambda e: body(e, "c1", began=2)),
+    "an_invocation_runs_once": (queued, lambda e: _again(e, _at(e, "c1"))),
+    "identities_stay": (
+        contradicting,
+        lambda e: put(e, len(e.records) - 1, r.CallStarted((), 1, 0.0, "c1", "plain", '{"n": 1}')),
+    ),
+    "turns_count_one_by_one": (rich, lambda e: change(e, find(e, r.TurnStarted, 2), turn=7)),
+    "turns_fit_their_limit": (rich, lambda e: change(e, 0, max_turns=1)),
+    "receipts_are_of_successes": (receipted, lambda e: ended(e, "c1", status="failed")),
+    "equal_idempotent_calls_share_a_run": (
+        receipted,
+        lambda e: put(e, _at(e, "c2", r.CallSettled), attrs.evolve(_record_of(e, r.CallStarted), turn=2, call_id="c2")),
+    ),
+    "bodies_in_flight_fit_the_limits": (queued, lambda e: _beside(_beside(e, "c4"), "c5")),
+    "exclusive_calls_run_alone": (rich, lambda e: _beside(e, "c6")),
+    "rates_hold": (rated, lambda e: change(e, _at(e, "c2"), at=_record_of(e, r.CallStarted).at)),
+    "slots_are_used": (queued, lambda e: body(e, "c2", ended_at=0.1)),
+    "starts_follow_model_order": (queued, lambda e: move(e, _at(e, "c5"), _at(e, "c1"))),
+    "outputs_in_model_order": (queued, lambda e: move(e, _at(e, "c2", r.ItemReleased), _at(e, "c1", r.ItemReleased))),
+    "accepted_after_all": (queued, lambda e: drop(e, _at(e, "c5", r.ItemReleased))),
+    "models_see_outputs_in_order": (queued, _shown_reversed),
+    "finished_bodies_keep_their_end": (queued, lambda e: ended(e, "c1", status="cancelled", cancelled_by="sibling")),
+    "siblings_fall_to_failures_only": (failing, lambda e: ended(e, "c1", output="told")),
+    "failures_that_leave_end_the_run": (
+        failing,
+        lambda e: put(e, len(e.records) - 1, r.BatchEnded((), 1, 0.0)),
+    ),
+    "the_first_failure_is_raised": (both_failing, _raised_second),
+    "calls_past_the_cap_are_skipped": (
+        many,
+        lambda e: put(e, _at(e, "c3", r.CallSettled), attrs.evolve(_record_of(e, r.CallStarted), call_id="c3")),
+    ),
+    "timeouts_follow_the_policy": (rich, lambda e: ended(e, "c7", output=None)),
+    "only_shown_tools_run": (queued, _without_tools),
+    "nothing_outlives_the_run": (queued, lambda e: body(e, "c1", ended=None)),
+    "every_entry_ends_once": (queued, lambda e: _again(e, len(e.records) - 1)),
+    "an_end_from_above_is_not_told": (cancelled, lambda e: ended(e, "c1", output="cancelled")),
+    "nothing_begins_while_ending": (
+        cancelled,
+        lambda e: put(e, _ended_from_above(e) + 1, _record_of(e, r.ModelRequested)),
+    ),
+    "nothing_is_accepted_after_a_cancellation": (
+        cancelled,
+        lambda e: put(e, len(e.records) - 1, r.BatchEnded((), 1, 0.0)),
+    ),
+    "a_cancelled_run_says_so": (cancelled, lambda e: change(e, len(e.records) - 1, status="failed")),
+    "an_end_from_above_has_a_cause": (cancelled, _completed),
+    "the_end_comes_within_grace": (cancelled, lambda e: attrs.evolve(e, ended_at=1000.0)),
+    "cancellations_pending_are_left_as_found": (queued, lambda e: attrs.evolve(e, cancelling=1)),
+    "late_reports_come_once": (queued, lambda e: attrs.evolve(e, late=[((), "c1"), ((), "c1")])),
+    "bodies_that_ended_say_so": (queued, lambda e: ended(e, "c1", body_finished=False)),
+    "input_is_judged_before_effects": (rich, lambda e: drop(e, *_guards(e, "input"))),
+    "a_tripped_input_stops_everything": (
+        lambda: tripped("input"),
+        lambda e: put(e, len(e.records) - 1, r.TurnStarted((), 2, 0.0, "a")),
+    ),
+    "output_is_judged_before_it_counts": (rich, lambda e: drop(e, _guards(e, "output")[-1])),
+    "a_tripped_output_is_kept_nowhere": (lambda: tripped("output"), _completed),
+    "arguments_are_judged_before_the_body": (rich, lambda e: drop(e, _guards(e, "tool_input")[0])),
+    "a_refused_call_never_runs": (
+        refused,
+        lambda e: put(e, _at(e, "c1", r.CallSettled), r.CallStarted((), 1, 0.0, "c1", "before", '{"n": 1}')),
+    ),
+    "output_is_judged_before_it_settles": (refused, lambda e: ended(e, "c2", status="succeeded")),
+    "a_verdict_is_asked_for_once": (decided, lambda e: _again(e, find(e, r.ApprovalRequested))),
+    "what_waits_for_a_verdict_waits": (decided, lambda e: drop(e, _at(e, "c1", r.VerdictGiven))),
+    "a_rejected_call_never_runs": (decided, lambda e: ended(e, "c2", status="succeeded")),
+    "a_verdict_fits_one_call": (decided, lambda e: change(e, _at(e, "c1", r.VerdictGiven), digest="other")),
+    "a_pause_has_something_to_ask": (
+        decided,
+        lambda e: drop(e, *(n for n, one in enumerate(e.records) if isinstance(one, r.ApprovalRequested))),
+    ),
+    "each_request_ends_once": (queued, lambda e: drop(e, find(e, r.ModelResponded))),
+    "usage_counts_each_request_once": (queued, lambda e: result(e, usage=Usage(requests=7))),
+    "models_are_asked_as_recorded": (queued, lambda e: attrs.evolve(e, shown=[*(e.shown or ()), *(e.shown or ())])),
+    "history_is_valid": (queued, _shown_without_outputs),
+    "results_are_the_fold_of_the_log": (
+        queued,
+        lambda e: result(e, new_items=(*e.result.new_items, AssistantMessage("x")) if e.result else ()),
+    ),
+    "results_follow_model_order": (queued, lambda e: result(e, calls=e.result.calls[::-1] if e.result else ())),
+    "exactly_one_end": (queued, lambda e: change(e, len(e.records) - 1, status="failed")),
+    "nested_runs_stand_in_their_calls": (
+        rich,
+        lambda e: move(e, find(e, r.RunEnded, path=("c11",)), _at(e, "c11", r.CallSettled) + 1),
+    ),
+    "handoffs_go_where_they_say": (rich, lambda e: change(e, find(e, r.HandedOff), target_agent="nobody")),
+    "tool_hooks_pair": (rich, lambda e: _told(e, ("tool_end", (), "c1"))),
+    "run_end_is_told_once": (rich, lambda e: _told(e, ("run_end", (), "completed"))),
+    "model_hooks_nest": (rich, lambda e: _told(e, ("llm_end", (), "a"), ("llm_end", (), "a"))),
+    "spans_pair_and_nest": (queued, lambda e: attrs.evolve(e, spans=(e.spans or ())[:-1])),
+    "sessions_get_each_item_once": (rich, _saved_twice),
+    "secrets_stand_nowhere": (queued, lambda e: attrs.evolve(e, canaries=["done"])),
+}
+"""By invariant: a run that keeps it, and an edit that breaks it."""

@@ -1,0 +1,344 @@
+"""Searches over schedules and cancellations: what they find, what they print, and that what is sound is left alone."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import attrs
+import pytest
+from testing.till import Till, agent
+
+from agentloop import Agent, ToolContext, UserError, tool
+from agentloop import testing as t
+from agentloop.testing import call, say
+from agentloop.testing.exploring import owner
+
+DONE = say("done")
+
+
+def never_pays_twice(r: t.WorldRun) -> None:
+    """The check of an application: no more was paid than was owed."""
+    assert r.context.paid <= 100, f"paid {r.context.paid} of 100"
+
+
+# ---------------------------------------------------------------------------------------------- what is found
+
+
+def test_customer_is_never_paid_twice() -> None:
+    """A race between two tools is found and shrunk to two calls; nothing but public names."""
+
+    def check(r: t.WorldRun) -> None:
+        assert r.context.paid <= 100
+
+    calls = [
+        call("look"),
+        call("refund", {"amount": 30}),
+        call("refund", {"amount": 80}),
+        call("credit", {"amount": 90}),
+    ]
+    with pytest.raises(t.ExplorationFailure) as found:
+        t.explore(agent, [calls, [call("look")], say("done")], check, context=Till)
+    assert [len(step) for step in found.value.run.world.script[:-1]] == [2]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_bug_that_the_natural_order_hides_is_found_by_leaving_it_once(backend: Any) -> None:
+    """The second call must overtake the first one between its two steps."""
+
+    @tool
+    async def reserve(ctx: ToolContext[list[str]], name: str) -> str:
+        ctx.context.append(f"look {name}")
+        await anyio.lowlevel.checkpoint()
+        ctx.context.append(f"take {name}")
+        return name
+
+    def check(r: t.WorldRun) -> None:
+        order = r.context
+        assert order.index("take b") > order.index("take a"), "b overtook a"
+
+    script = [[call("reserve", {"name": name}) for name in "cab"], DONE]
+    with pytest.raises(t.ExplorationFailure, match="b overtook a") as found:
+        t.explore(Agent("inn", tools=[reserve]), script, check, context=list, backends=[backend])
+    run = found.value.run
+    assert run.backend == backend
+    assert sorted(body.arguments for body in run.bodies) == ['{"name": "a"}', '{"name": "b"}']
+    assert sum(1 for number in run.tape if number) == 1
+
+
+def test_failure_prints_script_tape_timeline_and_a_line_that_repeats_it() -> None:
+    """Whoever reads it can see what happened, and see it again."""
+    script = [[call("refund", {"amount": 80}), call("look"), call("refund", {"amount": 70})], DONE]
+    with pytest.raises(t.ExplorationFailure) as found:
+        t.explore(agent, script, never_pays_twice, context=Till)
+    text = str(found.value)
+    assert "AssertionError: paid 150 of 100" in text
+    assert "script:\n    [call('refund', {'amount': 80}), call('refund', {'amount': 70})]\n    say('done')" in text
+    assert "tape: []" in text
+    assert re.search(r"0\.000  call_1 refund starts .*\n *0\.000  call_2 refund starts", text)
+    assert "call_2 refund succeeded: refunded" in text
+    line = text.splitlines()[-1].strip()
+    again: dict[str, Any] = {"agent": agent, "check": never_pays_twice, "Till": Till, "call": call, "say": say}
+    with pytest.raises(t.ExplorationFailure, match="paid 150 of 100"):
+        eval(line, {**again, "explore": t.explore})
+
+
+def test_cause_of_a_failure_is_what_the_check_raised() -> None:
+    """So a debugger and pytest show the assertion itself."""
+    with pytest.raises(t.ExplorationFailure) as found:
+        t.explore(agent, [[call("refund", {"amount": 60})] * 2, DONE], never_pays_twice, context=Till)
+    assert isinstance(found.value.__cause__, AssertionError)
+    assert str(found.value.__cause__).startswith("paid 120 of 100")
+
+
+def test_sound_agent_is_explored_to_the_end() -> None:
+    """Every schedule on both backends, and nothing found: whichever call is first, the other one waits for nothing."""
+    script = [[call("safe_refund", {"amount": 80}), call("safe_refund", {"amount": 80})], DONE]
+    assert t.explore(agent, script, never_pays_twice, context=Till) == t.Explored(schedules=4, complete=True)
+
+
+@pytest.mark.slow
+def test_search_stops_at_its_budget_and_says_that_it_is_not_complete() -> None:
+    """All kinds of search have had their part by then."""
+    script = [[call("safe_refund", {"amount": 20}) for _ in range(4)], DONE]
+    explored = t.explore(agent, script, never_pays_twice, context=Till, max_schedules=60)
+    assert explored == t.Explored(schedules=60, complete=False)
+
+
+def test_run_that_raises_is_a_finding_unless_it_may() -> None:
+    """An error that nobody expects isn't passed by because the check doesn't look for it."""
+
+    @tool(failure_error_function=None)
+    async def broken() -> str:
+        raise ValueError("no")
+
+    one = Agent("broken", tools=[broken])
+    with pytest.raises(t.ExplorationFailure, match="ToolCallError: Error running tool broken: ValueError: no"):
+        t.explore(one, [call("broken"), DONE])
+    assert t.explore(one, [call("broken"), DONE], allow=(Exception,)).complete
+
+
+def test_agent_that_shares_state_between_runs_is_refused() -> None:
+    """Else a schedule would mean something else each time."""
+    seen: list[int] = []
+
+    @tool
+    async def count() -> int:
+        seen.append(1)
+        return len(seen)
+
+    with pytest.raises(UserError, match=r"two runs of one schedule differ in record \d+.*anew for each run"):
+        t.explore(Agent("counter", tools=[count]), [call("count"), DONE])
+
+
+def test_function_makes_the_agent_anew_for_each_run() -> None:
+    """Tools may close over a state then; models of its own may follow scripts of their own."""
+
+    def make() -> Agent[Any, Any]:
+        seen: list[int] = []
+
+        @tool
+        async def count() -> int:
+            seen.append(1)
+            return len(seen)
+
+        return Agent("counter", tools=[count], model=t.ScriptedModel([[call("count"), call("count")], DONE]))
+
+    def check(r: t.WorldRun) -> None:
+        assert {one.outcome.value for one in r.calls} == {1, 2}
+
+    assert t.explore(make, None, check, max_schedules=50).schedules <= 50
+
+
+@pytest.mark.slow
+def test_nested_runs_follow_scripts_of_their_own() -> None:
+    """By the ids of the calls that began them."""
+
+    @tool
+    async def deep(n: int) -> str:
+        await anyio.lowlevel.checkpoint()
+        return str(n)
+
+    inner = Agent("inner", tools=[deep])
+    outer = Agent("outer", tools=[inner.as_tool()])
+    script = [[call("inner", {"input": "go"}, call_id="a"), call("inner", {"input": "go"}, call_id="b")], DONE]
+    nested = {"a": [call("deep", {"n": 1}), say("one")], "b": [call("deep", {"n": 2}), say("two")]}
+
+    def check(r: t.WorldRun) -> None:
+        assert [one.outcome.value for one in r.calls] == ["one", "two"]
+        assert r.executions("deep") == 2
+
+    assert t.explore(outer, script, check, nested=nested, max_schedules=40).schedules == 40
+
+
+# ---------------------------------------------------------------------------------------------- how it is found
+
+
+def order_of_bodies(scheduler: Any, steps: int = 3) -> list[str]:
+    """Return which body took a step when, of eight that take three each, ordered by *scheduler*."""
+    taken: list[str] = []
+
+    async def program() -> None:
+        async def body(name: str) -> None:
+            for step in range(steps):
+                await gate.point(f"body {name}")
+                taken.append(f"{name}{step}")
+
+        gate = t.Gate(scheduler)
+        async with gate, anyio.create_task_group() as group:
+            for name in "abcdefgh":
+                group.start_soon(body, name)
+
+    t.run_clockwork(program, backend="asyncio")
+    return taken
+
+
+def needs_two_orderings(taken: list[str]) -> bool:
+    """Tell whether one body is over before another begins, and that one before a third does."""
+    return taken.index("a2") < taken.index("h0") and taken.index("h2") < taken.index("b0")
+
+
+@pytest.mark.slow
+def test_random_priorities_find_an_ordering_bug_that_uniform_choice_hardly_does() -> None:
+    """At least ten times as often: orderings have to hold over many choices."""
+    runs = 300
+    uniform = sum(needs_two_orderings(order_of_bodies(t.Tape(seed=seed))) for seed in range(runs))
+    pct = sum(
+        needs_two_orderings(order_of_bodies(t.Priorities(seed, depth=2, length=24, owner=owner)))
+        for seed in range(runs)
+    )
+    assert pct > 20
+    assert pct > 10 * uniform, f"{pct} and {uniform} of {runs}"
+
+
+def test_every_schedule_of_a_small_program_is_run_once() -> None:
+    """Three bodies of two steps have 6! / 2!³ = 90 orders."""
+    search, seen = t.Exhaustive(), []
+
+    async def program(scheduler: Any) -> None:
+        async def body(name: str) -> None:
+            for _ in range(2):
+                await gate.point(name)
+                taken.append(name)
+
+        taken: list[str] = []
+        gate = t.Gate(scheduler)
+        async with gate, anyio.create_task_group() as group:
+            for name in "abc":
+                group.start_soon(body, name)
+        seen.append("".join(taken))
+
+    from agentloop.testing.schedules import Recorder
+
+    for tape in search:
+        recorder = Recorder(t.Tape(tape))
+        t.run_clockwork(program, recorder)
+        search.ran(recorder.choices)
+    assert search.complete
+    assert len(seen) == len(set(seen)) == 90
+
+
+# ---------------------------------------------------------------------------------------------- cancellation
+
+
+@attrs.define
+class Desk:
+    """Things that are taken and must be put back."""
+
+    taken: int = 0
+    out: list[str] = attrs.field(factory=list)
+
+
+def using(put_back: Callable[[ToolContext[Desk]], Any]) -> Agent[Desk, str]:
+    """Return an agent whose tool takes something and puts it back by *put_back*."""
+
+    @tool
+    async def use(ctx: ToolContext[Desk]) -> str:
+        ctx.context.taken += 1
+        try:
+            await anyio.sleep(0.01)
+        finally:
+            await put_back(ctx)
+        return "used"
+
+    return Agent("desk", tools=[use])
+
+
+async def in_cleanup(ctx: ToolContext[Desk]) -> None:
+    """As it should be."""
+    with ctx.cleanup():
+        await anyio.sleep(0.01)
+        ctx.context.taken -= 1
+
+
+async def unshielded(ctx: ToolContext[Desk]) -> None:
+    """A planted leak: cancelled, the await raises before the thing is put back."""
+    await anyio.sleep(0.01)
+    ctx.context.taken -= 1
+
+
+def all_back(r: t.WorldRun) -> None:
+    """Nothing is taken any more."""
+    assert r.context.taken == 0, f"{r.context.taken} things were not put back"
+
+
+USES = [[call("use"), call("use")], DONE]
+
+
+@pytest.mark.slow
+def test_clean_agent_survives_cancellation_at_every_step() -> None:
+    """By scope on both backends, and natively on asyncio; streamed too."""
+    for streamed in (False, True):
+        swept = t.kill_sweep(using(in_cleanup), USES, all_back, context=Desk, streamed=streamed)
+        assert swept.cancelled > 30
+        assert swept.points > swept.cancelled
+
+
+@pytest.mark.parametrize("way", [("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope")])
+def test_planted_leak_is_found_whatever_cancels(way: Any) -> None:
+    """And the error tells the step, and the line that repeats it."""
+    with pytest.raises(t.ExplorationFailure, match=r"[12] things were not put back") as found:
+        t.kill_sweep(using(unshielded), USES, all_back, context=Desk, ways=[way])
+    text = str(found.value)
+    at = found.value.run.cancelled_at
+    assert f"the caller cancels (step {at})" in text
+    assert f"at={at})" in text.splitlines()[-1]
+    with pytest.raises(t.ExplorationFailure):
+        t.kill_sweep(using(unshielded), USES, all_back, context=Desk, ways=[way], at=at)
+
+
+def test_task_that_outlives_its_run_is_found() -> None:
+    """A tool that begins a task and doesn't wait for it."""
+    import asyncio
+
+    kept: list[Any] = []
+
+    @tool
+    async def forget() -> str:
+        async def later() -> None:
+            await anyio.sleep(1)
+
+        kept.append(asyncio.ensure_future(later()))
+        return "begun"
+
+    with pytest.raises(t.ExplorationFailure, match=r"left behind: task .*later"):
+        t.kill_sweep(Agent("forgetful", tools=[forget]), [call("forget"), DONE], ways=[("asyncio", "scope")])
+
+
+def test_capacity_that_is_never_given_back_is_found() -> None:
+    """What a run leaves behind is a finding without any check."""
+    from agentloop import Capacity
+
+    def make() -> Agent[Any, Any]:
+        capacity = Capacity(2, "desk")
+
+        @tool(capacity=capacity)
+        async def hold() -> str:
+            capacity.take(0.0)
+            return "held"
+
+        return Agent("holder", tools=[hold])
+
+    with pytest.raises(t.ExplorationFailure, match=r"left behind: 1 tokens of Capacity\(2, name='desk'\)"):
+        t.explore(make, [call("hold"), DONE])

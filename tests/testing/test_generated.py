@@ -1,0 +1,123 @@
+"""Generated worlds of an application's own agent: they fit its tools, keep the invariants, and shrink."""
+
+from typing import Any, Literal
+
+import attrs
+import pytest
+from anyio.lowlevel import checkpoint
+from hypothesis import Phase, given, settings
+
+from agentloop import Agent, ToolContext, UserTypeError, handoff, tool
+from agentloop.testing.drawing import Seeded, Taste, draw_world
+from agentloop.testing.generated import (
+    approvals,
+    cancel_points,
+    draw_application_world,
+    scripts,
+    strategy,
+    tool_behaviours,
+    worlds,
+)
+from agentloop.testing.invariants import Tally, check
+from agentloop.testing.runs import World, run, run_one
+from agentloop.testing.scripted import Call
+
+
+@attrs.define
+class Shop:
+    """An application with one thing to sell."""
+
+    left: int = 1
+    sold: int = 0
+
+
+def racing() -> Agent[Any, Any]:
+    """Return an agent whose tool looks, waits, and then acts."""
+
+    @tool
+    async def order(ctx: ToolContext[Shop], item: str) -> str:
+        if ctx.context.left:
+            await checkpoint()
+            ctx.context.left -= 1
+        return "sold"
+
+    return Agent("shop", tools=[order])
+
+
+@attrs.frozen
+class Address:
+    """A structured argument."""
+
+    street: str
+    number: int
+
+
+def structured() -> Agent[Any, Any]:
+    """Return an agent with arguments of many kinds, an agent tool and a handoff."""
+
+    @tool
+    async def send(to: Address, parts: list[int], how: Literal["post", "air"], note: str | None = None) -> str:
+        return f"{to.street} {sum(parts)} {how} {note}"
+
+    other: Agent[Any, Any] = Agent("other", tools=[send])
+    return Agent("main", tools=[send, other.as_tool()], handoffs=[handoff(other)])
+
+
+@worlds(
+    structured,
+    models=scripts(max_turns=2, malformed=True),
+    tools=tool_behaviours(faults=True),
+    cancels=cancel_points(60),
+    verdicts=approvals(),
+    max_examples=25,
+)
+def test_worlds_of_an_agent_keep_the_invariants(world: World) -> None:
+    """On both backends, streamed and plain."""
+    check(run(world))
+
+
+def test_arguments_fit_the_tools_schemas() -> None:
+    """Without malformed calls none is refused for its arguments."""
+    seen = 0
+    for seed in range(30):
+        world = draw_application_world(Seeded(seed), structured, models=scripts(max_turns=3), orders=["gate"])
+        found = run_one(world)
+        assert found.error is None
+        assert {one.outcome.status for one in found.calls} <= {"succeeded"}
+        seen += len(found.calls)
+    assert seen > 30
+
+
+def test_a_race_between_two_calls_is_found_and_shrunk() -> None:
+    """A check-then-act race comes down to one turn of two calls."""
+    found: list[World] = []
+
+    @settings(max_examples=300, database=None, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
+    @given(strategy(racing, models=scripts(max_turns=2), context=Shop, orders=["passes"]))
+    def sells_once(world: World) -> None:
+        if run_one(world).context.left < 0:
+            found.append(world)
+            raise AssertionError("sold twice")
+
+    with pytest.raises(AssertionError, match="sold twice"):
+        sells_once()
+    calls = [piece for step in found[-1].script or () if isinstance(step, list) for piece in step]
+    assert sum(isinstance(piece, Call) for piece in calls) == 2
+    assert found[-1].tape == ()
+
+
+def test_what_is_no_agent_is_refused() -> None:
+    """At decoration, not at the first run."""
+    wrong: Any = "agent"
+    with pytest.raises(UserTypeError, match="worlds: an Agent"):
+        worlds(wrong)
+
+
+def test_drawn_worlds_of_a_cast_keep_the_invariants() -> None:
+    """A handful; the sessions of `python -m tests.exploration` play thousands."""
+    tally = Tally()
+    for seed in range(25):
+        world = World(**draw_world(Seeded(seed), Taste()))
+        check(run(world), tally)
+    assert tally.worlds == 100
+    assert len(tally.unexercised()) < 20

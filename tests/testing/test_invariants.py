@@ -1,0 +1,59 @@
+"""Every built-in invariant holds of a real run, and is seen to be broken where one thing is wrong with its log."""
+
+import pytest
+from testing.planted import PLANTED, queued
+
+from agentloop.testing.evidence import Evidence, Reading
+from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, findings_of
+
+
+def test_each_invariant_has_a_log_that_breaks_it() -> None:
+    """An invariant that nothing is known to break may be one that nothing can break."""
+    assert sorted(PLANTED) == sorted(LAWS)
+
+
+@pytest.mark.parametrize("name", sorted(LAWS))
+def test_invariant_holds_of_a_run_and_fails_on_a_planted_fault(name: str) -> None:
+    """The run breaks nothing at all; with the fault in its log it breaks this one."""
+    made, plant = PLANTED[name]
+    assert [finding.law for finding in findings_of(made())] == []
+    assert name in {finding.law for finding in findings_of(plant(made()))}
+
+
+NEEDS_MORE = {"late_reports_come_once", "secrets_stand_nowhere", "a_tripped_output_is_kept_nowhere"}
+
+
+@pytest.mark.parametrize("name", sorted(set(LAWS) - NEEDS_MORE))
+def test_the_run_that_keeps_an_invariant_exercises_it(name: str) -> None:
+    """Else it would say nothing that the run keeps it."""
+    tally = Tally()
+    findings_of(PLANTED[name][0](), tally)
+    assert tally.exercised[name] == 1
+    assert name not in tally.unexercised()
+
+
+def test_an_error_names_the_invariant_the_promise_and_the_records() -> None:
+    """So that who reads it needn't look anything up."""
+    broken = PLANTED["an_invocation_runs_once"][1](queued())
+    with pytest.raises(InvariantError) as caught:
+        check(broken)
+    words = str(caught.value)
+    assert "an_invocation_runs_once (execution): call c1 started twice" in words
+    assert "promised: An invocation starts once" in words
+    assert "CallStarted [turn 1] call_id='c1'" in words
+    assert "an_invocation_runs_once" in caught.value.laws
+
+
+def test_what_was_not_watched_is_not_judged() -> None:
+    """Of a bare log only what the log alone decides is exercised."""
+    tally = Tally()
+    assert findings_of(Evidence(records=queued().records), tally) == []
+    assert {"spans_pair_and_nest", "tool_hooks_pair", "slots_are_used"} <= set(tally.unexercised())
+    assert tally.exercised["one_ending_per_attempt"] == 1
+    assert tally.worlds == 1
+
+
+def test_an_empty_log_breaks_nothing() -> None:
+    """A run that was cancelled before its first record has left none."""
+    reading = Reading(Evidence(records=()))
+    assert [list(law.judge(reading)) for law in LAWS.values()] == [[] for _ in LAWS]

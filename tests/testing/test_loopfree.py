@@ -1,0 +1,84 @@
+"""The core without an event loop: every order of small worlds, drawn worlds, and what a tape decides."""
+
+from math import factorial
+
+import attrs
+import pytest
+
+from agentloop.testing.drawing import Seeded
+from agentloop.testing.invariants import Tally
+from agentloop.testing.loopfree import (
+    OF_THE_CORE,
+    CoreCall,
+    CoreTurn,
+    CoreWorld,
+    check_core,
+    draw_core_world,
+    every_schedule,
+    every_world,
+    play,
+)
+from agentloop.testing.schedules import Tape
+
+
+def _turn(*tools: str, first: int = 0) -> CoreTurn:
+    return CoreTurn(calls=tuple(CoreCall(f"c{place}", tool) for place, tool in enumerate(tools, first)))
+
+
+@pytest.mark.parametrize(("cap", "orders"), [(1, 1), (4, factorial(4)), (None, factorial(4))])
+def test_every_order_of_a_batch_is_gone_through(cap: int | None, orders: int) -> None:
+    """Under a cap of one there is one order; without one, as many as the calls have."""
+    runs = list(every_schedule(CoreWorld(turns=(_turn(*["plain"] * 4),), cap=cap)))
+    assert len(runs) == orders
+    ends = {tuple(body.call_id for body in sorted(run.evidence.bodies or (), key=lambda b: b.ended_at)) for run in runs}
+    assert len(ends) == orders
+
+
+def test_every_end_of_a_small_world_keeps_the_invariants() -> None:
+    """All orders of two turns, cut at every moment: nothing is broken, and most invariants are exercised."""
+    world = CoreWorld(
+        turns=(
+            CoreTurn(
+                calls=(
+                    CoreCall("c1", "once"),
+                    CoreCall("c2", "once"),
+                    CoreCall("c3", "raising", end="fail"),
+                    CoreCall("c4", "line"),
+                ),
+                reasons=True,
+                flaky=1,
+            ),
+            _turn("plain", first=5),
+        ),
+        cap=2,
+    )
+    tally = Tally()
+    count = 0
+    for variant in (world, attrs.evolve(world, turns=(_turn("line", "line", "shared"), *world.turns[1:]))):
+        for run in every_world(variant):
+            check_core(run, tally)
+            count += 1
+    assert count > 40
+    assert tally.exercised["starts_follow_model_order"] > 5
+    assert tally.exercised["an_end_from_above_is_not_told"] > 5
+
+
+def test_drawn_worlds_keep_the_invariants_and_exercise_all_of_the_core() -> None:
+    """The same seed gives the same world and the same log."""
+    tally = Tally()
+    for seed in range(600):
+        world = draw_core_world(Seeded(seed))
+        run = play(world, Tape((), seed=seed))
+        check_core(run, tally)
+    again = play(world, Tape((), seed=seed))
+    assert list(again.evidence.records) == list(run.evidence.records)
+    assert again.choices == run.choices
+    assert [name for name in OF_THE_CORE if not tally.exercised[name]] == []
+
+
+def test_a_tape_repeats_a_run_of_the_core() -> None:
+    """What was chosen, played as a tape, gives the same log."""
+    world = CoreWorld(turns=(_turn("plain", "line", "line", "shared"), _turn("plain", "plain", first=4)))
+    first = play(world, Tape((), seed=3))
+    again = play(world, Tape(chosen for _, chosen in first.choices))
+    assert list(again.evidence.records) == list(first.evidence.records)
