@@ -15,7 +15,7 @@ _SECRETS = (
     # name=value and name: value, where the name says that the value is secret
     re.compile(
         r"(?i)([\w-]{0,40}(?:api[_-]?key|secret|token|passw(?:or)?d|credential|authorization)[\w-]{0,40}[\"']?\s*[=:]\s*)"
-        r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&)}\]]+)"
+        r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|(?!\[redacted\])[^\s,;&)}\]]+)"
     ),
     re.compile(r"(?i)\b(bearer\s+|basic\s+)([A-Za-z0-9._~+/=-]{8,})"),
     re.compile(r"()\b((?:sk|pk|rk|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{8,})"),

@@ -185,10 +185,18 @@ class SessionConflict(AgentLoopError):
 
 
 class ReplayDivergence(AgentLoopError):
-    """A replay came to another record than the recorded run."""
+    """A replay came to another record than the recorded run.
 
-    def __init__(self, n: int, wanted: object, got: object) -> None:
-        super().__init__(f"Replay diverged at record {n}: wanted {wanted!r}, got {got!r}")
+    Attributes:
+        n: The record's place in the log, from 0 on.
+        wanted: The record there; None where the log ends.
+        got: What the replay came to; None where it came to nothing.
+        why: What is different, and what that may come from, in words.
+    """
+
+    def __init__(self, n: int, wanted: object, got: object, why: str | None = None) -> None:
+        super().__init__(f"Replay diverged at record {n}: {why or f'wanted {wanted!r}, got {got!r}'}")
         self.n = n
         self.wanted = wanted
         self.got = got
+        self.why = why

@@ -114,7 +114,7 @@ class ModelFailed(_Record):
     attempt: int = 1
     counted: bool = True
     usage: RequestUsage | None = None
-    kind: Literal["transport", "timeout"] | None = None
+    error_kind: Literal["transport", "timeout"] | None = None
     """What sort of error it was, where that says whether to ask again; the rest is what the provider said."""
     status: int | None = None
     code: str | None = None

@@ -56,7 +56,10 @@ class RunState:
         return cls(agent, fold.records, context=context)
 
     def __repr__(self) -> str:
-        fold = self.fold
+        try:
+            fold = self.fold
+        except StateError as error:
+            return f"<RunState of {len(self.records)} records that don't fit: {error}>"
         status = fold.ended.status if fold.ended is not None else "under way"
         return f"<RunState {fold.run_id} {status}, turn {fold.turn}, {len(self.records)} records>"
 

@@ -224,7 +224,10 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallSta
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
         return PlanEntry(index=index, call=call, tool=tool, disposition=_again(view, state, rules, call_state, tool))
     arguments = read_arguments(tool, call.arguments, rules.limits)
-    source = state.receipts.get(arguments.receipt) if arguments.receipt is not None else None
+    verdict = state.verdict(call_state)
+    decided = verdict is not None and (not verdict.approved or verdict.arguments is not None)
+    # What somebody has rejected, or wants done otherwise, is not answered by what was done before.
+    source = None if arguments.receipt is None or decided else state.receipts.get(arguments.receipt)
     disposition = Execute(arguments) if source is None else Replay(source, arguments)
     return PlanEntry(index=index, call=call, tool=tool, disposition=disposition)
 

@@ -172,7 +172,9 @@ def _verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Argu
         edited = given.arguments is not None and arguments_digest(given.arguments, run.config.json_limits) == digest
         if given.digest == digest or edited:
             return given
-    return run.state.sticky.get(key)
+    sticky = run.state.sticky.get(key)
+    # Edited arguments are those of the one call they were given for.
+    return sticky if sticky is None or sticky.arguments is None else attrs.evolve(sticky, arguments=None)
 
 
 async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -106,10 +106,19 @@ class Keeper:
 
 
 def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
-    """Return what of *items* isn't written yet, where *tail* is what a session ends with."""
+    """Return what of *items* isn't written yet, where *tail* is what a session ends with.
+
+    What was due when it was last written was complete pairs of these, in their order.
+    """
     for written in range(min(len(items), len(tail)), 0, -1):
-        if tail[-written:] == items[:written]:
-            return items[written:]
+        left, there = [], deque(tail[-written:])
+        for item in items:
+            if there and item == there[0]:
+                there.popleft()
+            else:
+                left.append(item)
+        if not there:
+            return left
     return items
 
 

@@ -96,8 +96,8 @@ class Log:
         self.listeners: list[EventBuffer] = []
         """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
         self.wall: Callable[[], float] = time.time
-        self.expect: Callable[[Record], Record] | None = None
-        """Says which record is appended in the place of one: how a replay compares, and keeps the recorded times."""
+        self.expect: Callable[[Record], Record | None] | None = None
+        """Says what is appended in the place of a record, if anything: how a replay compares, and keeps the times."""
         self.spans: SpanSource | None = None
         self.journal: JournalWriter | None = None
         self._instruments = instruments
@@ -106,7 +106,10 @@ class Log:
     def append(self, record: Record) -> None:
         """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one."""
         if self.expect is not None:
-            record = self.expect(record)
+            expected = self.expect(record)
+            if expected is None:
+                return
+            record = expected
         record = self.state.apply(record)
         if self.journal is not None:
             self.journal.add(record)

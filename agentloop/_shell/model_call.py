@@ -9,6 +9,7 @@ from functools import partial
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
 from agentloop import model_events as m
@@ -18,6 +19,7 @@ from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import cancelled_types
+from agentloop.budget import to_amount
 from agentloop.config import ModelInputData, RetryContext
 from agentloop.digests import digestible
 from agentloop.error_text import error_summary
@@ -45,7 +47,7 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
             await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
     response = await _asked(run, view, request)
     response = attrs.evolve(response, items=_sorted_out(view, response.items))
-    run.append(ModelResponded(*run.here(), response))
+    run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
     if run.server is not None:
         run.server.sent = len(run.state.history)
         if run.server.conversation_id is None:
@@ -70,11 +72,11 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
     """Ask until there is a response, or an error that the retry settings don't cover. Retries spend no turn."""
     attempt = _Attempt(1)
     while True:
+        await checkpoint_if_cancelled()  # a request that is never made must not be counted
         run.append(ModelRequested(*run.here(), _digest(run, request), attempt.number))
         effect = e.CallModel(run.path, request.turn, attempt.number, partial(_attempt, run, view, request, attempt))
         try:
             response: ModelResponse = await run.effects.perform(effect)
-            _charge(run, view, response)
             return response
         except cancelled_types():
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
@@ -94,12 +96,12 @@ def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
     """Return the record of a failed attempt, with all that the decision about another one goes by."""
     failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
     if isinstance(error, ModelTimeoutError):
-        return attrs.evolve(failed, kind="timeout")
+        return attrs.evolve(failed, error_kind="timeout")
     if not isinstance(error, ModelTransportError):
         return failed
     return attrs.evolve(
         failed,
-        kind="transport",
+        error_kind="transport",
         status=error.status,
         code=error.code,
         retry_after=error.retry_after,
@@ -129,11 +131,14 @@ async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, at
     )
 
 
-def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> None:
-    """Count what the request cost, where the application can tell."""
+def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None:
+    """Count what the request cost, where the application can tell, and return it."""
     if run.budget is not None and run.config.price is not None and response.usage is not None:
         name = getattr(view.model, "name", None) or type(view.model).__name__
-        run.budget.charge(run.config.price(name, response.usage))
+        cost = run.config.price(name, response.usage)
+        run.budget.charge(cost)
+        return f"{to_amount('price', cost):f}"
+    return None
 
 
 def _request(run: LiveRun, view: TurnView) -> ModelRequest:

@@ -115,6 +115,19 @@ def loop_lives(token: EventLoopToken) -> bool:
     return True
 
 
+def tell(token: EventLoopToken, fn: Callable[..., object], *args: object) -> None:
+    """Have *fn* called on the event loop of *token*, from any thread, without waiting for it.
+
+    Raises:
+        RuntimeError: if the loop is closed.
+    """
+    native = token.native_token
+    if isinstance(native, asyncio.AbstractEventLoop):
+        native.call_soon_threadsafe(fn, *args)
+    else:
+        native.run_sync_soon(fn, *args)  # type: ignore[attr-defined]  # a trio token; trio is an extra
+
+
 def _nothing() -> None:
     """Run on the loop to learn that it runs."""
 

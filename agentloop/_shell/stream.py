@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
-from agentloop._core.state import RunFold
+from agentloop._core.state import CallState, RunFold
 from agentloop._shell.native import new_bell
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
@@ -42,6 +43,12 @@ class _Gate(Limit):
 
     def give(self) -> None:
         """Do nothing."""
+
+
+def as_run(state: CallState) -> ToolCall:
+    """Return a call with the arguments it is run with, which somebody may have changed."""
+    call, text = state.call, state.arguments
+    return call if text is None or text == call.arguments else attrs.evolve(call, arguments=text)
 
 
 class EventBuffer:
@@ -130,7 +137,7 @@ class EventBuffer:
                 for item in state.response or ():
                     self.put(ev.ItemCreated(item, **where))
             case r.CallStarted(call_id=call_id):
-                self.put(ev.CallStarted(state.calls[call_id].call, **where))
+                self.put(ev.CallStarted(as_run(state.calls[call_id]), **where))
             case r.CallSettled(call_id=call_id, outcome=outcome):
                 self.put(ev.CallSettled(state.calls[call_id].call, outcome, **where))
             case r.ItemReleased(call_id=call_id):

@@ -19,6 +19,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import attrs
 
+from agentloop._shell.native import tell
+
 logger = logging.getLogger("agentloop")
 
 _UNSET = object()
@@ -166,7 +168,7 @@ class Threads:
             changes.update((var, new) for var, new in copy_context().items() if before.get(var, _UNSET) is not new)
             if place.finish():
                 try:
-                    anyio.from_thread.run_sync(ended, value, error, token=token)
+                    tell(token, ended, value, error)  # nobody may run the loop any more: not waited for
                 except RuntimeError:  # the loop is gone, and with it everybody who could be told
                     how = "returned" if error is None else f"raised {type(error).__name__}"
                     logger.warning("%s, abandoned, %s after its event loop", place.name, how)

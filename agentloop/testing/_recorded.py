@@ -82,6 +82,38 @@ class Recorded:
         return None
 
 
+    def ended_from_outside(self, entry: Entry) -> int | None:
+        """Return the first record of *entry* that shows that its run was cancelled, or that its time was over."""
+        end = self.records[entry.stop - 1]
+        by = "parent"
+        if isinstance(end, r.RunEnded) and not end.path:
+            if (end.error or "").startswith("RunTimeout("):
+                by = "deadline"
+            elif end.status != "cancelled":
+                return None
+        stop = entry.stop - 1
+        while entry.ended and isinstance(self.records[stop - 1], r.SessionSaved | r.CleanupCut):
+            stop -= 1
+        for index in range(entry.start, stop):
+            if self._shows(index, entry, by):
+                return index
+        return stop if entry.ended else None
+
+    def _shows(self, index: int, entry: Entry, by: str) -> bool:
+        """Tell whether record *index* comes of the root run's end *by* somebody."""
+        record = self.records[index]
+        if isinstance(record, r.CallSettled):
+            return record.outcome.cancelled_by == by
+        cancelled = (isinstance(record, r.ModelFailed) and record.error == "cancelled") or (
+            isinstance(record, r.RunEnded) and record.status == "cancelled"
+        )
+        if not cancelled or not record.path:
+            return cancelled and entry.ended
+        around = self.calls.get((record.path[:-1], record.path[-1]))
+        settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
+        return settled is not None and self._shows(settled, entry, by)
+
+
 def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:
     starts = [
         index for index, record in enumerate(records) if not record.path and isinstance(record, r.RunStarted | r.RunResumed)

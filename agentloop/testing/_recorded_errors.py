@@ -66,7 +66,7 @@ def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None 
 def rebuilt_model_error(record: r.ModelFailed) -> BaseException:
     """Return the error of a failed attempt, so that whether there is another one is decided as it was."""
     base: type[BaseException] | None = {"transport": ModelTransportError, "timeout": ModelTimeoutError}.get(
-        record.kind or ""
+        record.error_kind or ""
     )
     return rebuilt(
         record.error,

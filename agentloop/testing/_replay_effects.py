@@ -22,7 +22,7 @@ from agentloop import guardrail_results as g
 from agentloop import records as r
 from agentloop._shell.render import render
 from agentloop.agents import ToolsToFinalOutput
-from agentloop.config import ErrorHandlerResult, ModelInputData
+from agentloop.config import ErrorHandlerResult, JsonLimits, ModelInputData
 from agentloop.exceptions import ReplayDivergence
 from agentloop.handoffs import HandoffInputData
 from agentloop.json_text import parse_object
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 SLACK = 0.005
 """Seconds by which the clock of a replay may lag behind the recorded one."""
+_HOOKS = ("end hooks", "on_run_end")
 CUT_OFF = ("parent", "deadline", "sibling")
 _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL)
 
@@ -60,6 +61,7 @@ class Pending:
     path: Path
     call_id: str | None
     what: str
+    is_body: bool = False
     error: BaseException | None = None
     raised: anyio.Event = attrs.field(factory=anyio.Event)
 
@@ -99,6 +101,9 @@ class ReplayEffects:
         self._standins: set[Path] = set()
         self._passing = False
         self._began = 0.0
+        self.outside: int | None = None
+        """The first record that shows that the run was ended from outside."""
+        self.end_from_outside: Callable[[], None] = lambda: None
         self._references: dict[Call, list[str]] = {}
 
     # -- entries and time
@@ -109,6 +114,7 @@ class ReplayEffects:
         self.over = False
         self.pending, self.waiting = [], {}
         self.cursor = entry.start
+        self.outside = self.recorded.ended_from_outside(entry)
         self._began = self.records[entry.start].at - anyio.current_time()
 
     def wall(self) -> float:
@@ -126,8 +132,8 @@ class ReplayEffects:
 
     # -- the log
 
-    def expect(self, record: r.Record) -> r.Record:
-        """Return what is appended in the place of *record*: it, with the recorded times."""
+    def expect(self, record: r.Record) -> r.Record | None:
+        """Return what is appended in the place of *record*: it, with the recorded times, or nothing."""
         if self.over:
             return record
         if self._passing:
@@ -139,6 +145,8 @@ class ReplayEffects:
             merged, difference = compared(wanted, record, marked, self._leniency(wanted))
             if difference is None:
                 return self._accept(merged)
+            if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
+                return None  # there were none, or they came to their end
             if not isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut):
                 self.diverge(record, explained(self.recorded, self.cursor, wanted, record, difference))
                 return record
@@ -163,6 +171,8 @@ class ReplayEffects:
             return record
         if self._is_stopped_here():
             self.turn_is_over()
+        if self.cursor == self.outside and self.ahead(self.cursor) <= SLACK:
+            self.end_from_outside()
         if self.ahead(self.cursor) <= SLACK:
             self.release()
         return record
@@ -230,14 +240,14 @@ class ReplayEffects:
             await anyio.sleep_forever()  # the run is being ended
         return self.records[index]
 
-    async def cut_off(self, path: Path, call_id: str | None, what: str) -> Any:
+    async def cut_off(self, path: Path, call_id: str | None, what: str, *, is_body: bool = False) -> Any:
         """Wait until the effect is cancelled, or raises; then for the turn of its call's, or run's, next record."""
-        pending = Pending(path, call_id, what)
+        pending = Pending(path, call_id, what, is_body)
         self.pending.append(pending)
         try:
             await pending.raised.wait()
-        except BaseException:
-            index = self.next_of_call(path, call_id) if call_id is not None else self.next_of_run(path)
+        except anyio.get_cancelled_exc_class():
+            index = self.next_of_run(path) if call_id is None else self._next_of_ended(path, call_id)
             if index is not None:
                 await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
             raise
@@ -245,6 +255,16 @@ class ReplayEffects:
             self.pending.remove(pending)
         assert pending.error is not None
         raise pending.error
+
+    def _next_of_ended(self, path: Path, call_id: str) -> int | None:
+        """Return where the next record of a call that was cancelled stands, if nothing else waits for its turn.
+
+        One that has started has end hooks, and others may start when it gives back its limits, before it settles.
+        """
+        places = self.recorded.calls.get((path, call_id), ())
+        if any(isinstance(self.records[index], r.CallStarted) for index in places if index < self.cursor):
+            return None
+        return self.next_of_call(path, call_id)
 
     # -- finding records
 
@@ -360,7 +380,11 @@ class ReplayEffects:
 
     async def _call_tool(self, effect: e.CallTool) -> Any:
         path, call_id = effect.path, effect.call_id
-        if (*path, call_id) in self.recorded.paths:
+        nested = (*path, call_id)
+        if nested in self.recorded.paths:
+            begins = self.next_of_run(nested)
+            if begins is not None:
+                await self._known(begins, f"the run of call {call_id}")
             return await effect.do()  # an agent tool: its nested run is replayed in its turn
         what = f"the body of call {call_id}"
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
@@ -371,17 +395,26 @@ class ReplayEffects:
             await self._known(own, what)
             raise asyncio.CancelledError(found.outcome.reason)  # a body's own, on either backend
         if index is None or not isinstance(found, r.BodyEnded):
-            return await self.cut_off(path, call_id, what)
+            return await self._ended_call(path, call_id, found, what)
         return await self._body(index, found, what)
+
+    async def _ended_call(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
+        """Be a body that came to no end of its own, unless that was its own cancellation, which a guardrail judged."""
+        if settled is not None and settled.outcome.status == "rejected" and settled.outcome.body_finished:
+            index = self.next_of_call(path, call_id)
+            assert index is not None
+            await self._known(index, what)
+            raise asyncio.CancelledError
+        return await self.cut_off(path, call_id, what, is_body=True)
 
     async def _body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
         settled = self.settled(ended.path, ended.call_id)
         if settled is not None and settled.outcome.status in ("timed_out", "cancelled"):
-            late = settled.outcome.status == "timed_out" or settled.outcome.cancelled_by in ("caller", "sibling")
-            if late or (ended.failed and not settled.outcome.body_finished):
+            if settled.outcome.status == "timed_out" or not settled.outcome.body_finished:
                 try:
-                    return await self.cut_off(ended.path, ended.call_id, what)
-                except BaseException:
+                    return await self.cut_off(ended.path, ended.call_id, what, is_body=True)
+                except anyio.get_cancelled_exc_class():
+                    await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
                     if self.over:
                         raise
                     if ended.failed:  # in its cleanup
@@ -447,8 +480,6 @@ class ReplayEffects:
         found: Any = None if index is None else self.records[index]
         text = found.arguments if found is not None else None
         try:
-            from agentloop.config import JsonLimits
-
             return parse_object(text or "{}", JsonLimits(), tool="")
         except Exception:
             return {}
@@ -472,8 +503,9 @@ class ReplayEffects:
         if started.shown is None:
             return await self.cut_off(path, None, "loading the session")
         await self._known(index, "loading the session")
-        own = len(started.input)
-        return list(started.shown[: len(started.shown) - own])
+        before = len(started.shown) - len(started.input)
+        # Where the application merged the two, it is asked for the result.
+        return list(started.shown[:before]) if started.shown[before:] == started.input else []
 
     async def _save_session(self, path: Path) -> None:
         index = self.next_of_run(path)

@@ -149,7 +149,7 @@ def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
     after: Any = ("allow", "reject odd", "raise odd", "replace odd", "reject odd", "replace odd")
     return Actor(
         name=name,
-        raises=taste.faults and chance.one_in(5),
+        raises=taste.faults and chance.one_in(4),
         timeout=chance.pick([0.55, 1.05, 2.1]) if times and chance.one_in(4) else None,
         timeout_raises=chance.one_in(4),
         serial=chance.pick(["s", "t"]) if limits and chance.one_in(5) else None,
@@ -285,7 +285,7 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
 def draw_config(chance: Chance, taste: Taste) -> RunConfig:
     """Return what a run is configured with."""
     execution = ToolExecution(
-        max_function_tool_concurrency=chance.pick([32, None, 1, 2, 3]) if taste.limits else 32,
+        max_function_tool_concurrency=chance.pick([32, None, 1, 1, 2, 3]) if taste.limits else 32,
         max_calls_per_turn=chance.pick([1000, 1000, 1000, 2]) if taste.limits else 1000,
         queue_timeout=chance.pick([0.6, 1.1]) if taste.limits and taste.times and chance.one_in(8) else None,
         cleanup_grace=chance.pick([5.0, 0.27]),

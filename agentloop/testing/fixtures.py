@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -89,6 +90,7 @@ class _Watched:
     agent: str = ""
     left: bool = False
     tasks: list[asyncio.Task[Any]] = attrs.field(factory=list)
+    """On asyncio before 3.12."""
 
 
 class _Orphans:
@@ -108,7 +110,7 @@ class _Orphans:
     def ended(self, watched: _Watched) -> None:
         watched.left = True
         where = f"the run of {watched.agent}"
-        for name in (*_unfinished(watched.tasks), *_trio_tasks_of(watched)):
+        for name in _unfinished(watched):
             self.found.append(f"task {name} outlives {where}")
         for place in _live(watched.stream).threads._live:
             self.found.append(f"the thread of {place.name} outlives {where}")
@@ -174,7 +176,12 @@ def _live(stream: RunStream[Any]) -> LiveRun:
 
 
 def _note_tasks() -> None:
-    """Let the running asyncio loop note which run each task was begun in: a task can't be asked for its context."""
+    """Let the running asyncio loop note in which run each task is begun, where a task can't be asked for its context.
+
+    From 3.12 on it can. The loop's task factory is left alone there: anyio looks whether it is the eager one.
+    """
+    if sys.version_info >= (3, 12):
+        return
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -186,8 +193,7 @@ def _note_tasks() -> None:
     def noted(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         make: Any = asyncio.Task if factory is None else factory
         task = make(coro, loop=loop, **options) if factory is None else make(loop, coro, **options)
-        context = options.get("context") or contextvars.copy_context()
-        watched = context.get(_inside)
+        watched = (options.get("context") or contextvars.copy_context()).get(_inside)
         if isinstance(watched, _Watched):
             watched.tasks.append(task)
         return task
@@ -196,18 +202,16 @@ def _note_tasks() -> None:
     loop.set_task_factory(noted)
 
 
-def _unfinished(tasks: Iterable[asyncio.Task[Any]]) -> Iterator[str]:
-    for task in tasks:
-        if not task.done():
-            yield task.get_name()
-
-
-def _trio_tasks_of(watched: _Watched) -> Iterator[str]:
+def _unfinished(watched: _Watched) -> Iterator[str]:
+    """Yield the names of the tasks that were begun in the run of *watched* and aren't done."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         from agentloop.testing.stepping import trio_tasks
 
-        for task in trio_tasks():
-            if task.context.get(_inside) is watched:
-                yield task.name
+        yield from (task.name for task in trio_tasks() if task.context.get(_inside) is watched)
+        return
+    if sys.version_info >= (3, 12):
+        yield from sorted(task.get_name() for task in asyncio.all_tasks() if task.get_context().get(_inside) is watched)
+    else:
+        yield from (task.get_name() for task in watched.tasks if not task.done())

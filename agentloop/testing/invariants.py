@@ -23,7 +23,7 @@ from agentloop.testing.cast import Cast, HookLog
 from agentloop.testing.clockwork import Deadlock
 from agentloop.testing.evidence import BodySeen, Cancellation, Evidence, Reading
 from agentloop.testing.laws import LAWS, Finding, InvariantError, Law, Tally, judge, told
-from agentloop.testing.runs import WorldRun, WorldRuns
+from agentloop.testing.runs import EPOCH, WorldRun, WorldRuns
 
 __all__ = [
     "LAWS",
@@ -51,6 +51,10 @@ def evidence_of(run: WorldRun) -> Evidence:
     data = run.result if run.result is not None else getattr(run.error, "run_data", None)
     hooks, session = run.hooks, run.session
     given = run.cancelled_at is not None
+    at = run.cancelled_at_time
+    if at is not None and run.world.order == "gate" and run.mark < len(run.records):
+        # Given in a step of the gate's, time may pass in that very step, before anybody can hear of it.
+        at = max(at, run.records[run.mark].at - EPOCH)
     stuck = isinstance(run.error, Deadlock)
     native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
     return Evidence(
@@ -59,7 +63,7 @@ def evidence_of(run: WorldRun) -> Evidence:
         config=run.world.options.get("run_config") or RunConfig(),
         result=data,
         error=run.error,
-        cancellation=(Cancellation(mark=run.mark, at=run.cancelled_at_time, came_out=run.cancelled) if given else None),
+        cancellation=(Cancellation(mark=run.mark, at=at, came_out=run.cancelled) if given else None),
         bodies=[
             BodySeen(
                 path=body.path,

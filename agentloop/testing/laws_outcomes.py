@@ -149,6 +149,31 @@ def failures_that_leave_end_the_run(seen: Reading) -> Findings:
 
 
 @law("execution")
+def siblings_end_with_the_failure(seen: Reading) -> Findings:
+    """When a failure leaves the run, the bodies beside it end within the cleanup grace, where none refuses to."""
+    if not seen.evidence.faultless:
+        return
+    for turn in seen.batches:
+        grace = seen.config(turn.path).tool_execution.cleanup_grace
+        for call in turn.calls:
+            tool = seen.tool(call)
+            own = seen.bodies.get((call.path, call.call_id), [])
+            if not own or own[-1].ended_at is None or tool is None or tool.tool_output_guardrails:
+                continue
+            if not call.settled or not raises(call.settled[-1][1]):
+                continue
+            n = call.settled[-1][0]
+            for other in turn.calls:
+                for body in seen.bodies.get((other.path, other.call_id), ()):
+                    if other is call or body.began > n or body.ended is None or body.ended < n or body.ended_at is None:
+                        continue
+                    if body.ended_at - own[-1].ended_at > grace + 0.1:
+                        yield broken(f"call {other.call_id} ran on after {call.call_id} had ended the run", n)
+                    else:
+                        yield HELD
+
+
+@law("execution")
 def the_first_failure_is_raised(seen: Reading) -> Findings:
     """Of failures of one batch the run raises the first in model order, a cancellation only if there is no other."""
     error = seen.evidence.error

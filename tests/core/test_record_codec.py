@@ -25,7 +25,6 @@ from agentloop.secret_values import Secrets
 from agentloop.usage import RequestUsage
 
 
-
 class Reversing:
     """A codec that anybody could open; it tells seal from open."""
 

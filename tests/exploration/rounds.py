@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from agentloop.exceptions import RunTimeout
 from agentloop.testing.clockwork import BACKENDS
 from agentloop.testing.drawing import Seeded, Taste, draw_tape, draw_world
 from agentloop.testing.invariants import InvariantError, Tally, check
@@ -205,6 +206,8 @@ class Round:
 def equal(runs: list[WorldRun]) -> None:
     """Assert that one gated schedule gave one log on all backends."""
     first, *others = runs
+    if any(isinstance(run.error, RunTimeout) for run in runs):
+        return  # of a deadline and what else is due at that very moment either may come first
     for other in others:
         if other.records == first.records and type(other.error) is type(first.error):
             continue

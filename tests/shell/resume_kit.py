@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentloop import Agent, RunResult, RunState
-from agentloop.abc import Journal
 from agentloop.items import UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel
@@ -73,8 +72,3 @@ class Batches(MemoryJournal):
             await self._before(records)
         await super().append(records)
         self.batches.append(list(records))
-
-
-def is_journal(journal: object) -> bool:
-    """Tell whether *journal* is one."""
-    return isinstance(journal, Journal)

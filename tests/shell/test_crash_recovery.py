@@ -4,19 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from shell.crash_kit import (
     KINDS,
     LEAVES,
+    Ledger,
     Plot,
     Whole,
+    build,
+    check_history,
     check_recovered,
     check_same,
+    config_of,
+    kind_of,
     lengths,
     read_cut,
     recover,
+    to_its_end,
     told,
     undisturbed,
 )
@@ -25,7 +32,9 @@ from shell.resume_kit import Batches, by_turn, journal_of
 
 from agentloop import Agent, RejectContent, Runner, ToolCallError, ToolContext, tool, tool_output_guardrail
 from agentloop import records as r
+from agentloop.abc import Instrument
 from agentloop.guardrail_results import ReplaceOutput
+from agentloop.sessions import MemorySession
 from agentloop.testing import call, say
 
 WORLDS: dict[str, Plot] = {
@@ -109,6 +118,46 @@ async def test_a_session_gets_each_item_once_over_a_crash(also: bool) -> None:
             faults.append(f"{count}: {whole.lines[count][:100]!r}")
         assert recovered.result.final_output == "all is done"
     assert not faults
+
+
+class CancelAt(Instrument):
+    """Cancels a scope at the *n*-th record of a run."""
+
+    def __init__(self, n: int, scope: anyio.CancelScope) -> None:
+        self.count, self._n, self._scope = 0, n, scope
+
+    def on_record(self, record: r.Record) -> None:
+        self._n -= 1
+        if self._n == 0:
+            self._scope.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("world", ["calls of every kind", "a nested agent", "a handoff beside calls that wait"])
+async def test_a_run_that_is_cancelled_at_any_record_goes_on_from_its_journal(world: str) -> None:
+    """No body that ended runs again, none that was cut unless its tool says so; the end is that of the whole run."""
+    plot = attrs.evolve(WORLDS[world], session=True)
+    whole = await undisturbed(plot)
+    assert whole.session is not None
+    wanted = sorted(told(await whole.session.get_items()))
+    for count in range(1, len(whole.lines) - 2, 2):
+        journal, session = Batches(), MemorySession()
+        agent = build(plot, Ledger())
+        with anyio.CancelScope() as scope:
+            config = config_of(plot, CancelAt(count, scope))
+            await to_its_end(agent, "go", journal=journal, session=session, run_config=config)
+        lines = await journal.read()
+        if not scope.cancelled_caught or b'"status":"completed"' in lines[-1]:
+            continue
+        recovered = await recover(whole, lines, session)
+        cut, again = read_cut(lines[1:]), read_cut(recovered.lines[len(lines) :]).started
+        assert not again & cut.ended
+        assert {kind_of(name) for name in again & cut.started} <= {"idem", "rerun", "sub", "asks_sub"}
+        assert recovered.result.final_output == "all is done"
+        check_history(recovered.result.to_input_list())
+        check_same(sorted(told(whole.result.new_items)), sorted(told(recovered.result.new_items)))
+        check_same(wanted, sorted(told(await session.get_items())))
 
 
 # ---------------------------------------------------------------------------------------------- what is in doubt

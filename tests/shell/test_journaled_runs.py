@@ -682,6 +682,7 @@ async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
     assert lines == lines_of(stream.result.records)
 
 
+@pytest.mark.slow
 async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> None:
     """The call that was cut is told as unknown; the deadline is each entry's own."""
     from agentloop import RunConfig, RunTimeout
@@ -695,7 +696,7 @@ async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> N
     journal = MemoryJournal()
     agent = Agent("guide", model=by_turn(call("hold", call_id="h"), say("done")), tools=[hold])
     with pytest.raises(RunTimeout):
-        await run_mode(agent, "go", journal=journal, run_config=RunConfig(timeout=0.05))
+        await run_mode(agent, "go", journal=journal, run_config=RunConfig(timeout=1))  # time enough to start the call
     done = await Runner.resume(agent, journal, run_config=RunConfig(timeout=5))
     assert done.final_output == "done"
     assert outcome_of(done, "h").status == "unknown"

@@ -135,8 +135,9 @@ async def test_a_verdict_given_while_a_policy_is_asked_wins(verdict: str) -> Non
 
 
 @pytest.mark.scenario("AP-19")
-async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run() -> None:
-    """The run is under way: it goes on to the call without an entry of its own."""
+@pytest.mark.parametrize("when", ["at once", "after a sibling"])
+async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run(when: str) -> None:
+    """The run goes on to the call without an entry of its own, also where a later output has been shown by then."""
     ran: list[Any] = []
     both = Rendezvous(2)
 
@@ -145,20 +146,25 @@ async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run
         await both.wait()
         return "slow"
 
-    agent = agent_with([gated(ran), slow], [call("gated", {"n": 1}, "c1"), call("slow", {}, "c2")])
+    agent = agent_with(
+        [gated(ran), free(ran), slow], [call("gated", {"n": 1}, "c1"), call("free", {}, "c2"), call("slow", {}, "c3")]
+    )
     created: list[Item] = []
+    approved = False
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.ItemCreated):
                 created.append(event.item)
-            if isinstance(event, ev.ApprovalRequested):
-                stream.approve(event.request)
+            now = "c2" in outputs_in(created) if when == "after a sibling" else isinstance(event, ev.ApprovalRequested)
+            if now and not approved:
+                approved = True
+                stream.approve("c1")
                 await both.wait()
     result = stream.result
     assert result.final_output == "done"
-    assert ran == [("gated", 1)]
-    assert list(shown(agent).items()) == [("c1", "gated 1"), ("c2", "slow")]
-    assert outputs_in(created) == {"c2": "slow", "c1": "gated 1"}
+    assert sorted(ran) == [("free", 0), ("gated", 1)]
+    assert list(shown(agent).items()) == [("c1", "gated 1"), ("c2", "free 0"), ("c3", "slow")]
+    assert outputs_in(created) == {"c1": "gated 1", "c2": "free 0", "c3": "slow"}
     assert outputs_in(result.new_items) == outputs_in(created)
     assert count_of(result, r.RunEnded) == 1
     with pytest.raises(UserError):

@@ -120,7 +120,7 @@ def cancelled() -> Evidence:
 @cache
 def failing() -> Evidence:
     """A run that a call's failure ends, while another one runs."""
-    world = _world(_calls("raising", "plain"), actors=(PLAIN, RAISING), behaviors={"c1": Raises(), "c2": Hangs()})
+    world = _world(_calls("raising", "plain"), actors=(PLAIN, RAISING), behaviors={"c1": Raises(1), "c2": Hangs()})
     return evidence_of(run_one(world))
 
 
@@ -337,6 +337,7 @@ PLANTED: dict[str, Plant] = {
         failing,
         lambda e: put(e, len(e.records) - 1, r.BatchEnded((), 1, 0.0)),
     ),
+    "siblings_end_with_the_failure": (failing, lambda e: body(e, "c2", ended_at=100.0)),
     "the_first_failure_is_raised": (both_failing, _raised_second),
     "calls_past_the_cap_are_skipped": (
         many,

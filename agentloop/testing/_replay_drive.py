@@ -1,0 +1,295 @@
+"""Runs a replay: enters the run as often as it was entered, and does what came from outside of it.
+
+When every task waits, the record that is due says what has to happen: an effect is let go on at its recorded time, a
+timer is due, or the caller cancels the run or one of its calls, gives a verdict, or is gone, as in a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import attrs
+
+from agentloop import records as r
+from agentloop._shell.live import ServerConversation
+from agentloop._shell.run_stream import RunStream
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.results import RunResult
+from agentloop.run import HANDLERS, _stream
+from agentloop.run_state import RunState
+from agentloop.testing._recorded import Call, Entry, Path, Recorded, call_of
+from agentloop.testing._recorded_errors import rebuilt
+from agentloop.testing._replay_cast import Cast, ClosedSession, HooksOfRuns
+from agentloop.testing._replay_effects import CUT_OFF, SLACK, Pending, ReplayEffects
+from agentloop.testing._replay_words import stuck
+from agentloop.testing.clockwork import Backend, Deadlock, run_clockwork, waiting
+
+_MOST_JUMPS = 2_000
+"""How often time may pass without a record: something is then waiting for what doesn't come."""
+_BEFORE_TIMERS = 1e-6
+"""Seconds by which time stops before a timer that isn't due yet."""
+_SWALLOWED = ("policy", "tool_error_formatter")
+"""Questions whose errors end nothing."""
+
+
+@attrs.define(eq=False)
+class Replaying:
+    """One replay: what is replayed, and what came of it."""
+
+    recorded: Recorded
+    agent: Agent[Any, Any]
+    config: RunConfig
+    max_turns: Any = ...
+    handlers: Sequence[str] = ()
+    result: RunResult[Any] | None = None
+    error: BaseException | None = None
+
+    def run(self, backend: Backend) -> ReplayEffects:
+        """Replay every entry, and return the effects, which have what was appended."""
+        effects = ReplayEffects(self.recorded)
+        cast = Cast(effects)
+        agent, config = cast.agent(self.agent), cast.config(self.config)
+        for entry in self.recorded.entries:
+            # Decided between two entries, or left by one that was cut off.
+            effects.appended += self.recorded.records[len(effects.appended) : entry.start]
+            self.result = self.error = None
+            one = _OneEntry(effects, entry)
+            begin = partial(self._stream, agent, config, entry, effects)
+            try:
+                run_clockwork(one.play, begin, backend=backend, scheduler=effects.choose, order="steps")
+            except Deadlock:
+                if effects.divergence is None:
+                    effects.diverge(None, stuck(effects.records[effects.cursor], one.held()))
+            if effects.divergence is not None:
+                raise effects.divergence
+            self.result, self.error = one.result, one.error
+        return effects
+
+    def _stream(
+        self, agent: Agent[Any, Any], config: RunConfig, entry: Entry, effects: ReplayEffects
+    ) -> RunStream[Any]:
+        begun: Any = self.recorded.records[0]
+        first: Any = self.recorded.records[entry.start]
+        given: Any = begun.input
+        if isinstance(first, r.RunResumed):
+            given = RunState(agent, self.recorded.records[: entry.start])
+        answered = {one.key for one in self.recorded.records if isinstance(one, r.Answered) and one.what == "error_handler"}
+        kept = None
+        if begun.kept and first is begun:
+            kept = ServerConversation(
+                conversation_id=begun.conversation_id, previous_response_id=begun.previous_response_id
+            )
+        return _stream(
+            agent,
+            given,
+            None,
+            first.max_turns if self.max_turns is ... else self.max_turns,
+            HooksOfRuns(effects),
+            config,
+            {name: _never_asked for name in HANDLERS if name in answered or name in self.handlers},
+            ClosedSession() if self._has_session(begun) else None,
+            None,
+            kept,
+            subscribe=False,
+        )
+
+    def _has_session(self, begun: r.RunStarted) -> bool:
+        return begun.shown is not None
+
+
+def _never_asked(_: Any) -> None:
+    raise AssertionError("a replay asks nobody")
+
+
+@attrs.define(eq=False)
+class _OneEntry:
+    effects: ReplayEffects
+    entry: Entry
+    stream: Any = None
+    result: RunResult[Any] | None = None
+    error: BaseException | None = None
+    _cancelled: bool = False
+    _jumps: int = 0
+    _jumped_at: int = -1
+
+    async def play(self, begin: Callable[[], RunStream[Any]]) -> None:
+        """Run what *begin* makes to the end of the entry."""
+        stream, effects = begin(), self.effects
+        self.stream = stream
+        effects.enter(self.entry)
+        try:
+            async with anyio.create_task_group() as group, stream:
+                live = stream._live
+                assert live is not None
+                effects.log = live.log
+                effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
+                first: Any = effects.records[self.entry.start]
+                live.trace_id, live.workflow = first.trace_id, first.workflow
+                group.start_soon(self._drive, name="agentloop replay")
+                await stream.finished()
+                group.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:  # the run's own error leaves the block through the group
+            if len(errors.exceptions) != 1:
+                raise
+            self._note(errors.exceptions[0])
+        if self.error is None and stream.error is None and live.state.ended is not None:
+            self.result = stream.result
+
+    def _note(self, error: BaseException) -> None:
+        if error is not self.stream.error:
+            raise error
+        self.error = error
+
+    def held(self) -> list[str]:
+        """Return what the replay waits for, in words."""
+        effects = self.effects
+        resolved = [what for events in effects.waiting.values() for _, what in events]
+        return [*resolved, *map(str, effects.pending)]
+
+    # -- when everything waits
+
+    async def _drive(self) -> None:
+        loop = waiting()
+        while not self.effects.over:
+            await loop.all_blocked()
+            if not self.effects.over:
+                await self._go_on()
+
+    async def _go_on(self) -> None:
+        effects = self.effects
+        wanted = effects.due
+        if wanted is None:
+            return await anyio.sleep_forever()  # the run has ended
+        if effects.cursor in effects.waiting:
+            await self._let_time_pass()
+            effects.release()
+        elif effects.cursor == effects.outside and not self._cancelled:
+            await self._let_time_pass()
+            self._end_from_outside()
+        elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged):
+            effects.insert()
+        elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(lambda later: _held_with(wanted, later)):
+            pass
+        elif not self._cause(wanted):
+            if isinstance(wanted, r.CleanupCut):
+                effects.insert()
+            else:
+                effects.diverge(None, stuck(wanted, self.held()))
+        return None
+
+    async def _let_time_pass(self) -> None:
+        """Let the clock come up to the recorded one, but to no timer: what is due now came before it."""
+        seconds = self.effects.ahead(self.effects.cursor)
+        timer = waiting().next_timer()
+        if timer is not None:
+            seconds = min(seconds, timer - _BEFORE_TIMERS)
+        if seconds > 0:
+            await anyio.sleep(seconds)
+
+    def _jump(self) -> bool:
+        """Let time pass up to the next timer; False if there is none, or if that leads nowhere."""
+        if self._jumped_at != self.effects.cursor:
+            self._jumped_at, self._jumps = self.effects.cursor, 0
+        self._jumps += 1
+        loop = waiting()
+        if loop.next_timer() is None or self._jumps > _MOST_JUMPS:
+            return False
+        loop.jump()
+        return True
+
+    # -- what came from outside
+
+    def _cause(self, wanted: r.Record) -> bool:
+        """Do what led to *wanted*; False if nothing can have."""
+        call = call_of(wanted)
+        done = self._cause_of_call(call) if call is not None else None
+        path = wanted.path
+        while done is None:
+            done = self._cause_of_run(path)
+            if done is None:
+                if not path:
+                    break
+                done = self._cause_of_call((path[:-1], path[-1]))
+                path = path[:-1]
+        if done is None:
+            done = self._fail([one for one in self.effects.pending if one.what in _SWALLOWED], "Exception()")
+        return done or self._jump()
+
+    def _cause_of_call(self, call: Call) -> bool | None:
+        """Do what ended a call from outside; None where its run has to say."""
+        settled = self.effects.settled(*call)
+        if settled is None:
+            return None
+        by = settled.outcome.cancelled_by
+        if by in CUT_OFF:
+            return None
+        live = self.stream._live.calls.get(call)
+        if by == "caller" or (by is None and live is not None and not self._runs_out(live, settled)):
+            return self.stream._live.cancel_call(*call, settled.outcome.reason) or None
+        pending = self._pending(*call)
+        if settled.outcome.status == "failed" and settled.error is not None and self._fail(pending, settled.error):
+            return True
+        return self._jump() or None
+
+    def _runs_out(self, live: Any, settled: r.CallSettled) -> bool:
+        """Tell whether a call whose outcome doesn't say why its body was cut was cut by its own time limit, if it was."""
+        if settled.outcome.status == "timed_out" or not any(
+            one.is_body and (one.path, one.call_id) == (settled.path, settled.call_id) for one in self.effects.pending
+        ):
+            return True
+        left: float = live.timeout_at - anyio.current_time()
+        return left <= self.effects.ahead(self.effects.cursor) + SLACK
+
+    def _cause_of_run(self, path: Path) -> bool | None:
+        """Do what ended a run from outside; None where the call around it has to say."""
+        effects = self.effects
+        index = effects.find(r.RunEnded, path)
+        end: Any = None if index is None else effects.records[index]
+        if end is not None and end.status == "failed" and end.error is not None:
+            if end.error.startswith("RunTimeout("):
+                return self._jump()
+            if self._fail(self._pending(path, None), end.error):
+                return True
+        if path:
+            return None
+        if (end is None and not self.entry.ended) or (end is not None and end.status == "cancelled"):
+            return self._cancel()
+        return None
+
+    def _cancel(self) -> bool | None:
+        if self._cancelled:
+            return None
+        self._cancelled = True
+        self.stream._stop()
+        return True
+
+    def _end_from_outside(self) -> None:
+        """Cancel the run, or let its time be over."""
+        effects, live = self.effects, self.stream._live
+        end = effects.records[self.entry.stop - 1]
+        if not isinstance(end, r.RunEnded) or end.status == "cancelled":
+            self._cancel()
+        elif live.config.timeout is not None:
+            self._cancelled = True
+            live.scope.cancel()
+
+    def _pending(self, path: Path, call_id: str | None) -> list[Pending]:
+        """Return what may have raised in a call, or in a run."""
+        found = (one for one in self.effects.pending if one.path == path and one.call_id == call_id)
+        return [one for one in found if not one.is_body][:1]
+
+    def _fail(self, pending: list[Pending], error: str) -> bool | None:
+        for one in pending:
+            one.fail(rebuilt(error))
+        return True if pending else None
+
+
+def _held_with(wanted: r.GuardrailSettled, later: r.Record) -> bool:
+    """Tell whether two guardrails judge one output: what they say may be held until all have."""
+    if not isinstance(later, r.GuardrailSettled):
+        return False
+    return (wanted.path, wanted.stage) == (later.path, "output") == (later.path, later.stage)
