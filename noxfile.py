@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import nox
 
@@ -14,7 +16,9 @@ nox.options.sessions = ["lint", "types", "docs", "tests"]
 nox.options.default_venv_backend = "venv"
 
 SUPPORTED = ("3.11", "3.12", "3.13")
-PART = ["-m", "not local_model and not slow", "--ignore=tests/cli", "--ignore=tests/sweeps"]
+PARTS = {"shell": ["tests/shell"], "others": ["tests", "--ignore=tests/shell"]}
+"""Two halves of the tests, run side by side."""
+PART = ["-m", "not local_model and not slow", "--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing"]
 NOT_OURS = (
     "ASYNC109",  # `timeout` is a parameter of the public surface
     "ASYNC114",  # wants a list of our own startable functions
@@ -89,10 +93,21 @@ def demo(session: nox.Session) -> None:
             session.run("agentloop", "run", "examples/repo_helper.py:agent", question, "--backend", backend)
 
 
+class Job(NamedTuple):
+    """One run of pytest: with which interpreter's environment, what of the tests, and whether it is measured."""
+
+    name: str
+    bin: Path
+    what: list[str]
+    measured: bool = False
+
+
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """Run every test, the local model's included, on the newest Python found, and judge its coverage; before that run
+    """Run every test, the local model's included, on the newest Python found, and judge its coverage; beside that run
     what depends on the interpreter alone (no processes, no sweeps, no model) on each other supported Python found.
+
+    Two runs go on at a time. Arguments go to pytest, which then runs once, on the newest Python.
     """
     found = interpreters()
     if not found:
@@ -104,18 +119,28 @@ def tests(session: nox.Session) -> None:
     # nox reports on the session after it; whoever reads the last line wants pytest's.
     atexit.register(lambda: print("\n".join(closing_lines), flush=True))
     newest, *others = found
-    for python in [*others, newest]:
-        venv = _installed(session, python, model=python == newest)
-        status, closing = _pytest(session, venv, coverage_data, everything=python == newest)
-        closing_lines.append(closing)
-        if status:
-            session.error(f"pytest ended with {status} on {python}")
+    venv = _installed(session, newest, model=True)
+    if session.posargs:
+        jobs = [Job("newest", venv, list(session.posargs), measured=True)]
+    else:
+        jobs = [Job(f"newest {name}", venv, what, measured=True) for name, what in PARTS.items()]
+        jobs += [Job(_version(python), _installed(session, python, model=False), PART) for python in others]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        done = list(pool.map(lambda job: (job, *_pytest(session, job, coverage_data)), jobs))
+    closing_lines += [closing for _, _, closing in done]
+    failed = [job.name for job, status, _ in done if status]
+    if failed:
+        session.error(f"tests failed: {', '.join(failed)}")
     _judge_coverage(session, venv, coverage_data)
+
+
+def _version(python: str) -> str:
+    return subprocess.run([python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
 
 
 def _installed(session: nox.Session, python: str, *, model: bool) -> Path:
     """Return the bin folder of a fresh environment on *python*: the built package, what its tests need, the model."""
-    version = subprocess.run([python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
+    version = _version(python)
     venv = Path(".nox", f"tests-{version}").resolve()
     session.run(python, "-m", "venv", "--clear", str(venv), external=True)
     session.run(str(venv / "bin/pip"), "install", "-q", ".[test,local]", external=True)
@@ -124,20 +149,20 @@ def _installed(session: nox.Session, python: str, *, model: bool) -> Path:
     return venv / "bin"
 
 
-def _pytest(session: nox.Session, venv: Path, coverage_data: Path, *, everything: bool) -> tuple[int, str]:
+def _pytest(session: nox.Session, job: Job, coverage_data: Path) -> tuple[int, str]:
     """Run the tests against the installed package, show what pytest shows, and return its status and closing line."""
     # By the script, not `-m pytest`: the latter puts the source folder before the installed package.
-    measured = ["-m", "coverage", "run"] if everything else []
-    part = [] if everything or session.posargs else PART
-    command = [str(venv / "python"), *measured, str(venv / "pytest"), "--color=no", *part, *session.posargs]
+    measured = ["-m", "coverage", "run"] if job.measured else []
+    command = [str(job.bin / "python"), *measured, str(job.bin / "pytest"), "--color=no", "-p", "no:cacheprovider"]
+    command += job.what
     environment = os.environ | {"COVERAGE_FILE": str(coverage_data.resolve() / "data"), "PYTHONUNBUFFERED": "1"}
-    environment["PATH"] = f"{venv}{os.pathsep}{environment['PATH']}"
+    environment["PATH"] = f"{job.bin}{os.pathsep}{environment['PATH']}"
     session.log(" ".join(command))
     closing = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
+            print(f"[{job.name}] {line}", end="", flush=True)
             if CLOSING_LINE.match(line):
                 closing = line.strip()
     return process.returncode, closing
@@ -193,3 +218,23 @@ def bench(session: nox.Session) -> None:
         session.skip("no benchmarks yet")
     session.install(".[trio]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def explore(session: nox.Session) -> None:
+    """Search the runtime for broken promises, as long as it is given: `nox -s explore -- --budget SECONDS --seed S`.
+
+    It takes ten minutes if nothing else is said, on both of two cores.
+    """
+    session.install("-e", ".[test]")
+    given = session.posargs or ["--budget", "600"]
+    session.run("python", "-m", "tests.exploration", *given)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Break the runtime on purpose, by the list of `tests/exploration/mutants.toml` or the one given, and see that the
+    exploration finds every break: `nox -s mutants -- --list FILE`.
+    """
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "tests.exploration.mutants", *session.posargs)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._shell.asking import resolved
@@ -52,6 +53,7 @@ async def save_turn(run: LiveRun) -> None:
     """Write the turn's items to the run's session, unless what they hold is still to be judged as the final output."""
     if not isinstance(next_action(run.state, run.view), CheckOutput | AskBehavior):
         await save(run)
+        await checkpoint_if_cancelled()  # it is shielded, and may have hidden the end of the run
 
 
 async def _save_rest(run: LiveRun, error: BaseException | None) -> None:

@@ -82,36 +82,48 @@ class Recorded:
         return None
 
 
-    def ended_from_outside(self, entry: Entry) -> int | None:
-        """Return the first record of *entry* that shows that its run was cancelled, or that its time was over."""
+    def ended_from_outside(self, entry: Entry) -> dict[int, str]:
+        """Return the first records of *entry* that show that its run's time was over, or that it was cancelled."""
         end = self.records[entry.stop - 1]
-        by = "parent"
-        if isinstance(end, r.RunEnded) and not end.path:
-            if (end.error or "").startswith("RunTimeout("):
-                by = "deadline"
-            elif end.status != "cancelled":
-                return None
-        stop = entry.stop - 1
+        error = end.error or "" if isinstance(end, r.RunEnded) else ""
+        found: dict[int, str] = {}
+        stop = entry.stop - 1 if entry.ended else entry.stop
         while entry.ended and isinstance(self.records[stop - 1], r.SessionSaved | r.CleanupCut):
             stop -= 1
-        for index in range(entry.start, stop):
-            if self._shows(index, entry, by):
-                return index
-        return stop if entry.ended else None
+        for by, is_end in (
+            ("deadline", error.startswith("RunTimeout(")),
+            ("parent", isinstance(end, r.RunEnded) and end.status == "cancelled"),
+        ):
+            index = next((index for index in range(entry.start, stop) if self._shows(index, entry, by, is_end)), None)
+            if index is None and is_end:
+                index = stop
+            if index is not None:
+                found.setdefault(index, by)
+        return found
 
-    def _shows(self, index: int, entry: Entry, by: str) -> bool:
-        """Tell whether record *index* comes of the root run's end *by* somebody."""
+    def _shows(self, index: int, entry: Entry, by: str, is_end: bool) -> bool:
+        """Tell whether record *index* comes of the root run's end *by* somebody; *is_end*: that is how it ended."""
         record = self.records[index]
         if isinstance(record, r.CallSettled):
-            return record.outcome.cancelled_by == by
+            return record.outcome.cancelled_by == by and not (by == "deadline" and self._in_time_out(index, entry))
         cancelled = (isinstance(record, r.ModelFailed) and record.error == "cancelled") or (
             isinstance(record, r.RunEnded) and record.status == "cancelled"
         )
         if not cancelled or not record.path:
-            return cancelled and entry.ended
+            return cancelled and is_end
         around = self.calls.get((record.path[:-1], record.path[-1]))
         settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
-        return settled is not None and self._shows(settled, entry, by)
+        return settled is not None and self._shows(settled, entry, by, is_end)
+
+    def _in_time_out(self, index: int, entry: Entry) -> bool:
+        """Tell whether record *index* is of a nested run whose own time was over, or that is inside of one."""
+        path = self.records[index].path
+        for length in range(1, len(path) + 1):
+            end = self.first(self.paths.get(path[:length]), index, entry.stop, lambda one: isinstance(one, r.RunEnded))
+            found: Any = None if end is None else self.records[end]
+            if found is not None and (found.error or "").startswith("RunTimeout("):
+                return True
+        return False
 
 
 def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:

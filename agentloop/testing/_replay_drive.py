@@ -127,6 +127,7 @@ class _OneEntry:
                 assert live is not None
                 effects.log = live.log
                 effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
+                effects.end_from_outside = self._end_from_outside
                 first: Any = effects.records[self.entry.start]
                 live.trace_id, live.workflow = first.trace_id, first.workflow
                 group.start_soon(self._drive, name="agentloop replay")
@@ -167,18 +168,18 @@ class _OneEntry:
         if effects.cursor in effects.waiting:
             await self._let_time_pass()
             effects.release()
-        elif effects.cursor == effects.outside and not self._cancelled:
+        elif effects.cursor in effects.outside:
             await self._let_time_pass()
-            self._end_from_outside()
+            self._end_from_outside(effects.outside.pop(effects.cursor))
         elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged):
             effects.insert()
         elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(lambda later: _held_with(wanted, later)):
             pass
-        elif not self._cause(wanted):
-            if isinstance(wanted, r.CleanupCut):
+        elif isinstance(wanted, r.CleanupCut):
+            if wanted.section == "ctx.cleanup" or not self._jump():
                 effects.insert()
-            else:
-                effects.diverge(None, stuck(wanted, self.held()))
+        elif not self._cause(wanted):
+            effects.diverge(None, stuck(wanted, self.held()))
         return None
 
     async def _let_time_pass(self) -> None:
@@ -267,25 +268,13 @@ class _OneEntry:
         self.stream._stop()
         return True
 
-    def _end_from_outside(self) -> None:
+    def _end_from_outside(self, by: str) -> None:
         """Cancel the run, or let its time be over."""
-        effects, live = self.effects, self.stream._live
-        end = effects.records[self.entry.stop - 1]
-        if not isinstance(end, r.RunEnded) or end.status == "cancelled":
+        live = self.stream._live
+        if by == "parent":
             self._cancel()
         elif live.config.timeout is not None:
-            self._cancelled = True
             live.scope.cancel()
-
-    def _pending(self, path: Path, call_id: str | None) -> list[Pending]:
-        """Return what may have raised in a call, or in a run."""
-        found = (one for one in self.effects.pending if one.path == path and one.call_id == call_id)
-        return [one for one in found if not one.is_body][:1]
-
-    def _fail(self, pending: list[Pending], error: str) -> bool | None:
-        for one in pending:
-            one.fail(rebuilt(error))
-        return True if pending else None
 
 
 def _held_with(wanted: r.GuardrailSettled, later: r.Record) -> bool:

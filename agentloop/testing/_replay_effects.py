@@ -101,9 +101,9 @@ class ReplayEffects:
         self._standins: set[Path] = set()
         self._passing = False
         self._began = 0.0
-        self.outside: int | None = None
-        """The first record that shows that the run was ended from outside."""
-        self.end_from_outside: Callable[[], None] = lambda: None
+        self.outside: dict[int, str] = {}
+        """The first records that show that the run was ended from outside, and by what."""
+        self.end_from_outside: Callable[[str], None] = lambda by: None
         self._references: dict[Call, list[str]] = {}
 
     # -- entries and time
@@ -171,8 +171,8 @@ class ReplayEffects:
             return record
         if self._is_stopped_here():
             self.turn_is_over()
-        if self.cursor == self.outside and self.ahead(self.cursor) <= SLACK:
-            self.end_from_outside()
+        if self.cursor in self.outside and self.ahead(self.cursor) <= SLACK:
+            self.end_from_outside(self.outside.pop(self.cursor))
         if self.ahead(self.cursor) <= SLACK:
             self.release()
         return record
@@ -226,7 +226,10 @@ class ReplayEffects:
 
     async def until(self, index: int, what: str = "a hook") -> None:
         """Wait, shielded, until record *index* is due."""
-        if self.over or index < self.cursor or (index == self.cursor and self.ahead(index) <= SLACK):
+        if self.over or index < self.cursor:
+            return
+        if index == self.cursor and self.ahead(index) <= SLACK:
+            self._released.add(index)
             return
         event = anyio.Event()
         self.waiting.setdefault(index, []).append((event, what))
@@ -532,12 +535,12 @@ class ReplayEffects:
         if settled is None or index is None or self._is_cut(settled, index):
             return await self.cut_off(path, key, what)
         await self._known(index, what)
-        outcome = settled.outcome
-        if outcome.output is None and settled.error is not None and self._has_raised(path, key, settled, what):
+        output = settled.outcome.output
+        if output is not None or isinstance(self.records[index], r.GuardrailSettled):
+            return output if isinstance(output, str) else ""
+        if settled.error is not None and self._has_raised(path, key, settled, what):
             raise rebuilt(settled.error)
-        if outcome.output is None and not isinstance(self.records[index], r.GuardrailSettled):
-            return None
-        return outcome.output if isinstance(outcome.output, str) else ""
+        return None
 
     def _is_cut(self, settled: r.CallSettled, index: int) -> bool:
         cut = settled.outcome.status == "cancelled" and settled.outcome.cancelled_by in CUT_OFF
@@ -638,7 +641,7 @@ class ReplayEffects:
 
     async def run_hook(self, path: Path) -> None:
         """Go on when it is the turn of the run's next record; raise what a hook raised."""
-        index = self.next_of_run(path)
+        index = self.find(object, path, lambda record: not _is_beside(record))
         if index is None or self._ends_from_outside(index):
             await self.cut_off(path, None, "a hook")
             return
@@ -687,6 +690,11 @@ def _task(label: str) -> str | None:
     """Return whose task *label* is: a call's, by its path and id; a run's, which is empty; or None."""
     match = _TASK.match(label)
     return None if match is None else match["key"] or ""
+
+
+def _is_beside(record: r.Record) -> bool:
+    """Tell whether *record* is of a guardrail that judges the input beside whatever else its run does."""
+    return isinstance(record, r.GuardrailSettled) and record.stage == "input"
 
 
 def _form_of(what: str, answer: Any) -> Any:

@@ -1,5 +1,7 @@
 """What any journal must do, as a test class: subclass it, say how one is opened, and pytest runs the rest.
 
+The suites of models and sessions are imported from here too.
+
 ```python
 @pytest.mark.anyio
 class TestOurJournal(JournalConformance):
@@ -27,6 +29,10 @@ import anyio.lowlevel
 
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
+from agentloop.testing.conformance_models import ModelConformance
+from agentloop.testing.conformance_sessions import SessionConformance
+
+__all__ = ["JournalConformance", "ModelConformance", "SessionConformance"]
 
 
 def records(*names: str) -> list[bytes]:

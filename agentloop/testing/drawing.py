@@ -257,6 +257,8 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
     """Return what one body does, or None where it just runs. *others*: ids of calls it may cancel."""
     points = chance.pick([0, 1, 1, 2])
     seconds = chance.pick([0.0, 0.25, 0.5, 0.75, 1.5]) if taste.times else 0.0
+    if seconds and call_id[1:].isdigit():
+        seconds += int(call_id[1:]) / 1024
     if not taste.faults or chance.one_in(2):
         return Returns(points, seconds) if points or seconds else None
     if taste.times and actor is not None and actor.timeout is not None and chance.one_in(3):

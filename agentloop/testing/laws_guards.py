@@ -288,7 +288,9 @@ def a_pause_has_something_to_ask(seen: Reading) -> Findings:
             call
             for call in seen.calls.values()
             for at, request in call.requested
-            if at < n and not any(when < n for when, _ in _answers(call, request))
+            if at < n
+            and not any(when < n for when, _ in _answers(call, request))
+            and not any(when < n for when, _ in call.settled)
         ]
         if end.status == "interrupted":
             if open_calls:

@@ -200,7 +200,13 @@ def starts_follow_model_order(seen: Reading) -> Findings:
         lanes: dict[tuple[frozenset[Limit], str | None], list[CallSeen]] = {}
         for call in turn.calls:
             tool = seen.tool(call)
-            if tool is None or not call.started or tool.idempotent or tool.tool_input_guardrails:
+            if (
+                tool is None
+                or len(call.started) != 1
+                or call.requested
+                or tool.idempotent
+                or tool.tool_input_guardrails
+            ):
                 continue
             lanes.setdefault((frozenset(tool.capacity), tool.serial), []).append(call)
         for (limits, serial), lane in lanes.items():

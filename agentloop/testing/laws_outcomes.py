@@ -11,6 +11,7 @@ from agentloop.testing.evidence import CallSeen, Reading, RunSeen, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
 from agentloop.testing.laws_limits import one_at_a_time
+from agentloop.tools import FunctionTool
 
 EPSILON = 1e-6
 """Seconds that two readings of one moment may differ by."""
@@ -130,6 +131,11 @@ def siblings_fall_to_failures_only(seen: Reading) -> Findings:
             yield HELD
 
 
+def _surely_raises(tool: FunctionTool | None) -> bool:
+    """Tell whether a failed body of *tool* leaves the run with nothing to ask: known before its slot is given back."""
+    return tool is not None and tool.failure_error_function is None and not tool.tool_output_guardrails
+
+
 @law("execution")
 def failures_that_leave_end_the_run(seen: Reading) -> Findings:
     """A failure that the model isn't told of leaves the run: what waits for a slot of its batch starts no more."""
@@ -142,7 +148,7 @@ def failures_that_leave_end_the_run(seen: Reading) -> Findings:
                 late = [at for other in turn.calls for at, _ in other.started if n < at < until]
                 if any(n < at < until for at in turn.accepted):
                     yield broken(f"call {call.call_id} failed without an answer, and its turn was accepted", n)
-                elif late and one_at_a_time(seen, turn):
+                elif late and one_at_a_time(seen, turn) and _surely_raises(seen.tool(call)):
                     yield broken(f"a call started although call {call.call_id} had ended the run", n, *late)
                 else:
                     yield HELD

@@ -166,8 +166,8 @@ def test_a_mapping_that_fails_is_a_fault_like_any_other() -> None:
     assert refusal({"type": "compaction", "data": Broken()}) == "Malformed item: RuntimeError @ $.data"
 
 
-def test_cattrs_is_not_imported_before_it_is_needed() -> None:
-    """The codec costs nothing until something is written or read."""
-    program = "import agentloop.item_codec, sys; print('cattrs' in sys.modules)"
+def test_the_codecs_are_not_imported_before_they_are_needed() -> None:
+    """They cost nothing until something is written or read."""
+    program = "import agentloop, sys; print('agentloop.json_forms' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

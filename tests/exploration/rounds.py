@@ -26,7 +26,8 @@ from agentloop.testing.schedules import Tape
 
 from .malformed import feed
 
-TAPES = 4
+TAPES = 3
+CANCELS = 2
 CORE_WORLDS = 25
 CORE_TAPES = 4
 MALFORMED = 20
@@ -148,7 +149,7 @@ class Round:
             if stop and self.counts.violations:
                 return
             steps = max([steps, *(run.steps for run in runs)])
-        for backend in BACKENDS:
+        for backend in BACKENDS * CANCELS:
             cancel = CancelAt(chance.whole(0, steps), chance.pick(["scope", "native"]))
             world = World(**parts, order=order, tape=draw_tape(chance), cancel=cancel)
             self.judged(f"{backend} {order} {cancel}", lambda w=world, b=backend: self.one(w, b, chance.one_in(3), []))

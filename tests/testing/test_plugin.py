@@ -60,7 +60,7 @@ def test_plugin_imports_nothing_heavy() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE_", "COV_CORE_"))}
     done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, check=True)
     added = {name.split(".")[0] for name in json.loads(done.stdout)}
-    assert not added & {"trio", "hypothesis", "httpx", "cattrs", "sqlite3", "pydantic", "click", "rich"}
+    assert not added & {"trio", "hypothesis", "httpx", "sqlite3", "pydantic", "click", "rich"}
     assert "agentloop.testing.clockwork" not in json.loads(done.stdout)
 
 
