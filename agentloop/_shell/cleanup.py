@@ -31,11 +31,15 @@ class Cleanup:
 
     def begin(self) -> None:
         """Note that the run's cancellation is under way; the first call sets the deadline, for open sections too."""
-        if self._own is not None:
+        self.end_by(anyio.current_time() + self.grace)
+
+    def end_by(self, deadline: float) -> None:
+        """Set the deadline, on the loop's clock, unless an earlier one is set."""
+        if self._own is not None and self._own <= deadline:
             return
-        self._own = anyio.current_time() + self.grace
+        self._own = deadline
         for scope in self._sections:
-            scope.deadline = min(scope.deadline, self._own)
+            scope.deadline = min(scope.deadline, deadline)
 
     @contextmanager
     def section(

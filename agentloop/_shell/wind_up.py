@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -95,6 +96,8 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
     """
     if ended.error is not None:
         run.cleanup.begin()
+    elif run.scope.deadline < math.inf:  # nothing is cut short, and still the run's time is to hold for all of it
+        run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _attempt(errors, lambda: _save_rest(run, ended.error))

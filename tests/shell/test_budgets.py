@@ -17,6 +17,7 @@ from agentloop import (
     MaxTurnsExceeded,
     ModelSettings,
     RunConfig,
+    RunHooks,
     Runner,
     RunTimeout,
     StopAtTools,
@@ -24,6 +25,7 @@ from agentloop import (
     TokenLimit,
     ToolCalled,
     ToolContext,
+    ToolExecution,
     ToolLoopDetected,
     UsageLimitExceeded,
     UsageLimits,
@@ -90,6 +92,22 @@ async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backe
     assert watch.end == "failed"
     assert hooks.run_ends == ["failed"]
     assert data.usage.requests == 2
+
+
+async def test_a_hook_that_hangs_at_the_end_is_cut_at_the_runs_time_and_grace(
+    anyio_backend: Backend, run_mode: Run
+) -> None:
+    """The run has completed, and stays so; the cut is recorded."""
+
+    class Hangs(RunHooks):
+        async def on_run_end(self, ctx: Any, outcome: Any) -> None:  # type: ignore[override]
+            await anyio.sleep_forever()
+
+    config = RunConfig(timeout=0.2, tool_execution=ToolExecution(cleanup_grace=0.1))
+    async with lasting(anyio_backend, 0.3):
+        result = await run_mode(agent_with([], say("done")), "go", hooks=Hangs(), run_config=config)
+    assert result.status == "completed"
+    assert [cut.section for cut in records_of(result, r.CleanupCut)] == ["on_run_end"]
 
 
 @pytest.mark.scenario("LX-23")
