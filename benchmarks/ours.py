@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from agentloop import Agent, RunConfig, RunHooks, Runner, ToolExecution, tool
+from agentloop import Agent, RunConfig, RunHooks, Runner, RunState, ToolExecution, tool
 from agentloop.abc import Model
 from agentloop.events import TextDelta
 from agentloop.items import ToolCall, ToolOutput
@@ -57,6 +57,12 @@ class Ours:
     async def run(self) -> None:
         """Run once, plain."""
         await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
+
+    async def state(self) -> RunState:
+        """Run once, plain, and return the run as a state."""
+        result = await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
+        state: RunState = result.to_state()
+        return state
 
     async def check(self, script: Script) -> None:
         """Run once and raise unless every call of *script* was answered as its body answers: a failure is cheap too."""

@@ -57,6 +57,9 @@ TARGETS: dict[str, Target] = {
     "W7 with cleanup, `finally` done of 100": _same(100, None, "", exact=True),
     "W8 N=1000, cap 10": Target((3, 2), (1.2, 0.9)),
     "W8 peak of bodies in flight": _same(10, None, "", exact=True),
+    "W9 state to JSON": _same(3, 1.5, "×"),
+    "W9 state from JSON, folded": _same(7, 5, "×"),
+    "W9 size against the plain items": _same(3, 2, "×"),
 }
 
 

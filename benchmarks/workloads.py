@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from statistics import median
 import anyio
 import attrs
 
+from agentloop import RunState
 from benchmarks.bare import Ended, Job, Limit
 from benchmarks.measure import Effort, collector, paired, traced
 from benchmarks.ours import ours
@@ -300,8 +302,33 @@ async def w8(limit: Limit, effort: Effort) -> list[Row]:
 
 
 async def w9(limit: Limit, effort: Effort) -> list[Row]:
-    """A run's state to and from JSON."""
-    return [Row("W9 state to and from JSON", limit.name, None, note="not yet: a run's state has no JSON form")]
+    """A run's state to and from JSON text, against the plain JSON text of what the run's items hold."""
+    side = ours(conversation(limit.sleep, turns=effort.of(100), calls=1))
+    state = await side.state()
+    text = state.to_string()
+    plain = [attrs.asdict(item) for item in state.fold.history]
+    plain_text = json.dumps(plain)
+
+    async def dump() -> None:
+        state.to_string()
+
+    async def load() -> None:
+        RunState.from_string(side.agent, text)
+
+    async def dump_plain() -> None:
+        json.dumps(plain)
+
+    async def load_plain() -> None:
+        json.loads(plain_text)
+
+    dumped = await paired(dump, dump_plain, effort.few)
+    loaded = await paired(load, load_plain, effort.few)
+    size = len(text) / len(plain_text)
+    return [
+        Row("W9 state to JSON", limit.name, dumped.ratio, dumped.first, dumped.second),
+        Row("W9 state from JSON, folded", limit.name, loaded.ratio, loaded.first, loaded.second),
+        Row("W9 size against the plain items", limit.name, size, note=f"{len(text) / KIB:.0f} KiB"),
+    ]
 
 
 ON_BACKENDS: dict[str, Workload] = {"W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W7": w7, "W8": w8, "W9": w9}
