@@ -158,7 +158,8 @@ class ApprovalRequested(_Record):
     """JSON text, where a guardrail has rewritten what the model wrote."""
     secret: tuple[str, ...] = _secret_names()
 
-    __repr__ = _masked
+    def __repr__(self) -> str:
+        return _masked(self)
 
 
 @attrs.frozen(repr=False)
@@ -179,7 +180,8 @@ class VerdictGiven(_Record):
     always: bool = False
     secret: tuple[str, ...] = _secret_names()
 
-    __repr__ = _masked
+    def __repr__(self) -> str:
+        return _masked(self)
 
 
 @attrs.frozen(repr=False)
@@ -198,7 +200,8 @@ class CallStarted(_Record):
     """What it takes of the run's cost limit, as a decimal number."""
     secret: tuple[str, ...] = _secret_names()
 
-    __repr__ = _masked
+    def __repr__(self) -> str:
+        return _masked(self)
 
 
 @attrs.frozen
@@ -231,7 +234,8 @@ class CallSettled(_Record):
     """In words, what the outcome's `error` was."""
     secret: tuple[str, ...] = _secret_names()
 
-    __repr__ = _masked
+    def __repr__(self) -> str:
+        return _masked(self)
 
 
 @attrs.frozen

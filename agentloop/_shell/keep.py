@@ -25,10 +25,10 @@ class Keeper:
     """Writes a run's own items to *session*, each once. Owned by the run."""
 
     session: Session
-    _input_saved: bool = False
-    _saved: int = 0
+    _input_saved: bool = attrs.field(default=False, alias="input_saved")
+    _saved: int = attrs.field(default=0, alias="saved")
     """How many of the run's new items have been looked at."""
-    _held: list[Item] = attrs.field(factory=list)
+    _held: list[Item] = attrs.field(factory=list, alias="held")
     """Calls without their output yet (a handoff not taken), and what led to them: written with the output, if any."""
     failed: bool = False
     """Whether a write has failed: nothing more is written then."""
