@@ -37,6 +37,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop._shell.pump import Pump
 from agentloop.testing import ScriptedModel, call, say
 
 VIRTUAL = pytest.mark.backends("trio-virtual")
@@ -676,3 +677,28 @@ def test_changing_a_capacity_is_checked() -> None:
     capacity.total_tokens = None
     assert repr(capacity) == "Capacity(None, name='db')"
     assert repr(Rate(3, 0.5)) == "Rate(3, 0.5)"
+
+
+@pytest.mark.backends("trio-virtual")
+async def test_two_turns_that_wait_for_one_rate_sleep_until_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outer turn and a nested one, both under it: neither may wake the other for the time they both sleep until."""
+    looks = 0
+    pump = Pump.pump
+
+    def counted(self: Pump) -> None:
+        nonlocal looks
+        looks += 1
+        assert looks < 1000
+        pump(self)
+
+    monkeypatch.setattr(Pump, "pump", counted)
+
+    @tool(capacity=Rate(1, 60))
+    async def rated() -> str:
+        return "done"
+
+    inner = Agent("inner", tools=[rated], model=ScriptedModel([call("rated"), say("in")]))
+    script = [[call("rated"), call("inner", {"input": "x"})], say("out")]
+    outer = Agent("outer", tools=[rated, inner.as_tool()], model=ScriptedModel(script))
+    result = await Runner.run(outer, "go")
+    assert result.final_output == "out"
