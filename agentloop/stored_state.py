@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ logger = logging.getLogger("agentloop")
 _FIELDS = {"schema", "library", "graph", "context", "records", "seal"}
 
 
+@functools.cache  # read off the disk
 def library_version() -> str:
     """Return the library's version."""
     from importlib import metadata

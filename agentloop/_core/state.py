@@ -256,6 +256,11 @@ class RunFold:
             return False
         return all(self.waits(call) for call in self.due_calls())
 
+    @property
+    def broken(self) -> r.CallSettled | None:
+        """The failure that ends the run, where the log broke off before it had."""
+        return self.fatal if self.batch_open and self.ended is None else None
+
     def interruptions(self) -> list[ApprovalRequest]:
         """Return the calls that wait for a verdict, nested runs' in the place of their call."""
         found: list[ApprovalRequest] = []
@@ -413,7 +418,8 @@ class RunFold:
         call.tool, call.outcome, call.cut = record.tool, record.outcome, None
         if call.index < self.released and not call.released:
             self.late.append(call)
-        if record.error is not None and record.outcome.output is None:
+        by_caller = record.outcome.cancelled_by in ("parent", "deadline")
+        if record.error is not None and record.outcome.output is None and not by_caller:
             self.fatal = record
         kept = not isinstance(record.outcome.output, WithheldText)  # what was stored as a digest answers nobody
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:

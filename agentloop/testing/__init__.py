@@ -12,6 +12,14 @@ from agentloop.testing.scripted import ScriptedModel, call, fail, reason, respon
 
 if TYPE_CHECKING:
     from agentloop.testing.clockwork import Deadlock, run_clockwork
+    from agentloop.testing.crashing import (
+        CrashAt,
+        CrashRun,
+        CrashSwept,
+        SimulatedDisk,
+        crash_sweep,
+        crash_world,
+    )
     from agentloop.testing.exploring import (
         ExplorationFailure,
         Explored,
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
 # is never called like a function in it: once imported, it would stand in the function's place.
 _FROM = {
     "clockwork": ("Deadlock", "run_clockwork"),
+    "crashing": ("CrashAt", "CrashRun", "CrashSwept", "SimulatedDisk", "crash_sweep", "crash_world"),
     "exploring": ("ExplorationFailure", "Explored", "Swept", "explore", "explore_world", "kill_sweep"),
     "gate": ("Gate",),
     "generated": ("approvals", "cancel_points", "scripts", "strategy", "tool_behaviours", "worlds"),
@@ -82,6 +91,12 @@ __all__ = [
     "Explored",
     "kill_sweep",
     "Swept",
+    "crash_sweep",
+    "crash_world",
+    "CrashSwept",
+    "CrashRun",
+    "CrashAt",
+    "SimulatedDisk",
     "ExplorationFailure",
     "World",
     "CancelAt",

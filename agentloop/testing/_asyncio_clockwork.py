@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from asyncio import base_events, selector_events  # noqa: ASYNC106 - the loop's own parts
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,7 @@ require(
     {
         "BaseEventLoop._run_once": hasattr(base_events.BaseEventLoop, "_run_once"),
         "BaseEventLoop._process_events": hasattr(base_events.BaseEventLoop, "_process_events"),
+        "BaseEventLoop._check_closed": hasattr(base_events.BaseEventLoop, "_check_closed"),
         "BaseEventLoop._ready": "_ready" in _made,
         "BaseEventLoop._scheduled": "_scheduled" in _made,
         "BaseEventLoop._stopping": "_stopping" in _made,
@@ -34,6 +36,22 @@ require(
 )
 
 
+class _Timer(asyncio.TimerHandle):
+    """A timer that stands behind those set before it for the same time: a heap alone promises nothing of these."""
+
+    __slots__ = ("_number",)
+    _when: float
+
+    def __init__(self, number: int, *given: Any) -> None:
+        super().__init__(*given)
+        self._number = number
+
+    def __lt__(self, other: object) -> bool:
+        if isinstance(other, _Timer):
+            return (self._when, self._number) < (other._when, other._number)
+        return NotImplemented
+
+
 class ClockworkLoop(asyncio.SelectorEventLoop):
     """Callbacks run in the order in which they were given, as asyncio promises; steps of tasks as *scheduler* says."""
 
@@ -43,6 +61,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     _selector: Any
     _process_events: Any
     _timer_cancelled_count: int
+    _check_closed: Any
 
     def __init__(
         self,
@@ -59,6 +78,9 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
         self._arrived: dict[Any, int] = {}
         self._rounds = 0
         self._blocked: list[asyncio.Future[None]] = []
+        self._timers = 0
+        self.timers_apart = False
+        """Whether timers that are due together come one by one."""
         super().__init__()
 
     # -- what tells of itself
@@ -80,8 +102,8 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
 
     def jump(self) -> None:
         """Let time pass until the next timer."""
-        if (seconds := self.next_timer()) is not None and seconds > 0:
-            self._now = self._scheduled[0]._when
+        if self.next_timer() is not None:
+            self._now = max(self._now, self._scheduled[0]._when)
 
     def unfinished(self) -> set[asyncio.Task[Any]]:
         """Return this loop's tasks that aren't done; asyncio's own list goes through those of every loop there was."""
@@ -100,6 +122,20 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
         task: asyncio.Task[Any] = super().create_task(coro, **options)
         self._serials[task] = len(self._serials)
         return task
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Set a timer, and give it the next number. One at infinity never comes due, and is nothing to wait for."""
+        self._check_closed()
+        self._timers += 1
+        timer: Any = _Timer(self._timers, when, callback, args, self, context)
+        if when <= self._now:
+            self._ready.append(timer)
+        elif when != math.inf:
+            heapq.heappush(self._scheduled, timer)
+            timer._scheduled = True
+        return timer  # type: ignore[no-any-return]
 
     def run_in_executor(self, executor: Any, func: Callable[..., ResultT], *args: Any) -> asyncio.Future[ResultT]:  # type: ignore[override]
         """Call *func* now, in place of starting a thread, and return a future that has its result."""
@@ -130,9 +166,12 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     def _take_due(self) -> None:
         self._drop_cancelled()
         while self._scheduled and self._scheduled[0]._when <= self._now:
+            if self.timers_apart and self._ready:
+                return
             timer = heapq.heappop(self._scheduled)
             timer._scheduled = False
             self._ready.append(timer)
+            self._drop_cancelled()
 
     def _when_idle(self) -> None:
         """Every task waits: tell who waits for that, else let time pass."""

@@ -25,6 +25,11 @@ class Finding:
     run: WorldRun
     error: BaseException
     key: tuple[Any, ...]
+    where: str | None = None
+    """What tells it from other runs of its script, in words; by default the tape and the cancellation."""
+    timeline: str | None = None
+    again: str | None = None
+    """The line that repeats it."""
 
 
 @attrs.frozen
@@ -110,13 +115,14 @@ def _report(finding: Finding, found_after: int, shrunk_in: int) -> str:
     ]
     if world.script is not None:
         lines += ["script:", *(f"    {script_as_code([step])[1:-1]}" for step in world.script)]
-    lines += [f"tape: {list(run.tape)}" + (f", {world.cancel}" if world.cancel is not None else "")]
-    lines += ["timeline:", timeline(run), "see it again:", f"    {_again(run)}"]
+    cancel = f", {world.cancel}" if world.cancel is not None else ""
+    lines += [finding.where or f"tape: {list(run.tape)}{cancel}"]
+    lines += ["timeline:", finding.timeline or timeline(run), "see it again:", f"    {finding.again or _again(run)}"]
     return "\n".join(lines)
 
 
-def _again(run: WorldRun) -> str:
-    """Return the line that repeats *run*."""
+def again(run: WorldRun) -> list[str]:
+    """Return the arguments that repeat *run*, but for those that say how it was ended, and where."""
     world = run.world
     name = getattr(world.agent, "__name__", "agent")
     arguments = [name if name.isidentifier() else "agent"]
@@ -133,6 +139,12 @@ def _again(run: WorldRun) -> str:
         arguments.append("options=options")
     if run.streamed:
         arguments.append("streamed=True")
+    return arguments
+
+
+def _again(run: WorldRun) -> str:
+    """Return the line that repeats *run*."""
+    arguments, world = again(run), run.world
     cancel: CancelAt | None = world.cancel
     if cancel is not None:
         return (

@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import attrs
@@ -44,7 +45,7 @@ class Entry:
     ended: bool
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Recorded:
     """A log, and where in it what stands."""
 
@@ -82,6 +83,15 @@ class Recorded:
         return None
 
 
+    @cached_property
+    def has_session(self) -> bool:
+        """Whether the run wrote to a session, or tried to."""
+        return any(
+            isinstance(self.records[index], r.SessionSaved)
+            or getattr(self.records[index], "section", "") == "session save"
+            for index in self.paths.get((), ())
+        )
+
     def ended_from_outside(self, entry: Entry) -> dict[int, str]:
         """Return the first records of *entry* that show that its run's time was over, or that it was cancelled."""
         end = self.records[entry.stop - 1]
@@ -95,9 +105,14 @@ class Recorded:
             ("parent", isinstance(end, r.RunEnded) and end.status == "cancelled"),
         ):
             index = next((index for index in range(entry.start, stop) if self._shows(index, entry, by, is_end)), None)
+            first = self.records[entry.start]
+            if is_end and isinstance(first, r.RunStarted) and first.shown is None and self.has_session:
+                index = entry.start  # while it was being loaded
             if index is None and is_end:
                 index = stop
             if index is not None:
+                while index > entry.start and isinstance(self.records[index - 1], r.CleanupCut):
+                    index -= 1  # nothing is cut before
                 found.setdefault(index, by)
         return found
 
@@ -105,25 +120,27 @@ class Recorded:
         """Tell whether record *index* comes of the root run's end *by* somebody; *is_end*: that is how it ended."""
         record = self.records[index]
         if isinstance(record, r.CallSettled):
-            return record.outcome.cancelled_by == by and not (by == "deadline" and self._in_time_out(index, entry))
-        cancelled = (isinstance(record, r.ModelFailed) and record.error == "cancelled") or (
-            isinstance(record, r.RunEnded) and record.status == "cancelled"
-        )
-        if not cancelled or not record.path:
-            return cancelled and is_end
+            shown = record.outcome.cancelled_by == by
+        elif isinstance(record, r.BodyEnded) and record.failed:
+            around = self.calls.get((record.path, record.call_id))
+            settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
+            outcome: Any = None if settled is None else self.records[settled].outcome  # type: ignore[union-attr]
+            # An error of its cleanup.
+            if settled is None or outcome.body_finished or outcome.status != "cancelled":
+                return False
+            return self._shows(settled, entry, by, is_end)
+        elif isinstance(record, r.ModelFailed):
+            shown = record.error == "cancelled" and (is_end or bool(record.path))
+        elif isinstance(record, r.RunEnded):
+            shown = record.status == "cancelled" and bool(record.path)
+        else:
+            return False
+        if not shown or not record.path:
+            return shown
+        # For a nested run the end of the call around it comes from outside, too.
         around = self.calls.get((record.path[:-1], record.path[-1]))
         settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
         return settled is not None and self._shows(settled, entry, by, is_end)
-
-    def _in_time_out(self, index: int, entry: Entry) -> bool:
-        """Tell whether record *index* is of a nested run whose own time was over, or that is inside of one."""
-        path = self.records[index].path
-        for length in range(1, len(path) + 1):
-            end = self.first(self.paths.get(path[:length]), index, entry.stop, lambda one: isinstance(one, r.RunEnded))
-            found: Any = None if end is None else self.records[end]
-            if found is not None and (found.error or "").startswith("RunTimeout("):
-                return True
-        return False
 
 
 def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:
@@ -153,6 +170,7 @@ _CHANCE = ("at", "duration", "queued_at", "waited_for", "body_ended_at")
 _CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "abandoned", "cleanup")
 """Times, and what only the body itself could have made."""
 _REDACTED = re.compile(r"\[redacted\]+")
+_OF_GROUP = re.compile(r"(ToolCallError\(Error running tool \S+: \w*Group: ).*", re.DOTALL)
 
 
 @attrs.frozen
@@ -211,6 +229,8 @@ def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
             changes |= _error(wanted, got)
         case r.BodyEnded() | r.RunEnded() | r.ModelFailed():
             changes |= _error(wanted, got)
+            if isinstance(wanted, r.ModelFailed):
+                changes["should_retry"] = wanted.should_retry
         case r.ModelRequested() if lenient.digest:
             changes["digest"] = wanted.digest
         case _:
@@ -225,9 +245,13 @@ def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
 def _error(wanted: Any, got: Any) -> dict[str, Any]:
     if wanted.error is None or got.error is None:
         return {}
-    # Words in which something was redacted are redacted a second time.
-    same = _REDACTED.sub("", wanted.error) == _REDACTED.sub("", got.error)
-    return {"error": wanted.error} if same else {}
+    return {"error": wanted.error} if _words(wanted.error) == _words(got.error) else {}
+
+
+def _words(error: str) -> str:
+    """Return what of an error's text can be made again."""
+    # What was redacted is redacted a second time, and of a group that is a cause only its leaves are known.
+    return _OF_GROUP.sub(r"\1", _REDACTED.sub("", error))
 
 
 def _outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:

@@ -18,18 +18,21 @@ from agentloop._shell.live import ServerConversation
 from agentloop._shell.run_stream import RunStream
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
+from agentloop.exceptions import ReplayDivergence
 from agentloop.results import RunResult
 from agentloop.run import HANDLERS, _stream
 from agentloop.run_state import RunState
 from agentloop.testing._recorded import Call, Entry, Path, Recorded, call_of
 from agentloop.testing._recorded_errors import rebuilt
 from agentloop.testing._replay_cast import Cast, ClosedSession, HooksOfRuns
-from agentloop.testing._replay_effects import CUT_OFF, SLACK, Pending, ReplayEffects
+from agentloop.testing._replay_effects import CUT_OFF, SLACK, WAYS, Pending, ReplayEffects
 from agentloop.testing._replay_words import stuck
 from agentloop.testing.clockwork import Backend, Deadlock, run_clockwork, waiting
 
 _MOST_JUMPS = 2_000
 """How often time may pass without a record: something is then waiting for what doesn't come."""
+_CLEARLY = 0.01
+"""Seconds by which a timer must have been due before a record to have come before it."""
 _BEFORE_TIMERS = 1e-6
 """Seconds by which time stops before a timer that isn't due yet."""
 _SWALLOWED = ("policy", "tool_error_formatter")
@@ -49,8 +52,24 @@ class Replaying:
     error: BaseException | None = None
 
     def run(self, backend: Backend) -> ReplayEffects:
-        """Replay every entry, and return the effects, which have what was appended."""
-        effects = ReplayEffects(self.recorded)
+        """Replay every entry, and return the effects, which have what was appended.
+
+        What happened between two records isn't in the log. Where it matters, another way may lead further.
+
+        Raises:
+            ReplayDivergence: the furthest that any way led to.
+        """
+        furthest: ReplayDivergence | None = None
+        for way in WAYS:
+            try:
+                return self._run(ReplayEffects(self.recorded, way), backend)
+            except ReplayDivergence as divergence:
+                if furthest is None or divergence.n > furthest.n:
+                    furthest = divergence
+        assert furthest is not None
+        raise furthest
+
+    def _run(self, effects: ReplayEffects, backend: Backend) -> ReplayEffects:
         cast = Cast(effects)
         agent, config = cast.agent(self.agent), cast.config(self.config)
         for entry in self.recorded.entries:
@@ -98,7 +117,7 @@ class Replaying:
         )
 
     def _has_session(self, begun: r.RunStarted) -> bool:
-        return begun.shown is not None
+        return begun.shown is not None or self.recorded.has_session
 
 
 def _never_asked(_: Any) -> None:
@@ -112,7 +131,6 @@ class _OneEntry:
     stream: Any = None
     result: RunResult[Any] | None = None
     error: BaseException | None = None
-    _cancelled: bool = False
     _jumps: int = 0
     _jumped_at: int = -1
 
@@ -128,6 +146,7 @@ class _OneEntry:
                 effects.log = live.log
                 effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                 effects.end_from_outside = self._end_from_outside
+                effects.live_call = live.calls.get
                 first: Any = effects.records[self.entry.start]
                 live.trace_id, live.workflow = first.trace_id, first.workflow
                 group.start_soon(self._drive, name="agentloop replay")
@@ -186,6 +205,12 @@ class _OneEntry:
         """Let the clock come up to the recorded one, but to no timer: what is due now came before it."""
         seconds = self.effects.ahead(self.effects.cursor)
         timer = waiting().next_timer()
+        if timer is not None and self.effects.way.through_timers:
+            while timer is not None and timer < self.effects.ahead(self.effects.cursor) - _CLEARLY:
+                waiting().jump()
+                await waiting().all_blocked()
+                timer = waiting().next_timer()
+            seconds = self.effects.ahead(self.effects.cursor)
         if timer is not None:
             seconds = min(seconds, timer - _BEFORE_TIMERS)
         if seconds > 0:
@@ -197,10 +222,25 @@ class _OneEntry:
             self._jumped_at, self._jumps = self.effects.cursor, 0
         self._jumps += 1
         loop = waiting()
+        timer = loop.next_timer()
+        in_time = timer is not None and timer <= self.effects.ahead(self.effects.cursor) + SLACK
+        if not in_time and (self.effects.let_bodies_go() or self._cancel_next_call()):
+            return True
         if loop.next_timer() is None or self._jumps > _MOST_JUMPS:
             return False
         loop.jump()
         return True
+
+    def _cancel_next_call(self) -> bool:
+        """Cancel the call that settles next of those the caller cancelled: what it holds may be what others wait for."""
+        effects = self.effects
+        bodies = [(one.path, one.call_id) for one in effects.pending if one.is_body and one.call_id is not None]
+        found = [(effects.next_of_call(*call, r.CallSettled), call) for call in bodies]
+        for index, call in sorted((index, call) for index, call in found if index is not None):
+            outcome = effects.records[index].outcome  # type: ignore[union-attr]
+            if outcome.cancelled_by == "caller":
+                return bool(self.stream._live.cancel_call(*call, outcome.reason))
+        return False
 
     # -- what came from outside
 
@@ -223,9 +263,12 @@ class _OneEntry:
     def _cause_of_call(self, call: Call) -> bool | None:
         """Do what ended a call from outside; None where its run has to say."""
         settled = self.effects.settled(*call)
-        if settled is None:
-            return None
-        by = settled.outcome.cancelled_by
+        if settled is None or self.effects.next_of_call(*call, r.CallStarted) is not None:
+            return None  # it hasn't started: what is due is its admission
+        by: str | None = settled.outcome.cancelled_by
+        due = self.effects.due
+        if isinstance(due, r.GuardrailSettled) and due.stage == "tool_output" and call_of(due) == call:
+            by = None  # whatever ended the call afterwards, this judges how its body had ended
         if by in CUT_OFF:
             return None
         live = self.stream._live.calls.get(call)
@@ -255,26 +298,25 @@ class _OneEntry:
                 return self._jump()
             if self._fail(self._pending(path, None), end.error):
                 return True
-        if path:
-            return None
-        if (end is None and not self.entry.ended) or (end is not None and end.status == "cancelled"):
-            return self._cancel()
         return None
-
-    def _cancel(self) -> bool | None:
-        if self._cancelled:
-            return None
-        self._cancelled = True
-        self.stream._stop()
-        return True
 
     def _end_from_outside(self, by: str) -> None:
         """Cancel the run, or let its time be over."""
         live = self.stream._live
         if by == "parent":
-            self._cancel()
+            self.stream._stop()
         elif live.config.timeout is not None:
             live.scope.cancel()
+
+    def _pending(self, path: Path, call_id: str | None) -> list[Pending]:
+        """Return what may have raised in a call, or in a run."""
+        found = (one for one in self.effects.pending if one.path == path and one.call_id == call_id)
+        return [one for one in found if not one.is_body][:1]
+
+    def _fail(self, pending: list[Pending], error: str) -> bool | None:
+        for one in pending:
+            one.fail(rebuilt(error))
+        return True if pending else None
 
 
 def _held_with(wanted: r.GuardrailSettled, later: r.Record) -> bool:

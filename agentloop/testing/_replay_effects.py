@@ -54,6 +54,30 @@ _at_work: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
 """The run whose model call the current task makes: draws and waits don't say whose they are."""
 
 
+@attrs.frozen
+class Way:
+    """What a log doesn't say of the moments between its records.
+
+    Attributes:
+        end_at_once: Whether a cancellation of the run came right after the record before the first that shows it; else
+            when everything waited.
+        through_timers: Whether what was due before the recorded time of what completed had come before it.
+        oldest: Which of the ready tasks that have nothing to record goes first.
+    """
+
+    end_at_once: bool = True
+    through_timers: bool = False
+    oldest: bool = True
+
+
+WAYS = tuple(
+    Way(end_at_once, through_timers, oldest)
+    for oldest in (True, False)
+    for through_timers in (False, True)
+    for end_at_once in (True, False)
+)
+
+
 @attrs.define(eq=False)
 class Pending:
     """An effect without a record of its own: it was cut off, or raised."""
@@ -78,8 +102,9 @@ class Pending:
 class ReplayEffects:
     """The effects of one recorded run. `expect` compares each record as it is appended."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recorded, way: Way) -> None:
         self.recorded = recorded
+        self.way = way
         self.records = recorded.records
         self.entry: Entry = recorded.entries[0]
         self.cursor = 0
@@ -95,6 +120,8 @@ class ReplayEffects:
         """Lets the run end after its turn."""
         self.pending: list[Pending] = []
         self.waiting: dict[int, list[tuple[anyio.Event, str]]] = {}
+        self.bodies: list[tuple[int, anyio.Event]] = []
+        self.live_call: Callable[[Call], Any] = lambda call: None
         self._claimed: set[int] = set()
         self._released: set[int] = set()
         self._unfiltered: set[tuple[Path, int]] = set()
@@ -112,7 +139,7 @@ class ReplayEffects:
         """Begin to replay *entry*, on the loop that it runs on."""
         self.entry = entry
         self.over = False
-        self.pending, self.waiting = [], {}
+        self.pending, self.waiting, self.bodies = [], {}, []
         self.cursor = entry.start
         self.outside = self.recorded.ended_from_outside(entry)
         self._began = self.records[entry.start].at - anyio.current_time()
@@ -171,7 +198,7 @@ class ReplayEffects:
             return record
         if self._is_stopped_here():
             self.turn_is_over()
-        if self.cursor in self.outside and self.ahead(self.cursor) <= SLACK:
+        if self.way.end_at_once and self.cursor in self.outside and self.ahead(self.cursor) <= SLACK:
             self.end_from_outside(self.outside.pop(self.cursor))
         if self.ahead(self.cursor) <= SLACK:
             self.release()
@@ -235,6 +262,44 @@ class ReplayEffects:
         self.waiting.setdefault(index, []).append((event, what))
         with anyio.CancelScope(shield=True):
             await event.wait()
+
+    async def _body_over(self, path: Path, call_id: str, what: str) -> None:
+        """Be a body that is over: wait, shielded, for the turn of its call's next record.
+
+        It may be let go before that (`let_bodies_go`), since others start when it gives back what it holds. Then its
+        end hooks wait in its place; where they have nothing to wait for, they aren't called.
+        """
+        index = self.next_of_call(path, call_id)
+        if index is None:
+            return
+        if not self.over and index > self.cursor or (index == self.cursor and self.ahead(index) > SLACK):
+            event = anyio.Event()
+            self.bodies.append((index, event))
+            self.waiting.setdefault(index, []).append((event, what))
+            with anyio.CancelScope(shield=True):
+                await event.wait()
+            self.bodies.remove((index, event))
+        self._skip_end_hooks(path, call_id)
+
+    def let_bodies_go(self) -> bool:
+        """Let the body that settles next give back what it holds before its turn; False if there is none."""
+        held = [(index, event) for index, event in self.bodies if not event.is_set()]
+        if not held:
+            return False
+        min(held, key=lambda one: one[0])[1].set()
+        return True
+
+    def _skip_end_hooks(self, path: Path, call_id: str) -> None:
+        """Call no end hooks if a call settles before anything else happens."""
+        live = self.live_call((path, call_id))
+        for index in range(self.cursor, self.entry.stop):
+            record = self.records[index]
+            if call_of(record) != (path, call_id):
+                return
+            if isinstance(record, r.CallSettled):
+                if live is not None:
+                    live.hooked.clear()
+                return
 
     async def _known(self, index: int, what: str) -> Any:
         """Wait until record *index* is due, and return it."""
@@ -377,7 +442,20 @@ class ReplayEffects:
         # The attempt under way, which tells whether anything was shown: the last of what the effect's `do` is made of.
         for part in getattr(effect.do, "args", ())[-1:]:
             part.streamed = found.streamed
-        raise rebuilt_model_error(found)
+        error = rebuilt_model_error(found)
+        if self._is_final(index):
+            error.should_retry = False  # type: ignore[attr-defined]
+        raise error
+
+    def _is_final(self, index: int) -> bool:
+        """Tell whether a failed attempt was the last, for all that might have spoken for another: there was no time."""
+        failed: Any = self.records[index]
+        places = self.recorded.paths[failed.path]
+        following = self.recorded.first(
+            places, index + 1, self.entry.stop, lambda record: isinstance(record, r.ModelRequested | r.RunEnded)
+        )
+        found: Any = None if following is None else self.records[following]
+        return isinstance(found, r.RunEnded) and found.status == "failed" and found.error == failed.error
 
     # -- bodies
 
@@ -392,23 +470,25 @@ class ReplayEffects:
         what = f"the body of call {call_id}"
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
-        if isinstance(found, r.CallSettled) and found.outcome.cancelled_by == "tool":
-            own = self.next_of_call(path, call_id)
-            assert own is not None
-            await self._known(own, what)
-            raise asyncio.CancelledError(found.outcome.reason)  # a body's own, on either backend
-        if index is None or not isinstance(found, r.BodyEnded):
-            return await self._ended_call(path, call_id, found, what)
-        return await self._body(index, found, what)
-
-    async def _ended_call(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
-        """Be a body that came to no end of its own, unless that was its own cancellation, which a guardrail judged."""
-        if settled is not None and settled.outcome.status == "rejected" and settled.outcome.body_finished:
-            index = self.next_of_call(path, call_id)
+        if isinstance(found, r.BodyEnded):
             assert index is not None
-            await self._known(index, what)
-            raise asyncio.CancelledError
-        return await self.cut_off(path, call_id, what, is_body=True)
+            try:
+                return await self._body(index, found, what)
+            finally:
+                self._skip_end_hooks(path, call_id)
+        return await self._cut_body(path, call_id, found, what)
+
+    async def _cut_body(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
+        """Be a body that came to no end of its own, unless that was its own cancellation."""
+        if settled is not None and settled.outcome.body_finished:
+            await self._body_over(path, call_id, what)
+            if not self.over:
+                raise asyncio.CancelledError(settled.outcome.reason)  # a body's own, on either backend
+        try:
+            return await self.cut_off(path, call_id, what, is_body=True)
+        except anyio.get_cancelled_exc_class():
+            await self._body_over(path, call_id, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
+            raise
 
     async def _body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
         settled = self.settled(ended.path, ended.call_id)
@@ -543,6 +623,8 @@ class ReplayEffects:
         return None
 
     def _is_cut(self, settled: r.CallSettled, index: int) -> bool:
+        if isinstance(self.records[index], r.GuardrailSettled):
+            return False  # what it gave was judged
         cut = settled.outcome.status == "cancelled" and settled.outcome.cancelled_by in CUT_OFF
         return cut or isinstance(self.records[index], r.CleanupCut)
 
@@ -676,11 +758,15 @@ class ReplayEffects:
                 return index  # neither a run's nor a call's: it waits at this door where its turn matters
         if wanted is not None:
             call = call_of(wanted)
-            keys = [] if call is None else ["/".join((*call[0], call[1]))]
-            for key in (*keys, "/".join(wanted.path)):
+            keys = ["/".join(wanted.path)]
+            if call is not None:
+                # Whom a sibling's failure has cut off is told so by the owner of the batch.
+                told = isinstance(wanted, r.CallSettled) and wanted.outcome.cancelled_by == "sibling"
+                keys.insert(1 if told else 0, "/".join((*call[0], call[1])))
+            for key in keys:
                 if key in tasks:
                     return tasks.index(key)
-        return 0
+        return 0 if self.way.oldest else len(labels) - 1
 
 
 _TASK = re.compile(r"agentloop (?:run of .*|call (?P<name>\S+) (?P<key>.*))#\d+\Z", re.DOTALL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from agentloop.testing._waiting import REAL_PATIENCE, Deadlock, require
 from agentloop.testing.schedules import Scheduler, first
 
 _code = internals.unrolled_run.__code__.co_names
+_of_deadlines = dir(getattr(internals, "Deadlines", None))
 require(
     "trio",
     {
@@ -24,6 +27,12 @@ require(
         "_core._run.GLOBAL_RUN_CONTEXT": hasattr(internals, "GLOBAL_RUN_CONTEXT"),
         "Random.shuffle": "shuffle" in _code,
         "Runner.runq": "runq" in _code,
+        "Runner.deadlines": "deadlines" in _code,
+        "Deadlines._heap": "_heap" in _of_deadlines,
+        "Deadlines._active": "_active" in _of_deadlines,
+        "Deadlines.add": "add" in _of_deadlines,
+        "Deadlines.expire": "expire" in _of_deadlines and "expire" in _code,
+        "Deadlines.next_deadline": "next_deadline" in _of_deadlines and "next_deadline" in _code,
         "Task._counter": hasattr(trio.lowlevel.Task, "_counter"),
         "Task._cancel_status": hasattr(trio.lowlevel.Task, "_cancel_status"),
         "CancelStatus._scope": hasattr(internals.CancelStatus, "_scope"),
@@ -32,11 +41,67 @@ require(
 )
 
 
+class _Clock(trio.abc.Clock):
+    """A clock that stands exactly where it was put: a sum of jumps would miss a deadline by its last digit."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def start_clock(self) -> None:
+        pass
+
+    def current_time(self) -> float:
+        return self.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return 0.0 if deadline <= self.now else math.inf
+
+
+class _Deadlines(internals.Deadlines):
+    """Deadlines of one run. Those of one time stand in the order in which they were set; trio goes by addresses."""
+
+    def __init__(self, clock: _Clock, runner: Any) -> None:
+        super().__init__()
+        self.apart = False
+        self._clock = clock
+        self._runner = runner
+        self._number = 0
+        self._late: set[int] = set()
+
+    def add(self, deadline: float, cancel_scope: trio.CancelScope) -> None:
+        if deadline <= self._clock.now:
+            self._late.add(self._number)
+        heapq.heappush(self._heap, (deadline, self._number, cancel_scope))
+        self._number += 1
+        self._active += 1
+
+    def expire(self, now: float) -> bool:
+        """Let what is due expire: all of it, or (apart) one at a time, and only when nothing is ready."""
+        if not self.apart:
+            self._late.clear()
+            return super().expire(now)
+        due = []
+        while self.next_deadline() <= now:
+            due.append(heapq.heappop(self._heap))
+        # What was over before it was set isn't brought by time: on asyncio it comes in the next pass as well.
+        chosen = [entry for entry in due if entry[1] in self._late]
+        if not chosen and not self._runner.runq:
+            chosen = due[:1]
+        self._late.clear()
+        later = [*self._heap, *(entry for entry in due if entry not in chosen)]
+        self._heap = chosen
+        expired = super().expire(now)
+        for entry in later:
+            heapq.heappush(self._heap, entry)
+        return expired
+
+
 class TrioClockwork:
     """One run: its clock, and the order of its tasks. Stands in for trio's random generator while it lasts."""
 
     def __init__(self, scheduler: Scheduler, order: Literal["passes", "steps"], generator: Any) -> None:
-        self.clock = trio.testing.MockClock()
+        self.clock = _Clock()
+        self._deadlines: _Deadlines
         self._scheduler = None if scheduler is first else scheduler
         self._one_at_a_time = order == "steps"
         self._generator = generator
@@ -59,6 +124,8 @@ class TrioClockwork:
         result: Any = None
         error: BaseException | None = None
         self._ours[trio.lowlevel.current_task()] = True
+        runner = internals.GLOBAL_RUN_CONTEXT.runner
+        runner.deadlines = self._deadlines = _Deadlines(self.clock, runner)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._let_time_pass, nursery.cancel_scope)
             self._ours.update((keeper, False) for keeper in nursery.child_tasks)
@@ -106,6 +173,15 @@ class TrioClockwork:
 
     # -- what tells of itself
 
+    @property
+    def timers_apart(self) -> bool:
+        """Whether timers that are due together come one by one."""
+        return self._deadlines.apart
+
+    @timers_apart.setter
+    def timers_apart(self, apart: bool) -> None:
+        self._deadlines.apart = apart
+
     async def all_blocked(self) -> None:
         """Wait until no other task is ready; time stands still meanwhile."""
         event = trio.Event()
@@ -114,13 +190,13 @@ class TrioClockwork:
 
     def next_timer(self) -> float | None:
         """Return the seconds until the next timer, or None."""
-        seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
-        return max(0.0, seconds) if seconds != float("inf") else None
+        seconds = self._deadlines.next_deadline() - self.clock.now
+        return max(0.0, seconds) if seconds != math.inf else None
 
     def jump(self) -> None:
         """Let time pass until the next timer."""
-        if (seconds := self.next_timer()) is not None and seconds > 0:
-            self.clock.jump(seconds)
+        if self.next_timer() is not None:
+            self.clock.now = max(self.clock.now, self._deadlines.next_deadline())
 
     # -- in which order
 

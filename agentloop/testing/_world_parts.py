@@ -122,7 +122,8 @@ class WorldEffects:
         self._behaviors = behaviors
         self._gate = gate
         self._inner = inner
-        self._ids = 0
+        self.ids = 0
+        """How many ids were drawn."""
 
     def wall(self) -> float:
         """Return the virtual wall clock, in seconds, to the microsecond: sums of floats differ between backends."""
@@ -141,8 +142,8 @@ class WorldEffects:
             case e.Now():
                 return self.wall()
             case e.NewId():
-                self._ids += 1
-                return f"id{self._ids}"
+                self.ids += 1
+                return f"id{self.ids}"
             case e.Random():
                 return 0.5
             case e.CallTool():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class Driven:
     effects: WorldEffects
     models: WorldModels | None
     gate: Gate | None
+    begin: Callable[[Driven], Awaitable[Any]] | None = None
+    """Gives what the run begins with, where that isn't the world's input."""
     seen: Stepped = attrs.field(factory=Stepped)
     events: list[Event] = attrs.field(factory=list)
     entries: int = 0
@@ -57,7 +59,7 @@ class Driven:
         """Run the world's agent to its end, over pauses that its verdicts end."""
         token = spans._trace.set(spans.Trace(trace_id="trace"))
         try:
-            given: Any = self.world.input
+            given: Any = self.world.input if self.begin is None else await self.begin(self)
             while True:
                 result = await self._enter(given)
                 if result.status != "interrupted" or (given := self._decided(result)) is None:
@@ -110,11 +112,19 @@ class Driven:
                         yield limit
 
 
-def drive_world(world: World, *, backend: Backend, streamed: bool, scheduler: Recorder) -> Driven:
-    """Run *world* once, and return what was seen of it."""
+def drive_world(
+    world: World,
+    *,
+    backend: Backend,
+    streamed: bool,
+    scheduler: Recorder,
+    begin: Callable[[Driven], Awaitable[Any]] | None = None,
+) -> Driven:
+    """Run *world* once, from what *begin* gives in place of its input, and return what was seen of it."""
     gated = world.order == "gate"
     gate = Gate(scheduler) if gated else None
     driven = _prepared(world, streamed, gate)
+    driven.begin = begin
     scheduler.mark = driven.watch.records.__len__
     try:
         driven.seen = run_stepped(

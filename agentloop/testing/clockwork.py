@@ -50,6 +50,12 @@ BACKENDS: tuple[Backend, ...] = ("asyncio", "trio") if HAS_TRIO else ("asyncio",
 class Waiting(Protocol):
     """What a clockwork loop tells of itself to code that runs on it."""
 
+    timers_apart: bool
+    """Whether timers that are due together come one by one, in the order in which they were set.
+
+    Before each, and before `all_blocked` returns, every task waits. Otherwise all of them come in one pass.
+    """
+
     async def all_blocked(self) -> None:
         """Wait until every other task waits for something else than time."""
         ...

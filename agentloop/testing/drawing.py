@@ -275,7 +275,7 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
     if kind == 10:
         return FailsInCleanup(points, seconds)
     if kind <= 12:
-        return OnStage(Cleans(points, seconds, cleaning=chance.pick([0.0, 0.5, 20.0])))
+        return OnStage(Cleans(points, seconds, cleaning=chance.pick([20.0, 0.5, 20.0])))
     if kind == 13:
         return Nests(points, seconds, tasks=chance.whole(1, 2), fails=chance.one_in(2))
     return OnStage(Reports(points, seconds))

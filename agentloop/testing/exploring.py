@@ -227,8 +227,8 @@ def kill_sweep(
 ) -> Swept:
     """Cancel a run of *agent* before each of its steps: by its scope and natively, on both backends.
 
-    After each: nothing is left, every body that began has ended, the log is whole, nothing new was begun after the
-    cancellation, and the caller's task has the cancellations that it was given; then *check* is called.
+    Whatever the step, nothing is left, every body that began has ended, the log is whole, nothing new was begun after
+    the cancellation, and the caller's task has the cancellations that it was given; then *check* is called.
 
     Args:
         agent, script, check, nested, input, context, options, streamed, allow: As for `explore`.

@@ -28,13 +28,8 @@ ResultT = TypeVar("ResultT")
 class VirtualClock:
     """Runs async code on loops whose time passes by itself when everything waits.
 
-    A sync test calls `run`. For async tests of anyio's pytest plugin:
-
-    ```python
-    @pytest.fixture(params=["asyncio", "trio"])
-    def anyio_backend(request, virtual_clock):
-        return virtual_clock.backend(request.param)
-    ```
+    A sync test calls `run`. For async tests of anyio's pytest plugin let the fixture `anyio_backend` return
+    `virtual_clock.backend(name)`.
     """
 
     def run(

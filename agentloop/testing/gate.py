@@ -29,6 +29,9 @@ class Gate:
 
     async def __aenter__(self) -> Gate:
         self._loop = waiting()
+        # Together they'd wake tasks at once, and what these do to each other would depend on the loop.
+        self._apart_before = self._loop.timers_apart
+        self._loop.timers_apart = True
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._group.start_soon(self._let_through, name="gate")
@@ -36,6 +39,7 @@ class Gate:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._group is not None
+        self._loop.timers_apart = self._apart_before
         self._group.cancel_scope.cancel()
         await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - joins what was just cancelled
 

@@ -212,9 +212,9 @@ def starts_follow_model_order(seen: Reading) -> Findings:
         for (limits, serial), lane in lanes.items():
             width = 1 if serial is not None else cap
             tokens = [one.total_tokens for one in limits if isinstance(one, Capacity) and one.total_tokens]
-            width = min([*tokens, *([width] if width is not None else [])], default=None)
-            if width is not None and len(lane) > 1:
-                yield from _in_order(lane, width)
+            widths: list[int] = [*tokens, *([width] if width is not None else [])]
+            if widths and len(lane) > 1:
+                yield from _in_order(lane, min(widths))
 
 
 def _in_order(lane: list[CallSeen], width: int) -> Findings:

@@ -175,7 +175,7 @@ class _Player:
         self.clock = 0.0
         self.ticks = 0
         self.cut_mark: int | None = None
-        self.ends = {call.call_id: call.end for turn in reversed(world.turns) for call in turn.calls}
+        self.ends: dict[str, End] = {call.call_id: call.end for turn in reversed(world.turns) for call in turn.calls}
         self.shared = Capacity(world.tokens, "shared")
 
     def append(self, kind: Any, *fields: Any, **named: Any) -> None:

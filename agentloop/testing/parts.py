@@ -116,14 +116,13 @@ class Swallows(Part):
     more: int = 1
 
     async def __call__(self, stage: Stage) -> Any:
-        cancelled = anyio.get_cancelled_exc_class()
         try:
             await self.begin(stage)
             await stage.sleep(1.0)
-        except cancelled:
+        except anyio.get_cancelled_exc_class():  # noqa: ASYNC103 - swallowing it is the part
             with anyio.CancelScope(shield=True):
                 await stage.sleep(0.05 * self.more)
-            return f"{stage.call_id} went on"
+            return f"{stage.call_id} went on"  # noqa: ASYNC104
         return await stage.real()
 
 
@@ -136,7 +135,7 @@ class FailsInCleanup(Part):
             await self.begin(stage)
             await stage.sleep(1.0)
         except anyio.get_cancelled_exc_class():
-            raise LookupError(f"{stage.call_id} broke while cleaning up") from None
+            raise LookupError(f"{stage.call_id} broke while cleaning up") from None  # noqa: ASYNC104 - the part
         return await stage.real()
 
 
@@ -195,7 +194,7 @@ class Cleans(Part):
             await stage.sleep(0.5)
         finally:
             with context.cleanup():
-                await stage.sleep(self.cleaning)
+                await stage.sleep(self.cleaning)  # noqa: ASYNC102 - shielded, and bounded, by `cleanup`
         return f"{stage.call_id} cleaned up"
 
 

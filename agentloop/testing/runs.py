@@ -283,10 +283,11 @@ def run_one(
     """
     recorder = Recorder(scheduler if scheduler is not None else Tape(world.tape))
     driven = drive_world(world, backend=backend, streamed=streamed, scheduler=recorder)
-    return _world_run(world, backend, streamed, recorder, driven)
+    return world_run_of(world, backend, streamed, recorder, driven)
 
 
-def _world_run(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: Driven) -> WorldRun:
+def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: Driven) -> WorldRun:
+    """Return what *driven* saw."""
     seen: Stepped = driven.seen
     watch = driven.watch
     result: RunResult[Any] | None = seen.value

@@ -153,6 +153,10 @@ class ScriptedModel(Model):
         """How many steps have not been asked for."""
         return len(self._steps) - self._next
 
+    def skip(self, count: int) -> None:
+        """Leave out the next *count* steps: those that an earlier life of the run has taken."""
+        self._next += count
+
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         self.requests.append(request)

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from edges.simulated_disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
 
 from agentloop.exceptions import JournalError
 from agentloop.journal import FileJournal
+from agentloop.testing.disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
 
 pytestmark = pytest.mark.real_clock  # a journal writes in threads
 

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from agentloop.config import JsonLimits
-from agentloop.exceptions import AgentLoopError
 from agentloop.item_codec import item_from_json
 from agentloop.json_bytes import decode
 from agentloop.json_text import canonical_arguments, parse_object
@@ -38,17 +37,19 @@ KINDS = (
 )  # fmt: skip
 
 
-def _text(chance: Chance) -> str:
+def text_of(chance: Chance) -> str:
+    """Return a text of pieces of JSON."""
     return "".join(chance.pick(PIECES) for _ in range(chance.whole(0, 8)))
 
 
-def _value(chance: Chance, depth: int = 0) -> Any:
+def value_of(chance: Chance, depth: int = 0) -> Any:
+    """Return some JSON value."""
     kind = chance.whole(0, 9 if depth < 3 else 6)
     if kind <= 6:
         return chance.pick([None, True, 0, -1, 1 << 70, 0.5, "", "a", "completed", "\ud800", [], {}])
     if kind == 7:
-        return [_value(chance, depth + 1) for _ in range(chance.whole(0, 3))]
-    return {_name(chance): _value(chance, depth + 1) for _ in range(chance.whole(0, 4))}
+        return [value_of(chance, depth + 1) for _ in range(chance.whole(0, 3))]
+    return {_name(chance): value_of(chance, depth + 1) for _ in range(chance.whole(0, 4))}
 
 
 def _name(chance: Chance) -> str:
@@ -73,32 +74,33 @@ def _record(chance: Chance) -> Any:
     """Return a record with a fault or two: a value exchanged, a field dropped, added or renamed, somewhere in it."""
     if chance.one_in(4):
         found: dict[str, Any] = {"kind": chance.pick(tuple(RECORD_KINDS.values())), "path": [], "turn": 0, "at": 0.0}
-        return found | {_name(chance): _value(chance) for _ in range(chance.whole(0, 6))}
+        return found | {_name(chance): value_of(chance) for _ in range(chance.whole(0, 6))}
     record = json.loads(chance.pick(_records()))
     for _ in range(chance.whole(1, 2)):
-        _spoil(chance, record)
+        spoil(chance, record)
     return record
 
 
-def _spoil(chance: Chance, value: Any) -> None:
+def spoil(chance: Chance, value: Any) -> None:
+    """Exchange, drop, add or rename something, somewhere in *value*."""
     inner = [one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, dict | list)]
     if inner and chance.one_in(2):
-        _spoil(chance, chance.pick(inner))
+        spoil(chance, chance.pick(inner))
     elif isinstance(value, list):
-        value.append(_value(chance))
+        value.append(value_of(chance))
     elif not value or chance.one_in(4):
-        value[_name(chance)] = _value(chance)
+        value[_name(chance)] = value_of(chance)
     elif chance.one_in(3):
         del value[chance.pick(tuple(value))]
     else:
-        value[chance.pick(tuple(value))] = _value(chance)
+        value[chance.pick(tuple(value))] = value_of(chance)
 
 
 def _chunk(chance: Chance) -> str:
     if chance.one_in(4):
-        return _text(chance)
+        return text_of(chance)
     call = {"index": chance.pick([0, 0, 1, -1, None, "0"]), "id": chance.pick(["c1", "", None, 3])}
-    call["function"] = chance.pick([{"name": "f", "arguments": _text(chance)}, {}, None, {"arguments": 3}, []])
+    call["function"] = chance.pick([{"name": "f", "arguments": text_of(chance)}, {}, None, {"arguments": 3}, []])
     delta = chance.pick([{"content": "a"}, {"tool_calls": [call]}, {"refusal": "no"}, {"content": 3}, None, {}, []])
     choice = {"index": 0, "delta": delta, "finish_reason": chance.pick([None, "stop", "length", "tool_calls", 3])}
     usage = chance.pick([None, {"prompt_tokens": 1}, {"prompt_tokens": -1}, {"total_tokens": "many"}, []])
@@ -116,11 +118,11 @@ def _answers(chance: Chance) -> None:
 
 
 def _arguments(chance: Chance) -> None:
-    parse_object(_text(chance), LIMITS, tool="t")
+    parse_object(text_of(chance), LIMITS, tool="t")
 
 
 def _canonical(chance: Chance) -> None:
-    canonical_arguments(_text(chance), LIMITS)
+    canonical_arguments(text_of(chance), LIMITS)
 
 
 def _events(chance: Chance) -> None:
@@ -136,14 +138,14 @@ def _stored(chance: Chance) -> None:
 
 
 def _bytes(chance: Chance) -> None:
-    text = _text(chance) if chance.one_in(2) else json.dumps(_record(chance))
+    text = text_of(chance) if chance.one_in(2) else json.dumps(_record(chance))
     data = text.encode("utf-8", "surrogatepass")
     cut = chance.whole(0, len(data))
     decode(data[:cut] if chance.one_in(2) else data)
 
 
 def _item(chance: Chance) -> None:
-    item_from_json({"type": chance.pick(KINDS), **{_name(chance): _value(chance) for _ in range(chance.whole(0, 5))}})
+    item_from_json({"type": chance.pick(KINDS), **{_name(chance): value_of(chance) for _ in range(chance.whole(0, 5))}})
 
 
 FEEDS: tuple[tuple[str, Callable[[Chance], None]], ...] = (
@@ -155,15 +157,3 @@ FEEDS: tuple[tuple[str, Callable[[Chance], None]], ...] = (
     ("record bytes", _bytes),
     ("items", _item),
 )
-
-
-def feed(chance: Chance) -> tuple[str, str | None]:
-    """Feed one malformed input; return its kind, and what is wrong with how it was met, if anything."""
-    kind, meet = chance.pick(FEEDS)
-    try:
-        meet(chance)
-    except AgentLoopError:
-        pass
-    except Exception as error:
-        return kind, f"{type(error).__name__}: {error}"
-    return kind, None

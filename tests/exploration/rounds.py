@@ -24,7 +24,8 @@ from agentloop.testing.loopfree import CoreRun, check_core, draw_core_world, pla
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 from agentloop.testing.schedules import Tape
 
-from .malformed import feed
+from . import crashes
+from .malformed_stores import feed
 
 TAPES = 3
 CANCELS = 2
@@ -103,6 +104,8 @@ class Round:
             self.judged("malformed", self.malformed)
         if not (stop and self.counts.violations):
             self.full_stack(stop=stop)
+        if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
+            self.judged("crash", lambda: crashes.crash_points(self.chance, self.number, self.counts.numbers))
 
     def judged(self, what: str, work: Callable[[], object]) -> None:
         """Do *work*; what it breaks is a violation."""

@@ -109,7 +109,9 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
     )
     yield f"  compared on both backends: {numbers['compared']}, repeated: {numbers['repeated']}"
     yield f"cancel points: {numbers['cancel points']}"
-    yield f"crash points: {numbers['crash points']}"
+    yield f"crash points: {numbers['crash points']}, gone on with {numbers['recovered']} times"
+    yield f"  ended as without a crash: {numbers['recovered to the same end']}"
+    yield f"  calls left unknown: {numbers['unknown after a crash']}"
     yield f"loop-free worlds: {numbers['core worlds']}"
     yield f"malformed inputs: {malformed}" + "".join(
         f", {name.removeprefix('malformed ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("malf")

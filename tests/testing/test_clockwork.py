@@ -193,6 +193,37 @@ def test_wait_for_ever_is_a_deadlock(backend: Any) -> None:
 
 
 @both
+def test_sleep_for_ever_is_a_deadlock_too(backend: Any) -> None:
+    """A timer at infinity is none: time doesn't pass up to it."""
+
+    async def program() -> None:
+        await anyio.sleep(1)
+        await anyio.sleep_forever()
+
+    with pytest.raises(Deadlock):
+        run_clockwork(program, backend=backend)
+
+
+@both
+def test_time_passes_up_to_a_timer_to_its_last_digit(backend: Any) -> None:
+    """0.3 + (0.9 - 0.3) isn't 0.9: then what is due together on one backend wouldn't be on the other."""
+
+    async def program() -> list[float]:
+        seen: list[float] = []
+
+        async def one(delay: float) -> None:
+            await anyio.sleep(delay)
+            seen.append(anyio.current_time())
+
+        async with anyio.create_task_group() as group:
+            for delay in (0.3, 0.9):
+                group.start_soon(one, delay)
+        return seen
+
+    assert run_clockwork(program, backend=backend) == [0.3, 0.9]
+
+
+@both
 def test_deadlock_inside_a_group_is_raised_bare(backend: Any) -> None:
     """Two tasks that wait for each other; their cleanup runs."""
     cleaned: list[str] = []
@@ -370,6 +401,127 @@ def test_gate_that_nobody_waits_at_lets_time_pass(backend: Any) -> None:
         return anyio.current_time()
 
     assert run_clockwork(program, backend=backend) == 5
+
+
+@both
+def test_timers_of_one_moment_come_one_by_one_at_the_gate(backend: Any) -> None:
+    """In the order in which they were set; each is done with before the next, and all before the gate chooses."""
+
+    async def program() -> list[str]:
+        seen: list[str] = []
+
+        async def sleeper(name: str, delay: int) -> None:
+            for _ in range(delay):
+                await anyio.lowlevel.checkpoint()
+            await anyio.sleep(0.75)
+            for step in range(3):
+                seen.append(f"{name}{step}")
+                await anyio.lowlevel.checkpoint()
+
+        async def waiter() -> None:
+            await gate.point("z")
+            seen.append("z")
+
+        gate = Gate(Tape([1]))
+        async with gate, anyio.create_task_group() as group:
+            group.start_soon(waiter)
+            for delay, name in enumerate("cba"):
+                group.start_soon(sleeper, name, 2 - delay)
+        return seen
+
+    assert run_clockwork(program, backend=backend) == [f"{name}{step}" for name in "abc" for step in range(3)] + ["z"]
+
+
+@both
+@pytest.mark.parametrize("first", ["timeout", "sleep"])
+def test_timeout_and_what_it_would_end_are_due_together(backend: Any, first: Any) -> None:
+    """Whichever was set first comes first, and the other finds what it has left."""
+
+    async def program() -> tuple[bool, list[str]]:
+        seen: list[str] = []
+        woken = anyio.Event()
+
+        async def sleeper() -> None:
+            await anyio.sleep(0.8)
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            seen.append("woken")
+            woken.set()
+
+        async def hurried() -> None:
+            if first == "sleep":
+                await anyio.lowlevel.checkpoint()
+            with anyio.move_on_after(0.8) as scope:
+                await woken.wait()
+                seen.append("in time")
+            late.append(scope.cancelled_caught)
+
+        late: list[bool] = []
+        async with Gate(), anyio.create_task_group() as group:
+            group.start_soon(hurried)
+            group.start_soon(sleeper)
+        return late[0], seen
+
+    wanted = (True, ["woken"]) if first == "timeout" else (False, ["woken", "in time"])
+    assert run_clockwork(program, backend=backend) == wanted
+
+
+@both
+def test_timeout_that_is_over_already_does_not_wait_for_the_others(backend: Any) -> None:
+    """It isn't brought by time: it ends its block while others are ready, and before the next timer of its moment."""
+
+    async def program() -> list[str]:
+        seen: list[str] = []
+        begun = anyio.Event()
+
+        async def busy() -> None:
+            await anyio.sleep(1)
+            begun.set()
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            seen.append("busy over")
+
+        async def over() -> None:
+            await begun.wait()
+            with anyio.move_on_after(0):
+                await anyio.sleep_forever()
+            seen.append("out at once")
+
+        async def hurried() -> None:
+            with anyio.move_on_after(1):
+                await anyio.sleep_forever()
+            seen.append("timed out")
+
+        async with Gate(), anyio.create_task_group() as group:
+            for task in (busy, over, hurried):
+                group.start_soon(task)
+        return seen
+
+    assert run_clockwork(program, backend=backend) == ["out at once", "busy over", "timed out"]
+
+
+@both
+def test_gate_leaves_timers_as_it_found_them(backend: Any) -> None:
+    """Without one, all that is due comes in one pass."""
+
+    async def program() -> tuple[list[bool], str]:
+        seen: list[str] = []
+
+        async def sleeper(name: str) -> None:
+            await anyio.sleep(1)
+            for _ in range(2):
+                seen.append(name)
+                await anyio.lowlevel.checkpoint()
+
+        before = waiting().timers_apart
+        async with Gate():
+            inside = waiting().timers_apart
+        async with anyio.create_task_group() as group:
+            for name in "ab":
+                group.start_soon(sleeper, name)
+        return [before, inside, waiting().timers_apart], "".join(seen)
+
+    assert run_clockwork(program, backend=backend) == ([False, True, False], "abab")
 
 
 async def test_gate_needs_a_clockwork_loop() -> None:

@@ -269,6 +269,63 @@ def test_tape_chooses_who_goes_on_at_the_gate_and_whether_time_passes_first() ->
     assert [one.outcome.status for one in (*in_time.calls, *too_late.calls)] == ["succeeded", "timed_out"]
 
 
+@attrs.frozen
+class Goes:
+    """A body that waits at the gate (None) and sleeps (seconds), one after the other."""
+
+    steps: tuple[float | None, ...]
+
+    async def __call__(self, body: t.Body) -> str:
+        for place, seconds in enumerate(self.steps):
+            if seconds is None:
+                await body.point(str(place))
+            else:
+                await body.sleep(seconds)
+        return "gone"
+
+
+@pytest.mark.parametrize(
+    ("tools", "steps", "tape"),
+    [
+        ("work work", [(0.75,), (0.75,)], []),
+        ("limited work", [(0.1, 0.1, 0.6), (None, 0.1, 0.05)], [3, 2, 1]),
+        ("limited limited limited", [(0.8,), (None,), (0.6,)], [1, 3, 2]),
+        ("work limited", [(0.25, 0.2), (0.8,)], []),
+        ("work limited", [(0.2, None, 0.4), (0.8,)], [0]),
+        ("work work work", [(0.1, None), (None, 0.8, 0.5), (None, 0.1, None)], [2, 1, 1, 1, 2, 3, 3, 1]),
+    ],
+)
+def test_what_is_due_at_one_moment_gives_one_log_on_both_backends(
+    tools: str, steps: list[tuple[float | None, ...]], tape: list[int]
+) -> None:
+    """Bodies that wake together, timeouts that come with them, sums of delays that nearly meet."""
+
+    @tool(timeout=0.8)
+    async def limited(n: int) -> str:
+        return "in time"
+
+    world = t.World(
+        agent=Agent("busy", tools=[work, limited]),
+        script=[[call(name, {"n": 1}) for name in tools.split()], DONE],
+        behaviors={f"call_{number}": Goes(each) for number, each in enumerate(steps, 1)},
+        tape=tape,
+    )
+    first, *others = t.run(world).runs
+    assert first.error is None
+    for run in others:
+        assert run.choices == first.choices
+        assert in_bytes(run) == in_bytes(first)
+
+
+def test_bodies_that_wake_together_are_settled_one_by_one() -> None:
+    """The second goes on when the first has been settled, and nothing can go on any more."""
+    script = [[call("work", {"n": 1}), call("work", {"n": 1})], DONE]
+    behaviors = {"call_1": Goes((0.5, 0.25)), "call_2": Goes((0.75,))}
+    for run in t.run(t.World(agent=Agent("busy", tools=[work]), script=script, behaviors=behaviors)).runs:
+        told = [(type(one), one.call_id) for one in run.records if isinstance(one, r.BodyEnded | r.CallSettled)]
+        assert told == [(kind, f"call_{number}") for number in (2, 1) for kind in (r.BodyEnded, r.CallSettled)]
+
+
 def test_guardrails_and_sessions_wait_at_the_gate() -> None:
     """Each is a place where the schedule decides."""
     labels: list[str] = []

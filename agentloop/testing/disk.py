@@ -5,44 +5,64 @@ just about to write. A process that dies loses the last, a power failure the sec
 then shows any of the states it had since the last sync, and so does the file's length.
 """
 
+from __future__ import annotations
+
 import random
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
 
 import attrs
 
+__all__ = ["MODES", "Crash", "CrashAt", "Mode", "SimulatedDisk"]
+
 SECTOR = 32  # small, so that one line spans several
 
-Mode = Literal["before", "torn", "unsynced", "after"]
-MODES: tuple[Mode, ...] = ("before", "torn", "unsynced", "after")
+Mode: TypeAlias = Literal["before", "torn", "unsynced", "after"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Crash(Exception):
     """The process is dead; nothing it does reaches the disk."""
 
 
-@attrs.define
+@attrs.frozen
 class CrashAt:
-    """Where a life ends: at operation *operation*, and how.
+    """Where a life ends: at the disk's operation *operation*, counted from 0, and how.
 
     before: nothing of it is done. torn: a part of it is (the process is killed within a write). unsynced: it is done,
     then the power fails. after: it is done, then the process dies.
     """
 
     operation: int
-    mode: Mode
+    mode: Mode = attrs.field(validator=attrs.validators.in_(MODES))
 
 
 class SimulatedDisk:
-    """One file. A `Storage` for one `FileJournal` at a time; `restart` between them."""
+    """One file, as `FileJournal(…, storage=disk)` takes it: for one journal at a time, with `restart` between them.
+
+    Args:
+        data: What stands there.
+        seed: Decides where a write tears, and what a power failure leaves.
+
+    Attributes:
+        crash: Where this life ends; None = nowhere.
+        dead: Whether it has ended; every operation then raises `Crash`.
+        operations: How many there were in this life.
+        log: Their names, those of all lives.
+        states: The file as it is durable, then as it was after each change since.
+        fail_next: The next operation raises this, and tears if it writes.
+        on_death: Called at the moment of the crash.
+    """
 
     def __init__(self, data: bytes = b"", *, seed: int = 0) -> None:
         self.random = random.Random(seed)
-        self.states = [data]  # the durable one, then each since
+        self.states = [data]
         self.operations = 0
         self.crash: CrashAt | None = None
         self.dead = False
         self.is_open = False
         self.fail_next: OSError | None = None
+        self.on_death: Callable[[], None] | None = None
         self.log: list[str] = []
 
     @property
@@ -53,28 +73,34 @@ class SimulatedDisk:
     # ---------------------------------------------------------------------------------- as a Storage
 
     def read(self) -> bytes:
+        """Return all that is there."""
         if self.dead:
             raise Crash
         return self.data
 
     def open(self, *, durable: bool) -> None:
+        """Open the file, alone."""
         self._step("open")
         if self.is_open:
             raise BlockingIOError(11, "held")
         self.is_open = True
 
     def write(self, data: bytes) -> None:
+        """Append *data*."""
         torn = self.data + data[: self.random.randrange(len(data))]
         self._step("write", self.data + data, torn)
 
     def truncate(self, size: int) -> None:
+        """Cut the file to *size* bytes."""
         self._step("truncate", self.data[:size])
 
     def sync(self) -> None:
+        """Make all of it durable."""
         self._step("sync")
         self.states = [self.data]
 
     def close(self) -> None:
+        """Let go of the file."""
         self.is_open = False
 
     def _step(self, name: str, new: bytes | None = None, torn: bytes | None = None) -> None:
@@ -97,6 +123,8 @@ class SimulatedDisk:
             if mode == "after" and name == "sync":
                 self.states = [self.data]
             self.dead = True
+            if self.on_death is not None:
+                self.on_death()
             raise Crash
 
     # ---------------------------------------------------------------------------------- between lives
@@ -105,7 +133,7 @@ class SimulatedDisk:
         """Begin another life on what the last one left: all that the system held, or what a power failure spared."""
         if self.crash is not None and self.crash.mode == "unsynced":
             self.lose_power()
-        self.crash, self.dead, self.is_open, self.operations = None, False, False, 0
+        self.crash, self.dead, self.is_open, self.operations, self.on_death = None, False, False, 0, None
 
     def lose_power(self) -> None:
         """Leave of the states since the last sync what a power failure might."""

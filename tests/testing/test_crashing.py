@@ -1,0 +1,354 @@
+"""Sweeps over crashes: what is sound is left alone, planted faults are found and told, and are found again."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+from exploration.crashes import crash_points
+from exploration.malformed_stores import feed
+
+from agentloop import Agent, RunConfig, ToolContext, UserError, handoff, tool
+from agentloop import testing as t
+from agentloop._core.state import RunFold
+from agentloop._shell import journaling
+from agentloop.journal import _checks
+from agentloop.sessions import MemorySession
+from agentloop.testing import call, say
+from agentloop.testing.crashing import CrashSwept
+from agentloop.testing.disk import MODES
+from agentloop.testing.drawing import Seeded
+
+ONE_WAY = [("asyncio", "trio")]
+
+
+@attrs.define
+class Bank:
+    """What is outside of the process: payments that were made, by key."""
+
+    paid: list[tuple[str, int]] = attrs.field(factory=list)
+
+    def pay(self, key: str, amount: int) -> None:
+        """Pay, whoever has paid before."""
+        self.paid.append((key, amount))
+
+    def pay_once(self, key: str, amount: int) -> None:
+        """Pay, if nobody has paid under that key."""
+        if all(known != key for known, _ in self.paid):
+            self.paid.append((key, amount))
+
+
+@tool
+async def refund(ctx: ToolContext[Bank], amount: int) -> str:
+    """Pay back *amount*."""
+    ctx.context.pay(ctx.idempotency_key, amount)
+    await anyio.sleep(0.01)
+    return f"refunded {amount}"
+
+
+@tool(idempotent=True)
+async def refund_by_key(ctx: ToolContext[Bank], amount: int) -> str:
+    """Pay back *amount*, once for each key."""
+    ctx.context.pay_once(ctx.idempotency_key, amount)
+    await anyio.sleep(0.01)
+    return f"refunded {amount}"
+
+
+@tool(idempotent=True)
+async def refund_again(ctx: ToolContext[Bank], amount: int) -> str:
+    """Pay back *amount*; it isn't idempotent at all."""
+    ctx.context.pay(ctx.idempotency_key, amount)
+    await anyio.sleep(0.01)
+    return f"refunded {amount}"
+
+
+@tool(in_doubt="raise")
+async def refund_or_raise(ctx: ToolContext[Bank], amount: int) -> str:
+    """Pay back *amount*, and let somebody look if nobody knows whether it was paid."""
+    ctx.context.pay(ctx.idempotency_key, amount)
+    return f"refunded {amount}"
+
+
+def nobody_is_paid_twice(run: t.WorldRun) -> None:
+    """The check of an application."""
+    keys = [key for key, _ in run.context.paid]
+    assert len(keys) == len(set(keys)), f"paid twice: {sorted(keys)}"
+
+
+def clerk() -> Agent[Bank, str]:
+    """Return an agent with refunds, a colleague to ask, and one to hand over to."""
+    colleague: Agent[Any, Any] = Agent("colleague", tools=[refund])
+    other: Agent[Any, Any] = Agent("other", tools=[refund, refund_by_key])
+    return Agent(
+        "clerk",
+        tools=[refund, refund_by_key, colleague.as_tool("ask", "Ask.")],
+        handoffs=[handoff(other)],
+    )
+
+
+SCRIPT = [
+    [
+        call("refund", {"amount": 1}, "c1"),
+        call("refund_by_key", {"amount": 2}, "c2"),
+        call("ask", {"input": "?"}, "c3"),
+    ],
+    [call("refund", {"amount": 3}, "c4"), call("transfer_to_other", call_id="h")],
+    call("refund_by_key", {"amount": 4}, "c5"),
+    say("done"),
+]
+NESTED = {"c3": [call("refund", {"amount": 5}, "c1"), say("asked")]}
+
+
+# ---------------------------------------------------------------------------------------------- what is sound
+
+
+@pytest.mark.parametrize("order", ["gate", "passes"])
+def test_agent_with_all_kinds_of_work_comes_through_every_crash(order: Any) -> None:
+    """Every way to crash at every write, gone on with on the other backend."""
+    swept = t.crash_sweep(
+        clerk, SCRIPT, nobody_is_paid_twice, nested=NESTED, context=Bank, ways=ONE_WAY, order=order, tape=[1, 0, 2]
+    )
+    assert swept.points == swept.writes * len(MODES)
+    assert swept.recovered > swept.points - len(MODES)
+    assert swept.unknown > 0
+
+
+def test_all_four_ways_of_two_backends_are_gone_by_default() -> None:
+    """Each backend crashes, each goes on."""
+    backends: set[tuple[str, str]] = set()
+
+    def check(run: t.CrashRun) -> None:
+        backends.add((run.lives[0].backend, run.lives[-1].backend))
+
+    t.crash_sweep(clerk, [call("refund", {"amount": 1}), say("done")], check, context=Bank, modes=["after"])
+    assert backends == {(one, other) for one in ("asyncio", "trio") for other in ("asyncio", "trio")}
+
+
+def test_check_is_shown_both_lives() -> None:
+    """A body that was cut counts with the one that was run again; the answers asked for twice are both there."""
+    seen: list[int] = []
+
+    def check(run: t.CrashRun) -> None:
+        seen.append(run.executions("refund_by_key"))
+        assert run.executions("refund_by_key") == len([one for life in run.lives for one in life.bodies])
+        assert len(run.requests) == sum(len(life.requests) for life in run.lives)
+        assert run.result is not None
+        assert run.result.final_output == "done"
+
+    t.crash_sweep(clerk, [call("refund_by_key", {"amount": 1}), say("done")], check, context=Bank, ways=ONE_WAY)
+    assert set(seen) == {1, 2}
+
+
+def test_session_outlives_the_crash_and_gets_each_item_once() -> None:
+    """It is made once for each crash, and stands as it stood when that came."""
+
+    def check(run: t.CrashRun) -> None:
+        assert run.result is not None
+        held = [repr(item) for item in run.session._items]
+        assert len(held) == len(set(held)) == 1 + len(run.result.new_items)
+
+    t.crash_sweep(
+        clerk,
+        [call("refund_by_key", {"amount": 1}), say("done")],
+        check,
+        context=Bank,
+        options={"session": MemorySession},
+        ways=ONE_WAY,
+    )
+
+
+def test_tool_that_wants_somebody_to_look_raises() -> None:
+    """That is how it wants it, and no finding."""
+    agent: Agent[Bank, str] = Agent("clerk", tools=[refund_or_raise])
+    raised: list[BaseException] = []
+
+    def check(run: t.CrashRun) -> None:
+        if run.error is not None:
+            raised.append(run.error)
+        assert run.executions("refund_or_raise") == (0 if run.error is not None and not run.context.paid else 1)
+
+    t.crash_sweep(agent, [call("refund_or_raise", {"amount": 1}), say("done")], check, context=Bank, ways=ONE_WAY)
+    assert raised
+
+
+def test_models_of_the_agents_own_go_on_where_they_were() -> None:
+    """A scripted one is made anew with the agent, and skips what its earlier life has said."""
+
+    def make() -> Agent[Bank, str]:
+        steps = [call("refund", {"amount": 1}, "c1"), call("refund", {"amount": 2}, "c2"), say("done")]
+        return Agent("clerk", tools=[refund], model=t.ScriptedModel(steps))
+
+    swept = t.crash_sweep(make, None, nobody_is_paid_twice, context=Bank, ways=ONE_WAY)
+    assert swept.recovered
+
+
+# ---------------------------------------------------------------------------------------------- what is found
+
+
+def test_tool_that_is_wrongly_called_idempotent_is_found() -> None:
+    """By the application's own check; the report has the script, the crash, the lives and the line that repeats it."""
+    agent: Agent[Bank, str] = Agent("clerk", tools=[refund_again])
+    script = [call("refund_again", {"amount": 7}, "c1"), say("done")]
+    with pytest.raises(t.ExplorationFailure, match="paid twice") as found:
+        t.crash_sweep(agent, script, nobody_is_paid_twice, context=Bank, ways=ONE_WAY)
+    text = str(found.value)
+    assert isinstance(found.value.run, t.CrashRun)
+    crash = found.value.run.crashes[0]
+    assert "call('refund_again', {'amount': 7}, call_id='c1')" in text
+    assert f"the process dies: {crash.mode} operation {crash.operation} of its disk" in text
+    assert text.count("c1 refund_again starts") == 2
+    assert re.search(r"the journal holds \d+ of \d+ records", text)
+    line = text.splitlines()[-1].strip()
+    assert line.startswith("crash_sweep(")
+    names = {"crash_sweep": t.crash_sweep, "CrashAt": t.CrashAt, "call": call, "say": say, "agent": agent, "Bank": Bank}
+    with pytest.raises(t.ExplorationFailure, match="paid twice") as again:
+        eval(line, {**names, "check": nobody_is_paid_twice})
+    assert again.value.run.records == found.value.run.records
+
+
+@pytest.fixture
+def gate_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a runtime forget to wait until the start of a call is durable."""
+
+    async def at_once(self: journaling.JournalWriter) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(journaling.JournalWriter, "durable", at_once)
+
+
+@pytest.mark.usefixtures("gate_forgotten")
+def test_runtime_that_forgets_the_gate_is_found() -> None:
+    """A body that began before the journal had its start, which a crash would have it run twice."""
+    with pytest.raises(t.ExplorationFailure, match=r"began before the journal had it: c1|returned a result"):
+        t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, ways=ONE_WAY)
+
+
+@pytest.fixture
+def writer_that_drops(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Return what names a kind of record that a runtime forgets to write."""
+
+    def drop(kind: bytes) -> None:
+        original = _checks.check_records
+
+        def check(records: Any) -> list[bytes]:
+            return [line for line in original(records) if b'"kind":"%s"' % kind not in line]
+
+        monkeypatch.setattr("agentloop.journal.file.check_records", check)
+
+    return drop
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (b"call_started", "began before the journal had it|ran in two lives"),
+        (b"call_settled", "has not settled|StateError|record"),
+    ],
+)
+def test_runtime_that_forgets_a_record_is_found(
+    writer_that_drops: Callable[[bytes], None], kind: bytes, words: str
+) -> None:
+    """What isn't written is missed by the life that needs it."""
+    writer_that_drops(kind)
+    with pytest.raises(t.ExplorationFailure, match=words):
+        t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, ways=ONE_WAY)
+
+
+def test_end_that_depends_on_the_crash_is_found() -> None:
+    """A tool whose value counts how often it ran; unless the end needn't be the same."""
+
+    @tool(in_doubt="rerun")
+    async def count(ctx: ToolContext[list[str]]) -> str:
+        """Count."""
+        ctx.context.append("once")
+        return str(len(ctx.context))
+
+    agent: Agent[list[str], str] = Agent("counter", tools=[count])
+    script = [call("count", call_id="c1"), say("done")]
+    with pytest.raises(t.ExplorationFailure, match=r"item 1: .*'2'.* and without a crash .*'1'"):
+        t.crash_sweep(agent, script, context=list, ways=ONE_WAY)
+    assert isinstance(t.crash_sweep(agent, script, context=list, ways=ONE_WAY, same_end=False), CrashSwept)
+
+
+def test_run_that_fails_without_a_crash_is_told_first() -> None:
+    """There is nothing to compare with then."""
+    with pytest.raises(t.ExplorationFailure, match="Max turns"):
+        t.crash_sweep(clerk, [call("refund", {"amount": 1})], context=Bank, options={"max_turns": 1})
+
+
+def test_agent_that_changes_from_run_to_run_is_the_users_error() -> None:
+    """A model that has said everything in the first run says nothing in the second one."""
+    runs: list[int] = []
+
+    def make() -> Agent[Any, str]:
+        runs.append(1)
+        calls = [call("refund", {"amount": 1})] if len(runs) == 1 else []
+        return Agent("clerk", tools=[refund], model=t.ScriptedModel([*calls, say("done")]))
+
+    with pytest.raises(UserError, match="something is shared"):
+        t.crash_sweep(make, None, context=Bank, ways=ONE_WAY, at=t.CrashAt(15, "before"))
+
+
+def test_options_reach_the_runs() -> None:
+    """Such as how they are configured."""
+    swept = t.crash_sweep(
+        clerk,
+        SCRIPT,
+        nobody_is_paid_twice,
+        nested=NESTED,
+        context=Bank,
+        options={"run_config": lambda: RunConfig(workflow_name="sweep"), "max_turns": 9},
+        ways=ONE_WAY,
+        modes=["torn"],
+        streamed=True,
+    )
+    assert swept.points == swept.writes
+
+
+# ---------------------------------------------------------------------------------------------- drawn worlds
+
+
+def test_crash_points_of_a_round_depend_on_its_seed_alone() -> None:
+    """Drawn twice they count the same, and nothing of them is wrong."""
+    once, again = Counter[str](), Counter[str]()
+    for numbers in (once, again):
+        for number in range(4):
+            crash_points(Seeded(f"round {number}"), number, numbers)
+    assert once == again
+    assert once["crash points"] >= 24
+    assert once["recovered"]
+
+
+@pytest.mark.usefixtures("gate_forgotten")
+def test_crash_points_of_rounds_find_a_forgotten_gate() -> None:
+    """Within a few worlds; the error says which."""
+    with pytest.raises(AssertionError, match=r"CrashAt\(operation=\d+, mode='\w+'\)"):
+        for number in range(20):
+            crash_points(Seeded(f"round {number}"), number, Counter())
+
+
+def test_malformed_input_is_refused_by_type_or_taken_whole() -> None:
+    """Of every kind; what goes wrong with one is told in words."""
+    chance = Seeded("malformed")
+    faults = [(kind, fault) for kind, fault in (feed(chance) for _ in range(600)) if fault is not None]
+    assert faults == []
+
+
+def test_malformed_state_that_is_taken_without_a_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fold that believes every record fails on one, with an error that isn't the library's."""
+    monkeypatch.setattr("agentloop.run_state._check_call", lambda call, record: None)
+    monkeypatch.setattr("agentloop.run_state._check_order", lambda fold, record: None)
+    monkeypatch.setattr("agentloop.run_state.RunState.folded", _believing)
+    chance = Seeded("malformed")
+    kinds = {kind for kind, fault in (feed(chance) for _ in range(600)) if fault is not None}
+    assert kinds & {"states", "journals' lines"}
+
+
+def _believing(state: Any, limits: Any) -> Any:
+    fold = RunFold(limits=limits)
+    for record in state.records:
+        fold.apply(record)
+    return fold
