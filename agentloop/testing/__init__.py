@@ -55,6 +55,7 @@ _FROM = {
     "generated": ("approvals", "cancel_points", "scripts", "strategy", "tool_behaviours", "worlds"),
     "invariants": ("LAWS", "Evidence", "InvariantError", "Tally", "check"),
     "models": ("CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"),
+    "replaying": ("Replayed", "ShadowReport", "Shadowed", "replay"),
     "runs": ("Body", "BodyRun", "CancelAt", "Verdict", "World", "WorldRun", "WorldRuns", "run", "run_one"),
     "schedules": ("Exhaustive", "Priorities", "Tape", "tape_of"),
 }
@@ -86,6 +87,10 @@ __all__ = [
     "ReplayModel",
     "CassetteDivergence",
     "normal",
+    "replay",
+    "Replayed",
+    "ShadowReport",
+    "Shadowed",
     "explore",
     "explore_world",
     "Explored",

@@ -37,7 +37,7 @@ def call_of(record: r.Record) -> Call | None:
 class Entry:
     """One entry of the run: its records from `start` (`RunStarted` or `RunResumed`) up to, without, `stop`.
 
-    `ended`: whether the last of them is its `RunEnded`. Otherwise it was cut off: by a crash, or where the log was read.
+    `ended`: whether the last of them is its `RunEnded`. Else it was cut off: by a crash, or where the log was read.
     """
 
     start: int
@@ -81,7 +81,6 @@ class Recorded:
             if test is None or test(self.records[indices[place]]):
                 return indices[place]
         return None
-
 
     @cached_property
     def has_session(self) -> bool:
@@ -145,7 +144,9 @@ class Recorded:
 
 def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:
     starts = [
-        index for index, record in enumerate(records) if not record.path and isinstance(record, r.RunStarted | r.RunResumed)
+        index
+        for index, record in enumerate(records)
+        if not record.path and isinstance(record, r.RunStarted | r.RunResumed)
     ]
     for start, following in zip(starts, [*starts[1:], len(records)], strict=True):
         ends = (index for index in range(start, following) if _ends(records[index]))

@@ -1,4 +1,4 @@
-"""Errors made again of what a log keeps of them, `TYPE(MESSAGE)`, so that they are judged and summed up as they were."""
+"""Errors made again of what a log keeps of them, `TYPE(MESSAGE)`: they are judged and summed up as they were."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None 
     name = _name(text)
     fatal = fatal or name in _FATAL
     base = base or library_class(text) or (BaseException if fatal else Exception)
-    error: BaseException = type(name, (base,), {**_BLANK, **fields})(_message(text))
+    made: Any = type(name, (base,), {**_BLANK, **fields})
+    error: BaseException = made(_message(text))
     return error
 
 

@@ -7,8 +7,8 @@ opens. Models, hooks and the functions that price a call or a request are called
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,7 @@ from agentloop.exceptions import UserError
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.limits import Capacity, Rate
+from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.testing._replay_effects import ReplayEffects
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody
 
@@ -37,11 +38,9 @@ class ClosedModel(Model):
         """Those of the model it stands for."""
         return self._settings
 
-    @asynccontextmanager
-    async def stream(self, request: Any) -> Any:
+    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Refuse."""
         raise UserError("a replay asks no model")
-        yield
 
 
 class ClosedModels(ModelProvider):

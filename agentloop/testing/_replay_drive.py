@@ -96,7 +96,9 @@ class Replaying:
         given: Any = begun.input
         if isinstance(first, r.RunResumed):
             given = RunState(agent, self.recorded.records[: entry.start])
-        answered = {one.key for one in self.recorded.records if isinstance(one, r.Answered) and one.what == "error_handler"}
+        answered = {
+            one.key for one in self.recorded.records if isinstance(one, r.Answered) and one.what == "error_handler"
+        }
         kept = None
         if begun.kept and first is begun:
             kept = ServerConversation(
@@ -140,23 +142,27 @@ class _OneEntry:
         self.stream = stream
         effects.enter(self.entry)
         try:
-            async with anyio.create_task_group() as group, stream:
-                live = stream._live
-                assert live is not None
-                effects.log = live.log
-                effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
-                effects.end_from_outside = self._end_from_outside
-                effects.live_call = live.calls.get
-                first: Any = effects.records[self.entry.start]
-                live.trace_id, live.workflow = first.trace_id, first.workflow
-                group.start_soon(self._drive, name="agentloop replay")
-                await stream.finished()
-                group.cancel_scope.cancel()
+            async with anyio.create_task_group() as group:
+                try:
+                    async with stream:
+                        live = stream._live
+                        assert live is not None
+                        effects.log = live.log
+                        effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
+                        effects.end_from_outside = self._end_from_outside
+                        effects.live_call = live.calls.get
+                        first: Any = effects.records[self.entry.start]
+                        live.trace_id, live.workflow = first.trace_id, first.workflow
+                        group.start_soon(self._drive, name="agentloop replay")
+                        await stream.finished()
+                finally:
+                    group.cancel_scope.cancel()  # only now: the stream is left with its own error
         except BaseExceptionGroup as errors:  # the run's own error leaves the block through the group
             if len(errors.exceptions) != 1:
                 raise
             self._note(errors.exceptions[0])
-        if self.error is None and stream.error is None and live.state.ended is not None:
+        begun = stream._live
+        if self.error is None and stream.error is None and begun is not None and begun.state.ended is not None:
             self.result = stream.result
 
     def _note(self, error: BaseException) -> None:
@@ -232,7 +238,7 @@ class _OneEntry:
         return True
 
     def _cancel_next_call(self) -> bool:
-        """Cancel the call that settles next of those the caller cancelled: what it holds may be what others wait for."""
+        """Cancel the next call to settle of those the caller cancelled: what it holds may be what others wait for."""
         effects = self.effects
         bodies = [(one.path, one.call_id) for one in effects.pending if one.is_body and one.call_id is not None]
         found = [(effects.next_of_call(*call, r.CallSettled), call) for call in bodies]
@@ -280,7 +286,7 @@ class _OneEntry:
         return self._jump() or None
 
     def _runs_out(self, live: Any, settled: r.CallSettled) -> bool:
-        """Tell whether a call whose outcome doesn't say why its body was cut was cut by its own time limit, if it was."""
+        """Tell whether a body was cut by its own time limit, where the outcome doesn't say why it was cut."""
         if settled.outcome.status == "timed_out" or not any(
             one.is_body and (one.path, one.call_id) == (settled.path, settled.call_id) for one in self.effects.pending
         ):

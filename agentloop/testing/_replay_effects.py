@@ -272,7 +272,8 @@ class ReplayEffects:
         index = self.next_of_call(path, call_id)
         if index is None:
             return
-        if not self.over and index > self.cursor or (index == self.cursor and self.ahead(index) > SLACK):
+        early = index > self.cursor or (index == self.cursor and self.ahead(index) > SLACK)
+        if early and not self.over:
             event = anyio.Event()
             self.bodies.append((index, event))
             self.waiting.setdefault(index, []).append((event, what))
@@ -373,7 +374,7 @@ class ReplayEffects:
     def settled(self, path: Path, call_id: str) -> r.CallSettled | None:
         """Return how a call that hasn't settled will."""
         index = self.next_of_call(path, call_id, r.CallSettled)
-        found: Any = None if index is None else self.records[index]
+        found: r.CallSettled | None = None if index is None else self.records[index]  # type: ignore[assignment]
         return found
 
     # -- the door
@@ -416,7 +417,9 @@ class ReplayEffects:
     async def _sleep(self) -> None:
         path = _at_work.get()
         index = self.find(r.ModelRequested | r.RunEnded, path)
-        if index is None or self._ends_from_outside(index):
+        found: Any = None if index is None else self.records[index]
+        in_time = isinstance(found, r.ModelRequested) or "UsageLimitExceeded" in (getattr(found, "error", None) or "")
+        if index is None or not in_time:
             await self.cut_off(path, None, "the wait before another attempt")
             return
         await self._known(index, "the wait before another attempt")
@@ -426,7 +429,10 @@ class ReplayEffects:
         record = self.records[index]
         if not isinstance(record, r.RunEnded):
             return False
-        return record.status == "cancelled" or (record.error or "").startswith("RunTimeout(")
+        # A guardrail beside the model call ends what its run does, too.
+        return record.status == "cancelled" or (record.error or "").startswith(
+            ("RunTimeout(", "InputGuardrailTripwireTriggered(")
+        )
 
     async def _call_model(self, effect: e.CallModel) -> Any:
         path = effect.path
@@ -492,17 +498,16 @@ class ReplayEffects:
 
     async def _body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
         settled = self.settled(ended.path, ended.call_id)
-        if settled is not None and settled.outcome.status in ("timed_out", "cancelled"):
-            if settled.outcome.status == "timed_out" or not settled.outcome.body_finished:
-                try:
-                    return await self.cut_off(ended.path, ended.call_id, what, is_body=True)
-                except anyio.get_cancelled_exc_class():
-                    await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
-                    if self.over:
-                        raise
-                    if ended.failed:  # in its cleanup
-                        raise rebuilt(ended.error or "") from None
-                    return self._value(ended, settled)
+        if settled is not None and (settled.outcome.status == "timed_out" or not settled.outcome.body_finished):
+            try:
+                return await self.cut_off(ended.path, ended.call_id, what, is_body=True)
+            except anyio.get_cancelled_exc_class():
+                await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
+                if self.over:
+                    raise
+                if ended.failed:  # in its cleanup
+                    raise rebuilt(ended.error or "") from None
+                return self._value(ended, settled)
         await self._known(index, what)
         if ended.failed:
             raise rebuilt(ended.error or "", fatal=self._is_fatal(ended))
@@ -600,9 +605,7 @@ class ReplayEffects:
     # -- questions
 
     async def _ask(self, path: Path, what: str, key: str) -> Any:
-        index = self.find(
-            r.Answered, path, lambda record: (record.what, record.key) == (what, key), claim=True
-        )
+        index = self.find(r.Answered, path, lambda record: (record.what, record.key) == (what, key), claim=True)
         if index is None:
             of_call = what == "is_enabled" and ":" not in key
             return await self.cut_off(path, key if of_call else None, what)

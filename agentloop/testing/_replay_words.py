@@ -94,14 +94,18 @@ def _hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
         case r.CallStarted() | r.CallSettled() if place == "tool":
             return ["The call goes to another tool."]
         case r.CallSettled() if place.startswith("outcome.output"):
-            return ["What the model is told of the call has changed: `max_output_chars`, a text of the library, or "
-                    "the tool's conversion."]
+            return [
+                "What the model is told of the call has changed: `max_output_chars`, a text of the library, or "
+                "the tool's conversion."
+            ]
         case r.CallSettled() if place.startswith("outcome.status"):
             return [_of_statuses(difference.wanted, difference.got)]
         case _:
             if type(wanted) in (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled) and place == "call_id":
-                return ["Calls start or end in another order: limits, `serial`, `exclusive`, `mode`, or the order in "
-                        "which they are admitted."]
+                return [
+                    "Calls start or end in another order: limits, `serial`, `exclusive`, `mode`, or the order in "
+                    "which they are admitted."
+                ]
             return []
 
 
@@ -142,8 +146,10 @@ def _hints_of_kinds(recorded: Recorded, n: int, wanted: r.Record, got: r.Record)
         case (r.SessionSaved(), _) | (_, r.SessionSaved()):
             return ["Whether, or when, the run writes to its session has changed."]
         case (_, r.CallStarted()):
-            return ["A call starts that had not started then: a limit (`max_function_tool_concurrency`, capacities, "
-                    "`serial`, `exclusive`, `mode`) has changed."]
+            return [
+                "A call starts that had not started then: a limit (`max_function_tool_concurrency`, capacities, "
+                "`serial`, `exclusive`, `mode`) has changed."
+            ]
         case _:
             return []
 
@@ -151,8 +157,10 @@ def _hints_of_kinds(recorded: Recorded, n: int, wanted: r.Record, got: r.Record)
 def _hints_of_stuck(wanted: r.Record) -> list[str]:
     match wanted:
         case r.CallStarted():
-            return ["The call is held back: a limit (`max_function_tool_concurrency`, capacities, `serial`, "
-                    "`exclusive`, `mode`) has changed, or an answer that came before it."]
+            return [
+                "The call is held back: a limit (`max_function_tool_concurrency`, capacities, `serial`, "
+                "`exclusive`, `mode`) has changed, or an answer that came before it."
+            ]
         case r.CallSettled(outcome=outcome) if outcome.status == "timed_out":
             return ["A time limit (`timeout`, `idle_timeout`) has gone."]
         case r.RunEnded(error=str() as error) if error.startswith("RunTimeout"):

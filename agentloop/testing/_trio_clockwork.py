@@ -124,7 +124,7 @@ class TrioClockwork:
         result: Any = None
         error: BaseException | None = None
         self._ours[trio.lowlevel.current_task()] = True
-        runner = internals.GLOBAL_RUN_CONTEXT.runner
+        runner: Any = internals.GLOBAL_RUN_CONTEXT.runner  # pyright: ignore[reportAttributeAccessIssue]
         runner.deadlines = self._deadlines = _Deadlines(self.clock, runner)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._let_time_pass, nursery.cancel_scope)
@@ -210,7 +210,7 @@ class TrioClockwork:
 
     def shuffle(self, batch: list[Any]) -> None:
         """Put *batch* in order; called by trio with the ready tasks, the last of which runs first."""
-        runner = internals.GLOBAL_RUN_CONTEXT.runner
+        runner: Any = internals.GLOBAL_RUN_CONTEXT.runner  # pyright: ignore[reportAttributeAccessIssue]
         if runner.clock is not self.clock:
             self._generator.shuffle(batch)
         elif self._abort:

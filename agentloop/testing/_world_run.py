@@ -149,7 +149,8 @@ def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
     options = {
         name: value() if name in MADE_PER_RUN and callable(value) else value for name, value in world.options.items()
     }
-    config = options.get("run_config") or RunConfig()
+    given: Any = options.get("run_config")
+    config: RunConfig = given or RunConfig()
     watch = Watch()
     models = None if world.script is None else WorldModels(agent, watch, world.script, world.nested)
     effects = WorldEffects(watch, world.behaviors, gate, config.effects)
@@ -157,7 +158,7 @@ def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
         config,
         effects=effects,
         instruments=(*config.instruments, watch),
-        **({} if models is None else {"model": models}),
+        model=config.model if models is None else models,
     )
     context = world.context() if world.context is not None else None
     return Driven(world, agent, context, options, streamed, watch, effects, models, gate)

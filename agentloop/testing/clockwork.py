@@ -109,7 +109,7 @@ def waiting() -> Waiting:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        found = _trio_clockwork.current() if HAS_TRIO else None
+        found = _trio_clockwork.current() if HAS_TRIO else None  # pyright: ignore
     else:
         found = loop if isinstance(loop, ClockworkLoop) else None
     if found is None:
@@ -150,8 +150,8 @@ def _run(
 
             stack.enter_context(threads_in_place(lambda: asyncio.get_running_loop() in loops))
             return anyio.run(fn, backend="asyncio", backend_options={"loop_factory": factory})
-        clockwork = stack.enter_context(_trio_clockwork.chosen_order(scheduler, order))
-        stack.enter_context(threads_in_place(lambda: _trio_clockwork.current() is clockwork))
+        clockwork = stack.enter_context(_trio_clockwork.chosen_order(scheduler, order))  # pyright: ignore
+        stack.enter_context(threads_in_place(lambda: _trio_clockwork.current() is clockwork))  # pyright: ignore
         options = {"clock": clockwork.clock, "instruments": clockwork.instruments(before_step)}
         result: ResultT = anyio.run(clockwork.host, fn, backend="trio", backend_options=options)
         return result

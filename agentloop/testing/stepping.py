@@ -153,7 +153,7 @@ class _Stepping:
 
 def trio_tasks() -> Iterator[trio.lowlevel.Task]:
     """Yield every task of the running trio loop."""
-    unseen = [trio.lowlevel.current_root_task()]
+    unseen = [trio.lowlevel.current_root_task()]  # pyright: ignore[reportPossiblyUnboundVariable]
     while unseen:
         task = unseen.pop()
         if task is not None:

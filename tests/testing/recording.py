@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -126,10 +127,8 @@ def record_world(seed: int, backend: str) -> Recording:
                 if given is not None:
                     watch.records[:] = given.records
 
-    try:
+    with contextlib.suppress(AgentLoopError, Exception, Fatal, asyncio.CancelledError):
         anyio.run(main, backend=backend)
-    except (AgentLoopError, Exception, Fatal, asyncio.CancelledError):
-        pass
     return Recording(tuple(watch.records), cast(), config)
 
 
