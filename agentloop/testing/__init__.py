@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agentloop.testing.generated import approvals, cancel_points, scripts, strategy, tool_behaviours, worlds
     from agentloop.testing.invariants import LAWS, Evidence, InvariantError, Tally, check
     from agentloop.testing.models import CassetteDivergence, FunctionModel, RecordingModel, ReplayModel
+    from agentloop.testing.replaying import Replayed, Shadowed, ShadowReport, replay
     from agentloop.testing.runs import (
         Body,
         BodyRun,

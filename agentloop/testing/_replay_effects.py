@@ -501,13 +501,13 @@ class ReplayEffects:
         if settled is not None and (settled.outcome.status == "timed_out" or not settled.outcome.body_finished):
             try:
                 return await self.cut_off(ended.path, ended.call_id, what, is_body=True)
-            except anyio.get_cancelled_exc_class():
+            except anyio.get_cancelled_exc_class():  # noqa: ASYNC103 - the body's own cancellation, recorded as such
                 await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
                 if self.over:
                     raise
                 if ended.failed:  # in its cleanup
-                    raise rebuilt(ended.error or "") from None
-                return self._value(ended, settled)
+                    raise rebuilt(ended.error or "") from None  # noqa: ASYNC104
+                return self._value(ended, settled)  # noqa: ASYNC104
         await self._known(index, what)
         if ended.failed:
             raise rebuilt(ended.error or "", fatal=self._is_fatal(ended))
