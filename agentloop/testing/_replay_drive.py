@@ -31,6 +31,10 @@ from agentloop.testing.clockwork import Backend, Deadlock, run_clockwork, waitin
 
 _MOST_JUMPS = 2_000
 """How often time may pass without a record: something is then waiting for what doesn't come."""
+_CLEARLY = 0.01
+"""Seconds by which a timer must have been due before a record to have come before it."""
+_BEFORE_TIMERS = 1e-6
+"""Seconds by which time stops before a timer that isn't due yet."""
 _SWALLOWED = ("policy", "tool_error_formatter")
 """Questions whose errors end nothing."""
 
@@ -204,10 +208,19 @@ class _OneEntry:
         return None
 
     async def _let_time_pass(self) -> None:
-        """Let the clock come up to the record that is due, and what is due before it come first."""
-        while not self.effects.over and not self.effects.come_up():
-            waiting().jump()
-            await waiting().all_blocked()
+        """Let the clock come up to the recorded one, but to no timer: what is due now came before it."""
+        seconds = self.effects.ahead(self.effects.cursor)
+        timer = waiting().next_timer()
+        if timer is not None and self.effects.way.through_timers:
+            while timer is not None and timer < self.effects.ahead(self.effects.cursor) - _CLEARLY:
+                waiting().jump()
+                await waiting().all_blocked()
+                timer = waiting().next_timer()
+            seconds = self.effects.ahead(self.effects.cursor)
+        if timer is not None:
+            seconds = min(seconds, timer - _BEFORE_TIMERS)
+        if seconds > 0:
+            await anyio.sleep(seconds)
 
     def _jump(self) -> bool:
         """Let time pass up to the next timer; False if there is none, or if that leads nowhere."""

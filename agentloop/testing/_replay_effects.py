@@ -39,19 +39,13 @@ from agentloop.testing._recorded import (
     compared,
 )
 from agentloop.testing._recorded_errors import library_class, rebuilt, rebuilt_model_error
-from agentloop.testing._asyncio_clockwork import ClockworkLoop
 from agentloop.testing._replay_words import explained
-from agentloop.testing.clockwork import waiting
 
 if TYPE_CHECKING:
     from agentloop._shell.live import Log
 
 SLACK = 0.005
-"""Seconds by which the recorded time of what a timer led to may differ from the timer's."""
-CLEARLY = 0.01
-"""Seconds by which a timer must have been due before a record to have come before it."""
-BEFORE_TIMERS = 1e-6
-"""Seconds by which time stops before a timer that isn't due yet."""
+"""Seconds by which the clock of a replay may lag behind the recorded one."""
 _HOOKS = ("end hooks", "on_run_end")
 CUT_OFF = ("parent", "deadline", "sibling")
 _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL)
@@ -158,21 +152,6 @@ class ReplayEffects:
         """Return how far the recorded time of record *index* is ahead of the clock, in seconds."""
         return self.records[index].at - self._began - anyio.current_time()
 
-    def come_up(self) -> bool:
-        """Let the clock come up to the record that is due, but to no timer; False if one has to come before it.
-
-        What is due now is taken to have come before timers, since a log is written a little after what it tells of.
-        """
-        seconds = self.ahead(self.cursor)
-        timer = waiting().next_timer()
-        if timer is not None:
-            if self.way.through_timers and timer < seconds - CLEARLY:
-                return False
-            seconds = min(seconds, timer - BEFORE_TIMERS)
-        if seconds > 0:
-            pass_time(seconds)
-        return True
-
     @property
     def due(self) -> r.Record | None:
         """The record that is due next in this entry, or None at its end."""
@@ -219,9 +198,9 @@ class ReplayEffects:
             return record
         if self._is_stopped_here():
             self.turn_is_over()
-        if self.come_up():
-            if self.way.end_at_once and self.cursor in self.outside:
-                self.end_from_outside(self.outside.pop(self.cursor))
+        if self.way.end_at_once and self.cursor in self.outside and self.ahead(self.cursor) <= SLACK:
+            self.end_from_outside(self.outside.pop(self.cursor))
+        if self.ahead(self.cursor) <= SLACK:
             self.release()
         return record
 
@@ -276,7 +255,7 @@ class ReplayEffects:
         """Wait, shielded, until record *index* is due."""
         if self.over or index < self.cursor:
             return
-        if index == self.cursor and self.come_up():
+        if index == self.cursor and self.ahead(index) <= SLACK:
             self._released.add(index)
             return
         event = anyio.Event()
@@ -293,7 +272,8 @@ class ReplayEffects:
         index = self.next_of_call(path, call_id)
         if index is None:
             return
-        if not self.over and (index > self.cursor or (index == self.cursor and not self.come_up())):
+        early = index > self.cursor or (index == self.cursor and self.ahead(index) > SLACK)
+        if early and not self.over:
             event = anyio.Event()
             self.bodies.append((index, event))
             self.waiting.setdefault(index, []).append((event, what))
@@ -521,7 +501,7 @@ class ReplayEffects:
         if settled is not None and (settled.outcome.status == "timed_out" or not settled.outcome.body_finished):
             try:
                 return await self.cut_off(ended.path, ended.call_id, what, is_body=True)
-            except anyio.get_cancelled_exc_class():  # noqa: ASYNC103 - the body's own cancellation, recorded as such
+            except anyio.get_cancelled_exc_class():  # noqa: ASYNC103
                 await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
                 if self.over:
                     raise
@@ -790,15 +770,6 @@ class ReplayEffects:
                 if key in tasks:
                     return tasks.index(key)
         return 0 if self.way.oldest else len(labels) - 1
-
-
-def pass_time(seconds: float) -> None:
-    """Let time pass on the running clockwork loop, though there are tasks that could go on."""
-    loop: Any = waiting()
-    if isinstance(loop, ClockworkLoop):
-        loop._now += seconds
-    else:
-        loop.clock.jump(seconds)
 
 
 _TASK = re.compile(r"agentloop (?:run of .*|call (?P<name>\S+) (?P<key>.*))#\d+\Z", re.DOTALL)
