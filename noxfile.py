@@ -207,7 +207,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation into build/docs; a warning is an error."""
-    session.install(".[docs,trio,cli]")
+    session.install(".[docs,test]")
     session.run("sphinx-build", "-W", "--keep-going", "-q", "-E", "-b", "html", "docs", "build/docs", *session.posargs)
 
 
