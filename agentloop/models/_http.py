@@ -6,6 +6,7 @@ the forks share. Does not know what the bytes mean.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -325,10 +326,43 @@ class HttpDriver:
         # A client made without a thought for timeouts has five seconds, less than most models need.
         timeouts = {"timeout": _TIMEOUT} if self._default_timeouts() else {}
         request = self._client.build_request("POST", url, **options, **timeouts, extensions={"trace": trace})
+        body: Any = type(request.stream)
+        request.stream = _in_one_piece(body)(options["content"])
         return await self._client.send(request, stream=True, follow_redirects=False)
 
     def _default_timeouts(self) -> bool:
         return not self._given or self._client.timeout.as_dict() == _CLIENT_DEFAULT
+
+
+@functools.cache
+def _in_one_piece(stream: Any) -> Any:
+    """Return the client's class of bodies, iterated without a generator.
+
+    A generator that a cancellation leaves in the middle is closed by the collector, and trio warns of it.
+    """
+
+    class InOnePiece(stream):  # type: ignore[misc]  # the client's own, whichever client it is
+        def __init__(self, content: bytes) -> None:
+            super().__init__(content)
+            self._content = content
+
+        def __aiter__(self) -> _Pieces:
+            return _Pieces([self._content])
+
+    return InOnePiece
+
+
+class _Pieces:
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._pieces:
+            raise StopAsyncIteration
+        return self._pieces.pop()
 
 
 async def _refusal(reply: Reply, host: str) -> ModelTransportError:

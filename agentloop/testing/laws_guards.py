@@ -278,6 +278,12 @@ def a_verdict_fits_one_call(seen: Reading) -> Findings:
                 yield HELD
 
 
+def _over(seen: Reading, call: CallSeen) -> list[tuple[int, r.CallSettled]]:
+    """Return what ended *call*: its own end, and that of each call whose nested run it belongs to."""
+    around = (seen.calls.get((call.path[:depth], call.path[depth])) for depth in range(len(call.path)))
+    return [end for one in (call, *around) if one is not None for end in one.settled]
+
+
 @law("guards")
 def a_pause_has_something_to_ask(seen: Reading) -> Findings:
     """A run ends as interrupted only where a call of the tree waits for a verdict, and goes on only with one."""
@@ -290,7 +296,7 @@ def a_pause_has_something_to_ask(seen: Reading) -> Findings:
             for at, request in call.requested
             if at < n
             and not any(when < n for when, _ in _answers(call, request))
-            and not any(when < n for when, _ in call.settled)
+            and not any(when < n for when, _ in _over(seen, call))
         ]
         if end.status == "interrupted":
             if open_calls:

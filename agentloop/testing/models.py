@@ -110,16 +110,21 @@ class RecordingModel(Model):
 
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-        events: list[ModelEvent] = []
+        recorded = _Recorded()
+        raised_by_reader: BaseException | None = None
         try:
-            async with self._model.stream(request) as stream:
-                recorded = _Recorded(stream, events)
-                yield recorded
+            async with self._model.stream(request) as recorded.stream:
+                try:
+                    yield recorded
+                except BaseException as error:
+                    raised_by_reader = error
+                    raise
         except AgentLoopError as error:
-            self._take(request, events, error)
+            if recorded.failed or error is not raised_by_reader:
+                self._take(request, recorded.events, error)
             raise
         if recorded.complete:
-            self._take(request, events, None)
+            self._take(request, recorded.events, None)
 
     def stream(self, request: ModelRequest) -> Any:
         """Ask the recorded model, and write down what passes."""
@@ -131,21 +136,28 @@ class RecordingModel(Model):
 
 
 class _Recorded:
-    def __init__(self, stream: AsyncIterator[ModelEvent], events: list[ModelEvent]) -> None:
-        self._stream = stream
-        self._events = events
+    """A stream whose events are kept as they pass."""
+
+    stream: AsyncIterator[ModelEvent]
+
+    def __init__(self) -> None:
+        self.events: list[ModelEvent] = []
         self.complete = False
+        self.failed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ModelEvent:
         try:
-            event = await anext(self._stream)
+            event = await anext(self.stream)
         except StopAsyncIteration:
             self.complete = True
             raise
-        self._events.append(event)
+        except AgentLoopError:
+            self.failed = True
+            raise
+        self.events.append(event)
         return event
 
 

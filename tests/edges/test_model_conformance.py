@@ -238,9 +238,6 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-# On trio the collector finds the body of a request that was cancelled while it was being sent.
-@pytest.mark.filterwarnings("ignore:.*ByteStream:ResourceWarning")
-@pytest.mark.filterwarnings("ignore:.*ByteStream:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.real_clock
 class TestOpenAIChatModel(ModelConformance):
     """Over real sockets; the server tells whether answers were closed."""

@@ -247,6 +247,17 @@ async def test_answer_that_was_not_read_to_its_end_is_left_out(tmp_path: Path) -
     assert not path.exists()
 
 
+async def test_error_of_who_reads_the_answer_is_not_recorded_as_the_model_s(tmp_path: Path) -> None:
+    """The runtime refuses an answer that goes on after its end; the model didn't raise that."""
+    path = tmp_path / "a.json"
+    model = RecordingModel(ScriptedModel([say("all is well")]), path)
+    with pytest.raises(ModelTransportError, match="of the reader"):
+        async with model.stream(ModelRequest(system=None, items=())) as stream:
+            await anext(stream)
+            raise ModelTransportError("of the reader")
+    assert not path.exists()
+
+
 # ---------------------------------------------------------------------------------------------- secrets
 
 KEY = "sk-abcdefgh12345678"
