@@ -1,4 +1,7 @@
-"""What holds of a run that crashed and was gone on with, whatever it does."""
+"""What holds of a run that crashed and was gone on with, whatever it does.
+
+PYTEST_DONT_REWRITE: what is asserted has words of its own; a difference of megabytes takes pytest minutes to show.
+"""
 
 from __future__ import annotations
 

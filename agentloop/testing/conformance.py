@@ -15,6 +15,8 @@ class TestOurJournal(JournalConformance):
 
 Nothing here imports pytest: what fails is an AssertionError that says what was expected. Every test opens what it needs
 and closes it.
+
+PYTEST_DONT_REWRITE: what is asserted has words of its own; a difference of megabytes takes pytest minutes to show.
 """
 
 from __future__ import annotations

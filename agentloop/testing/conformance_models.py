@@ -9,6 +9,8 @@ class TestOurModel(ModelConformance):
 
 Nothing here imports pytest: what fails is an AssertionError that says what was expected. Every test makes the model it
 needs, enters it and leaves it.
+
+PYTEST_DONT_REWRITE: what is asserted has words of its own; a difference of megabytes takes pytest minutes to show.
 """
 
 from __future__ import annotations
