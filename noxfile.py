@@ -18,7 +18,10 @@ nox.options.default_venv_backend = "venv"
 SUPPORTED = ("3.11", "3.12", "3.13")
 PARTS = {"shell": ["tests/shell"], "others": ["tests", "--ignore=tests/shell"]}
 """Two halves of the tests, run side by side."""
-PART = ["-m", "not local_model and not slow", "--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing"]
+PART = [
+    *("-m", "not local_model and not slow", "--backends", "asyncio,trio"),
+    *("--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing"),
+]
 NOT_OURS = (
     "ASYNC109",  # `timeout` is a parameter of the public surface
     "ASYNC114",  # wants a list of our own startable functions
@@ -105,7 +108,7 @@ class Job(NamedTuple):
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """Run every test, the local model's included, on the newest Python found, and judge its coverage; beside that run
-    what depends on the interpreter alone (no processes, no sweeps, no model) on each other supported Python found.
+    what depends on the interpreter (no processes, no sweeps, no model, each backend once) on each other one found.
 
     Two runs go on at a time. Arguments go to pytest, which then runs once, on the newest Python.
     """
