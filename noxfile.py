@@ -16,12 +16,18 @@ nox.options.sessions = ["lint", "types", "docs", "tests"]
 nox.options.default_venv_backend = "venv"
 
 SUPPORTED = ("3.11", "3.12", "3.13")
-PARTS = {"shell": ["tests/shell"], "others": ["tests", "--ignore=tests/shell"]}
-"""Two halves of the tests, run side by side."""
-PART = [
+PARTS = {
+    "others": ["tests", "--ignore=tests/shell"],
+    "shell": ["tests/shell", "--backends", "asyncio,trio"],
+}
+"""All tests, in parts that run side by side; what they cover is measured."""
+VARIATIONS = ["tests/shell", "--backends", "asyncio-eager,trio-virtual"]
+"""The same on event loops that behave a little differently."""
+ELSEWHERE = [
     *("-m", "not local_model and not slow", "--backends", "asyncio,trio"),
     *("--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing"),
 ]
+"""What depends on the interpreter."""
 NOT_OURS = (
     "ASYNC109",  # `timeout` is a parameter of the public surface
     "ASYNC114",  # wants a list of our own startable functions
@@ -127,7 +133,8 @@ def tests(session: nox.Session) -> None:
         jobs = [Job("newest", venv, list(session.posargs), measured=True)]
     else:
         jobs = [Job(f"newest {name}", venv, what, measured=True) for name, what in PARTS.items()]
-        jobs += [Job(_version(python), _installed(session, python, model=False), PART) for python in others]
+        jobs.append(Job("newest variations", venv, VARIATIONS))
+        jobs += [Job(_version(python), _installed(session, python, model=False), ELSEWHERE) for python in others]
     with ThreadPoolExecutor(max_workers=2) as pool:
         done = list(pool.map(lambda job: (job, *_pytest(session, job, coverage_data)), jobs))
     closing_lines += [closing for _, _, closing in done]

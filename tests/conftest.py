@@ -74,9 +74,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Backend name and options for anyio's runner; of function scope because a virtual clock serves one test."""
     match request.param:
         case "asyncio":
-            return "asyncio", {"debug": True}
+            return "asyncio", {}
         case "asyncio-eager":
-            return "asyncio", {"debug": True, "loop_factory": _eager_loop}
+            return "asyncio", {"loop_factory": _eager_loop}
         case "trio":
             return "trio", {}
         case "trio-virtual":
