@@ -378,18 +378,18 @@ async def test_timeout_of_a_sync_tool_leaves_its_thread_and_says_so(run_mode: Ru
 
     watch = Told()
 
-    @tool(timeout=0.05, abandon_on_cancel=True)
+    @tool(timeout=0.4, abandon_on_cancel=True)
     def blocks() -> str:
         go_on.wait(10)
         return "late"
 
     agent = agent_that_calls("blocks", tools=[blocks])
     try:
-        async with lasting(anyio_backend, 0.05):
+        async with lasting(anyio_backend, 0.4):
             result = await run_mode(agent, "go", run_config=watched(watch))
     finally:
         go_on.set()
-    assert shown(agent) == {"c1": "Tool 'blocks' timed out after 0.05 seconds."}
+    assert shown(agent) == {"c1": "Tool 'blocks' timed out after 0.4 seconds."}
     assert endings(result.calls) == [("c1", "timed_out", None)]
     assert result.calls[0].outcome.abandoned
     with anyio.fail_after(5):

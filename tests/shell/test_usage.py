@@ -149,7 +149,7 @@ async def test_request_cut_in_a_nested_run_counts_as_incomplete(run_mode: Run) -
     inner = Agent("inner", model=ScriptedModel([wait(60)]))
     outer = agent_with([inner.as_tool()], respond(ToolCall("c1", "inner", '{"input": "x"}'), usage=tokens(5, 1)))
     with pytest.raises(RunTimeout) as raised:
-        await run_mode(outer, "go", run_config=RunConfig(timeout=0.05))
+        await run_mode(outer, "go", run_config=RunConfig(timeout=0.4))
     assert raised.value.run_data is not None
     usage = raised.value.run_data.usage
     assert usage.requests == 2
