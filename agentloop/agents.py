@@ -138,9 +138,14 @@ def _is(kind: type | tuple[type, ...], needed: str, *, optional: bool = True) ->
     return validate
 
 
+_NO_SETTINGS = ModelSettings()
+
+
 def implicit_settings(model: object) -> ModelSettings:
     """Return the settings that come with *model*; a model string has none of its own."""
-    return model.default_settings if isinstance(model, Model) else ModelSettings()
+    if model is None or isinstance(model, str):
+        return _NO_SETTINGS
+    return model.default_settings if isinstance(model, Model) else _NO_SETTINGS
 
 
 def settings_for(agent: Agent[Any, Any], model: object) -> ModelSettings:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context
 from types import EllipsisType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -362,14 +362,20 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
             return await runtime.providers.open(given)
         providers: Providers = await run.root.resources.get(Providers)
         return await providers.open(given)
-    if not isinstance(given, Model):
-        raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")
-    if given.is_open:
-        return given
-    if given.holds_resources:
+    model = _as_model(given)
+    if model.is_open:
+        return model
+    if model.holds_resources:
         logger.warning(
             "%r was not entered: this run opens it for itself alone; enter it once (`async with model:`) to share it",
-            given,
+            model,
         )
-    model: Model = await run.root.resources.get(lambda: given, key=given)
-    return model
+    opened: Model = await run.root.resources.get(lambda: model, key=model)
+    return opened
+
+
+def _as_model(given: object) -> Model:
+    # Asking a protocol is slow; who inherits from it needn't be asked.
+    if Model in type(given).__mro__ or isinstance(given, Model):
+        return cast(Model, given)
+    raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")

@@ -6,6 +6,7 @@ is the span of the call, for code that carries it on to other systems.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ class Span:
     started_at: float
     parent: Span | None = None
     path: tuple[str, ...] = ()
-    span_id: str = attrs.field(factory=lambda: uuid.uuid4().hex[:16])
+    span_id: str = attrs.field(factory=lambda: os.urandom(8).hex())
     ended_at: float | None = None
     error: str | None = None
     data: dict[str, Any] = attrs.field(factory=dict)

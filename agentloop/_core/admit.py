@@ -88,6 +88,8 @@ class Admission:
 
     def admit(self, now: float) -> list[Ticket]:
         """Return the tickets that start at *now* (on the loop's clock), in arrival order; their limits are taken."""
+        if not self._waiting:
+            return []
         heads = [(lane.tickets[0].seq, lane) for lane in self._lanes.values()]
         heapq.heapify(heads)
         started: list[Ticket] = []

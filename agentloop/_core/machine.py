@@ -84,7 +84,7 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
     """Return what is due. *view* is the current turn's, or None before the first turn of this entry."""
     if state.ended is not None:
         return Finish(state.ended)
-    if state.conflict is not None or _has_unnamed_call(state):
+    if state.conflict is not None or state.unnamed is not None:
         return Settle()
     if state.batch_open:
         due = state.due_calls()
@@ -106,10 +106,6 @@ def turn_or_give_up(state: RunFold) -> CallModel | GiveUp:
     if not state.turn_open and state.max_turns is not None and state.turn >= state.max_turns:
         return GiveUp(MaxTurnsExceeded(state.max_turns), "max_turns")
     return CallModel()
-
-
-def _has_unnamed_call(state: RunFold) -> bool:
-    return state.response is not None and any(getattr(item, "call_id", None) == "" for item in state.response)
 
 
 def _candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:

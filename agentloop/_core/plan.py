@@ -17,7 +17,7 @@ from agentloop._core.state import CallState, RunFold
 from agentloop._core.turn import TurnView
 from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
-from agentloop.items import HandoffCall, ToolCall
+from agentloop.items import ToolCall
 from agentloop.json_text import canonical, parse_object
 from agentloop.outcomes import CallOutcome
 from agentloop.records import ApprovalRequested, BodyEnded
@@ -163,6 +163,8 @@ class PlanRules:
     disabled: frozenset[str] = frozenset()
     agent_key: Callable[[Any], str] | None = None
     """Gives the key of an agent in the run's graph."""
+    read: Callable[[FunctionTool, str, JsonLimits], Arguments] = read_arguments
+    """Reads a call's arguments. A pure function: one that remembers what it has read stands in for it."""
 
 
 def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
@@ -197,9 +199,8 @@ def check_secrets(plan: Plan) -> None:
 
 
 def _check_identities(state: RunFold) -> None:
-    for item in state.response or ():
-        if isinstance(item, ToolCall | HandoffCall) and not item.call_id:
-            raise ModelBehaviorError(f"The model called tool {item.name!r} without a call id")
+    if state.unnamed is not None:
+        raise ModelBehaviorError(f"The model called tool {state.unnamed.name!r} without a call id")
     if state.conflict is not None:
         conflict = state.conflict
         raise ModelBehaviorError(
@@ -223,7 +224,7 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallSta
         return PlanEntry(index=index, call=call, tool=tool, disposition=answer)
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
         return PlanEntry(index=index, call=call, tool=tool, disposition=_again(view, state, rules, call_state, tool))
-    arguments = read_arguments(tool, call.arguments, rules.limits)
+    arguments = rules.read(tool, call.arguments, rules.limits)
     verdict = state.verdict(call_state)
     decided = verdict is not None and (not verdict.approved or verdict.arguments is not None)
     # What somebody has rejected, or wants done otherwise, is not answered by what was done before.
@@ -235,9 +236,7 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallSta
 def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool) -> Disposition:
     """Return what to do about a call that had started when an earlier entry of the run ended."""
     call_id = call.call.call_id
-    arguments = read_arguments(
-        tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits
-    )
+    arguments = rules.read(tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits)
     nested = state.nested.get(call_id)
     if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall):
         _check_same_agent(call, tool, nested, rules)

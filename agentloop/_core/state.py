@@ -121,7 +121,7 @@ def drop_repeats(
     fresh: dict[str, ToolCall | HandoffCall] = {}
     conflict: ToolCall | HandoffCall | None = None
     for item in items:
-        if not isinstance(item, ToolCall | HandoffCall):
+        if not isinstance(item, _CALLS):
             kept.append(item)
             continue
         earlier = fresh.get(item.call_id) or known(item.call_id)
@@ -137,6 +137,10 @@ def drop_repeats(
     return kept, conflict
 
 
+_DEFAULT_LIMITS = JsonLimits()
+_CALLS = (ToolCall, HandoffCall)
+
+
 class RunFold:
     """The fold of one run's records. The root state also holds the records of the whole tree.
 
@@ -145,7 +149,7 @@ class RunFold:
 
     def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits | None = None) -> None:
         self.path = path
-        self.limits = limits or JsonLimits()
+        self.limits = limits or _DEFAULT_LIMITS
         self.records: list[r.Record] = []
         self.nested: dict[str, RunFold] = {}
         self.run_id = ""
@@ -169,6 +173,8 @@ class RunFold:
         self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
         """Verdicts that hold for all calls of an agent to a tool."""
         self.conflict: ToolCall | HandoffCall | None = None
+        self.unnamed: ToolCall | HandoffCall | None = None
+        """A call of the current turn's response that has no id."""
         self.handoffs: dict[str, HandoffCall] = {}
         self.handoffs_due: list[HandoffCall] = []
         self.tool_users: set[str] = set()
@@ -299,9 +305,10 @@ class RunFold:
         return record
 
     def _marked(self, record: r.Record) -> r.Record:
-        if type(record) not in OF_CALLS and not isinstance(record, r.RunEnded):
+        kind = type(record)
+        if kind not in OF_CALLS and kind is not r.RunEnded:
             return record
-        fold = self.at(record.path)
+        fold = self if record.path == self.path else self.at(record.path)
         if fold is None:
             return record
         if isinstance(record, r.RunEnded):
@@ -309,12 +316,15 @@ class RunFold:
             secret = record.status == "completed" and any(outcome.secret for outcome in made_by_tools)
             return attrs.evolve(record, secret=True) if secret else record
         call_id: str | None = record.call_id  # type: ignore[union-attr]  # all of them name their call
-        call = fold.calls.get(call_id) if call_id is not None else None
-        return record if call is None else marked(record, call.call, output=fold.gives_secret(call.call))
+        state = fold.calls.get(call_id) if call_id is not None else None
+        if state is None:
+            return record
+        output = fold.gives_secret(state.call)
+        return marked(record, state.call, output=output) if output or state.call.secret else record
 
     def gives_secret(self, call: ToolCall) -> bool:
         """Tell whether what *call* gives is secret: its tool says so, or the nested run ended with what is."""
-        nested = self.nested.get(call.call_id)
+        nested = self.nested.get(call.call_id) if self.nested else None
         return call.secret_output or (nested is not None and nested.ended is not None and nested.ended.secret)
 
     def _fold(self, record: r.Record) -> None:
@@ -352,7 +362,7 @@ class RunFold:
 
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
-        self.response = None
+        self.response = self.unnamed = None
         self.turn_open = True
         self.batch, self.batch_open, self.released = [], False, 0
         self.late.clear()
@@ -366,11 +376,15 @@ class RunFold:
         self.responses.append(response)
         kept, self.conflict = drop_repeats(response.items, self._known, self.limits)
         for item in kept:
-            if isinstance(item, ToolCall) and item.call_id:
+            if not isinstance(item, _CALLS):
+                continue
+            if not item.call_id:
+                self.unnamed = self.unnamed or item
+            elif isinstance(item, ToolCall):
                 state = CallState(item, record.turn, len(self.batch))
                 self.calls[item.call_id] = state
                 self.batch.append(state)
-            elif isinstance(item, HandoffCall) and item.call_id:
+            else:
                 self.handoffs[item.call_id] = item
                 self.handoffs_due.append(item)
         self.response = kept
@@ -449,7 +463,7 @@ class RunFold:
         self.history.extend(outputs)
         self.new_items.extend(outputs)
         self.handoffs_due = []
-        self.response = None
+        self.response = self.unnamed = None
         self.agent = record.target or record.target_agent
 
     def _history_replaced(self, record: r.HistoryReplaced) -> None:

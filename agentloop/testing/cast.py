@@ -6,7 +6,7 @@ A `Cast` called gives its first agent with everything fresh: no run of it knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -116,35 +116,47 @@ class Cast:
         )
 
     def _tool(self, actor: Actor, shared: Capacity, rated: Rate) -> FunctionTool:
-        behavior: Any = "raise_exception" if actor.timeout_raises else "error_as_result"
-        common: dict[str, Any] = {
-            "tool_input_guardrails": [
-                ToolInputGuardrail(_before(verdict), name=f"before {index}")
-                for index, verdict in enumerate(actor.before)
-            ],
-            "tool_output_guardrails": [
-                ToolOutputGuardrail(_after(verdict), name=f"after {index}") for index, verdict in enumerate(actor.after)
-            ],
-            "timeout": actor.timeout,
-            "timeout_behavior": behavior,
-        }
-        if actor.raises:
-            common["failure_error_function"] = None
-        if actor.approval:
-            common["needs_approval"] = _odd_ones
         if actor.agent is not None:
-            return self._agent(actor.agent, shared, rated).as_tool(actor.name, "An agent.", **common)
-        limits: Sequence[Capacity | Rate] = [*([shared] if actor.shares else []), *([rated] if actor.rated else [])]
-        # A world is run thousands of times a minute: the schema is read off the function once.
-        return attrs.evolve(
-            _base(),
-            name=actor.name,
-            serial=actor.serial,
-            exclusive=actor.exclusive,
-            idempotent=actor.idempotent,
-            capacity=limits,
-            **common,
-        )
+            return self._agent(actor.agent, shared, rated).as_tool(actor.name, "An agent.", **_common(actor))
+        if not actor.shares and not actor.rated:
+            return _free_tool(actor)
+        return _function_tool(actor, [*([shared] if actor.shares else []), *([rated] if actor.rated else [])])
+
+
+def _common(actor: Actor) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "tool_input_guardrails": [
+            ToolInputGuardrail(_before(verdict), name=f"before {index}") for index, verdict in enumerate(actor.before)
+        ],
+        "tool_output_guardrails": [
+            ToolOutputGuardrail(_after(verdict), name=f"after {index}") for index, verdict in enumerate(actor.after)
+        ],
+        "timeout": actor.timeout,
+        "timeout_behavior": "raise_exception" if actor.timeout_raises else "error_as_result",
+    }
+    if actor.raises:
+        common["failure_error_function"] = None
+    if actor.approval:
+        common["needs_approval"] = _odd_ones
+    return common
+
+
+@lru_cache(256)
+def _free_tool(actor: Actor) -> FunctionTool:
+    """Return *actor*'s tool, which holds nothing that a run changes: a world is run thousands of times a minute."""
+    return _function_tool(actor, ())
+
+
+def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionTool:
+    return attrs.evolve(
+        _base(),
+        name=actor.name,
+        serial=actor.serial,
+        exclusive=actor.exclusive,
+        idempotent=actor.idempotent,
+        capacity=limits,
+        **_common(actor),
+    )
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import attrs
@@ -164,6 +164,9 @@ class RunSeen:
     agent: str = ""
 
 
+_CALLS = (ToolCall, HandoffCall)
+
+
 class Reading:
     """*evidence* with its log read: runs by path, calls by path and id, turns in order."""
 
@@ -179,6 +182,11 @@ class Reading:
             read = _READERS.get(type(record))
             if read is not None:
                 read(self, n, record)
+
+    def forget(self) -> None:
+        """Let go what was read: calls and turns hold each other, and only the collector would find them."""
+        for turn in self.turns:
+            turn.calls.clear()
 
     @property
     def root(self) -> RunSeen | None:
@@ -214,8 +222,8 @@ class Reading:
 
     def tool(self, call: CallSeen) -> FunctionTool | None:
         """Return the definition of *call*'s tool, if the agents are known."""
-        namespace = call.call.namespace
-        name = f"{namespace}.{call.call.name}" if namespace else call.call.name
+        asked = call.call
+        name = f"{asked.namespace}.{asked.name}" if asked.namespace else asked.name
         return self.definitions.get((call.turn.agent, name))
 
     def config(self, path: Path) -> RunConfig:
@@ -286,7 +294,7 @@ class Reading:
         turn.responded.append((n, record))
         known = self.runs[record.path].known
         for item in record.response.items:
-            if not isinstance(item, ToolCall | HandoffCall):
+            if not isinstance(item, _CALLS):
                 continue
             if not item.call_id:
                 turn.unnamed = True
@@ -367,6 +375,7 @@ def _same(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall) -> bool:
     return a.arguments == b.arguments or plain_json(a.arguments) == plain_json(b.arguments)
 
 
+@lru_cache(4096)
 def plain_json(text: str) -> str:
     """Return JSON *text* with sorted keys and no spaces, so that equal values are equal texts; itself if it isn't any.
 

@@ -34,7 +34,9 @@ Findings = Iterator[Broken | None]
 def each_request_ends_once(seen: Reading) -> Findings:
     """Each model request has exactly one ending: a response, or a failure of the same attempt."""
     for turn in seen.turns:
-        events = sorted([*turn.requested, *turn.responded, *turn.failed], key=lambda pair: pair[0])
+        events: list[tuple[int, r.ModelRequested | r.ModelResponded | r.ModelFailed]]
+        events = [*turn.requested, *turn.responded, *turn.failed]
+        events.sort(key=lambda pair: pair[0])
         open_since: int | None = None
         for n, record in events:
             if isinstance(record, r.ModelRequested):
@@ -105,14 +107,22 @@ def models_are_asked_as_recorded(seen: Reading) -> Findings:
 # ---------------------------------------------------------------------------------------------- history
 
 
+_CALLS = (ToolCall, HandoffCall)
+_OUTPUTS = (ToolOutput, HandoffOutput)
+_FOLLOWERS = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, Reasoning)
+
+
 def faults_of_history(items: Sequence[Item]) -> Iterator[str]:
     """Say what makes *items* a history that no model may be shown."""
     calls: dict[str, int] = {}
     outputs: dict[str, int] = {}
+    thoughts: list[int] = []
     for place, item in enumerate(items):
-        if isinstance(item, ToolCall | HandoffCall):
+        if isinstance(item, _CALLS):
             calls[item.call_id] = place
-        elif isinstance(item, ToolOutput | HandoffOutput):
+        elif isinstance(item, Reasoning):
+            thoughts.append(place)
+        elif isinstance(item, _OUTPUTS):
             if item.call_id in outputs and outputs[item.call_id] > calls.get(item.call_id, -1):
                 yield f"call {item.call_id} has two outputs"
             if item.call_id not in calls:
@@ -121,10 +131,8 @@ def faults_of_history(items: Sequence[Item]) -> Iterator[str]:
     for call_id, place in calls.items():
         if outputs.get(call_id, -1) < place:
             yield f"call {call_id} has no output"
-    for item, follower in zip(items, [*items[1:], None], strict=False):
-        if isinstance(item, Reasoning) and not isinstance(
-            follower, AssistantMessage | ToolCall | HandoffCall | HostedToolCall | Reasoning
-        ):
+    for place in thoughts:
+        if place + 1 == len(items) or not isinstance(items[place + 1], _FOLLOWERS):
             yield "reasoning has lost what it led to"
 
 
@@ -256,7 +264,7 @@ def handoffs_go_where_they_say(seen: Reading) -> Findings:
                 yield broken(f"handed to {record.target_agent}, and {following.agent} is at work", n, following.n)
             else:
                 yield HELD
-        per_turn = Counter(record.turn for _, record in run.handed)
+        per_turn = Counter(record.turn for _, record in run.handed) if len(run.handed) > 1 else {}
         for turn_number, count in per_turn.items():
             if count > 1:
                 yield broken(f"{count} handoffs taken in turn {turn_number}", *(n for n, _ in run.handed))

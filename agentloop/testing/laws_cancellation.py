@@ -21,7 +21,7 @@ def from_above(seen: Reading) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
     """Return the calls that ended because something around them was ended."""
     for call in seen.calls.values():
         for n, record in call.settled:
-            if record.outcome.status == "cancelled" and record.outcome.cancelled_by in _FROM_ABOVE:
+            if record.outcome.cancelled_by in _FROM_ABOVE and record.outcome.status == "cancelled":
                 yield call, n, record
 
 

@@ -20,16 +20,21 @@ def one_ending_per_attempt(seen: Reading) -> Findings:
     """Each attempt of a call that started has exactly one terminal record, and no attempt has two."""
     over = seen.root is not None and bool(seen.root.ended) and seen.root.ended[-1][0] > seen.root.began[-1]
     for call in seen.calls.values():
-        endings = Counter(record.attempt for _, record in call.settled)
-        for attempt, count in endings.items():
-            if count > 1:
-                where = [n for n, record in call.settled if record.attempt == attempt]
-                yield broken(f"call {call.call_id} attempt {attempt} settled {count} times", *where)
+        if len(call.settled) > 1:
+            yield from _settled_twice(call)
         for n, record in call.started:
-            if over and not endings[record.attempt] and not paused(seen, call):
+            ended = any(one.attempt == record.attempt for _, one in call.settled)
+            if over and not ended and not paused(seen, call):
                 yield broken(f"call {call.call_id} attempt {record.attempt} started and never settled", n)
             else:
                 yield HELD
+
+
+def _settled_twice(call: CallSeen) -> Findings:
+    for attempt, count in Counter(record.attempt for _, record in call.settled).items():
+        if count > 1:
+            where = [n for n, record in call.settled if record.attempt == attempt]
+            yield broken(f"call {call.call_id} attempt {attempt} settled {count} times", *where)
 
 
 def paused(seen: Reading, call: CallSeen) -> bool:
@@ -57,10 +62,10 @@ _NEVER_RAN = ("rejected", "failed", "replayed", "skipped", "cancelled", "unknown
 def unstarted_calls_end_as_such(seen: Reading) -> Findings:
     """A call without a start ends rejected, failed, replayed, skipped or cancelled; a started one never skipped."""
     for call in seen.calls.values():
-        starts = [n for n, _ in call.started]
+        starts = call.started
         for n, record in call.settled:
             status = record.outcome.status
-            if any(start < n for start in starts):
+            if starts and starts[0][0] < n:
                 wrong = status in ("skipped", "replayed")
             else:
                 wrong = status not in _NEVER_RAN or record.outcome.started_at is not None
@@ -85,13 +90,9 @@ def intent_before_effect(seen: Reading) -> Findings:
 def an_invocation_runs_once(seen: Reading) -> Findings:
     """An invocation starts once and its body runs once; again only as a further attempt of one that was in doubt."""
     for call in seen.calls.values():
-        attempts = [record.attempt for _, record in call.started]
-        if len(set(attempts)) != len(attempts):
-            yield broken(f"call {call.call_id} started twice", *(n for n, _ in call.started))
-        for before, (n, record) in zip(call.started, call.started[1:], strict=False):
-            if not _in_doubt(seen, call, before[0], n):
-                yield broken(f"call {call.call_id} started again (attempt {record.attempt})", before[0], n)
-        if attempts:
+        if len(call.started) > 1:
+            yield from _started_twice(seen, call)
+        if call.started:
             yield HELD
     for (_, call_id), bodies in seen.bodies.items():
         asked_for = seen.calls.get((bodies[0].path, call_id))
@@ -101,6 +102,15 @@ def an_invocation_runs_once(seen: Reading) -> Findings:
         starts += sum(one.status == "interrupted" for _, one in nested.ended) if nested is not None else 0
         if len(bodies) > starts:
             yield broken(f"the body of call {call_id} ran {len(bodies)} times for {starts} starts")
+
+
+def _started_twice(seen: Reading, call: CallSeen) -> Findings:
+    attempts = [record.attempt for _, record in call.started]
+    if len(set(attempts)) != len(attempts):
+        yield broken(f"call {call.call_id} started twice", *(n for n, _ in call.started))
+    for before, (n, record) in itertools.pairwise(call.started):
+        if not _in_doubt(seen, call, before[0], n):
+            yield broken(f"call {call.call_id} started again (attempt {record.attempt})", before[0], n)
 
 
 def _in_doubt(seen: Reading, call: CallSeen, before: int, again: int) -> bool:
@@ -222,19 +232,27 @@ def _settled_of(seen: Reading, path: Path, tool: str) -> Iterator[tuple[int, r.C
 @law("execution")
 def equal_idempotent_calls_share_a_run(seen: Reading) -> Findings:
     """Of equal calls of an idempotent tool none starts after one has succeeded, and no two run side by side."""
-    groups: dict[tuple[Path, str, str], list[CallSeen]] = {}
+    tools: dict[tuple[Path, str], list[CallSeen]] = {}
     for call in seen.calls.values():
-        tool = seen.tool(call)
-        if tool is not None and tool.idempotent and call.started:
-            arguments = plain_json(call.started[-1][1].arguments)
-            groups.setdefault((call.path, tool.lookup_key, arguments), []).append(call)
-    for (_, key, _), calls in groups.items():
-        calls.sort(key=lambda call: call.started[0][0])
+        if call.started and (tool := seen.tool(call)) is not None and tool.idempotent:
+            tools.setdefault((call.path, tool.lookup_key), []).append(call)
+    for (_, key), of_one in tools.items():
         yield HELD
-        for first, second in itertools.pairwise(calls):
+        for first, second in _equal_pairs(of_one):
             start = second.started[0][0]
             ended = [one for at, one in first.settled if at < start]
             if not ended:
                 yield broken(f"equal calls of {key} ran side by side", first.started[0][0], start)
             elif ended[-1].outcome.status == "succeeded":
                 yield broken(f"call {second.call_id} of {key} started although an equal one had succeeded", start)
+
+
+def _equal_pairs(calls: list[CallSeen]) -> Iterator[tuple[CallSeen, CallSeen]]:
+    """Yield of the calls of one tool those with equal arguments, each with the next that started."""
+    if len(calls) < 2:
+        return
+    groups: dict[str, list[CallSeen]] = {}
+    for call in sorted(calls, key=lambda call: call.started[0][0]):
+        groups.setdefault(plain_json(call.started[-1][1].arguments), []).append(call)
+    for equal in groups.values():
+        yield from itertools.pairwise(equal)

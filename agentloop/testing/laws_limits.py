@@ -21,80 +21,86 @@ Findings = Iterator[Broken | None]
 # ---------------------------------------------------------------------------------------------- limits
 
 
+@attrs.frozen
+class _Flying:
+    """A body that runs, its tool, and the turn it belongs to."""
+
+    body: BodySeen
+    tool: FunctionTool | None
+    turn: tuple[Path, int]
+
+
 @attrs.define
 class _Sweep:
     """Goes over the beginnings and ends of bodies in their order, and knows who runs at each moment."""
 
     seen: Reading
-    running: list[tuple[BodySeen, FunctionTool | None]] = attrs.field(factory=list)
+    running: dict[int, _Flying] = attrs.field(factory=dict)
 
-    def moments(self) -> Iterator[tuple[BodySeen, FunctionTool | None]]:
+    def moments(self) -> Iterator[_Flying]:
         """Yield every body that begins, while `running` holds those beside it."""
-        seen = self.seen
-        bodies = list(seen.evidence.bodies or ())
+        bodies = self.seen.evidence.bodies or ()
         points: list[tuple[int, int, int]] = []
         for index, body in enumerate(bodies):
             points.append((body.began, 1, index))
             if body.ended is not None:
                 points.append((body.ended, 0, index))
         # Of an end and a beginning between the same two records the end is taken as the earlier: in doubt, for the run.
-        for _, begins, index in sorted(points):
-            body = bodies[index]
+        points.sort()
+        for _, begins, index in points:
             if not begins:
-                self.running = [one for one in self.running if one[0] is not body]
+                self.running.pop(index, None)
                 continue
-            tool = self._tool(body)
-            yield body, tool
-            if body.ended is None or body.ended > body.began:
-                self.running.append((body, tool))
+            one = self._flying(bodies[index])
+            yield one
+            if one.body.ended is None or one.body.ended > one.body.began:
+                self.running[index] = one
 
-    def _tool(self, body: BodySeen) -> FunctionTool | None:
+    def _flying(self, body: BodySeen) -> _Flying:
         call = self.seen.calls.get((body.path, body.call_id))
-        return self.seen.tool(call) if call is not None else None
-
-
-def _turn_of(seen: Reading, body: BodySeen) -> tuple[Path, int]:
-    call = seen.calls.get((body.path, body.call_id))
-    return body.path, call.turn.number if call is not None else 0
+        if call is None:
+            return _Flying(body, None, (body.path, 0))
+        return _Flying(body, self.seen.tool(call), (body.path, call.turn.number))
 
 
 @law("execution")
 def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
     """Bodies in flight never exceed the turn's cap, a shared capacity, or one of a serial group."""
     sweep = _Sweep(seen)
-    for body, tool in sweep.moments():
-        where = _turn_of(seen, body)
-        beside = [other for other, _ in sweep.running if _turn_of(seen, other) == where]
-        cap = seen.config(body.path).tool_execution.max_function_tool_concurrency
+    for one in sweep.moments():
+        began, tool = one.body.began, one.tool
+        beside = [other for other in sweep.running.values() if other.turn == one.turn]
+        cap = seen.config(one.body.path).tool_execution.max_function_tool_concurrency
         if cap is not None:
             yield HELD
             if len(beside) >= cap:
-                yield broken(f"{len(beside) + 1} bodies in flight past the cap of {cap}", body.began)
+                yield broken(f"{len(beside) + 1} bodies in flight past the cap of {cap}", began)
         if tool is None:
             continue
         for limit in tool.capacity:
             if isinstance(limit, Capacity) and limit.total_tokens is not None:
-                holders = sum(1 for _, other in sweep.running if other is not None and limit in other.capacity)
+                tools = [other.tool for other in sweep.running.values()]
+                holders = sum(1 for other in tools if other is not None and limit in other.capacity)
                 if holders >= limit.total_tokens:
-                    yield broken(f"{holders + 1} bodies hold {limit!r}", body.began)
-        if tool.serial is not None:
-            group = [o for o, t in sweep.running if _turn_of(seen, o) == where and t is not None]
-            names = [t.serial for o, t in sweep.running if o in group and t is not None]
-            if tool.serial in names:
-                yield broken(f"two bodies of serial group {tool.serial!r} in flight", body.began)
+                    yield broken(f"{holders + 1} bodies hold {limit!r}", began)
+        if tool.serial is not None and any(
+            other.tool is not None and other.tool.serial == tool.serial for other in beside
+        ):
+            yield broken(f"two bodies of serial group {tool.serial!r} in flight", began)
 
 
 @law("execution")
 def exclusive_calls_run_alone(seen: Reading) -> Findings:
     """An exclusive call, or any call of a sequential turn, has no other body of its turn beside it."""
     sweep = _Sweep(seen)
-    for body, tool in sweep.moments():
-        where = _turn_of(seen, body)
-        beside = [other for other in sweep.running if _turn_of(seen, other[0]) == where]
+    for one in sweep.moments():
+        body, tool = one.body, one.tool
         alone = (tool is not None and tool.exclusive) or _sequential(seen, body.path, _agent_of(seen, body))
-        others = [one for one, other in beside if alone or (other is not None and other.exclusive)]
+        beside = [other for other in sweep.running.values() if other.turn == one.turn]
+        others = [other for other in beside if alone or (other.tool is not None and other.tool.exclusive)]
         if others:
-            yield broken(f"call {body.call_id} began beside {others[0].call_id}, one of them exclusive", body.began)
+            beside_it = others[0].body.call_id
+            yield broken(f"call {body.call_id} began beside {beside_it}, one of them exclusive", body.began)
         elif alone:
             yield HELD
 
@@ -160,10 +166,13 @@ def slots_are_used(seen: Reading) -> Findings:
     """While calls wait that nothing but the cap holds back, no slot stays free over time."""
     if seen.evidence.bodies is None or seen.evidence.streamed:
         return
+    if seen.evidence.hooks is not None:
+        return
     for turn in seen.batches:
         cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-        plain = all(_unhindered(seen.tool(call)) for call in turn.calls)
-        if cap is None or not plain or _sequential(seen, turn.path, turn.agent) or seen.evidence.hooks is not None:
+        if cap is None or len(turn.calls) < 2 or _sequential(seen, turn.path, turn.agent):
+            continue
+        if not all(_unhindered(seen.tool(call)) for call in turn.calls):
             continue
         bodies = [body for call in turn.calls for body in seen.bodies.get((turn.path, call.call_id), ())]
         nested = any(isinstance(getattr(seen.tool(call), "body", None), AgentCall) for call in turn.calls)

@@ -31,8 +31,8 @@ def outputs_in_model_order(seen: Reading) -> Findings:
         for call in turn.calls:
             for n in call.released:
                 entry = seen.next_entry(turn.path, n)
-                twice = [other for other in call.released if n < other < entry]
-                if twice or not any(at < n for at, _ in call.settled):
+                twice = [other for other in call.released if n < other < entry] if len(call.released) > 1 else []
+                if twice or not call.settled or call.settled[0][0] > n:
                     yield broken(f"call {call.call_id} was released twice, or before it had settled", n, *twice)
                 elif n < last.get(entry, -1) and not waited(seen, turn):
                     yield broken(f"a call after {call.call_id} was released before it", n, last[entry])
@@ -58,7 +58,7 @@ def accepted_after_all(seen: Reading) -> Findings:
     """A batch is accepted once, after each of its calls has settled and was released."""
     for turn in seen.batches:
         for n in turn.accepted:
-            missing = [call for call in turn.calls if not any(at < n for at in call.released)]
+            missing = [call for call in turn.calls if not call.released or call.released[0] > n]
             if len(turn.accepted) > 1:
                 yield broken(f"turn {turn.number} was accepted {len(turn.accepted)} times", *turn.accepted)
             elif missing:
@@ -70,10 +70,13 @@ def accepted_after_all(seen: Reading) -> Findings:
 @law("execution")
 def models_see_outputs_in_order(seen: Reading) -> Findings:
     """What a model is shown has the outputs of one turn in the order of their calls."""
-    places = {(call.path, call.call_id): (call.turn.n, call.index) for call in seen.calls.values()}
+    calls = seen.calls
     for path, items in seen.evidence.shown or ():
-        order = [places.get((path, item.call_id)) for item in items if isinstance(item, ToolOutput)]
-        known = [place for place in order if place is not None]
+        outputs = [item for item in items if isinstance(item, ToolOutput)]
+        if len(outputs) < 2:
+            continue
+        order = [calls.get((path, item.call_id)) for item in outputs]
+        known = [(call.turn.n, call.index) for call in order if call is not None]
         if known != sorted(known):
             yield broken(f"the model was shown outputs out of order: {_ids(items)}")
         elif len(known) > 1:

@@ -16,12 +16,22 @@ import attrs
 from agentloop import records as r
 from agentloop._core.admit import Admission, Ticket
 from agentloop._core.machine import CallModel, CheckOutput, Finish, GiveUp, Pause, Settle, Transfer, next_action
-from agentloop._core.plan import Answer, Arguments, Execute, Plan, PlanEntry, PlanRules, Replay, plan_response
+from agentloop._core.plan import (
+    Answer,
+    Arguments,
+    Execute,
+    Plan,
+    PlanEntry,
+    PlanRules,
+    Replay,
+    plan_response,
+    read_arguments,
+)
 from agentloop._core.select import Failure, choose
 from agentloop._core.state import RunFold
 from agentloop._core.turn import TurnView
 from agentloop.agents import Agent
-from agentloop.config import ModelSettings, RunConfig, ToolExecution
+from agentloop.config import JsonLimits, ModelSettings, RunConfig, ToolExecution
 from agentloop.events import CallSettled
 from agentloop.exceptions import AgentLoopError, ToolCallError, ToolCancelledError
 from agentloop.handoffs import handoff, target_of
@@ -145,7 +155,73 @@ def _definitions() -> Mapping[tuple[str, str], FunctionTool]:
 
 @cache
 def _rules(answers_unknown: bool, max_calls: int | None) -> PlanRules:
-    return PlanRules(not_found="return_error_to_model" if answers_unknown else "raise_error", max_calls=max_calls)
+    behavior: Any = "return_error_to_model" if answers_unknown else "raise_error"
+    return PlanRules(not_found=behavior, max_calls=max_calls, read=_read)
+
+
+_known: dict[tuple[int, str], Arguments] = {}
+
+
+def _read(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
+    """Read arguments once: worlds have few tools and texts, and there are millions of worlds."""
+    found = _known.get((id(tool), text))
+    if found is None:
+        found = _known[id(tool), text] = read_arguments(tool, text, limits)
+    return found
+
+
+_INPUT = (UserMessage("go"),)
+_DONE = AssistantMessage("done")
+_THOUGHT = Reasoning(summary=("hm",))
+
+
+@attrs.define(eq=False)
+class _Said:
+    """What the model and the bodies of one world do, made once for all its schedules."""
+
+    world: CoreWorld | None
+    ends: dict[str, End] = attrs.field(factory=dict)
+    responses: dict[tuple[int, str], ModelResponse] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, world: CoreWorld) -> _Said:
+        calls = (call for turn in reversed(world.turns) for call in turn.calls)
+        return cls(world, {call.call_id: call.end for call in calls})
+
+    def response(self, turn: int, agent: str) -> ModelResponse:
+        found = self.responses.get((turn, agent))
+        if found is None:
+            assert self.world is not None
+            turns = self.world.turns
+            said = turns[turn] if turn < len(turns) else None
+            found = ModelResponse(tuple(_items(said, agent)), said.usage if said else None, None, None)
+            self.responses[turn, agent] = found
+        return found
+
+
+def _items(said: CoreTurn | None, agent: str) -> Iterator[Item]:
+    if said is None or not (said.calls or said.handoff):
+        yield _DONE
+        return
+    if said.reasons:
+        yield _THOUGHT
+    for call in said.calls:
+        yield ToolCall(call.call_id, call.tool, call.arguments)
+    if said.handoff is not None:
+        name = "transfer_to_other" if agent == "guide" else "transfer_to_guide"
+        yield HandoffCall(said.handoff, name)
+        if said.twice:
+            yield HandoffCall(f"{said.handoff} again", name)
+
+
+_last = _Said(None)
+
+
+def _said(world: CoreWorld) -> _Said:
+    global _last
+    if _last.world is not world:
+        _last = _Said.of(world)
+    return _last
 
 
 # ---------------------------------------------------------------------------------------------- playing a world
@@ -169,21 +245,22 @@ class _Player:
         self.world = world
         self.chosen = Recorder(scheduler)
         self.state = RunFold()
-        self.bodies: list[BodySeen] = []
+        self.bodies: list[_Body] = []
         self.shown: list[tuple[tuple[str, ...], Sequence[Item]]] = []
         self.agent = "guide"
         self.clock = 0.0
         self.ticks = 0
         self.cut_mark: int | None = None
-        self.ends: dict[str, End] = {call.call_id: call.end for turn in reversed(world.turns) for call in turn.calls}
+        self.said = _said(world)
         self.shared = Capacity(world.tokens, "shared")
 
     def append(self, kind: Any, *fields: Any, **named: Any) -> None:
-        self.state.apply(kind((), self.state.turn, self.clock, *fields, **named))
+        state = self.state
+        state.apply(kind((), state.turn, self.clock, *fields, **named))
 
     def play(self) -> CoreRun:
         error: BaseException | None = None
-        self.append(r.RunStarted, "run", "guide", (UserMessage("go"),), self.world.max_turns)
+        self.append(r.RunStarted, "run", "guide", _INPUT, self.world.max_turns)
         try:
             status, output = self._drive()
         except _Ended as ended:
@@ -229,28 +306,14 @@ class _Player:
     def _call_model(self) -> None:
         state, turns = self.state, self.world.turns
         said = turns[state.turn] if state.turn < len(turns) else None
-        tools = tuple(NAMES)
-        self.state.apply(r.TurnStarted((), state.turn + 1, self.clock, self.agent, tools, ()))
+        response = self.said.response(state.turn, self.agent)
+        state.apply(r.TurnStarted((), state.turn + 1, self.clock, self.agent, NAMES, ()))
         for attempt in range(1, (said.flaky if said is not None else 0) + 2):
             self.append(r.ModelRequested, "", attempt)
             self.shown.append(((), tuple(state.history)))
             if said is not None and attempt <= said.flaky:
                 self.append(r.ModelFailed, "busy", attempt)
-        self.append(r.ModelResponded, ModelResponse(tuple(self._items(said)), said.usage if said else None, None, None))
-
-    def _items(self, said: CoreTurn | None) -> Iterator[Item]:
-        if said is None or not (said.calls or said.handoff):
-            yield AssistantMessage("done")
-            return
-        if said.reasons:
-            yield Reasoning(summary=("hm",))
-        for call in said.calls:
-            yield ToolCall(call.call_id, call.tool, call.arguments)
-        if said.handoff is not None:
-            name = "transfer_to_other" if self.agent == "guide" else "transfer_to_guide"
-            yield HandoffCall(said.handoff, name)
-            if said.twice:
-                yield HandoffCall(f"{said.handoff} again", name)
+        self.append(r.ModelResponded, response)
 
     # -- a batch
 
@@ -288,7 +351,7 @@ class _Player:
             result=result,
             error=error,
             cancellation=None if self.cut_mark is None else Cancellation(mark=self.cut_mark),
-            bodies=self.bodies,
+            bodies=[body.seen() for body in self.bodies],
             shown=self.shown,
             left=(),
             faultless=True,
@@ -297,11 +360,34 @@ class _Player:
 
 
 @attrs.define(eq=False)
+class _Body:
+    call_id: str
+    tool: str
+    began: int
+    began_at: float
+    ended: int | None = None
+    ending: str | None = None
+    ended_at: float | None = None
+
+    def seen(self) -> BodySeen:
+        return BodySeen(
+            path=(),
+            call_id=self.call_id,
+            tool=self.tool,
+            began=self.began,
+            began_at=self.began_at,
+            ended=self.ended,
+            ending=self.ending,
+            ended_at=self.ended_at,
+        )
+
+
+@attrs.define(eq=False)
 class _Running:
     entry: PlanEntry
     arguments: Arguments
     ticket: Ticket
-    body: int
+    body: _Body
 
 
 def _failure(entry: PlanEntry, end: End) -> ToolCallError:
@@ -388,29 +474,21 @@ class _Batch:
             self._settled(entry, CallOutcome(status="failed", output="bad arguments"))
         else:
             player.append(r.CallStarted, entry.call.call_id, entry.tool.name, arguments.text)
-            player.bodies.append(
-                BodySeen(
-                    path=(),
-                    call_id=entry.call.call_id,
-                    tool=entry.tool.name,
-                    began=len(player.state.records),
-                    began_at=player.clock,
-                )
-            )
-            self.running.append(_Running(entry, arguments, ticket, len(player.bodies) - 1))
+            body = _Body(entry.call.call_id, entry.tool.name, len(player.state.records), player.clock)
+            player.bodies.append(body)
+            self.running.append(_Running(entry, arguments, ticket, body))
 
     def _over(self, one: _Running, ending: str) -> None:
         player = self.player
         self.running.remove(one)
-        player.bodies[one.body] = attrs.evolve(
-            player.bodies[one.body], ended=len(player.state.records), ending=ending, ended_at=player.clock
-        )
+        body = one.body
+        body.ended, body.ending, body.ended_at = len(player.state.records), ending, player.clock
         for limit in one.ticket.limits:
             limit.give()
 
     def _end(self, one: _Running) -> None:
         call_id = one.entry.call.call_id
-        end = self.player.ends.get(call_id, "return")
+        end = self.player.said.ends.get(call_id, "return")
         tool = one.entry.tool
         assert tool is not None
         raising = tool.failure_error_function is None and end != "return"
@@ -580,9 +658,11 @@ def check_core(run: CoreRun, tally: Tally | None = None) -> None:
     Raises:
         InvariantError: as `agentloop.testing.check` does.
     """
-    findings = judge(Reading(run.evidence), tally, _laws())
+    reading = Reading(run.evidence)
+    findings = judge(reading, tally, _laws())
     if findings:
         raise InvariantError(tuple(findings), "", told(tuple(run.evidence.records), findings))
+    reading.forget()
 
 
 @cache

@@ -19,6 +19,7 @@ TOOL_ERROR = "Error running tool"
 TOOL_ERROR_HANDLED = "Error running tool (non-fatal)"
 TOOL_CANCELLED = "Tool execution cancelled"
 _HANDLED = ("failed", "timed_out")
+_BEGINNINGS = (r.RunStarted, r.RunResumed)
 
 
 @attrs.define(eq=False)
@@ -65,7 +66,7 @@ class SpanFold:
 
     def record(self, record: r.Record) -> None:
         """Fold one record."""
-        if isinstance(record, r.RunStarted | r.RunResumed):
+        if isinstance(record, _BEGINNINGS):
             parent = self._around(record.path)
             run = self._open("run", self.trace.workflow_name if parent is None else record.agent, record, parent)
             opened = self._runs[record.path] = _Open(run)
