@@ -80,6 +80,11 @@ class EventBuffer:
         """Whether the run should wait for its consumer."""
         return self._limit is not None and len(self._unread) >= self._limit and not self.discarding
 
+    @property
+    def unread(self) -> int:
+        """How many events wait for the consumer."""
+        return len(self._unread)
+
     def put(self, event: ev.Event) -> None:
         """Add *event*; never waits."""
         if not self.discarding:

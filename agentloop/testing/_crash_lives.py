@@ -19,8 +19,10 @@ from agentloop.journal._envelope import Seal, scan
 from agentloop.json_bytes import decode
 from agentloop.record_codec import record_from_json
 from agentloop.run_state import RunState, check_goes_on
+from agentloop.secret_values import Secrets
 from agentloop.testing._world_parts import EPOCH, agents_of
 from agentloop.testing._world_run import Driven, drive_world
+from agentloop.testing.cast import VEIL, Cast
 from agentloop.testing.clockwork import Backend
 from agentloop.testing.disk import CrashAt, SimulatedDisk
 from agentloop.testing.runs import World, WorldRun, world_run_of
@@ -128,6 +130,7 @@ class _Lives:
         self.kept: list[int] = []
         self.held: tuple[r.Record, ...] = ()
         self.over = False
+        self.codec = VEIL if isinstance(world.agent, Cast) else None
         session = world.options.get("session")
         self._outside: tuple[Any, Any] = (
             world.context() if world.context is not None else None,
@@ -138,7 +141,7 @@ class _Lives:
         """Begin, or go on from what the disk holds, until the end or the crash."""
         outside = self._outside
         self.disk.on_death = self._remember
-        journal = FileJournal(NAME, storage=self.disk)
+        journal = FileJournal(NAME, storage=self.disk, codec=self.codec)
         recorder = Recorder(Tape(self.world.tape if not self.runs else ()))
         world = self._left(outside, journal)
 
@@ -161,7 +164,8 @@ class _Lives:
     def settle(self) -> None:
         """Read what the crash has left."""
         lines = scan(self.disk.data, Seal(None), NAME).records
-        self.held = tuple(record_from_json(decode(line)) for line in lines[1:])
+        secrets = Secrets(self.codec)
+        self.held = tuple(record_from_json(decode(line), secrets=secrets) for line in lines[1:])
         try:
             fold = RunState(self.runs[-1].agent, self.held).fold
         except StateError:

@@ -12,6 +12,8 @@ from anyio.lowlevel import checkpoint
 
 from agentloop import effects as e
 from agentloop import records as r
+from agentloop._shell.run_stream import RunStream
+from agentloop._shell.stream import EventBuffer
 from agentloop.abc import Effects, Instrument, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
@@ -81,6 +83,9 @@ class Watch(Instrument):
         self.late: list[LateResult] = []
         self.still_running: list[StillRunning] = []
         self.spans: list[tuple[str, Span]] = []
+        self.unread: list[tuple[int, int]] = []
+        """How many events were unread when each turn of a streamed run began: record number and count."""
+        self.stream: RunStream[Any] | None = None
         self.started: dict[tuple[tuple[str, ...], str], r.CallStarted] = {}
         self.at_work: dict[tuple[str, ...], str] = {}
         """The agent at work in each run of the tree, by path."""
@@ -94,6 +99,11 @@ class Watch(Instrument):
             self.at_work[record.path] = record.agent
         elif isinstance(record, r.HandedOff):
             self.at_work[record.path] = record.target_agent
+        elif isinstance(record, r.TurnStarted) and not record.path and (events := self._events()) is not None:
+            self.unread.append((len(self.records) - 1, events.unread))
+
+    def _events(self) -> EventBuffer | None:
+        return None if self.stream is None else self.stream._events
 
     def on_late_result(self, report: LateResult) -> None:
         """Keep *report*."""

@@ -18,6 +18,7 @@ from agentloop.limits import Capacity
 from agentloop.results import RunResult
 from agentloop.run import Runner
 from agentloop.testing._world_parts import Watch, WorldEffects, WorldModels, agents_of
+from agentloop.testing.cast import VEIL, Cast
 from agentloop.testing.clockwork import Backend, Deadlock
 from agentloop.testing.gate import Gate
 from agentloop.testing.schedules import Recorder, first
@@ -73,8 +74,11 @@ class Driven:
         if not self.streamed:
             return await Runner.run(self.agent, given, context=self.context, **self.options)
         async with Runner.run_streamed(self.agent, given, context=self.context, **self.options) as stream:
+            self.watch.stream = stream
             async for event in stream:
                 self.events.append(event)
+                if self.world.slow_reader:
+                    await self.effects.point("reader")
         return stream.result
 
     def _decided(self, result: RunResult[Any]) -> Any:
@@ -96,8 +100,9 @@ class Driven:
         decided = [*self.watch.records, *(attrs.evolve(one, at=at) for one in state.records[known:])]
         state = type(state)(self.agent, decided, context=self.context)
         if self.world.serialize:
-            text = state.to_string(context_serializer=lambda _: None)  # given again below
-            state = type(state).from_string(self.agent, text, context=self.context)
+            codec = VEIL if isinstance(self.world.agent, Cast) else None
+            text = state.to_string(context_serializer=lambda _: None, codec=codec)  # the context is given again below
+            state = type(state).from_string(self.agent, text, context=self.context, codec=codec)
         self.watch.records[:] = state.records
         return state
 

@@ -60,8 +60,36 @@ class Actor:
     after: tuple[OutputVerdict, ...] = ()
     approval: bool = False
     """Whether calls with an odd number wait for a verdict."""
+    secret: bool = False
+    """Whether it takes a key that is secret, and gives a secret word."""
     agent: Role | None = None
     """Given: an agent tool that runs this one."""
+
+
+KEY = "sesame"
+WORD = "oracle"
+CANARIES = (KEY, WORD, "confidant")
+"""What stands in secret arguments, in secret outputs, and in the application's object of a secretive world."""
+
+
+class Confidant:
+    """An application's object that nobody has to show."""
+
+    def __repr__(self) -> str:
+        return f"<{CANARIES[-1]}>"
+
+
+class Veil:
+    """Seals what is secret so that it doesn't stand there to be read: enough for words that nobody may repeat."""
+
+    def seal(self, data: bytes) -> bytes:
+        """Return *data* with each bit turned."""
+        return bytes(byte ^ 0xFF for byte in data)
+
+    open = seal
+
+
+VEIL = Veil()
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +116,12 @@ class Cast:
     tokens: int = 2
     rate: int = 3
     per: float = 1.0
+
+    @property
+    def secretive(self) -> bool:
+        """Whether a tool of it keeps secrets."""
+        actors = [actor for role in self.roles for actor in role.actors]
+        return any(actor.secret or (actor.agent is not None and _keeps_secrets(actor.agent)) for actor in actors)
 
     def __call__(self) -> Agent[Any, Any]:
         shared, rated = Capacity(self.tokens, "shared"), Rate(self.rate, self.per, "rated")
@@ -123,6 +157,10 @@ class Cast:
         return _function_tool(actor, [*([shared] if actor.shares else []), *([rated] if actor.rated else [])])
 
 
+def _keeps_secrets(role: Role) -> bool:
+    return Cast(roles=(role,)).secretive
+
+
 def _common(actor: Actor) -> dict[str, Any]:
     common: dict[str, Any] = {
         "tool_input_guardrails": [
@@ -149,7 +187,7 @@ def _free_tool(actor: Actor) -> FunctionTool:
 
 def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionTool:
     return attrs.evolve(
-        _base(),
+        _secret_base() if actor.secret else _base(),
         name=actor.name,
         serial=actor.serial,
         exclusive=actor.exclusive,
@@ -170,6 +208,19 @@ def _base() -> FunctionTool:
         return f"{ctx.tool_name} {n}"
 
     return tool(body)
+
+
+@cache
+def _secret_base() -> FunctionTool:
+    async def body(ctx: ToolContext[Any], n: int, key: str = "") -> str:
+        """Do something with a number, for who has the key."""
+        part = playing.get()
+        if part is not None and part[1].call_id == ctx.tool_call_id:
+            playing.set(None)
+            await part[0].play(part[1], ctx)
+        return f"{WORD} {n}"
+
+    return tool(secret=["key"], secret_output=True)(body)
 
 
 async def _odd_ones(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:

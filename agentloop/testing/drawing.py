@@ -16,7 +16,7 @@ import attrs
 from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
 from agentloop.exceptions import ModelTransportError
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import Actor, Cast, HookLog, Role
+from agentloop.testing.cast import KEY, Actor, Cast, Confidant, HookLog, Role
 from agentloop.testing.parts import (
     CancelsCall,
     CancelsItself,
@@ -89,9 +89,11 @@ class Taste:
     """Whether virtual time passes in bodies."""
     approvals: bool = False
     sessions: bool = True
+    secrets: bool = True
+    """Whether tools may keep secrets."""
 
 
-PLAIN = Taste(faults=False, guards=False, handoffs=False, nesting=0, limits=False, sessions=False)
+PLAIN = Taste(faults=False, guards=False, handoffs=False, nesting=0, limits=False, sessions=False, secrets=False)
 FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 2}', "", '{"n": 1, "extra": true}')
 
 
@@ -145,6 +147,7 @@ def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...]
 def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
     """Return one tool."""
     limits, guards, times = taste.limits, taste.guards, taste.times
+    approval = taste.approvals and chance.one_in(3)
     before: Any = ("allow", "reject odd", "raise odd", "rewrite odd", "reject odd", "rewrite odd")
     after: Any = ("allow", "reject odd", "raise odd", "replace odd", "reject odd", "replace odd")
     return Actor(
@@ -157,9 +160,12 @@ def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
         idempotent=chance.one_in(5),
         shares=limits and chance.one_in(5),
         rated=limits and times and chance.one_in(10),
-        before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
+        before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2)))
+        if guards and chance.one_in(2 if approval else 5)
+        else (),
         after=tuple(chance.pick(after) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
-        approval=taste.approvals and chance.one_in(3),
+        approval=approval,
+        secret=taste.secrets and chance.one_in(12),
     )
 
 
@@ -240,7 +246,7 @@ class _Play:
             self.nested[key] = self.turns(actor.agent, (*path, call_id), depth + 1)
         else:
             number = chance.whole(0, 3) if actor.idempotent else chance.whole(0, 99)
-            arguments = json.dumps({"n": number})
+            arguments = json.dumps({"n": number, "key": f"{KEY} {call_id}"} if actor.secret else {"n": number})
             if taste.faults and chance.one_in(14):
                 arguments = chance.pick(FAULTY_ARGUMENTS)
             part = draw_part(chance, taste, actor, call_id, before)
@@ -329,6 +335,8 @@ def draw_world(chance: Chance, taste: Taste) -> Mapping[str, Any]:
         "options": options,
         "verdicts": tuple(verdicts),
         "serialize": chance.one_in(2),
+        "slow_reader": chance.one_in(3),
+        "context": Confidant if cast.secretive else None,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -40,6 +40,21 @@ class BodySeen:
     """`"value"`, `"error"`, `"cancelled"`, or None."""
     began_at: float = 0.0
     ended_at: float | None = None
+
+
+Relation: TypeAlias = Literal["backend", "mode", "again", "replay"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Twin:
+    """Another run of the same world, that must have the same log: on the other `backend`, in the other `mode`, `again`,
+    or its `replay`. `error` is the type of what it raised; None where that is left open.
+    """
+
+    relation: Relation
+    name: str
+    records: Sequence[r.Record] = attrs.field(repr=False)
+    error: type | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +88,10 @@ class Evidence:
         streamed: Whether somebody read its events.
         faultless: Whether nothing of the application's raised but tool bodies and guardrails that said so.
         canaries: Texts that must stand nowhere.
+        events: What a consumer read.
+        unread: How many events were unread when each of the run's own turns began: record number and count.
+        twins: Other runs of the same world, that must have the same log.
+        crashes: How long the log was when the process died and the run was gone on with, for each time.
         definitions: What `definitions_of(agent)` gives, where it is known already.
     """
 
@@ -95,6 +114,10 @@ class Evidence:
     streamed: bool = False
     faultless: bool = False
     canaries: Sequence[str] = ()
+    events: Sequence[Any] = ()
+    unread: Sequence[tuple[int, int]] | None = None
+    twins: Sequence[Twin] = ()
+    crashes: Sequence[int] = ()
     definitions: Mapping[tuple[str, str], FunctionTool] | None = None
 
 
@@ -206,6 +229,10 @@ class Reading:
     def under(self, path: Path) -> Iterator[RunSeen]:
         """Return the run at *path* and those nested in it."""
         return (run for run in self.runs.values() if run.path[: len(path)] == path)
+
+    def crashed_between(self, n: int, until: int) -> bool:
+        """Tell whether the process died after record *n*, and before *until*."""
+        return any(n < length <= until for length in self.evidence.crashes)
 
     def next_entry(self, path: Path, n: int) -> int:
         """Return where the entry of the run at *path* that record *n* is in is over, by its next beginning."""

@@ -15,6 +15,8 @@ from agentloop.testing.clockwork import waiting
 from agentloop.testing.schedules import Scheduler, first
 
 TIME = "time passes"
+TASK = "agentloop.testing gate"
+"""Names the gate's own task, whose steps are none of the program's."""
 
 
 class Gate:
@@ -34,7 +36,7 @@ class Gate:
         self._loop.timers_apart = True
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
-        self._group.start_soon(self._let_through, name="gate")
+        self._group.start_soon(self._let_through, name=TASK)
         return self
 
     async def __aexit__(self, *error: object) -> None:

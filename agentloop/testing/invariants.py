@@ -13,17 +13,18 @@ from agentloop.config import RunConfig
 from agentloop.sessions import MemorySession
 from agentloop.testing import (
     laws_accounting,
+    laws_between,
     laws_cancellation,
     laws_execution,
     laws_guards,
     laws_limits,
     laws_outcomes,
 )
-from agentloop.testing.cast import Cast, HookLog
+from agentloop.testing.cast import CANARIES, Cast, HookLog
 from agentloop.testing.clockwork import Deadlock
-from agentloop.testing.evidence import BodySeen, Cancellation, Evidence, Reading
+from agentloop.testing.evidence import BodySeen, Cancellation, Evidence, Reading, Relation, Twin
 from agentloop.testing.laws import LAWS, Finding, InvariantError, Law, Tally, judge, told
-from agentloop.testing.runs import EPOCH, WorldRun, WorldRuns
+from agentloop.testing.runs import WorldRun, WorldRuns
 
 __all__ = [
     "LAWS",
@@ -33,14 +34,16 @@ __all__ = [
     "Law",
     "Tally",
     "check",
+    "check_twins",
     "evidence_of",
     "findings_of",
     "judge",
     "told",
+    "twin_of",
 ]
 
 # Importing a module of laws is what enters them into the table.
-_TABLES = (laws_execution, laws_limits, laws_outcomes, laws_cancellation, laws_guards, laws_accounting)
+_TABLES = (laws_execution, laws_limits, laws_outcomes, laws_cancellation, laws_guards, laws_accounting, laws_between)
 
 Judged: TypeAlias = Evidence | WorldRun | WorldRuns
 """What can be judged: what a world's run left, of one run or of all of them, or evidence put together by hand."""
@@ -52,9 +55,6 @@ def evidence_of(run: WorldRun) -> Evidence:
     hooks, session = run.hooks, run.session
     given = run.cancelled_at is not None
     at = run.cancelled_at_time
-    if at is not None and run.world.order == "gate" and run.mark < len(run.records):
-        # Given in a step of the gate's, time may pass in that very step, before anybody can hear of it.
-        at = max(at, run.records[run.mark].at - EPOCH)
     stuck = isinstance(run.error, Deadlock)
     native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
     return Evidence(
@@ -87,7 +87,33 @@ def evidence_of(run: WorldRun) -> Evidence:
         cancelling=run.cancelling - (native and run.cancelled),
         streamed=run.streamed,
         faultless=isinstance(run.world.agent, Cast),
+        canaries=CANARIES if isinstance(run.world.agent, Cast) and run.world.agent.secretive else (),
+        events=run.events,
+        unread=run.unread if run.streamed else None,
     )
+
+
+def twin_of(run: WorldRun, relation: Relation) -> Twin:
+    """Return *run* as what another run of its world is held against."""
+    name = f"the {relation} on {run.backend}, {'streamed' if run.streamed else 'plain'},"
+    return Twin(relation=relation, name=name, records=run.records, error=type(run.error))
+
+
+def check_twins(run: WorldRun, twin: Twin, tally: Tally | None = None) -> None:
+    """Judge by the invariants between runs alone whether *run* and *twin* say the same.
+
+    Raises:
+        InvariantError: as `check` does.
+    """
+    evidence = Evidence(records=run.records, error=run.error, twins=(twin,))
+    if findings := judge(Reading(evidence), tally, _BETWEEN, worlds=0):
+        raise InvariantError(tuple(findings), f" on {run.backend}", told(tuple(run.records), findings))
+
+
+_BETWEEN = tuple(
+    LAWS[name]
+    for name in ("backends_agree", "streaming_changes_nothing", "worlds_repeat_themselves", "replays_give_the_log")
+)
 
 
 def _evidence(judged: Judged) -> list[tuple[str, Evidence]]:
@@ -102,13 +128,21 @@ def findings_of(judged: Judged, tally: Tally | None = None) -> list[Finding]:
     return [finding for _, evidence in _evidence(judged) for finding in judge(Reading(evidence), tally)]
 
 
-def check(judged: Judged, tally: Tally | None = None) -> None:
+def check(judged: Judged, tally: Tally | None = None, *, but: frozenset[str] = frozenset()) -> None:
     """Judge what a run left by every built-in invariant, and count in *tally* which of them it exercised.
+
+    Args:
+        judged: What is judged.
+        tally: Where to count.
+        but: Names of invariants that are left out.
 
     Raises:
         InvariantError: naming each broken invariant, what it promises, and the records that show the breach.
     """
+    laws = [one for one in LAWS.values() if one.name not in but] if but else None
     for where, evidence in _evidence(judged):
-        findings = judge(Reading(evidence), tally)
+        reading = Reading(evidence)
+        findings = judge(reading, tally, laws)
+        reading.forget()
         if findings:
             raise InvariantError(tuple(findings), where, told(tuple(evidence.records), findings))

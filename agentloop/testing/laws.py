@@ -107,11 +107,16 @@ class Tally:
         self.broken.update(other.broken)
 
 
-def judge(reading: Reading, tally: Tally | None = None, laws: Iterable[Law] | None = None) -> list[Finding]:
-    """Return what *reading* breaks of *laws* (all, if not given), and count in *tally* what it exercises."""
+def judge(
+    reading: Reading, tally: Tally | None = None, laws: Iterable[Law] | None = None, *, worlds: int = 1
+) -> list[Finding]:
+    """Return what *reading* breaks of *laws* (all, if not given), and count in *tally* what it exercises.
+
+    It counts as so many *worlds*: 0 where it has been counted before.
+    """
     findings: list[Finding] = []
     if tally is not None:
-        tally.worlds += 1
+        tally.worlds += worlds
     for one in LAWS.values() if laws is None else laws:
         found = list(one.judge(reading))
         if not found:

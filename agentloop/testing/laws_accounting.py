@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -18,7 +17,11 @@ from agentloop.items import (
     ToolCall,
     ToolOutput,
 )
+from agentloop.record_codec import encode, record_to_json
 from agentloop.results import RunResult
+from agentloop.secret_values import Secrets
+from agentloop.stored_state import plain_line
+from agentloop.testing.cast import VEIL
 from agentloop.testing.evidence import Path, Reading
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
@@ -361,7 +364,10 @@ def spans_pair_and_nest(seen: Reading) -> Findings:
 
 @law("accounting")
 def sessions_get_each_item_once(seen: Reading) -> Findings:
-    """A session gets what the run added, each item once and in order, calls together with their outputs."""
+    """A session gets what the run added, each item once and in order, calls together with their outputs.
+
+    A write that the run's time and its grace cut off may be missing.
+    """
     saved = seen.evidence.saved
     if saved is None:
         return
@@ -382,7 +388,8 @@ def sessions_get_each_item_once(seen: Reading) -> Findings:
     if faults:
         yield broken(f"the session holds: {'; '.join(faults)}")
     data = seen.evidence.result
-    if isinstance(data, RunResult) and data.status == "completed":
+    cut = any(isinstance(one, r.CleanupCut) and one.section == "session save" for one in seen.records)
+    if isinstance(data, RunResult) and data.status == "completed" and not cut:
         wanted = [*data.input, *data.new_items]
         # A handoff's call is held back until it is answered, so the order may differ from the run's.
         if Counter(map(repr, fresh)) != Counter(map(repr, wanted)):
@@ -397,7 +404,7 @@ def _kinds(items: Iterable[Item]) -> str:
 
 @law("accounting")
 def secrets_stand_nowhere(seen: Reading) -> Findings:
-    """No secret text stands in an error, a span, or a reason that the log gives."""
+    """No secret text stands in an error, a span, an event's or a record's words, or in what a journal is given."""
     canaries = seen.evidence.canaries
     if not canaries:
         return
@@ -417,5 +424,8 @@ def _texts(seen: Reading) -> Iterator[tuple[str, str]]:
     for _, span in seen.evidence.spans or ():
         yield f"span {span.kind} {span.name}", f"{span.error} {span.data!r}"
     for n, record in enumerate(seen.records):
-        with contextlib.suppress(AttributeError):
-            yield f"record {n}", repr(record)
+        yield f"record {n}", repr(record)
+        yield f"the journal's line of record {n}", plain_line(record).decode()
+        yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(VEIL))).decode()
+    for place, event in enumerate(seen.evidence.events):
+        yield f"event {place}", repr(event)

@@ -48,6 +48,8 @@ def every_entry_ends_once(seen: Reading) -> Findings:
             ends = [n for n, _ in run.ended if began < n < until]
             if len(ends) > 1:
                 yield broken(f"an entry of run {_name(run.path)} ended {len(ends)} times", *ends)
+            elif not ends and seen.crashed_between(began, until):
+                yield HELD
             elif not ends and (until < len(seen.records) or _known_over(seen)):
                 yield broken(f"an entry of run {_name(run.path)} never ended", began)
             elif ends:

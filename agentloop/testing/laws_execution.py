@@ -24,7 +24,7 @@ def one_ending_per_attempt(seen: Reading) -> Findings:
             yield from _settled_twice(call)
         for n, record in call.started:
             ended = any(one.attempt == record.attempt for _, one in call.settled)
-            if over and not ended and not paused(seen, call):
+            if over and not ended and not paused(seen, call) and not seen.crashed_between(n, len(seen.records)):
                 yield broken(f"call {call.call_id} attempt {record.attempt} started and never settled", n)
             else:
                 yield HELD
@@ -157,7 +157,13 @@ def identities_stay(seen: Reading) -> Findings:
 def turns_count_one_by_one(seen: Reading) -> Findings:
     """A turn is one logical model call: turns count 1, 2, 3; retries count their attempts inside one."""
     for run in seen.runs.values():
-        for place, turn in enumerate(run.turns, 1):
+        place = 0
+        before: TurnSeen | None = None
+        for turn in run.turns:
+            # One that a crash cut off before its answer is begun again.
+            again = before is not None and not before.responded and seen.crashed_between(before.n, turn.n)
+            place += not again
+            before = turn
             if turn.number != place:
                 yield broken(f"turn {turn.number} is the run's {place}.", turn.n)
             yield from _attempts(turn)
@@ -192,7 +198,9 @@ def turns_fit_their_limit(seen: Reading) -> Findings:
     error = seen.evidence.error
     if isinstance(error, MaxTurnsExceeded) and seen.root is not None:
         last = seen.root.limits[-1][1]
-        if not any(run.turns and len(run.turns) == limit for run in seen.runs.values() for _, limit in run.limits):
+        if not any(
+            run.turns and run.turns[-1].number == limit for run in seen.runs.values() for _, limit in run.limits
+        ):
             yield broken(f"max_turns={last} exceeded after {len(seen.root.turns)} turns")
 
 

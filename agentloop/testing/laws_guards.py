@@ -157,6 +157,23 @@ def _entry_before(seen: Reading, path: Path, n: int) -> int:
 
 
 @law("guards")
+def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
+    """A call that waited for a verdict is judged by its tool's input guardrails once more, just before it starts."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not tool.tool_input_guardrails or not call.requested:
+            continue
+        resumed = _entry_before(seen, call.path, call.started[-1][0])
+        if resumed < call.requested[-1][0]:
+            continue  # the verdict came while the run was under way
+        judged = [n for n, one in call.guards if one.stage == "tool_input" and resumed < n < call.started[-1][0]]
+        if len(judged) < len(tool.tool_input_guardrails):
+            yield broken(f"call {call.call_id} started after a pause, judged {len(judged)} times", call.started[-1][0])
+        else:
+            yield HELD
+
+
+@law("guards")
 def a_refused_call_never_runs(seen: Reading) -> Findings:
     """A call whose arguments a guardrail refused doesn't start and is rejected; a tripwire ends the run."""
     for call in seen.calls.values():

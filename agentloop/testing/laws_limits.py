@@ -148,6 +148,17 @@ def rates_hold(seen: Reading) -> Findings:
                 yield HELD
 
 
+@law("execution")
+def a_full_buffer_holds_the_run_up(seen: Reading) -> Findings:
+    """No turn of a streamed run begins while as many events are unread as its buffer holds."""
+    cap = seen.evidence.config.stream_buffer
+    for n, unread in seen.evidence.unread or ():
+        if unread >= cap:
+            yield broken(f"a turn began with {unread} events unread, and the buffer holds {cap}", n)
+        else:
+            yield HELD
+
+
 def _unhindered(tool: FunctionTool | None) -> bool:
     """Tell whether nothing but the turn's cap keeps a call of *tool* from starting."""
     return (

@@ -99,6 +99,7 @@ class World:
         options: Further arguments of `Runner.run`. `hooks`, `session` and `run_config` may be functions that make one,
             once per run.
         verdicts: Given when their calls wait for one; the run is resumed until none fits.
+        slow_reader: Whether who reads the events of a streamed run waits, after each, until the tape lets him go on.
         serialize: Whether the run's state goes through its text form before each resume.
         tape: Decides who goes next; past its end who came first.
         order: `"gate"`: answers of models, bodies, guardrails and session I/O wait until the tape lets one through: the
@@ -116,6 +117,7 @@ class World:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     serialize: bool = True
+    slow_reader: bool = False
     tape: tuple[int, ...] = attrs.field(default=(), converter=_tape)
     order: Order = attrs.field(default="gate", validator=attrs.validators.in_(("gate", "passes", "steps")))
 
@@ -144,6 +146,7 @@ class WorldRun:
         agent, context, hooks, session: What the run was given.
         spans: `("start" or "end", span)`, in order.
         late, still_running: What instruments were told.
+        unread: How many events were unread when each of a streamed run's own turns began: record number and count.
         choices: Who could go next and who did; `tape` repeats it.
         trace: Who was let through the gate, in order, or which task went on; where there was a choice.
         chosen_at: How many records there were at each choice.
@@ -177,6 +180,7 @@ class WorldRun:
     spans: tuple[tuple[str, Span], ...] = attrs.field(default=(), repr=False)
     late: tuple[LateResult, ...] = attrs.field(default=(), repr=False)
     still_running: tuple[StillRunning, ...] = attrs.field(default=(), repr=False)
+    unread: tuple[tuple[int, int], ...] = attrs.field(default=(), repr=False)
     choices: Choices = attrs.field(default=(), repr=False)
     trace: tuple[str, ...] = attrs.field(default=(), repr=False)
     chosen_at: tuple[int, ...] = attrs.field(default=(), repr=False)
@@ -311,6 +315,7 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         spans=tuple(watch.spans),
         late=tuple(watch.late),
         still_running=tuple(watch.still_running),
+        unread=tuple(watch.unread),
         choices=tuple(recorder.choices),
         trace=tuple(recorder.chosen),
         chosen_at=tuple(recorder.marks),

@@ -6,38 +6,42 @@ goes on. Which, and how, depends on the round alone.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from agentloop import records as r
-from agentloop.exceptions import (
-    InputGuardrailTripwireTriggered,
-    MaxTurnsExceeded,
-    OutputGuardrailTripwireTriggered,
-)
-from agentloop.testing._crash_laws import said_raise, sound, unknown
+from agentloop.testing._crash_laws import said_raise, sound, tells_of_earlier, unknown
 from agentloop.testing._crash_lives import CrashRun, run_crashing, undisturbed
+from agentloop.testing.cast import CANARIES, Cast
 from agentloop.testing.crashing import WAYS
 from agentloop.testing.disk import MODES, CrashAt
 from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
+from agentloop.testing.evidence import Evidence
+from agentloop.testing.invariants import check
 from agentloop.testing.parts import CancelsCall
 from agentloop.testing.runs import World, WorldRun
 
-EVERY = 5
+from .counts import Counts
+
+SLOW = frozenset({"storing_changes_nothing"})
+"""Invariants that take as long as a run: other runs are judged by them."""
+EVERY = 6
 """Every so manyth round has crash points."""
 POINTS = 6
 WITHIN = 12
 """The second life's crash comes within so many operations of its disk."""
-COMES_AGAIN = (
-    type(None),
-    MaxTurnsExceeded,
-    InputGuardrailTripwireTriggered,
-    OutputGuardrailTripwireTriggered,
+
+AFTER_CRASHES = (
+    "recovered to the same end",
+    "recovered to the same error",
+    "recovered with an earlier failure's words",
+    "crashed twice",
+    "unknown after a crash",
+    "bodies not run again",
 )
-"""Errors that a run ends with again, if it crashed before that was in its journal."""
+"""What the crash points of a session have to have come to, each: what the laws of crashes are about."""
 
 
-def crash_points(chance: Chance, number: int, numbers: Counter[str]) -> None:
+def crash_points(chance: Chance, number: int, counts: Counts) -> None:
     """Crash one drawn world at some points, and judge what came of each.
 
     Raises:
@@ -48,34 +52,73 @@ def crash_points(chance: Chance, number: int, numbers: Counter[str]) -> None:
     first, then = chance.pick(WAYS)
     streamed = chance.one_in(4)
     whole = undisturbed(world, backend=first, streamed=streamed)
+    counts.numbers[f"schedules on {first}"] += 1
+    check(whole.run, counts.tally, but=SLOW)
     for _ in range(POINTS):
         crashes = [CrashAt(chance.pick(whole.writes), chance.pick(MODES))]
         if chance.one_in(4):
             crashes.append(CrashAt(chance.whole(1, WITHIN), chance.pick(MODES)))
         seed = chance.whole(0, 1 << 30)
         run = run_crashing(world, whole.run, crashes, [first, then, first], streamed=streamed, seed=seed)
-        numbers["crash points"] += len(run.crashes)
-        numbers["recovered"] += not run.over
-        numbers["unknown after a crash"] += len(unknown(run))
-        same_end = not fickle(run)
-        numbers["recovered to the same end"] += same_end and not run.over
+        _count(run, counts)
         try:
-            sound(run, same_end=same_end)
+            sound(run, same_end=not fickle(run))
             assert not run.left, f"left behind: {', '.join(run.left)}"
+            check(evidence_after(run), counts.tally, but=SLOW)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{list(run.crashes)} on {first}, then {then}\n{world}") from error
+            where = f"{list(run.crashes)} on {first}, then {then}, seed={seed}, streamed={streamed}"
+            raise AssertionError(f"{error}\n{where}\n{world}") from error
+
+
+def _count(run: CrashRun, counts: Counts) -> None:
+    numbers = counts.numbers
+    numbers["crash points"] += len(run.crashes)
+    numbers["crashed twice"] += len(run.crashes) > 1
+    for life in run.lives:
+        counts.note(life)
+        numbers[f"schedules on {life.backend}"] += 1
+        numbers["lives that crashed or went on"] += 1
+    numbers["unknown after a crash"] += len(unknown(run))
+    if run.over:
+        return
+    numbers["recovered"] += 1
+    held = run.records[: run.kept[-1]]
+    numbers["bodies not run again"] += any(isinstance(one, r.BodyEnded) for one in held)
+    if fickle(run):
+        return
+    if run.error is None:
+        numbers["recovered to the same end"] += 1
+    elif type(run.error) is type(run.whole.error):
+        numbers["recovered to the same error"] += 1
+    else:
+        numbers["recovered with an earlier failure's words"] += tells_of_earlier(run)
+
+
+def evidence_after(run: CrashRun) -> Evidence:
+    """Return what a run that crashed left, as far as it isn't a matter of one life alone."""
+    cast = run.world.agent
+    return Evidence(
+        records=run.records,
+        agent=run.agent,
+        config=run.world.options["run_config"],
+        result=None if run.over else run.result,
+        error=None if run.over else run.error,
+        left=run.left,
+        streamed=run.streamed,
+        faultless=True,
+        canaries=CANARIES if isinstance(cast, Cast) and cast.secretive else (),
+        crashes=run.kept[1:],
+    )
 
 
 def fickle(run: CrashRun) -> bool:
     """Tell whether the run without a crash needn't end as the one with it did.
 
-    So it is where a call's error ended it, or where the schedule or what is outside decides: a time that ran out, a
-    call that another one cancels, a model that failed.
+    So it is where the schedule or what is outside decides: a time that ran out, a call that another one cancels, a
+    model that failed (how often it was asked again isn't remembered over a crash).
     """
     config: Any = run.world.options["run_config"]
-    if not isinstance(run.whole.error, COMES_AGAIN) or said_raise(run):
-        return True
-    if config.timeout is not None or config.tool_execution.queue_timeout is not None:
+    if said_raise(run) or config.timeout is not None or config.tool_execution.queue_timeout is not None:
         return True
     if any(isinstance(getattr(part, "part", None), CancelsCall) for part in run.world.behaviors.values()):
         return True
@@ -83,10 +126,8 @@ def fickle(run: CrashRun) -> bool:
 
 
 def ran_out(run: WorldRun) -> bool:
-    """Tell whether something of *run* took too long, or a model or a nested run of it failed."""
+    """Tell whether something of *run* took too long, or a model of it failed."""
     return any(
-        isinstance(one, r.ModelFailed)
-        or (isinstance(one, r.RunEnded) and one.path and one.status == "failed")
-        or (isinstance(one, r.CallSettled) and one.outcome.status == "timed_out")
+        isinstance(one, r.ModelFailed) or (isinstance(one, r.CallSettled) and one.outcome.status == "timed_out")
         for one in run.records
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,54 +15,39 @@ from typing import Any
 
 import attrs
 
-from agentloop.exceptions import RunTimeout
-from agentloop.testing.clockwork import BACKENDS
+from agentloop.record_codec import record_from_json, record_to_json
+from agentloop.secret_values import Secrets
+from agentloop.testing.cast import VEIL
+from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Seeded, Taste, draw_tape, draw_world
-from agentloop.testing.invariants import InvariantError, Tally, check
+from agentloop.testing.evidence import Relation, Twin
+from agentloop.testing.invariants import InvariantError, check, check_twins, twin_of
 from agentloop.testing.loopfree import CoreRun, check_core, draw_core_world, play
+from agentloop.testing.replaying import replay
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 from agentloop.testing.schedules import Tape
 
 from . import crashes
+from .counts import Counts, Violation
 from .malformed_stores import feed
 
-TAPES = 3
 CANCELS = 2
+"""Cancel points on each backend."""
 CORE_WORLDS = 25
 CORE_TAPES = 4
 MALFORMED = 20
+REPEATED = 20
+REPLAYED = 5
+"""Every so manyth round runs its first world once more, or replays it."""
+OTHER: dict[Backend, Backend] = {"asyncio": "trio", "trio": "asyncio"}
+IN_STORES = frozenset({"storing_changes_nothing"})
+"""Invariants that take as long as the run: judged of one run of each world."""
 PATIENCE = 20.0
 """Real seconds that one run may take: they take milliseconds, so a run that takes this long hangs."""
 
 
 class Hung(BaseException):
     """A run that doesn't end, and isn't waiting either."""
-
-
-@attrs.frozen
-class Violation:
-    """What a round found: which law, in words, and where it is found again."""
-
-    laws: tuple[str, ...]
-    words: str
-    where: str
-
-
-@attrs.define
-class Counts:
-    """What was done so far, and what came of it."""
-
-    numbers: Counter[str] = attrs.field(factory=Counter)
-    tally: Tally = attrs.field(factory=Tally)
-    core: Tally = attrs.field(factory=Tally)
-    violations: list[Violation] = attrs.field(factory=list)
-
-    def add(self, other: Counts) -> None:
-        """Count what *other* counted."""
-        self.numbers.update(other.numbers)
-        self.tally.add(other.tally)
-        self.core.add(other.core)
-        self.violations += other.violations
 
 
 @contextmanager
@@ -105,7 +89,7 @@ class Round:
         if not (stop and self.counts.violations):
             self.full_stack(stop=stop)
         if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
-            self.judged("crash", lambda: crashes.crash_points(self.chance, self.number, self.counts.numbers))
+            self.judged("crash", lambda: crashes.crash_points(self.chance, self.number, self.counts))
 
     def judged(self, what: str, work: Callable[[], object]) -> None:
         """Do *work*; what it breaks is a violation."""
@@ -134,46 +118,82 @@ class Round:
     def full_stack(self, *, stop: bool = False) -> None:
         """One drawn world under several tapes on each backend, then cancelled at some points."""
         chance = self.chance
-        taste = Taste(approvals=self.number % 3 == 0)
-        parts = draw_world(chance, taste)
+        parts = draw_world(chance, Taste(approvals=self.number % 3 == 0))
         order: Any = chance.pick(["gate", "gate", "gate", "passes", "steps"])
-        steps = 1
-        for place in range(TAPES):
-            world = World(**parts, order=order, tape=() if not place else draw_tape(chance))
-            runs: list[WorldRun] = []
-            streamed = chance.one_in(3)
-            for backend in BACKENDS:
-                self.judged(f"{backend} {order}", lambda w=world, b=backend, s=streamed, r=runs: self.one(w, b, s, r))
-            if order == "gate" and len(runs) == len(BACKENDS):
-                self.judged("both backends", lambda r=runs: equal(r))
-                self.counts.numbers["compared"] += 1
-            if runs and self.number % 20 == 0 and not place:
-                self.judged("repeated", lambda r=runs, w=world: self.repeated(r[0], w))
+        streamed, backend = chance.one_in(3), BACKENDS[self.number % len(BACKENDS)]
+        runs: list[WorldRun] = []
+        first = World(**parts, order=order)
+        for name in BACKENDS:
+            self.judged(f"{name} {order}", lambda b=name: self.one(first, b, streamed, runs, but=frozenset()))
+        world = World(**parts, order=order, tape=draw_tape(chance))
+        if order == "gate":
+            world = keeping_up(world)
+            self.judged("both backends", lambda: self.twins(runs, "backend"))
+        if runs and self.number % REPEATED == 0:
+            self.judged("again", lambda: self.repeated(runs[0]))
+        if runs and self.number % REPLAYED == 0:
+            self.judged("replay", lambda: self.replayed(runs[0]))
+        if stop and self.counts.violations:
+            return
+        modes: list[WorldRun] = []
+        for watched in (False, True):
+            self.judged(f"{backend} {order}", lambda s=watched: self.one(world, backend, s, modes))
+        if order == "gate":
+            self.judged("both modes", lambda: self.twins(modes, "mode"))
+        steps = max([1, *(run.steps for run in (*runs, *modes))])
+        for name in BACKENDS * CANCELS:
             if stop and self.counts.violations:
                 return
-            steps = max([steps, *(run.steps for run in runs)])
-        for backend in BACKENDS * CANCELS:
-            cancel = CancelAt(chance.whole(0, steps), chance.pick(["scope", "native"]))
+            cancel = CancelAt(chance.whole(0, steps - 1), chance.pick(["scope", "native"]))
             world = World(**parts, order=order, tape=draw_tape(chance), cancel=cancel)
-            self.judged(f"{backend} {order} {cancel}", lambda w=world, b=backend: self.one(w, b, chance.one_in(3), []))
+            watched = chance.one_in(3)
+            self.judged(f"{name} {order} {cancel}", lambda w=world, b=name, s=watched: self.one(w, b, s, []))
 
-    def one(self, world: World, backend: Any, streamed: bool, runs: list[WorldRun]) -> None:
+    def one(
+        self,
+        world: World,
+        backend: Backend,
+        streamed: bool,
+        runs: list[WorldRun],
+        *,
+        but: frozenset[str] = IN_STORES,
+    ) -> None:
         """Run *world* once and judge it."""
         run = run_one(world, backend=backend, streamed=streamed)
         runs.append(run)
-        self.counts.numbers[f"schedules on {backend}"] += 1
-        if run.cancelled_at is not None:
-            self.counts.numbers["cancel points"] += 1
-        if world.order == "gate":
-            self.counts.numbers["gated"] += 1
-        check(run, self.counts.tally)
+        numbers = self.counts.numbers
+        numbers[f"schedules on {backend}"] += 1
+        numbers["cancel points"] += run.cancelled_at is not None
+        numbers["gated"] += world.order == "gate"
+        self.counts.note(run)
+        check(run, self.counts.tally, but=but)
 
-    def repeated(self, first: WorldRun, world: World) -> None:
-        """Run *world* again as *first* was: everything must be the same."""
-        again = run_one(world, backend=first.backend, streamed=first.streamed)
+    def twins(self, runs: list[WorldRun], relation: Relation) -> None:
+        """Judge whether both of *runs* say the same."""
+        if len(runs) == 2:
+            self.counts.numbers["compared"] += 1
+            check_twins(runs[0], twin_of(runs[1], relation), self.counts.tally)
+
+    def repeated(self, first: WorldRun) -> None:
+        """Run the world of *first* again as it was: everything must be the same."""
+        again = run_one(first.world, backend=first.backend, streamed=first.streamed)
         self.counts.numbers["repeated"] += 1
-        if again.records != first.records or again.choices != first.choices:
-            raise AssertionError("the same world ran differently the second time")
+        check_twins(first, twin_of(again, "again"), self.counts.tally)
+        assert again.choices == first.choices, "the same world had other choices the second time"
+
+    def replayed(self, run: WorldRun) -> None:
+        """Replay *run*, as it is stored, on the other backend."""
+        if not run.records:
+            return
+        agent: Any = run.world.agent
+        codec = Secrets(VEIL)
+        stored = [record_from_json(record_to_json(one, codec), secrets=codec) for one in run.records]
+        config: Any = run.world.options["run_config"]
+        other = OTHER[run.backend]
+        replayed = replay(stored, agent(), run_config=config, backend=other)
+        self.counts.numbers["replayed"] += 1
+        twin = Twin(relation="replay", name=f"its replay on {other}", records=replayed.records)
+        check_twins(run, twin, self.counts.tally)
 
     # -- the core alone
 
@@ -207,20 +227,8 @@ class Round:
                 self.broken(("malformed_input_is_refused_by_type",), f"{kind}: {fault}")
 
 
-def equal(runs: list[WorldRun]) -> None:
-    """Assert that one gated schedule gave one log on all backends."""
-    first, *others = runs
-    if any(isinstance(run.error, RunTimeout) for run in runs):
-        return  # of a deadline and what else is due at that very moment either may come first
-    for other in others:
-        if other.records == first.records and type(other.error) is type(first.error):
-            continue
-        pairs = zip(first.records, other.records, strict=False)
-        n = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first.records), len(other.records)))
-        one = first.records[n] if n < len(first.records) else "nothing more"
-        two = other.records[n] if n < len(other.records) else "nothing more"
-        raise SchedulesDiffer(f"record {n}: {first.backend} {one!r}, {other.backend} {two!r}")
-
-
-class SchedulesDiffer(AssertionError):
-    """A law about several runs: the same schedule, the same log."""
+def keeping_up(world: World) -> World:
+    """Return *world* with a reader of its events who is never behind: one that is holds the run up."""
+    config: Any = world.options["run_config"]
+    options = {**world.options, "run_config": attrs.evolve(config, stream_buffer=100_000)}
+    return attrs.evolve(world, options=options, slow_reader=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import multiprocessing
 import subprocess
@@ -17,10 +18,10 @@ import attrs
 from agentloop.testing.invariants import LAWS
 from agentloop.testing.loopfree import OF_THE_CORE
 
-from .rounds import Counts, Round
+from .counts import Counts, Violation
+from .crashes import AFTER_CRASHES
+from .rounds import Round
 
-NOT_YET: frozenset[str] = frozenset({"secrets_stand_nowhere"})
-"""Invariants whose premise no world of these sessions has: their tools keep no secrets."""
 ENOUGH = 200
 """Rounds after which an invariant that was never exercised fails the session."""
 
@@ -81,6 +82,24 @@ def explore_all(wanted: Wanted, jobs: int) -> Counts:
     return counts
 
 
+def digest_of_round(seed: str, number: int) -> str:
+    """Return a digest of every log of a round."""
+    counts = Counts(digest=hashlib.sha256())
+    Round(seed, number, counts).play()
+    found: str = counts.digest.hexdigest()
+    return found
+
+
+def same_in_a_fresh_process(seed: str, number: int) -> list[Violation]:
+    """Play a round here and in another process, whose hashes and addresses are others: every log must be the same."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        there = pool.apply(digest_of_round, (seed, number))
+    if there == digest_of_round(seed, number):
+        return []
+    words = "a fresh process gives other logs than this one"
+    return [Violation(("a_round_is_its_seeds",), words, f"--seed {seed} --round {number}")]
+
+
 def commit() -> str:
     """Return the commit the sources are at, or a word for none."""
     root = Path(__file__).parents[2]
@@ -95,8 +114,9 @@ def commit() -> str:
 
 def untouched(counts: Counts) -> list[str]:
     """Return the invariants that no round exercised, though rounds can."""
-    missing = [name for name in counts.tally.unexercised() if name not in NOT_YET and not counts.core.exercised[name]]
-    return missing + [f"{name} (core)" for name in OF_THE_CORE if not counts.core.exercised[name]]
+    missing = [name for name in counts.tally.unexercised() if not counts.core.exercised[name]]
+    missing += [f"{name} (core)" for name in OF_THE_CORE if not counts.core.exercised[name]]
+    return missing + [name for name in AFTER_CRASHES if not counts.numbers[name]]
 
 
 def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
@@ -141,6 +161,9 @@ def main(arguments: list[str]) -> int:
         wanted = attrs.evolve(wanted, first=given.round, rounds=1, budget=3600.0)
     began = time.monotonic()
     counts = explore_all(wanted, given.jobs if given.round is None else 1)
+    if given.round is None and not given.first_violation:
+        counts.violations += same_in_a_fresh_process(given.seed, 0)
+        counts.numbers["rounds played in a fresh process too"] += 1
     seconds = time.monotonic() - began
     if given.json:
         found = [{"laws": one.laws, "words": one.words[:2000], "where": one.where} for one in counts.violations]

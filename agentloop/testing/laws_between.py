@@ -1,0 +1,79 @@
+"""Invariants between runs of one world: other backend, other mode, another time and a replay say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.run_state import RunState
+from agentloop.testing.evidence import Reading, Relation, Twin
+from agentloop.testing.laws import HELD, Broken, broken, law
+
+Findings = Iterator[Broken | None]
+
+
+@law("accounting")
+def backends_agree(seen: Reading) -> Findings:
+    """Under the gate one tape gives one log on trio and on asyncio, and the same end."""
+    yield from _as_twins(seen, "backend")
+
+
+@law("accounting")
+def streaming_changes_nothing(seen: Reading) -> Findings:
+    """Under the gate one tape gives one log, whether somebody who keeps up reads the run's events or nobody does."""
+    yield from _as_twins(seen, "mode")
+
+
+@law("accounting")
+def worlds_repeat_themselves(seen: Reading) -> Findings:
+    """The same world on the same backend gives the same log again."""
+    yield from _as_twins(seen, "again")
+
+
+@law("accounting")
+def replays_give_the_log(seen: Reading) -> Findings:
+    """A strict replay gives the run's records, on the other backend too."""
+    yield from _as_twins(seen, "replay")
+
+
+def _as_twins(seen: Reading, relation: Relation) -> Findings:
+    for twin in seen.evidence.twins:
+        if twin.relation == relation:
+            yield _difference(seen, twin)
+
+
+def _difference(seen: Reading, twin: Twin) -> Broken | None:
+    ours, theirs = seen.records, twin.records
+    for n, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        if one != other:
+            return broken(f"record {n} is {one!r}, {twin.name} has {other!r}", n)
+    if len(ours) != len(theirs):
+        return broken(f"{len(ours)} records, {twin.name} has {len(theirs)}", min(len(ours), len(theirs)))
+    error = seen.evidence.error
+    if twin.error is not None and twin.error is not type(error):
+        return broken(f"it ends with {error!r}, {twin.name} with {twin.error.__name__}")
+    return HELD
+
+
+# ---------------------------------------------------------------------------------------------- stored and read
+
+
+@law("accounting")
+def storing_changes_nothing(seen: Reading) -> Findings:
+    """Records and states are the same after they were written and read: what is written then is what was read."""
+    agent = seen.evidence.agent
+    if agent is None or not seen.records:
+        return
+    context: Any = {"context_serializer": lambda _: None}
+    state = RunState(agent, seen.records)
+    text = state.to_string(**context)
+    again = RunState.from_string(agent, text)
+    if again.to_string(**context) != text:
+        yield broken("the state's text isn't what is written when it was read")
+    secret = any(call.secret or call.secret_output for call in (one.call for one in seen.calls.values()))
+    pairs = enumerate(zip(seen.records, again.records, strict=True))
+    # What is secret comes back as a digest; everything else as it was.
+    n = None if secret else next((n for n, (one, other) in pairs if one != other), None)
+    if n is not None:
+        yield broken(f"stored and read, {seen.records[n]!r} is {again.records[n]!r}", n)
+    yield HELD
