@@ -378,6 +378,8 @@ def check_goes_on(fold: RunFold) -> None:
         raise StateError(
             f"run {fold.run_id} is over: call {broken.call_id!r} of tool {broken.tool!r} failed: {broken.error}"
         )
+    if fold.broken_by is not None:
+        raise StateError(f"run {fold.run_id} is over: {fold.broken_by}")
     if ended is None or ended.resumable:
         return
     if ended.status == "completed":

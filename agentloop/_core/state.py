@@ -189,6 +189,8 @@ class RunFold:
         """Items of the current turn's response; None while the model is due."""
         self.receipts: dict[str, str] = {}
         self.guardrails: list[r.GuardrailSettled] = []
+        self.tripped: r.GuardrailSettled | None = None
+        """What ends this entry: the guardrail of the run's input or output that tripped."""
         self.passed: set[tuple[int, str]] = set()
         """Input guardrails that have passed the run's input, by place and name."""
         self.meter = UsageMeter()
@@ -266,6 +268,16 @@ class RunFold:
     def broken(self) -> r.CallSettled | None:
         """The failure that ends the run, where the log broke off before it had."""
         return self.fatal if self.batch_open and self.ended is None else None
+
+    @property
+    def broken_by(self) -> str | None:
+        """What ends the run, as `TYPE(MESSAGE)`, where the log broke off before it had: a failure, or a tripwire."""
+        if self.broken is not None:
+            return self.broken.error or "a call failed"
+        if self.tripped is None or self.ended is not None:
+            return None
+        stage = self.tripped.stage.capitalize()
+        return f"{stage}GuardrailTripwireTriggered({stage} guardrail {self.tripped.guardrail} tripped)"
 
     def interruptions(self) -> list[ApprovalRequest]:
         """Return the calls that wait for a verdict, nested runs' in the place of their call."""
@@ -352,6 +364,7 @@ class RunFold:
 
     def _run_resumed(self, record: r.RunResumed) -> None:
         self.resumed, self.ended, self.max_turns = record, None, record.max_turns
+        self.tripped = None
         if not self.batch_open:
             return
         for call in self.batch:
@@ -405,6 +418,8 @@ class RunFold:
         self.guardrails.append(record)
         if record.stage == "input" and record.verdict == "passed":
             self.passed.add((record.index, record.guardrail))
+        elif record.stage in ("input", "output") and record.verdict == "tripped":
+            self.tripped = record
 
     def _call_started(self, record: r.CallStarted) -> None:
         call = self.calls[record.call_id]

@@ -19,7 +19,8 @@ class Cleanup:
         self.grace = grace
         self._outer = outer
         self._own: float | None = None
-        self._sections: set[anyio.CancelScope] = set()
+        # In the order in which they were opened: so they are cut, where one deadline cuts several.
+        self._sections: dict[anyio.CancelScope, None] = {}
 
     @property
     def deadline(self) -> float | None:
@@ -56,7 +57,7 @@ class Cleanup:
         lines: list[Cleanup] = []
         line: Cleanup | None = self
         while line is not None:  # a nested run's sections end at the outer runs' deadlines too
-            line._sections.add(scope)
+            line._sections[scope] = None
             lines.append(line)
             line = line._outer
         try:
@@ -64,6 +65,6 @@ class Cleanup:
                 yield scope
         finally:
             for line in lines:
-                line._sections.discard(scope)
+                line._sections.pop(scope, None)
             if scope.cancelled_caught and on_cut is not None:
                 on_cut()

@@ -48,9 +48,9 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     config: RunConfig = body.run_config or outer.config
     run = _nested(live, body, config)
     run.context.tool_input = None if body.typed is None else live.arguments.value
-    ended, broken = run.state.ended, run.state.broken
-    if broken is not None:
-        raise EarlierFailure(broken.error or "a call failed")
+    ended = run.state.ended
+    if (failure := run.state.broken_by) is not None:
+        raise EarlierFailure(failure)
     if ended is not None and not ended.resumable:
         # It came to its end in an earlier entry of the run, which ended before the call had settled.
         if ended.status == "failed":

@@ -17,7 +17,7 @@ class Pump:
         self._busy = False
         self._again = False
         self._looked_at = 0.0
-        self.sleepers: set[Callable[[float], None]] = set()
+        self.sleepers: dict[Callable[[float], None], None] = {}
         """Owners of waiting calls: told when a call may start by the mere passing of time."""
 
     def add(self, tickets: Iterable[Ticket]) -> None:

@@ -264,7 +264,7 @@ class Batch:
     def open(self, group: TaskGroup) -> None:
         """Queue the first calls; *group* is the turn nursery."""
         self._group = group
-        self.pump.sleepers.add(self._look_at)
+        self.pump.sleepers[self._look_at] = None
         self._next_segment()
         for (path, call_id), reason in list(self.run.cancel_requests.items()):
             live = self.run.calls.get((path, call_id))
@@ -560,7 +560,7 @@ class Batch:
 
     def forget(self) -> None:
         """Leave no call without an outcome, also where the batch was ended before it was joined."""
-        self.pump.sleepers.discard(self._look_at)
+        self.pump.sleepers.pop(self._look_at, None)
         self.halt()
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:

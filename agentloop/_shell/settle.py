@@ -70,7 +70,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
     events = run.log.events
     if events is not None:
-        events.on_room.add(batch.room)
+        events.on_room[batch.room] = None
     try:
         for entry in batch.answers:
             batch.answer(entry, await _worded(run, entry))
@@ -79,7 +79,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
             await batch.join()
     finally:
         if events is not None:
-            events.on_room.discard(batch.room)
+            events.on_room.pop(batch.room, None)
         batch.forget()
     await checkpoint_if_cancelled()
     batch.raise_failure()

@@ -70,8 +70,8 @@ class EventBuffer:
         self._room = anyio.Event()
         self._progress: dict[int, ev.CallProgress] = {}
         self.gate = _Gate(self)
-        self.on_room: set[Callable[[], None]] = set()
-        """Pumps to run when the consumer has caught up."""
+        self.on_room: dict[Callable[[], None], None] = {}
+        """Pumps to run when the consumer has caught up, in this order."""
         self.closed = False
         self.discarding = False
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from agentloop import records as r
+from agentloop.secret_text import masked_arguments
 from agentloop.testing.evidence import Reading
 
 Group: TypeAlias = Literal["execution", "cancellation", "guards", "accounting"]
@@ -146,8 +147,9 @@ def told(records: tuple[r.Record, ...], findings: list[Finding], around: int = 2
 
 def short(record: r.Record) -> str:
     """Return *record* in one short line: its kind, where it stands, and what it says."""
+    secret = getattr(record, "secret", ())
     said = [
-        f"{field.name}={value!r}"
+        f"{field.name}={masked_arguments(value, secret) if field.name == 'arguments' and secret else value!r}"
         for field in attrs.fields(type(record))
         if field.repr
         and field.name not in ("path", "turn", "at")

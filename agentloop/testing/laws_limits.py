@@ -127,6 +127,8 @@ def one_at_a_time(seen: Reading, turn: TurnSeen) -> bool:
 @law("execution")
 def rates_hold(seen: Reading) -> Findings:
     """No window of a rate holds more starts than it allows, where nothing lies between admission and start."""
+    if seen.evidence.crashes:
+        return  # a rate is remembered by the process, not by the journal
     starts: dict[int, tuple[Rate, list[float]]] = {}
     delayed: set[int] = set()
     for call in seen.started:
@@ -183,6 +185,8 @@ def slots_are_used(seen: Reading) -> Findings:
         cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
         if cap is None or len(turn.calls) < 2 or _sequential(seen, turn.path, turn.agent):
             continue
+        if any(call.requested for call in turn.calls):
+            continue  # who waits for a verdict waits for no slot
         if not all(_unhindered(seen.tool(call)) for call in turn.calls):
             continue
         bodies = [body for call in turn.calls for body in seen.bodies.get((turn.path, call.call_id), ())]

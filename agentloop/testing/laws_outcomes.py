@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from agentloop import records as r
 from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
-from agentloop.testing.evidence import CallSeen, Reading, RunSeen, TurnSeen
+from agentloop.testing.evidence import BodySeen, CallSeen, Reading, RunSeen, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
 from agentloop.testing.laws_limits import one_at_a_time
@@ -98,6 +98,8 @@ def finished_bodies_keep_their_end(seen: Reading) -> Findings:
         if call is None or bodies[-1].ending != "value" or not call.settled or paused(seen, call):
             continue
         n, record = call.settled[-1]
+        if _outlasted(seen.tool(call), bodies[-1]):
+            continue  # what it gave came too late to count
         by = record.outcome.cancelled_by
         if record.outcome.status == "cancelled" and by not in ("parent", "deadline"):
             if by == "sibling" and record.outcome.cleanup == "cut":
@@ -107,6 +109,12 @@ def finished_bodies_keep_their_end(seen: Reading) -> Findings:
             yield broken(f"call {call_id} returned, and counts as {record.outcome.status}", n)
         else:
             yield HELD
+
+
+def _outlasted(tool: FunctionTool | None, body: BodySeen) -> bool:
+    if tool is None or tool.timeout is None or body.ended_at is None:
+        return False
+    return body.ended_at - body.began_at > tool.timeout
 
 
 def raises(record: r.CallSettled) -> bool:

@@ -14,7 +14,7 @@ from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing.cast import Actor, Cast, HookLog, Role
-from agentloop.testing.evidence import Evidence
+from agentloop.testing.evidence import Evidence, Relation, Twin
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.parts import Hangs, Raises, Returns
 from agentloop.testing.runs import CancelAt, Verdict, World, run_one
@@ -188,6 +188,30 @@ def receipted() -> Evidence:
     return evidence_of(
         run_one(_world(_calls("once"), _calls("once", first=2), actors=(Actor(name="once", idempotent=True),)))
     )
+
+
+@cache
+def judged_again() -> Evidence:
+    """A call that waits for a verdict, of a tool with an input guardrail."""
+    actors = (Actor(name="asks", approval=True, before=("allow",)),)
+    return evidence_of(run_one(_world(_calls("asks", asks=1), actors=actors, verdicts=(Verdict(call_id="c1"),))))
+
+
+@cache
+def slowly_read() -> Evidence:
+    """A streamed run whose reader is behind."""
+    world = _world(_calls("plain", "plain"), actors=(PLAIN,), config=RunConfig(stream_buffer=1), slow_reader=True)
+    return evidence_of(run_one(world, streamed=True))
+
+
+def twinned(relation: Relation) -> Evidence:
+    """Two runs of one world."""
+    evidence = queued()
+    return attrs.evolve(evidence, twins=[Twin(relation=relation, name="the other", records=list(evidence.records))])
+
+
+def _other_twin(evidence: Evidence) -> Evidence:
+    return attrs.evolve(evidence, twins=[attrs.evolve(evidence.twins[0], records=evidence.records[:-1])])
 
 
 # ---------------------------------------------------------------------------------------------- edits
@@ -403,6 +427,19 @@ PLANTED: dict[str, Plant] = {
     "model_hooks_nest": (rich, lambda e: _told(e, ("llm_end", (), "a"), ("llm_end", (), "a"))),
     "spans_pair_and_nest": (queued, lambda e: attrs.evolve(e, spans=(e.spans or ())[:-1])),
     "sessions_get_each_item_once": (rich, _saved_twice),
+    "backends_agree": (lambda: twinned("backend"), _other_twin),
+    "streaming_changes_nothing": (lambda: twinned("mode"), _other_twin),
+    "worlds_repeat_themselves": (lambda: twinned("again"), _other_twin),
+    "replays_give_the_log": (lambda: twinned("replay"), _other_twin),
+    "storing_changes_nothing": (
+        queued,
+        lambda e: change(e, find(e, r.RunEnded), details={"where": (1, 2)}),
+    ),
+    "arguments_are_judged_again_after_a_pause": (
+        judged_again,
+        lambda e: drop(e, _guards(e, "tool_input")[-1]),
+    ),
+    "a_full_buffer_holds_the_run_up": (slowly_read, lambda e: attrs.evolve(e, unread=[(1, 5)])),
     "secrets_stand_nowhere": (queued, lambda e: attrs.evolve(e, canaries=["done"])),
 }
 """By invariant: a run that keeps it, and an edit that breaks it."""

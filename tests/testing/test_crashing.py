@@ -1,23 +1,38 @@
 """Sweeps over crashes: what is sound is left alone, planted faults are found and told, and are found again."""
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 import attrs
 import pytest
+from exploration.counts import Counts
 from exploration.crashes import crash_points
 from exploration.malformed_stores import feed
 
-from agentloop import Agent, RunConfig, ToolContext, UserError, handoff, tool
+from agentloop import (
+    Agent,
+    AgentLoopError,
+    GuardrailFunctionOutput,
+    InputGuardrail,
+    OutputGuardrail,
+    RunConfig,
+    Runner,
+    RunState,
+    StateError,
+    ToolContext,
+    UserError,
+    handoff,
+    tool,
+)
 from agentloop import testing as t
 from agentloop._core.state import RunFold
 from agentloop._shell import journaling
 from agentloop.journal import _checks
+from agentloop.records import GuardrailSettled
 from agentloop.sessions import MemorySession
-from agentloop.testing import call, say
+from agentloop.testing import ScriptedModel, call, say
 from agentloop.testing.crashing import CrashSwept
 from agentloop.testing.disk import MODES
 from agentloop.testing.drawing import Seeded
@@ -308,18 +323,50 @@ def test_options_reach_the_runs() -> None:
     assert swept.points == swept.writes
 
 
+@pytest.mark.parametrize("stage", ["input", "output"])
+def test_a_tripwire_in_the_journal_ends_the_run_though_it_crashed_before_its_end(stage: str) -> None:
+    """The guardrail isn't asked again: another answer would let the run go on with what one has tripped on."""
+    asked: list[str] = []
+
+    async def trips(*given: Any) -> GuardrailFunctionOutput:
+        asked.append(stage)
+        return GuardrailFunctionOutput(None, tripwire_triggered=len(asked) == 1)
+
+    def agent() -> Agent[Any, Any]:
+        asked.clear()
+        guards: dict[str, Any] = {
+            "input_guardrails": [InputGuardrail(trips, name="wary", run_in_parallel=False)] if stage == "input" else [],
+            "output_guardrails": [OutputGuardrail(trips, name="wary")] if stage == "output" else [],
+        }
+        return Agent("a", model=ScriptedModel([say("hello"), say("hello")]), **guards)
+
+    async def main() -> None:
+        first = agent()
+        with pytest.raises(AgentLoopError) as ended:
+            await Runner.run(first, "go")
+        data = ended.value.run_data
+        assert data is not None
+        settled = next(n for n, one in enumerate(data.records) if isinstance(one, GuardrailSettled))
+        crashed = RunState(first, data.records[: settled + 1])
+        with pytest.raises(StateError, match=f"is over: {stage.capitalize()}GuardrailTripwireTriggered.*wary tripped"):
+            await Runner.run(first, crashed)
+        assert len(asked) == 1
+
+    anyio.run(main)
+
+
 # ---------------------------------------------------------------------------------------------- drawn worlds
 
 
 def test_crash_points_of_a_round_depend_on_its_seed_alone() -> None:
     """Drawn twice they count the same, and nothing of them is wrong."""
-    once, again = Counter[str](), Counter[str]()
-    for numbers in (once, again):
+    once, again = Counts(), Counts()
+    for counts in (once, again):
         for number in range(4):
-            crash_points(Seeded(f"round {number}"), number, numbers)
+            crash_points(Seeded(f"round {number}"), number, counts)
     assert once == again
-    assert once["crash points"] >= 24
-    assert once["recovered"]
+    assert once.numbers["crash points"] >= 24
+    assert once.numbers["recovered"]
 
 
 @pytest.mark.usefixtures("gate_forgotten")
@@ -327,7 +374,7 @@ def test_crash_points_of_rounds_find_a_forgotten_gate() -> None:
     """Within a few worlds; the error says which."""
     with pytest.raises(AssertionError, match=r"CrashAt\(operation=\d+, mode='\w+'\)"):
         for number in range(20):
-            crash_points(Seeded(f"round {number}"), number, Counter())
+            crash_points(Seeded(f"round {number}"), number, Counts())
 
 
 def test_malformed_input_is_refused_by_type_or_taken_whole() -> None:
