@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from agentloop.exceptions import AgentLoopError
 from agentloop.run_state import RunState
 from agentloop.testing.evidence import Reading, Relation, Twin
 from agentloop.testing.laws import HELD, Broken, broken, law
@@ -65,9 +66,12 @@ def storing_changes_nothing(seen: Reading) -> Findings:
     if agent is None or not seen.records:
         return
     context: Any = {"context_serializer": lambda _: None}
-    state = RunState(agent, seen.records)
-    text = state.to_string(**context)
-    again = RunState.from_string(agent, text)
+    try:
+        text = RunState(agent, seen.records).to_string(**context)
+        again = RunState.from_string(agent, text)
+    except AgentLoopError as error:
+        yield broken(f"it can't be stored and read: {type(error).__name__}: {error}")
+        return
     if again.to_string(**context) != text:
         yield broken("the state's text isn't what is written when it was read")
     secret = any(call.secret or call.secret_output for call in (one.call for one in seen.calls.values()))

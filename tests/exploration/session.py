@@ -153,10 +153,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--rounds", type=int, help="play so many rounds at most")
     parser.add_argument("--round", type=int, help="play this round alone")
+    parser.add_argument("--first", type=int, default=0, help="begin with this round")
     parser.add_argument("--first-violation", action="store_true", help="end at the first violation")
     parser.add_argument("--json", action="store_true", help="print violations as one line of JSON")
     given = parser.parse_args(arguments)
-    wanted = Wanted(seed=given.seed, budget=given.budget, rounds=given.rounds, stop=given.first_violation)
+    wanted = Wanted(
+        seed=given.seed, budget=given.budget, first=given.first, rounds=given.rounds, stop=given.first_violation
+    )
     if given.round is not None:
         wanted = attrs.evolve(wanted, first=given.round, rounds=1, budget=3600.0)
     began = time.monotonic()

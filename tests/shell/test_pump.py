@@ -26,7 +26,7 @@ def test_a_limit_that_gets_room_right_after_a_look_is_looked_at_again(monkeypatc
     monkeypatch.setattr(pump_module.anyio, "current_time", lambda: clock["now"])
     owner, told = Started(), []
     pump = Pump()
-    pump.sleepers.add(told.append)
+    pump.sleepers[told.append] = None
     rate = Rate(1, 1.0)
     tickets: list[Any] = [Ticket((rate,), owner), Ticket((rate,), owner)]
     pump.add(tickets)
