@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from agentloop.testing._findings import Finding, Judge
+from agentloop.testing._findings import Finding
 from agentloop.testing.runs import World, WorldRun, run_one
 from agentloop.testing.schedules import Exhaustive
 from agentloop.testing.scripted import Step
@@ -18,7 +18,7 @@ MOST = 3000
 """Runs that are spent on making one finding small."""
 
 
-def shrunk(finding: Finding, judge: Judge) -> tuple[Finding, int]:
+def shrunk(finding: Finding, judge: Callable[[WorldRun], Finding | None]) -> tuple[Finding, int]:
     """Return the smallest finding of the same fault that was found, and how many runs it took."""
     shrinking = _Shrinking(finding, judge)
     while shrinking.smaller_script() or shrinking.smaller_tape():
@@ -29,7 +29,7 @@ def shrunk(finding: Finding, judge: Judge) -> tuple[Finding, int]:
 @attrs.define
 class _Shrinking:
     best: Finding
-    judge: Judge
+    judge: Callable[[WorldRun], Finding | None]
     runs: int = 0
 
     def _try(self, world: World, tape: Sequence[int]) -> tuple[WorldRun, bool]:

@@ -11,6 +11,7 @@ from typing import Any
 from agentloop import records as r
 from agentloop.testing._crash_laws import said_raise, sound, tells_of_earlier, unknown
 from agentloop.testing._crash_lives import CrashRun, run_crashing, undisturbed
+from agentloop.testing._timeline import script_as_code
 from agentloop.testing.cast import CANARIES, Cast
 from agentloop.testing.crashing import WAYS
 from agentloop.testing.disk import MODES, CrashAt
@@ -67,7 +68,9 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
             check(evidence_after(run), counts.tally, but=SLOW)
         except AssertionError as error:
             where = f"{list(run.crashes)} on {first}, then {then}, seed={seed}, streamed={streamed}"
-            raise AssertionError(f"{error}\n{where}\n{world}") from error
+            said = [f"script: {script_as_code(world.script or ())}"]
+            said += [f"nested {path}: {script_as_code(script)}" for path, script in world.nested.items()]
+            raise AssertionError("\n".join([str(error), where, *said, str(world)])) from error
 
 
 def _count(run: CrashRun, counts: Counts) -> None:

@@ -17,6 +17,8 @@ import attrs
 
 from agentloop.record_codec import record_from_json, record_to_json
 from agentloop.secret_values import Secrets
+from agentloop.testing._findings import ExplorationFailure, Finding
+from agentloop.testing._shrink import shrunk
 from agentloop.testing.cast import VEIL
 from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Seeded, Taste, draw_tape, draw_world
@@ -46,6 +48,10 @@ PATIENCE = 20.0
 """Real seconds that one run may take: they take milliseconds, so a run that takes this long hangs."""
 
 
+SHRINKING = 600.0
+"""Real seconds where a finding may have to be made small meanwhile."""
+
+
 class Hung(BaseException):
     """A run that doesn't end, and isn't waiting either."""
 
@@ -73,11 +79,13 @@ def patience(seconds: float) -> Iterator[list[str]]:
 class Round:
     """Plays one round and counts into *counts*."""
 
-    def __init__(self, seed: str, number: int, counts: Counts) -> None:
+    def __init__(self, seed: str, number: int, counts: Counts, *, small: bool = False) -> None:
         self.where = f"--seed {seed} --round {number}"
         self.number = number
         self.chance = Seeded(f"{seed}/{number}")
         self.counts = counts
+        self.small = small
+        """Whether what breaks an invariant is made small before it is told of."""
 
     def play(self, *, stop: bool = False) -> None:
         """Play all of it; what is broken is kept in the counts. With *stop*, only until something is."""
@@ -95,7 +103,7 @@ class Round:
         """Do *work*; what it breaks is a violation."""
         hung: list[str] = []
         try:
-            with patience(PATIENCE) as hung:
+            with patience(SHRINKING if self.small else PATIENCE) as hung:
                 work()
         except InvariantError as error:
             self.broken(error.laws, f"{what}: {error}")
@@ -166,7 +174,10 @@ class Round:
         numbers["cancel points"] += run.cancelled_at is not None
         numbers["gated"] += world.order == "gate"
         self.counts.note(run)
-        check(run, self.counts.tally, but=but)
+        try:
+            check(run, self.counts.tally, but=but)
+        except InvariantError as error:
+            raise made_small(run, error) if self.small else error from None
 
     def twins(self, runs: list[WorldRun], relation: Relation) -> None:
         """Judge whether both of *runs* say the same."""
@@ -225,6 +236,23 @@ class Round:
             self.counts.numbers[f"malformed {kind}"] += 1
             if fault is not None:
                 self.broken(("malformed_input_is_refused_by_type",), f"{kind}: {fault}")
+
+
+def made_small(run: WorldRun, error: InvariantError) -> InvariantError:
+    """Return what breaks the first invariant that *run* breaks, with the smallest script and tape found that do."""
+    law = error.laws[0]
+
+    def judge(seen: WorldRun) -> Finding | None:
+        try:
+            check(seen)
+        except InvariantError as breach:
+            return Finding(seen, breach, (law,)) if law in breach.laws else None
+        return None
+
+    smallest, runs = shrunk(Finding(run, error, (law,)), judge)
+    failure = ExplorationFailure(smallest, found_after=1, shrunk_in=runs)
+    found: Any = smallest.error
+    return InvariantError(found.findings, "", f"{failure}\n{smallest.run.world}")
 
 
 def keeping_up(world: World) -> World:

@@ -37,7 +37,8 @@ class Wanted:
     rounds: int | None = None
     stop: bool = False
     """Whether it ends at the first violation."""
-    spare: float = 0.0
+    small: bool = False
+    """Whether findings are made small."""
 
     def numbers(self) -> Iterator[int]:
         """Yield the rounds to play, as long as there is time."""
@@ -57,7 +58,7 @@ def explore(wanted: Wanted) -> Counts:
     gc.disable()
     try:
         for number in wanted.numbers():
-            Round(wanted.seed, number, counts).play(stop=wanted.stop)
+            Round(wanted.seed, number, counts, small=wanted.small).play(stop=wanted.stop)
             counts.numbers["rounds"] += 1
             if not number // wanted.step % 20:
                 gc.collect()
@@ -152,7 +153,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", default="0")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--rounds", type=int, help="play so many rounds at most")
-    parser.add_argument("--round", type=int, help="play this round alone")
+    parser.add_argument("--round", type=int, help="play this round alone, and make small what it finds")
     parser.add_argument("--first", type=int, default=0, help="begin with this round")
     parser.add_argument("--first-violation", action="store_true", help="end at the first violation")
     parser.add_argument("--json", action="store_true", help="print violations as one line of JSON")
@@ -161,7 +162,7 @@ def main(arguments: list[str]) -> int:
         seed=given.seed, budget=given.budget, first=given.first, rounds=given.rounds, stop=given.first_violation
     )
     if given.round is not None:
-        wanted = attrs.evolve(wanted, first=given.round, rounds=1, budget=3600.0)
+        wanted = attrs.evolve(wanted, first=given.round, rounds=1, budget=3600.0, small=True)
     began = time.monotonic()
     counts = explore_all(wanted, given.jobs if given.round is None else 1)
     if given.round is None and not given.first_violation:
