@@ -375,7 +375,8 @@ class RunFold:
 
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
-        self.response = self.unnamed = None
+        self.response = None
+        self.unnamed = None
         self.turn_open = True
         self.batch, self.batch_open, self.released = [], False, 0
         self.late.clear()
@@ -478,7 +479,7 @@ class RunFold:
         self.history.extend(outputs)
         self.new_items.extend(outputs)
         self.handoffs_due = []
-        self.response = self.unnamed = None
+        self.response = None
         self.agent = record.target or record.target_agent
 
     def _history_replaced(self, record: r.HistoryReplaced) -> None:
