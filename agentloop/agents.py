@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import attrs
@@ -17,7 +18,7 @@ from agentloop.hooks import AgentHooks
 from agentloop.items import Content, ToolCall
 from agentloop.naming import snake_case
 from agentloop.output_schema import TypedOutput, output_schema, typed_output
-from agentloop.schema import function_schema
+from agentloop.schema import FunctionSchema, function_schema
 from agentloop.secret_text import MASK, masked_repr
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
@@ -139,6 +140,11 @@ def _is(kind: type | tuple[type, ...], needed: str, *, optional: bool = True) ->
 
 
 _NO_SETTINGS = ModelSettings()
+
+
+@lru_cache(256)
+def _schema_of_asking(name: str) -> FunctionSchema:
+    return function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
 
 
 def implicit_settings(model: object) -> ModelSettings:
@@ -281,7 +287,7 @@ class Agent(Generic[ContextT, OutputT]):
         """
         check_count("max_turns", max_turns)
         name = tool_name or snake_case(self.name)
-        schema = function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
+        schema = _schema_of_asking(name)
         typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
         return FunctionTool(
             name=name,

@@ -209,6 +209,8 @@ def output_is_judged_before_it_settles(seen: Reading) -> Findings:
         status = record.outcome.status
         if status == "succeeded" and (len(judged) < len(tool.tool_output_guardrails) or "RejectContent" in verdicts):
             yield broken(f"call {call.call_id} succeeded with the verdicts {verdicts}", n)
+        elif status == "unknown" and seen.evidence.crashes:
+            continue  # what the body gave went with the process
         elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
             yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
         elif "RaiseException" in verdicts and record.outcome.output is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -24,10 +24,9 @@ from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Seeded, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Relation, Twin
 from agentloop.testing.invariants import InvariantError, check, check_twins, twin_of
-from agentloop.testing.loopfree import CoreRun, check_core, draw_core_world, play
+from agentloop.testing.loopfree import CoreWorld, check_core, draw_core_world, play
 from agentloop.testing.replaying import replay
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
-from agentloop.testing.schedules import Tape
 
 from . import crashes
 from .counts import Counts, Violation
@@ -35,8 +34,9 @@ from .malformed_stores import feed
 
 CANCELS = 2
 """Cancel points on each backend."""
-CORE_WORLDS = 25
+CORE_WORLDS = 100
 CORE_TAPES = 4
+"""Schedules of one world of the core, the natural one and drawn ones: each is played as a world of its own."""
 MALFORMED = 20
 REPEATED = 20
 REPLAYED = 5
@@ -74,6 +74,23 @@ def patience(seconds: float) -> Iterator[list[str]]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@attrs.define
+class Chosen:
+    """A scheduler that *chance* decides; the natural order without one."""
+
+    chance: Seeded | None = None
+    asked: int = 0
+    numbers: list[int] = attrs.field(factory=list)
+
+    def __call__(self, labels: Sequence[str]) -> int:
+        self.asked += 1
+        if self.chance is None:
+            return 0
+        number = self.chance.whole(0, len(labels) - 1)
+        self.numbers.append(number)
+        return number
 
 
 class Round:
@@ -126,13 +143,16 @@ class Round:
     def full_stack(self, *, stop: bool = False) -> None:
         """One drawn world under several tapes on each backend, then cancelled at some points."""
         chance = self.chance
-        parts = draw_world(chance, Taste(approvals=self.number % 3 == 0))
+        large = chance.one_in(3)
+        taste = Taste(turns=3 if large else 2, calls=4 if large else 3, approvals=self.number % 3 == 0)
+        parts = draw_world(chance, taste)
         order: Any = chance.pick(["gate", "gate", "gate", "passes", "steps"])
         streamed, backend = chance.one_in(3), BACKENDS[self.number % len(BACKENDS)]
         runs: list[WorldRun] = []
         first = World(**parts, order=order)
         for name in BACKENDS:
-            self.judged(f"{name} {order}", lambda b=name: self.one(first, b, streamed, runs, but=frozenset()))
+            but = frozenset() if name == backend else IN_STORES
+            self.judged(f"{name} {order}", lambda b=name, x=but: self.one(first, b, streamed, runs, but=x))
         world = World(**parts, order=order, tape=draw_tape(chance))
         if order == "gate":
             world = keeping_up(world)
@@ -210,22 +230,25 @@ class Round:
 
     def core(self) -> None:
         """Drawn worlds of the core, each under several tapes and ends."""
-        for _ in range(CORE_WORLDS):
-            world = draw_core_world(self.chance, turns=2, calls=4)
-            for tape in range(CORE_TAPES):
-                scheduler = Tape((), seed=self.chance.whole(0, 1 << 30)) if tape else Tape(())
+        chance, played = self.chance, 0
+        while played < CORE_WORLDS:
+            world = draw_core_world(chance, turns=2, calls=4 if chance.one_in(4) else 3)
+            for tape in range(min(CORE_TAPES, CORE_WORLDS - played)):
+                chosen = Chosen(chance) if tape else Chosen()
+                self.core_world(world, chosen)
+                played += 1
+                if not chosen.asked:
+                    break  # there is one schedule alone
+        self.counts.numbers["core worlds"] += played
 
-                def run(world: Any = world, scheduler: Any = scheduler) -> None:
-                    found: CoreRun = play(world, scheduler)
-                    check_core(found, self.counts.core)
-
-                try:
-                    run()
-                except InvariantError as error:
-                    self.broken(error.laws, f"core: {error}\n{world}")
-                except Exception as error:
-                    self.broken((f"core raised {type(error).__name__}",), f"core: {error!r}\n{world}")
-                self.counts.numbers["core worlds"] += 1
+    def core_world(self, world: CoreWorld, chosen: Chosen) -> None:
+        """Play one world of the core once, and judge it."""
+        try:
+            check_core(play(world, chosen), self.counts.core)
+        except InvariantError as error:
+            self.broken(error.laws, f"core: {error}\ntape {chosen.numbers}\n{world}")
+        except Exception as error:
+            self.broken((f"core raised {type(error).__name__}",), f"core: {error!r}\ntape {chosen.numbers}\n{world}")
 
     # -- malformed inputs
 
