@@ -10,6 +10,7 @@ import attrs
 
 from agentloop.abc import Model
 from agentloop.config import ModelSettings, check_count
+from agentloop.config_checks import check_run_config
 from agentloop.context import Callback
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
@@ -264,6 +265,8 @@ class Agent(Generic[ContextT, OutputT]):
         timeout: float | None = None,
         timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
         timeout_error_function: Callback | None = None,
+        secret: Sequence[str] = (),
+        secret_output: bool = False,
     ) -> FunctionTool:
         """Return a tool that runs this agent in a nested run of the same log, and gives its final output.
 
@@ -279,13 +282,19 @@ class Agent(Generic[ContextT, OutputT]):
             custom_output_extractor: `(RunResult)` gives the tool's value in place of the final output.
             on_stream: Called with every event of the nested run, in order; all are delivered before the call ends. A
                 slow one delays nobody else; an error of its is logged.
-            run_config: The nested run's configuration; the outer run's if not given.
+            run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound what the nested
+                run may use, beside those of the outer run, which go on for the whole; its `instruments` are told of the
+                nested run alone. `effects` are always the outer run's.
             max_turns: Turns of the nested run.
             session: A session of the nested run.
             needs_approval, is_enabled, failure_error_function, tool_input_guardrails, tool_output_guardrails, timeout,
-                timeout_behavior, timeout_error_function: As for any tool.
+                timeout_behavior, timeout_error_function, secret_output: As for any tool.
+            secret: As for any tool; all of the nested run's input is secret then. What its model makes of it is not:
+                where that may repeat it, its tools' arguments and the output (*secret_output*) have to be marked too.
         """
         check_count("max_turns", max_turns)
+        if run_config is not None:
+            check_run_config(run_config)
         name = tool_name or snake_case(self.name)
         schema = _schema_of_asking(name)
         typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
@@ -313,4 +322,6 @@ class Agent(Generic[ContextT, OutputT]):
             timeout=timeout,
             timeout_behavior=timeout_behavior,
             timeout_error_function=timeout_error_function,
+            secret=secret,
+            secret_output=secret_output,
         )

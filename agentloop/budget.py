@@ -1,7 +1,8 @@
 """What a run may use up, and the ledger of what it has. Pure: no clock, no waiting, each step whole.
 
 Limits are checked at admission: a request or call that is under way is never cut because of them, and what it then
-costs may overshoot. One ledger serves a run and all that is nested in it.
+costs may overshoot. One ledger serves a run and all that is nested in it. A nested run with limits of its own has a
+ledger of its own beside it, and what it takes it takes from both.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Budget:
         calls: Calls that hold room or have spent it.
         spent: Cost of requests and started calls.
         held: Cost of calls that are admitted and haven't started.
+        outer: The ledger of the run around, which has to have room too.
     """
 
     # Invariant: spent + held and calls exceed their limits by requests alone, never by a reservation.
@@ -101,11 +103,12 @@ class Budget:
     calls: int = 0
     spent: Decimal = _NOTHING
     held: Decimal = _NOTHING
+    outer: Budget | None = None
 
     @classmethod
-    def of(cls, limits: UsageLimits, log: Iterable[Record]) -> Budget:
-        """Return the ledger of a run whose log has got to *log*."""
-        budget = cls(limits)
+    def of(cls, limits: UsageLimits, log: Iterable[Record], outer: Budget | None = None) -> Budget:
+        """Return the ledger of a run whose log has got to *log*; of a nested run, *log* is its part of it."""
+        budget = cls(limits, outer=outer)
         for record in log:
             if isinstance(record, CallStarted) and record.attempt == 1:
                 budget.calls += 1
@@ -120,10 +123,18 @@ class Budget:
         Raises:
             UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
         """
-        self.spent += to_amount("price", cost)
+        amount = to_amount("price", cost)
+        for ledger in self._all():
+            ledger.spent += amount
+
+    def _all(self) -> Iterator[Budget]:
+        ledger: Budget | None = self
+        while ledger is not None:
+            yield ledger
+            ledger = ledger.outer
 
     def check_request(self, usage: Spent) -> None:
-        """Return if one more model request may be made after *usage*.
+        """Return if this ledger, whatever others have to say, allows one more model request after *usage*.
 
         Raises:
             UsageLimitExceeded: naming each limit that is spent, with its numbers.
@@ -150,7 +161,11 @@ class Budget:
         Raises:
             UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
         """
-        limits, amount = self.limits, to_amount("cost", cost)
+        amount = to_amount("cost", cost)
+        return next((reason for ledger in self._all() if (reason := ledger._refusal(amount)) is not None), None)
+
+    def _refusal(self, amount: Decimal) -> str | None:
+        limits = self.limits
         if limits.tool_calls is not None and self.calls >= limits.tool_calls:
             return f"tool_calls {self.calls} of {limits.tool_calls}"
         if limits.cost is not None and self.spent + self.held + amount > limits.cost:
@@ -166,20 +181,23 @@ class Budget:
         if self.refusal(cost) is not None:
             return None
         reservation = Reservation(to_amount("cost", cost))
-        self.calls += 1
-        self.held += reservation.cost
+        for ledger in self._all():
+            ledger.calls += 1
+            ledger.held += reservation.cost
         return reservation
 
     def spend(self, reservation: Reservation) -> None:
         """Note that the call starts: its cost stays spent. Does nothing unless it is held."""
         if reservation.state == "held":
             reservation.state = "spent"
-            self.held -= reservation.cost
-            self.spent += reservation.cost
+            for ledger in self._all():
+                ledger.held -= reservation.cost
+                ledger.spent += reservation.cost
 
     def release(self, reservation: Reservation) -> None:
         """Give the room of a call back that won't start. Does nothing unless it is held, so that any way out may."""
         if reservation.state == "held":
             reservation.state = "released"
-            self.calls -= 1
-            self.held -= reservation.cost
+            for ledger in self._all():
+                ledger.calls -= 1
+                ledger.held -= reservation.cost

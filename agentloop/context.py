@@ -14,7 +14,7 @@ import attrs
 
 from agentloop.exceptions import UserError
 from agentloop.items import Item
-from agentloop.secret_text import masked_arguments, masked_repr
+from agentloop.secret_text import MASK, masked_arguments, masked_repr
 from agentloop.usage import Usage
 
 ContextT = TypeVar("ContextT")
@@ -55,7 +55,7 @@ class _Detached:
         return None
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False, repr=False)
 class RunContext(Generic[ContextT]):
     """One run, as user code sees it.
 
@@ -71,6 +71,14 @@ class RunContext(Generic[ContextT]):
     turn_input: Sequence[Item] = ()
     tool_input: Any = None
     _run: RunServices = attrs.field(factory=_Detached, alias="run", repr=False)
+    _secret_input: bool = attrs.field(default=False, alias="secret_input", repr=False)
+
+    def __repr__(self) -> str:
+        return masked_repr(self, self._masks())
+
+    def _masks(self) -> dict[str, str]:
+        """Return what the repr shows in the place of fields."""
+        return {"tool_input": repr(MASK)} if self._secret_input and self.tool_input is not None else {}
 
     @property
     def usage(self) -> Usage:
@@ -108,7 +116,10 @@ class ToolContext(RunContext[ContextT]):
     _secret: tuple[str, ...] = attrs.field(default=(), alias="secret", repr=False)
 
     def __repr__(self) -> str:
-        return masked_repr(self, {"tool_arguments": repr(masked_arguments(self.tool_arguments, self._secret))})
+        return masked_repr(self, self._masks())
+
+    def _masks(self) -> dict[str, str]:
+        return {**super()._masks(), "tool_arguments": repr(masked_arguments(self.tool_arguments, self._secret))}
 
     @classmethod
     def from_agent_context(
@@ -133,6 +144,7 @@ class ToolContext(RunContext[ContextT]):
             turn_input=context.turn_input,
             tool_input=context.tool_input,
             run=context._run,
+            secret_input=context._secret_input,
             tool_name=tool_name,
             tool_call_id=tool_call_id,
             tool_arguments=tool_arguments,

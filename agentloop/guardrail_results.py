@@ -75,13 +75,20 @@ class GuardrailFunctionOutput:
     tripwire_triggered: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class InputGuardrailResult:
-    """One answer of an input guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds."""
+    """One answer of an input guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds.
+
+    `secret` says that the input was: what the guardrail says of it shows in no repr.
+    """
 
     guardrail: Any
     output: GuardrailFunctionOutput
     duration: float
+    secret: bool = attrs.field(default=False, eq=False, repr=False)
+
+    def __repr__(self) -> str:
+        return masked_repr(self, {"output": f"<{type(self.output).__name__}>"} if self.secret else {})
 
 
 @attrs.frozen(kw_only=True)

@@ -43,8 +43,10 @@ _ITEM_KINDS: Mapping[type, str] = {
     i.Compaction: "compaction",
     i.OpaqueItem: "opaque_item",
 }
+_MESSAGES = (i.SystemMessage, i.UserMessage, i.AssistantMessage)
 _PART_KINDS: Mapping[type, str] = {i.Text: "text", i.Image: "image", i.File: "file", i.Refusal: "refusal"}
 _PART: Any = i.Part
+_PARTS: Any = tuple[i.Part, ...]
 _CONTENT: Any = i.Content
 _JSON_OBJECT: Any = i.JsonObject
 _ITEM: Any = i.Item
@@ -88,7 +90,8 @@ def item_forms(objects: Form) -> dict[Any, Form]:
     known: dict[Any, Form] = {_JSON_OBJECT: objects}
     parts = {cls: (kind, class_form(cls, known)) for cls, kind in _PART_KINDS.items()}
     known[_PART] = tagged(parts, "type", "an object is needed whose type is text, image, file or refusal")
-    known[_CONTENT] = _content_form(many(known[_PART]))
+    known[_PARTS] = _parts_form(many(known[_PART]))
+    known[_CONTENT] = _content_form(known[_PARTS])
     items: dict[type, tuple[str, Form]] = {}
     for cls, kind in _ITEM_KINDS.items():
         known[cls] = _hidden(cls, class_form(cls, known))
@@ -100,7 +103,23 @@ def item_forms(objects: Form) -> dict[Any, Form]:
 def _hidden(cls: type, form: Form) -> Form:
     if cls is i.ToolCall:
         return hiding_arguments(form)
-    return hiding(form, ("output",)) if cls is i.ToolOutput else form
+    if cls is i.ToolOutput:
+        return hiding(form, ("output",))
+    return hiding(form, ("content",)) if cls in _MESSAGES else form
+
+
+def _parts_form(parts: Form) -> Form:
+    def read(value: Any, context: Context) -> Any:
+        if is_mark(value):  # as below
+            return (i.Text(WithheldText(encode(value).decode())),)
+        return parts.read(value, context)
+
+    def write(value: Any, context: Context) -> Any:
+        if len(value) == 1 and isinstance(value[0], i.Text) and isinstance(value[0].text, WithheldText):
+            return decode(value[0].text.encode())
+        return parts.written(value, context)
+
+    return Form(read, write)
 
 
 def _content_form(parts: Form) -> Form:

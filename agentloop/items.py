@@ -76,12 +76,25 @@ def _texts(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-@attrs.frozen
+# Messages may be secret, as what a tool marks is: the model sees them, and nobody else. It takes no part in equality.
+def _secret() -> Any:
+    return attrs.field(default=False, kw_only=True, eq=False, repr=False)
+
+
+def _message_repr(message: SystemMessage | UserMessage | AssistantMessage) -> str:
+    return masked_repr(message, {"content": repr(MASK)} if message.secret else {})
+
+
+@attrs.frozen(repr=False)
 class SystemMessage:
-    """An instruction to the model."""
+    """An instruction to the model. One that is `secret` shows in no repr."""
 
     content: tuple[Part, ...] = attrs.field(converter=_to_parts)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+    secret: bool = _secret()
+
+    def __repr__(self) -> str:
+        return _message_repr(self)
 
     @property
     def text(self) -> str:
@@ -89,12 +102,16 @@ class SystemMessage:
         return _text_of(self.content)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class UserMessage:
-    """What the user said. A plain string becomes one `Text` part."""
+    """What the user said. A plain string becomes one `Text` part. One that is `secret` shows in no repr."""
 
     content: tuple[Part, ...] = attrs.field(converter=_to_parts)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+    secret: bool = _secret()
+
+    def __repr__(self) -> str:
+        return _message_repr(self)
 
     @property
     def text(self) -> str:
@@ -102,13 +119,17 @@ class UserMessage:
         return _text_of(self.content)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class AssistantMessage:
-    """What the model said."""
+    """What the model said. One that is `secret` shows in no repr."""
 
     content: tuple[Part, ...] = attrs.field(converter=_to_parts)
     id: str | None = attrs.field(default=None, kw_only=True)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+    secret: bool = _secret()
+
+    def __repr__(self) -> str:
+        return _message_repr(self)
 
     @property
     def text(self) -> str:
@@ -164,7 +185,7 @@ class ToolOutput:
     call_id: str
     output: Content = attrs.field(converter=_to_output)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = attrs.field(default=False, kw_only=True, eq=False, repr=False)
+    secret: bool = _secret()
 
     def __repr__(self) -> str:
         return masked_repr(self, {"output": repr(MASK)} if self.secret else {})

@@ -28,17 +28,16 @@ from agentloop._shell.threads import Threads
 from agentloop.abc import Instrument, Journal, Model, Session
 from agentloop.agent_graph import AgentGraph
 from agentloop.agents import Agent
-from agentloop.budget import Budget, UsageLimits
+from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig, check_count
+from agentloop.config_checks import check_run_config
 from agentloop.context import Callback, RunContext
 from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, to_items
 from agentloop.models.registry import Providers
-from agentloop.policies import Policy
 from agentloop.results import RunResult
 from agentloop.run_state import RunState
 from agentloop.runtime import current_runtime
@@ -202,17 +201,14 @@ def _stream(
     if hooks is not None and not isinstance(hooks, RunHooks):
         hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
         raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
-    if run_config is not None and not isinstance(run_config, RunConfig):
-        raise UserTypeError(f"run_config: a RunConfig is needed, not {run_config!r}")
     if max_turns is not ...:
         check_count("max_turns", max_turns)
     if session is not None and not isinstance(session, Session):
         raise UserTypeError(f"session: a Session is needed, not {session!r}")
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
-    config = run_config or RunConfig()
+    config = RunConfig() if run_config is None else check_run_config(run_config)
     handlers = _checked_handlers(error_handlers or {})
-    _check_config(config)
     if isinstance(given, RunState):
         start = resumption(given, agent, kept)
         context = context if context is not None else given.context
@@ -256,21 +252,6 @@ def _checked_handlers(handlers: Mapping[str, Callback]) -> Mapping[str, Callback
     return dict(handlers)
 
 
-def _check_config(config: RunConfig) -> None:
-    """Check what the configuration holds of other layers' values."""
-    if config.limits is not None and not isinstance(config.limits, UsageLimits):
-        raise UserTypeError(f"RunConfig.limits: UsageLimits are needed, not {config.limits!r}")
-    for field, kind in (("input_guardrails", InputGuardrail), ("output_guardrails", OutputGuardrail)):
-        for index, guardrail in enumerate(getattr(config, field)):
-            if not isinstance(guardrail, kind):
-                raise UserTypeError(f"RunConfig.{field}[{index}]: a {kind.__name__} is needed, not {guardrail!r}")
-    for index, policy in enumerate(config.policies):
-        if not isinstance(policy, Policy):
-            raise UserTypeError(f"RunConfig.policies[{index}]: a Policy (with `decide`) is needed, not {policy!r}")
-    if config.stop_when is not None:
-        as_condition(config.stop_when)
-
-
 def _live_run(
     root: Agent[Any, Any],
     start: Start,
@@ -303,6 +284,7 @@ def _live_run(
         resources=Resources(lambda host: group.create_task(host(), context=task_context.copy())),
         resolve_model=resolve_model,
         nest=run_agent_tool,
+        span_opener=_span_opener,
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
@@ -333,21 +315,29 @@ def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None
             metadata=dict(config.trace_metadata or {}),
         )
         run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
-        run.log.spans = _spans(run.log, trace, config, own=outer is None, begun=known is not None)
+        spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
+        run.spans = run.spans or spans
+        if run.watch is None:
+            run.log.spans = spans
+        else:
+            run.watch.spans = spans
 
     return open_spans
 
 
-def _spans(log: Log, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
+def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
+    log, watch = run.log, run.watch
+    tell = log.tell if watch is None else functools.partial(log.tell_to, watch.instruments)
+
     def started(span: Span) -> None:
         if span.parent is None and own and not begun:
-            log.tell("on_trace_start", trace)
-        log.tell("on_span_start", span)
+            tell("on_trace_start", trace)
+        log.tell_of_span("on_span_start", span, watch)
 
     def ended(span: Span) -> None:
-        log.tell("on_span_end", span)
+        log.tell_of_span("on_span_end", span, watch)
         if span.parent is None and own:
-            log.tell("on_trace_end", trace)
+            tell("on_trace_end", trace)
 
     return SpanFold(trace, started, ended, sensitive=config.trace_include_sensitive_data)
 

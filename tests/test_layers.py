@@ -57,6 +57,7 @@ LAYERS: dict[str, frozenset[str]] = {
             "agents",
             "budget",
             "conditions",
+            "config_checks",
             "output_schema",
             "policies",
             "value_codec",

@@ -20,6 +20,7 @@ from agentloop.secret_text import MASK, masked_arguments
 
 DEFAULT_WRAPPER = ("<CONVERSATION HISTORY>", "</CONVERSATION HISTORY>")
 _INDENT = "   "
+_MESSAGES = (SystemMessage, UserMessage, AssistantMessage)
 _INTRO = "For context, here is what was said before you took over:"
 
 
@@ -34,27 +35,29 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     """
     nested: list[Item] = []
     lines: list[str] = []
+    secret = False
 
     def close() -> None:
+        nonlocal secret
         if lines:
             # Indented, a line of a message is never taken for an entry or for the closing line.
             numbered = [f"{number}. {line}".replace("\n", f"\n{_INDENT}") for number, line in enumerate(lines, 1)]
-            nested.append(AssistantMessage("\n".join([_INTRO, wrapper[0], *numbered, wrapper[1]])))
+            text = "\n".join([_INTRO, wrapper[0], *numbered, wrapper[1]])
+            nested.append(AssistantMessage(text, secret=secret))
             lines.clear()
+            secret = False
 
     for item in items:
         if isinstance(item, Reasoning):
             continue
-        earlier = _lines_of_summary(item)
-        if earlier is not None:
-            lines.extend(earlier)
-            continue
-        line = _line(item)
-        if line is None:
+        found = _lines_of_summary(item) or _line(item)
+        if found is None:
             close()
             nested.append(item)
-        else:
-            lines.append(line)
+            continue
+        lines.extend(found)
+        # The next model is to see what was said, so that the summary is secret in place of being masked.
+        secret = secret or (isinstance(item, _MESSAGES) and item.secret)
     close()
     return tuple(nested)
 
@@ -74,7 +77,13 @@ def _lines_of_summary(item: Item) -> list[str] | None:
     return lines
 
 
-def _line(item: Item) -> str | None:
+def _line(item: Item) -> list[str] | None:
+    """Return what stands for *item*: one line, however many its text has; None where text can't."""
+    line = _line_of(item)
+    return None if line is None else [line]
+
+
+def _line_of(item: Item) -> str | None:
     match item:
         case SystemMessage() | UserMessage() | AssistantMessage():
             if not all(isinstance(part, Text) for part in item.content):

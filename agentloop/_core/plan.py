@@ -179,7 +179,7 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
     return Plan(turn=state.turn, entries=tuple(entries))
 
 
-def check_secrets(plan: Plan) -> None:
+def check_secrets(plan: Plan, state: RunFold) -> None:
     """Refuse to go on where a call is to run with arguments of which only a trace was stored.
 
     For a plan that has been decided on: a call that is refused or waits needs none of them.
@@ -190,12 +190,32 @@ def check_secrets(plan: Plan) -> None:
     for entry in plan.entries:
         if not isinstance(entry.disposition, Execute):
             continue
-        if missing := missing_secrets(entry.call, entry.disposition.arguments.text):
-            names = ", ".join(map(repr, missing))
-            raise StateError(
-                f"call {entry.call.call_id!r} of tool {entry.call.name!r} needs the secret arguments {names}, which "
-                "were stored as digests, or sealed by a codec that isn't given"
-            )
+        _check_secrets_of(entry.call, entry.disposition.arguments.text)
+        nested = state.nested.get(entry.call.call_id)
+        if nested is not None:
+            _check_nested(nested)
+
+
+def _check_nested(state: RunFold) -> None:
+    """Refuse likewise for what goes on inside: found there, the error would be one that the outer model is told."""
+    for call in state.due_calls() if state.batch_open else ():
+        nested = state.nested.get(call.call.call_id)
+        verdict = state.verdict(call)
+        if nested is not None and nested.started is not None:
+            if not nested.paused:
+                _check_secrets_of(call.call, call.arguments)
+                _check_nested(nested)
+        elif verdict is not None and verdict.approved:
+            _check_secrets_of(call.call, verdict.arguments)
+
+
+def _check_secrets_of(call: ToolCall, arguments: str | None) -> None:
+    if missing := missing_secrets(call, arguments):
+        names = ", ".join(map(repr, missing))
+        raise StateError(
+            f"call {call.call_id!r} of tool {call.name!r} needs the secret arguments {names}, which "
+            "were stored as digests, or sealed by a codec that isn't given"
+        )
 
 
 def _check_identities(state: RunFold) -> None:

@@ -5,14 +5,17 @@ The tool's word reaches a `ToolCall` when the model's answer arrives; from there
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
 
 from agentloop import records as r
-from agentloop.items import ToolCall
+from agentloop.exceptions import UserTypeError
+from agentloop.items import AssistantMessage, Item, SystemMessage, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.outcomes import CallOutcome
-from agentloop.secret_text import longest_first, secret_texts
+from agentloop.secret_text import longest_first, secret_texts, spans_of
+from agentloop.secret_values import WithheldText
 
 _WITH_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
 OF_CALLS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled})
@@ -44,3 +47,39 @@ def hidden_texts(call: ToolCall, arguments: str | None = None) -> tuple[str, ...
     if call.secret and arguments is not None and arguments != call.arguments:
         texts = longest_first({*texts, *secret_texts(arguments, call.secret)})
     return texts
+
+
+# -- what a run is given
+
+
+def secret_items(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Return *items* as secret ones; of a call, all of its arguments are.
+
+    Raises:
+        UserTypeError: naming the position of an item that can't be kept secret: one that is no message, tool call or
+            tool output.
+    """
+    made: list[Item] = []
+    for index, item in enumerate(items):
+        if isinstance(item, SystemMessage | UserMessage | AssistantMessage | ToolOutput):
+            made.append(attrs.evolve(item, secret=True))
+        elif isinstance(item, ToolCall):
+            spans = spans_of(item.arguments)
+            made.append(attrs.evolve(item, secret=("*",) if spans is None else [span.key for span in spans]))
+        else:
+            raise UserTypeError(
+                f"input[{index}]: of a call with secret arguments, a {type(item).__name__} can't be made"
+            )
+    return tuple(made)
+
+
+def is_secret(item: Item) -> bool:
+    """Tell whether something of *item* is secret."""
+    return bool(getattr(item, "secret", False))
+
+
+def has_gaps(item: Item) -> bool:
+    """Tell whether *item* is a message that was stored with secrets and can't be read."""
+    if not isinstance(item, SystemMessage | UserMessage | AssistantMessage):
+        return False
+    return any(isinstance(part, Text) and isinstance(part.text, WithheldText) for part in item.content)

@@ -18,7 +18,7 @@ import attrs
 
 from agentloop import records as r
 from agentloop._core.identity import same_invocation
-from agentloop._core.secrecy import OF_CALLS, marked
+from agentloop._core.secrecy import OF_CALLS, has_gaps, is_secret, marked
 from agentloop.config import JsonLimits
 from agentloop.digests import digestible
 from agentloop.items import ApprovalRequest, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
@@ -159,6 +159,10 @@ class RunFold:
         self.max_turns: int | None = None
         self.turn = 0
         self.input: tuple[Item, ...] = ()
+        self.secret_input = False
+        """Whether something of the input is secret."""
+        self.gaps = False
+        """Whether input that is secret was stored and can't be read."""
         # Invariant: history holds an output for every call in it, outside a batch.
         self.history: list[Item] = []
         self.new_items: list[Item] = []
@@ -330,6 +334,8 @@ class RunFold:
         call_id: str | None = record.call_id  # type: ignore[union-attr]  # all of them name their call
         state = fold.calls.get(call_id) if call_id is not None else None
         if state is None:
+            if isinstance(record, r.GuardrailSettled) and record.stage == "input" and fold.secret_input:
+                record = attrs.evolve(record, secret=True)
             return record
         output = fold.gives_secret(state.call)
         return marked(record, state.call, output=output) if output or state.call.secret else record
@@ -360,7 +366,13 @@ class RunFold:
         self.run_id, self.first_agent, self.max_turns = record.run_id, record.agent, record.max_turns
         self.agent = record.agent
         self.input = record.input
+        self._note_secrets(record.input)
         self.history.extend(record.input if record.shown is None else record.shown)
+
+    def _note_secrets(self, items: Iterable[Item]) -> None:
+        for item in items:
+            self.secret_input = self.secret_input or is_secret(item)
+            self.gaps = self.gaps or has_gaps(item)
 
     def _run_resumed(self, record: r.RunResumed) -> None:
         self.resumed, self.ended, self.max_turns = record, None, record.max_turns
@@ -495,6 +507,7 @@ class RunFold:
             self._digest, self._digested = hashlib.sha256(), 0
 
     def _input_added(self, record: r.InputAdded) -> None:
+        self._note_secrets(record.items)
         self.history.extend(record.items)
         self.new_items.extend(record.items)
         self.unguarded.extend(record.items)

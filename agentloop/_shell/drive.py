@@ -35,7 +35,7 @@ from agentloop._shell.transfer import begin_agent, transfer
 from agentloop._shell.turn_end import check_loop, fired
 from agentloop._shell.wind_up import Ended, save_turn, wind_up
 from agentloop.effects import NewId
-from agentloop.exceptions import RunTimeout
+from agentloop.exceptions import RunTimeout, StateError
 from agentloop.items import Item
 from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted, TurnStarted
 
@@ -91,8 +91,12 @@ async def _turn_over(run: LiveRun) -> Ended | None:
 async def _begin_turn(run: LiveRun) -> TurnView:
     if run.log.events is not None:
         await run.log.events.room()
-    if run.budget is not None:
-        run.budget.check_request(run.log.state.meter)
+    run.check_request()
+    if run.state.gaps:
+        raise StateError(
+            f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
+            "isn't given"
+        )
     view = run.view = await prepare_turn(run)
     await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
     path, turn, at = run.here()

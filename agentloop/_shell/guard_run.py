@@ -80,7 +80,8 @@ async def judge_added(run: LiveRun, added: tuple[Item, ...]) -> None:
 def _judge_input(run: LiveRun, index: int, guardrail: InputGuardrail, given: tuple[Item, ...]) -> Any:
     async def judge() -> None:
         output, duration = await _asked(run, "input", index, guardrail, given)
-        result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration)
+        secret = run.state.secret_input
+        result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration, secret=secret)
         _settled(run, "input", index, result)
         if output.tripwire_triggered:
             raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
@@ -129,6 +130,7 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: ASYNC103 - raised again below, bare
+            run.hush(error)
             if errors and raised_while_cancelled(error):
                 next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
                 return  # noqa: ASYNC104 - stands on the first error as a note

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -28,10 +28,11 @@ from agentloop.budget import Budget
 from agentloop.conditions import Condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
-from agentloop.error_text import error_summary
+from agentloop.error_text import error_summary, hide_in
 from agentloop.hooks import RunHooks
 from agentloop.items import Item
 from agentloop.records import Answered, ApprovalRequested, CleanupCut, Record
+from agentloop.spans import Span
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -87,6 +88,22 @@ def loop_shared() -> LoopShared:
     return shared
 
 
+@attrs.define(eq=False)
+class Watch:
+    """The instruments of a nested run's own configuration: told of that part of the tree, while it runs."""
+
+    path: tuple[str, ...]
+    instruments: tuple[Instrument, ...]
+    spans: SpanSource | None = None
+    """What makes spans for these instruments, where they can't be given those of the run around."""
+    takes_spans: bool = False
+    """Whether they are given those of the run around."""
+
+    def hears(self, path: tuple[str, ...]) -> bool:
+        """Tell whether what is at *path* is of this part of the tree."""
+        return path[: len(self.path)] == self.path
+
+
 class Log:
     """Where records are appended. Appending folds: a record is state in the step that appends it."""
 
@@ -95,6 +112,8 @@ class Log:
         self.events: EventBuffer | None = None
         self.listeners: list[EventBuffer] = []
         """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
+        self.watches: list[Watch] = []
+        """Of the nested runs under way that have instruments of their own."""
         self.wall: Callable[[], float] = time.time
         self.expect: Callable[[Record], Record | None] | None = None
         """Says what is appended in the place of a record, if anything: how a replay compares, and keeps the times."""
@@ -117,6 +136,11 @@ class Log:
             self.tell("on_record", record)
         if self.spans is not None:
             self.spans.record(record)
+        for watch in self.watches:
+            if watch.hears(record.path):
+                self.tell_to(watch.instruments, "on_record", record)
+                if watch.spans is not None:
+                    watch.spans.record(record)
         if self.events is not None:
             self.events.record(record)
         for listener in self.listeners:
@@ -136,8 +160,24 @@ class Log:
         return self.listeners if self.events is None else [self.events, *self.listeners]
 
     def tell(self, method: str, report: object) -> None:
-        """Tell every instrument; one that raises is logged once and never fails a run."""
-        for instrument in self._instruments:
+        """Tell every instrument of the run; one that raises is logged once and never fails a run."""
+        self.tell_to(self._instruments, method, report)
+
+    def tell_of_span(self, method: str, span: Span, watch: Watch | None = None) -> None:
+        """Tell those for whom *span* was made, the run's instruments or *watch*'s, and those of runs nested there."""
+        self.tell_to(self._instruments if watch is None else watch.instruments, method, span)
+        for other in self.watches:
+            if other.takes_spans and other.hears(span.path):
+                self.tell_to(other.instruments, method, span)
+
+    def has(self, instrument: Instrument, path: tuple[str, ...]) -> bool:
+        """Tell whether *instrument* is told of the run at *path* already."""
+        heard = [watch.instruments for watch in self.watches if watch.hears(path)]
+        return any(each is instrument for told in (self._instruments, *heard) for each in told)
+
+    def tell_to(self, instruments: Iterable[Instrument], method: str, report: object) -> None:
+        """Tell *instruments*."""
+        for instrument in instruments:
             try:
                 told = getattr(instrument, method, None)  # whoever has only some of the methods hears only of these
                 if told is not None:
@@ -175,6 +215,8 @@ class LiveRun:
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveCall, AgentCall], Awaitable[Any]]
     """Runs an agent tool's nested run."""
+    span_opener: Callable[[LiveRun, RunConfig], Callable[[], Awaitable[None]] | None]
+    """Returns what begins the trace of a run; None where no instrument asks for spans."""
     graph: AgentGraph
     """The agents of the whole tree, by key."""
     view: TurnView | None = None
@@ -206,10 +248,16 @@ class LiveRun:
     """How the agents differ from those the run began with, in words, where the log doesn't say so yet."""
     asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
     """What is about to be asked about calls on whose approval callbacks are at work; the root's dict is used."""
+    spans: SpanSource | None = None
+    """What makes the spans of this run's calls: the log's, or those of the nearest run with instruments of its own."""
+    watch: Watch | None = None
+    """The instruments of a nested run's own configuration."""
     open_spans: Callable[[], Awaitable[None]] | None = None
     """Begins or goes on with the run's trace; called once, before the entry's first record."""
     open_journal: Callable[[], Awaitable[None]] | None = None
     """Begins the run's journal, or goes on with it; called once, before the entry's first record."""
+    hidden: tuple[str, ...] = ()
+    """What no words about the run may repeat, longest first: it is secret in the call that the run is nested in."""
     _ended_by: str | None = None
     warned: set[str] = attrs.field(factory=set)
     """What one warning was logged for already; the root's set is asked."""
@@ -235,6 +283,12 @@ class LiveRun:
         return self.graph.key(self.agent)
 
     @property
+    def price(self) -> Any:
+        """What says what a request costs: the configuration's, else the outer run's, whose budget pays as well."""
+        own = self.config.price
+        return own if own is not None or self.parent is None else self.parent.price
+
+    @property
     def conversation(self) -> tuple[Item, ...]:
         """What the model had been shown, and its response."""
         shown = self.view.input if self.view is not None else ()
@@ -247,6 +301,24 @@ class LiveRun:
     def append(self, record: Record) -> None:
         """Append *record* to the log of the tree."""
         self.log.append(record)
+
+    def check_request(self) -> None:
+        """Return if one more model request may be made, by every ledger that has to pay for it.
+
+        Raises:
+            UsageLimitExceeded: by the nearest that is spent.
+        """
+        run: LiveRun | None = self
+        while run is not None:
+            outer = run.parent
+            if run.budget is not None and (outer is None or run.budget is not outer.budget):
+                run.budget.check_request(run.state.meter)
+            run = outer
+
+    def hush(self, error: BaseException) -> None:
+        """See that no words made of *error* repeat what is secret of the run."""
+        if self.hidden:
+            hide_in(error, self.hidden)
 
     async def question(
         self,
@@ -263,7 +335,10 @@ class LiveRun:
         """
         answer = await self.effects.perform(e.Ask(self.path, what, key, do))
         if told:
-            self.append(Answered(*self.here(), what, key, answer if form is None else form(answer)))
+            plain = answer if form is None else form(answer)
+            # Words that the application made for a run with secret input may repeat it.
+            secret = self.state.secret_input and not isinstance(plain, bool)
+            self.append(Answered(*self.here(), what, key, plain, secret=secret))
         return answer
 
     async def random(self, what: str, key: str) -> float:
@@ -308,7 +383,7 @@ class LiveRun:
         """Tell instruments what came of a body after its outcome was decided."""
         if report.error is not None:
             logger.debug("late error of call %s: %s", report.call.call_id, error_summary(report.error))
-        self.log.tell("on_late_result", report)
+        self._tell("on_late_result", report)
 
     def report_still_running(self, report: StillRunning) -> None:
         """Tell instruments and the log of Python that a call outlives the cleanup deadline."""
@@ -318,7 +393,15 @@ class LiveRun:
             report.call.name,
             report.age,
         )
-        self.log.tell("on_still_running", report)
+        self._tell("on_still_running", report)
+
+    def _tell(self, method: str, report: LateResult | StillRunning) -> None:
+        self.log.tell(method, report)
+        run: LiveRun | None = self
+        while run is not None:
+            if run.watch is not None:
+                self.log.tell_to(run.watch.instruments, method, report)
+            run = run.parent
 
     def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
         """Cancel one call, running or queued; False if it has ended or is unknown. From any task or thread."""

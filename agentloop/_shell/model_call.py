@@ -87,13 +87,13 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
             if delay is None:
                 raise
         await run.effects.perform(e.Sleep(delay))
-        if run.budget is not None:
-            run.budget.check_request(run.log.state.meter)
+        run.check_request()
         attempt = _Attempt(attempt.number + 1)
 
 
 def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
     """Return the record of a failed attempt, with all that the decision about another one goes by."""
+    run.hush(error)
     failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
     if isinstance(error, ModelTimeoutError):
         return attrs.evolve(failed, error_kind="timeout")
@@ -133,9 +133,10 @@ async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, at
 
 def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None:
     """Count what the request cost, where the application can tell, and return it."""
-    if run.budget is not None and run.config.price is not None and response.usage is not None:
+    price = run.price
+    if run.budget is not None and price is not None and response.usage is not None:
         name = getattr(view.model, "name", None) or type(view.model).__name__
-        cost = run.config.price(name, response.usage)
+        cost = price(name, response.usage)
         run.budget.charge(cost)
         return f"{to_amount('price', cost):f}"
     return None

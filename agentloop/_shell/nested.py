@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import anyio
+import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from agentloop._core.secrecy import secret_items
 from agentloop._core.state import RunFold
 from agentloop._shell.asking import ask
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import Entry, execute
 from agentloop._shell.endings import Paused
 from agentloop._shell.keep import Keeper
-from agentloop._shell.live import LiveRun
+from agentloop._shell.live import LiveRun, Watch
 from agentloop._shell.native import cancelled_types, cancelling, taken_back
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.resources import Resources
 from agentloop._shell.schedule import LiveCall
 from agentloop._shell.stream import EventBuffer
 from agentloop._shell.threads import Threads
+from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
+from agentloop.error_text import error_summary
 from agentloop.exceptions import EarlierFailure, UserError
 from agentloop.items import Item, to_items
 from agentloop.tools import AgentCall
@@ -48,6 +53,7 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     config: RunConfig = body.run_config or outer.config
     run = _nested(live, body, config)
     run.context.tool_input = None if body.typed is None else live.arguments.value
+    run.context._secret_input = bool(live.entry.call.secret)
     ended = run.state.ended
     if (failure := run.state.broken_by) is not None:
         raise EarlierFailure(failure)
@@ -63,7 +69,8 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
             body.run_config.timeout if body.run_config is not None else None,
         )
         work = partial(execute, run, entry)
-        over = await (work() if body.on_stream is None else _streamed(run, body.on_stream, work))
+        with _watched(run):
+            over = await (work() if body.on_stream is None else _streamed(run, body.on_stream, work))
         if over.status == "interrupted":
             return Paused()
     if body.custom_output_extractor is not None:
@@ -77,16 +84,20 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
 
 
 async def _input(run: LiveRun, live: LiveCall, body: AgentCall) -> tuple[Item, ...]:
-    """Return the nested run's input."""
+    """Return the nested run's input; made of arguments that are secret, it is secret too, whatever a builder made."""
+    given = to_items(await _made_input(run, live, body))
+    return secret_items(given) if live.entry.call.secret else given
+
+
+async def _made_input(run: LiveRun, live: LiveCall, body: AgentCall) -> Any:
     arguments = live.arguments
     if body.typed is None:
         assert arguments.bound is not None
-        return to_items(arguments.bound.values["input"])
+        return arguments.bound.values["input"]
     if body.input_builder is None:
-        return to_items(body.typed.dump(arguments.value))
+        return body.typed.dump(arguments.value)
     build = body.input_builder
-    built = await run.question("input_builder", live.call_id, lambda: ask(build, arguments.value), told=False)
-    return to_items(built)
+    return await run.question("input_builder", live.call_id, lambda: ask(build, arguments.value), told=False)
 
 
 async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -96,10 +107,11 @@ async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaita
         log.state, None, lambda path: run.children[path].agent if path in run.children else None, run.path
     )
     log.listeners.append(buffer)
+    hand_on = partial(_hand_on, run, buffer, on_stream)
     output: Any = None
     failure: BaseException | None = None
     async with anyio.create_task_group() as group:
-        group.start_soon(_hand_on, buffer, on_stream)
+        group.start_soon(hand_on)
         try:
             output = await work()
         except cancelled_types():
@@ -118,7 +130,7 @@ async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaita
     return output
 
 
-async def _hand_on(buffer: EventBuffer, on_stream: Callback) -> None:
+async def _hand_on(run: LiveRun, buffer: EventBuffer, on_stream: Callback) -> None:
     while (event := await buffer.take()) is not None:
         count = cancelling()
         try:
@@ -127,8 +139,48 @@ async def _hand_on(buffer: EventBuffer, on_stream: Callback) -> None:
             if not taken_back(count):
                 raise
             logger.warning("on_stream cancelled itself: %r", error)
-        except Exception:
-            logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
+        except Exception as error:
+            if run.hidden:
+                run.hush(error)
+                logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
+            else:
+                logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
+
+
+@contextmanager
+def _watched(run: LiveRun) -> Iterator[None]:
+    """Tell the instruments of the run's own configuration, if it has some, of what happens in the block."""
+    watch = run.watch
+    if watch is None:
+        yield
+        return
+    run.log.watches.append(watch)
+    try:
+        yield
+    finally:
+        run.log.watches.remove(watch)
+
+
+def _set_watch(run: LiveRun, outer: LiveRun) -> None:
+    """Let the instruments of a nested run's own configuration watch it; who watches the outer run is told already."""
+    config = run.config
+    instruments = tuple(each for each in config.instruments if not run.log.has(each, run.path))
+    if not instruments:
+        return
+    run.watch = Watch(run.path, instruments)
+    if outer.spans is None or (outer.config.trace_include_sensitive_data and not config.trace_include_sensitive_data):
+        run.open_spans = run.span_opener(run, attrs.evolve(config, instruments=instruments))
+    else:
+        run.watch.takes_spans = not config.tracing_disabled
+
+
+def _own_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
+    """Return the ledger of a nested run with limits of its own, which takes from the outer run's too."""
+    if config.limits is None:
+        return outer.budget
+    depth = len(state.path)
+    begun = outer.log.state.records if state.started is not None else ()
+    return Budget.of(config.limits, (each for each in begun if each.path[:depth] == state.path), outer.budget)
 
 
 def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
@@ -156,15 +208,20 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         shared=outer.shared,
         threads=threads,
         resources=Resources(outer.resources.spawn),
-        budget=outer.budget,
+        budget=_own_budget(config, outer, state) if body.run_config is not None else outer.budget,
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         resolve_model=outer.resolve_model,
         nest=outer.nest,
+        span_opener=outer.span_opener,
+        spans=outer.spans,
         parent=outer,
+        hidden=live.hidden_texts,
         calls=outer.calls,
         cancel_requests=outer.cancel_requests,
         children=outer.children,
     )
     run.context._run = run
+    if body.run_config is not None:
+        _set_watch(run, outer)
     outer.children[run.path] = run
     return run

@@ -38,7 +38,9 @@ def restored_result(run: LiveRun, record: GuardrailSettled) -> Any:
         return ToolGuardrailResult(guardrail=guardrail, output=_verdict(record), duration=record.duration, call=call)
     output = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
     if record.stage == "input":
-        return InputGuardrailResult(guardrail=_guardrail(run, record), output=output, duration=record.duration)
+        return InputGuardrailResult(
+            guardrail=_guardrail(run, record), output=output, duration=record.duration, secret=record.secret
+        )
     return OutputGuardrailResult(
         guardrail=_guardrail(run, record), output=output, duration=record.duration, agent=run.agent
     )

@@ -101,7 +101,9 @@ class LiveCall:
     def hidden_texts(self) -> tuple[str, ...]:
         """What no words about the call may repeat, longest first."""
         texts = hidden_texts(self.entry.call, self.arguments.text)
-        return texts if self.returned is None else longest_first({*texts, *texts_of(self.returned)})
+        if self.returned is None and not self.run.hidden:
+            return texts
+        return longest_first({*texts, *self.run.hidden, *texts_of(self.returned)})
 
     def hush(self, error: BaseException) -> None:
         """See that no words made of *error* repeat what is secret of the call."""

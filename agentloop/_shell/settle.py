@@ -53,7 +53,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
         view.handoff(call.name).read(call.arguments, run.config.json_limits)
     plan = await decide(run, plan)
-    check_secrets(plan)
+    check_secrets(plan, run.state)
     return plan
 
 

@@ -106,6 +106,8 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
         ended = Ended("failed", error=errors[0])
     ended = await _tell_hooks(run, ended, errors)
     failed = ended.error if ended.status == "failed" else None
+    for error in (*errors, *(() if failed is None else (failed,))):
+        run.hush(error)
     others = [error_summary(error) for error in errors if error is not failed]
     run.append(
         RunEnded(

@@ -19,8 +19,19 @@ from agentloop.cli.approver import call_name
 from agentloop.cli.ending import Ending
 from agentloop.cli.streams import Output
 from agentloop.error_text import bounded, error_summary, first_line
+from agentloop.guardrail_results import InputGuardrailResult, ToolGuardrailResult
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
-from agentloop.items import ITEM_TYPES, ApprovalRequest, Content, Text, ToolCall, ToolOutput
+from agentloop.items import (
+    ITEM_TYPES,
+    ApprovalRequest,
+    AssistantMessage,
+    Content,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
 from agentloop.outcomes import CallOutcome
 from agentloop.schema import to_json_value
 from agentloop.secret_text import MASK, masked_arguments
@@ -296,6 +307,14 @@ def _masked(value: Any) -> Any:
         return attrs.evolve(value, arguments=masked_arguments(value.arguments, value.secret))
     if isinstance(value, ToolOutput | CallOutcome) and value.secret and value.output is not None:
         return attrs.evolve(value, output=MASK)
+    if isinstance(value, SystemMessage | UserMessage | AssistantMessage) and value.secret:
+        return attrs.evolve(value, content=MASK)
+    judged_secret = (isinstance(value, InputGuardrailResult) and value.secret) or (
+        isinstance(value, ToolGuardrailResult) and (value.call.secret or value.call.secret_output)
+    )
+    if judged_secret:
+        masked: Any = MASK  # the whole answer, which may quote it anywhere
+        return attrs.evolve(value, output=masked)
     return value
 
 

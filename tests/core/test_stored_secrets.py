@@ -81,6 +81,19 @@ RECORDS: list[tuple[r.Record, Any]] = [
     (r.Answered(*HERE, "x", "k", answer={"a": HUSH}, secret=True), lambda n: n.answer),
     (r.RunEnded(*HERE, "completed", HUSH, secret=True), lambda n: n.final_output),
     (r.BodyEnded(*HERE, "c1", value=[CALL], kept=True), lambda n: n.value[0].arguments),
+    (
+        r.RunStarted(*HERE, "r", "a", (i.UserMessage(HUSH, secret=True), i.UserMessage("open")), 1),
+        lambda n: n.input[0].text,
+    ),
+    (
+        r.HistoryReplaced(
+            *HERE,
+            "x",
+            0,
+            (i.AssistantMessage([i.Text(HUSH), i.File(data=HUSH)], secret=True), i.SystemMessage(HUSH, secret=True)),
+        ),
+        lambda n: (n.items[0].content, n.items[1].text),
+    ),
 ]
 in_every_record = pytest.mark.parametrize(
     ("record", "secret"), RECORDS, ids=[type(record).__name__ for record, _ in RECORDS]
