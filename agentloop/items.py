@@ -223,11 +223,17 @@ class HostedToolCall:
 
 @attrs.frozen
 class ApprovalRequest:
-    """A call that waits for a verdict. `agent` is the agent's name, `path` the calls of agent tools around it."""
+    """A call that waits for a verdict. `agent` is the agent's name, `path` the calls of agent tools around it.
+
+    `policy` names the policies that ask for it, and `reason` is why, in their words; None where it is the tool itself,
+    or a policy gave no reason.
+    """
 
     call: ToolCall
     agent: str
     path: tuple[str, ...] = ()
+    policy: str | None = attrs.field(default=None, kw_only=True)
+    reason: str | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen

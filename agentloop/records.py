@@ -156,6 +156,10 @@ class ApprovalRequested(_Record):
     digest: str
     arguments: str | None = None
     """JSON text, where a guardrail has rewritten what the model wrote."""
+    policy: str | None = None
+    """The policies that ask, by the names of their classes; None where the tool itself does."""
+    reason: str | None = None
+    """Why, in the policies' words, without what is secret of the call."""
     secret: tuple[str, ...] = _secret_names()
 
     def __repr__(self) -> str:

@@ -99,6 +99,13 @@ def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
     )
 
 
+def asked_for(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
+    """Return the interruption that *asked* means: *call* as it would run."""
+    if asked.arguments is not None:
+        call = attrs.evolve(call, arguments=asked.arguments)
+    return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
+
+
 IGNORED_HANDOFF = "Multiple handoffs detected, ignoring this one."
 
 
@@ -291,10 +298,7 @@ class RunFold:
             if nested is not None:
                 found += nested.interruptions()
             elif call.approval is not None and self.verdict(call) is None:
-                shown = call.call
-                if call.approval.arguments is not None:
-                    shown = attrs.evolve(shown, arguments=call.approval.arguments)
-                found.append(ApprovalRequest(shown, call.approval.agent, self.path))
+                found.append(asked_for(call.call, call.approval))
         return found
 
     def at(self, path: tuple[str, ...]) -> RunFold | None:

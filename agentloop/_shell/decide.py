@@ -25,12 +25,19 @@ from agentloop.guardrail_results import Allow
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Decision, Deny, PendingCall
 from agentloop.records import ApprovalRequested, VerdictGiven
+from agentloop.secret_text import longest_first, scrubbed
 from agentloop.secret_values import WithheldText
 from agentloop.tools import FunctionTool
 
-_STRICTNESS: dict[type, int] = {Allow: 0, Ask: 1, Deny: 2}
-
 logger = logging.getLogger("agentloop")
+
+
+@attrs.frozen
+class _Asked:
+    """Policies want an approval: which, and why."""
+
+    policies: str
+    reason: str | None
 
 
 async def decide(run: LiveRun, plan: Plan) -> Plan:
@@ -91,9 +98,9 @@ async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plann
     verdict = verdict or _verdict(run, state, tool, arguments)
     if verdict is None and _fits(run, state, tool, arguments):
         return Wait(arguments)  # asked in an earlier entry, and nobody has said anything
-    wanted = isinstance(decision, Ask)
+    wanted = decision if isinstance(decision, _Asked) else None
     if verdict is None and run.config.tool_execution.pre_approval_tool_input_guardrails:
-        if not wanted and tool.needs_approval is False:
+        if wanted is None and tool.needs_approval is False:
             return Execute(arguments)
         judged = await judge_before_approval(run, entry, tool, arguments)
         if isinstance(judged, CallOutcome):
@@ -105,13 +112,13 @@ async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plann
             decision = await _policies(run, entry, tool, arguments)
             if isinstance(decision, Deny):
                 return _refused(decision.message, tool, "policy")
-            wanted = isinstance(decision, Ask)
+            wanted = decision if isinstance(decision, _Asked) else None
     verdict = verdict or _verdict(run, state, tool, arguments)
     if verdict is None:
-        needed = wanted or await _needed(run, entry, tool, arguments)
+        needed = wanted is not None or await _needed(run, entry, tool, arguments)
         verdict = _verdict(run, state, tool, arguments)  # given while the question was being asked
         if verdict is None and needed:
-            return Wait(arguments, _request(run, entry, tool, arguments))
+            return Wait(arguments, _request(run, entry, tool, arguments, wanted))
     if verdict is not None and not verdict.approved:
         return _refused(verdict.message, tool, "approval")
     return Execute(arguments)
@@ -142,7 +149,9 @@ def _digest(run: LiveRun, request: ApprovalRequested | None, arguments: Argument
     return arguments_digest(arguments.text, run.config.json_limits)
 
 
-def _request(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> ApprovalRequested:
+def _request(
+    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments, wanted: _Asked | None = None
+) -> ApprovalRequested:
     return ApprovalRequested(
         *run.here(),
         entry.call.call_id,
@@ -150,6 +159,8 @@ def _request(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Argu
         tool.lookup_key,
         arguments_digest(arguments.text, run.config.json_limits),
         arguments=arguments.text if arguments.text != entry.call.arguments else None,
+        policy=wanted.policies if wanted is not None else None,
+        reason=wanted.reason if wanted is not None else None,
     )
 
 
@@ -187,9 +198,11 @@ async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments:
     return bool(await run.question("needs_approval", call_id, lambda: ask(needs, run.context, parsed, call_id)))
 
 
-async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> Decision:
-    """Return the strictest decision; of several denials the first."""
-    strictest: Decision = Allow()
+async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> Allow | Deny | _Asked:
+    """Return the strictest decision; of several denials the first, of several that ask what each of them says."""
+    denied: Deny | None = None
+    asking: dict[str, None] = {}
+    reasons: list[str] = []
     for index, policy in enumerate(run.config.policies):
         pending = PendingCall(
             call=entry.call,
@@ -200,23 +213,42 @@ async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, argument
             path=run.path,
         )
         decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending, arguments.text)
-        if _STRICTNESS[type(decision)] > _STRICTNESS[type(strictest)]:
-            strictest = decision
-    return strictest
+        if isinstance(decision, Deny):
+            denied = denied or decision
+        elif isinstance(decision, Ask):
+            asking[type(policy).__name__] = None
+            reasons += [] if decision.reason is None else [decision.reason]
+    if denied is not None:
+        return denied
+    return _Asked(", ".join(asking), "; ".join(reasons) or None) if asking else Allow()
 
 
-def _plain(decision: Any) -> Any:
-    return [type(decision).__name__, getattr(decision, "message", None)]
+def _without(decision: Any, texts: tuple[str, ...]) -> Any:
+    """Return *decision* with its words, which go into the log, but without *texts*."""
+    match decision:
+        case Ask(reason) if reason is not None:
+            return Ask(scrubbed(str(reason), texts))
+        case Deny(message) if message is not None:
+            return Deny(scrubbed(str(message), texts))
+        case _:
+            return decision
+
+
+def _plain(texts: tuple[str, ...], decision: Any) -> Any:
+    told = _without(decision, texts)
+    return [type(told).__name__, told.reason if isinstance(told, Ask) else getattr(told, "message", None)]
 
 
 async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall, text: str) -> Decision:
+    texts = longest_first({*hidden_texts(pending.call, text), *run.hidden})
     try:
-        decision = await run.question("policy", key, lambda: ask(policy.decide, pending), form=_plain)
+        form = partial(_plain, texts)
+        decision = await run.question("policy", key, lambda: ask(policy.decide, pending), form=form)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
-        return decision
+        return _without(decision, texts)
     except Exception as error:
-        if texts := hidden_texts(pending.call, text):
+        if texts:
             hide_in(error, texts)
             logger.warning("policy %r failed; the call is denied: %s", policy, error_summary(error))
         else:

@@ -18,11 +18,11 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
-from agentloop._core.state import CallState, RunFold
+from agentloop._core.state import CallState, RunFold, asked_for
 from agentloop._shell.native import new_bell
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
-from agentloop.items import ApprovalRequest, ToolCall, ToolOutput
+from agentloop.items import ToolCall, ToolOutput
 from agentloop.limits import Limit
 
 
@@ -149,9 +149,8 @@ class EventBuffer:
                 released = state.calls[call_id].outcome
                 if released is not None and released.output is not None:
                     self.put(ev.ItemCreated(ToolOutput(call_id, released.output, secret=released.secret), **where))
-            case r.ApprovalRequested(call_id=call_id, agent=agent):
-                call = state.calls[call_id].call
-                self.put(ev.ApprovalRequested(ApprovalRequest(call, agent, record.path), **where))
+            case r.ApprovalRequested(call_id=call_id):
+                self.put(ev.ApprovalRequested(asked_for(state.calls[call_id].call, record), **where))
             case r.GuardrailSettled(result=result):
                 self.put(ev.GuardrailSettled(result, **where))
             case r.BatchEnded():

@@ -69,6 +69,13 @@ def described(request: ApprovalRequest) -> str:
     return exact(f"{tool} {masked_arguments(call.arguments, call.secret)}")
 
 
+def asked_because(request: ApprovalRequest) -> str:
+    """Return which policy asks about *request*, and why; an empty text where the tool itself does."""
+    if request.policy is None:
+        return ""
+    return exact(request.policy if request.reason is None else f"{request.policy}: {request.reason}")
+
+
 @attrs.define(eq=False)
 class Questions:
     """Asks at the terminal, one call at a time, while other runs go on.
@@ -102,7 +109,8 @@ class Questions:
     async def _ask(self, state: RunState, request: ApprovalRequest, where: str) -> bool:
         inside = f", inside {exact('/'.join(request.path))}" if request.path else ""
         at = f", {where}" if where else ""
-        await self.err.write(f"? {described(request)}\n  {exact(request.agent)} asks for it{inside}{at}\n")
+        why = f"  {asked}\n" if (asked := asked_because(request)) else ""
+        await self.err.write(f"? {described(request)}\n  {exact(request.agent)} asks for it{inside}{at}\n{why}")
         while True:
             await self.err.write("  [y]es, [n]o (and why), [a]lways, ne[v]er, [e]dit, [l]ater: ")
             typed = await self._line()

@@ -261,6 +261,8 @@ def request_json(request: ApprovalRequest) -> dict[str, Any]:
         "arguments": masked_arguments(call.arguments, call.secret),
         "agent": request.agent,
         "path": list(request.path),
+        "policy": request.policy,
+        "reason": request.reason,
     }
 
 

@@ -18,7 +18,7 @@ import click
 
 from agentloop.agents import Agent
 from agentloop.cli import failure
-from agentloop.cli.approver import call_name, described, exact
+from agentloop.cli.approver import asked_because, call_name, described, exact
 from agentloop.cli.folder import Folder
 from agentloop.cli.show import request_json
 from agentloop.exceptions import AgentLoopError
@@ -84,7 +84,9 @@ def pending(folder: str, as_json: bool) -> None:
                 data = {"line": one.line, **request_json(one.request), "call": one.name}
                 click.echo(json.dumps(data, ensure_ascii=False))
             else:
-                click.echo(f"{exact(one.name)}  {exact(one.request.agent)}  {described(one.request)}")
+                why = asked_because(one.request)
+                line = f"{exact(one.name)}  {exact(one.request.agent)}  {described(one.request)}"
+                click.echo(f"{line}  ({why})" if why else line)
         if not found and not as_json:
             click.echo("No call waits for approval.", err=True)
 

@@ -7,11 +7,16 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import pytest
 from click.testing import Result
 
-from agentloop.cli.approver import can_ask, exact
+from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, tool
+from agentloop.cli.approver import asked_because, can_ask, exact
 from agentloop.cli.streams import Output
+from agentloop.items import ApprovalRequest, ToolCall
+from agentloop.journal import FileJournal
+from agentloop.testing import ScriptedModel, call
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Invoke = Callable[..., Result]
@@ -187,10 +192,49 @@ def test_json_tells_what_waits(invoke: Invoke, agent: AgentOf, kept: str) -> Non
     told = json.loads(result.stdout)
     assert told["status"] == "interrupted"
     waiting = {"tool": "delete", "arguments": '{"path": "a"}', "agent": "deleting", "path": []}
+    waiting |= {"policy": None, "reason": None}
     assert told["interruptions"] == [{"call": "call_a", **waiting}]
     assert json.loads(invoke("pending", kept, "--json").stdout) == {"call": "1:call_a", "line": 1, **waiting}
     invoke("approve", kept, "1:call_a")
     assert invoke("pending", kept, "--json").output == ""
+
+
+class Strict:
+    """A policy that says why it asks, over two lines and in colour."""
+
+    def decide(self, call: PendingCall) -> Ask:
+        """Ask."""
+        return Ask("not on\nFridays\x1b[0m")
+
+
+def test_which_policy_asks_and_why_is_told(invoke: Invoke, agent: AgentOf, kept: str) -> None:
+    """In the list and in JSON; on one line, nothing in it steers a terminal."""
+    invoke("run", agent("deleting"), "a", "--journal", kept)
+    (path := Path(kept) / "run.journal").unlink()
+
+    @tool
+    async def delete() -> str:
+        """Delete."""
+        return "gone"
+
+    async def again() -> None:
+        async with FileJournal(path) as journal:
+            config = RunConfig(policies=[Strict()])
+            model = ScriptedModel([call("delete", call_id="d1")])
+            await Runner.run(Agent("a", model=model, tools=[delete]), "go", journal=journal, run_config=config)
+
+    anyio.run(again)
+    assert invoke("pending", kept).stdout == "d1  a  delete {}  (Strict: not on\\nFridays\\x1b[0m)\n"
+    told = json.loads(invoke("pending", kept, "--json").stdout)
+    assert (told["policy"], told["reason"]) == ("Strict", "not on\nFridays\x1b[0m")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason", "said"), [(None, None, ""), ("Strict", None, "Strict"), ("A, B", "so; so", "A, B: so; so")]
+)
+def test_who_asks_in_words(policy: str | None, reason: str | None, said: str) -> None:
+    """Nothing where the tool asks by itself."""
+    assert asked_because(ApprovalRequest(ToolCall("c", "f"), "a", policy=policy, reason=reason)) == said
 
 
 def test_without_a_folder_nothing_can_be_decided_later(invoke: Invoke, agent: AgentOf, noted: Noted) -> None:

@@ -38,7 +38,8 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import ToolCall
-from agentloop.testing import ScriptedModel, call, say
+from agentloop.record_codec import record_to_json
+from agentloop.testing import ScriptedModel, call, replay, say
 
 NOT_APPROVED = "Tool 'free' was not approved."
 
@@ -526,3 +527,96 @@ async def test_what_siblings_did_before_the_pause_is_in_the_transcript(run_mode:
         ("c4", "free 0"),
     ]
     assert sorted(map(str, ran)) == sorted(map(str, ["breaks", ("free", 0), ("gated", 0)]))
+
+
+# ---------------------------------------------------------------------------------------------- what is asked, and why
+
+
+class Dear(Saying):
+    """Another policy."""
+
+
+@in_every_way
+async def test_who_asks_and_why_stands_in_the_record_and_on_the_interruption(run_mode: Run, way: str) -> None:
+    """Of all policies that ask, in their order; also in another process, and in the event."""
+    policies = [Saying(Ask("it is Friday")), Saying(Ask()), Dear(Ask("it is dear")), Saying(Allow())]
+    agent = agent_with([free([])], call("free", {"n": 1}, "c1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=ruled(*policies))
+    paused = await pauses.resume(agent, paused, nothing, run_config=ruled(*policies))
+    (request,) = paused.interruptions
+    assert (request.policy, request.reason) == ("Saying, Dear", "it is Friday; it is dear")
+    (asked,) = [record for record in paused.records if isinstance(record, r.ApprovalRequested)]
+    assert (asked.policy, asked.reason) == (request.policy, request.reason)
+
+
+async def test_a_tool_that_asks_by_itself_gives_no_reason(run_mode: Run) -> None:
+    """Nor does a policy that gives none; it is named all the same."""
+    for needs, policies, wanted in (
+        (True, [], (None, None)),
+        (False, [Dear(Ask())], ("Dear", None)),
+        (True, [Dear(Ask("dear"))], ("Dear", "dear")),
+    ):
+        made = gated([], "free", needs_approval=needs)
+        paused = await run_mode(agent_with([made], call("free", {"n": 1}, "c1")), "go", run_config=ruled(*policies))
+        (request,) = paused.interruptions
+        assert (request.policy, request.reason) == wanted
+
+
+async def test_a_reason_repeats_no_secret_of_the_call(run_mode: Run) -> None:
+    """Neither where it is asked nor where the log keeps what the policy answered; a denial's words neither."""
+
+    @tool(secret=("word",))
+    async def tell(word: str) -> str:
+        """Tell."""
+        return "told"
+
+    def decide(pending: PendingCall) -> Ask | Deny:
+        assert pending.arguments is not None
+        kind = Ask if pending.call.call_id == "c1" else Deny
+        return kind(f"he says {pending.arguments['word']}")
+
+    steps = [call("tell", {"word": "opensesame"}, "c1"), call("tell", {"word": "closesesame"}, "c2")]
+    paused = await run_mode(agent_with([tell], steps), "go", run_config=ruled(Saying(decide)))
+    (request,) = paused.interruptions
+    assert request.reason == "he says [secret]"
+    assert [settled.outcome.output for settled in paused.calls] == ["he says [secret]"]
+    assert "sesame" not in paused.to_state().to_string() + repr(paused.records)
+
+
+async def test_an_event_asks_for_the_call_as_the_guardrails_have_made_it() -> None:
+    """Whoever decides on the event decides on what would run."""
+
+    @tool_input_guardrail
+    async def doubled(data: Any) -> Rewrite:
+        return Rewrite({"n": 2})
+
+    config = RunConfig(
+        policies=[Dear(Ask("dear"))], tool_execution=ToolExecution(pre_approval_tool_input_guardrails=True)
+    )
+    ran: list[Any] = []
+    agent = agent_with([free(ran, tool_input_guardrails=[doubled])], call("free", {"n": 1}, "c1"))
+    async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+        asked = [event.request async for event in stream if isinstance(event, ev.ApprovalRequested)]
+    assert stream.result.interruptions == tuple(asked)
+    assert [(request.call.arguments, request.reason) for request in asked] == [('{"n": 2}', "dear")]
+    state = stream.state
+    state.approve(asked[0])
+    result = await Runner.run(agent, state, run_config=config)
+    assert result.final_output == "done"
+    assert ran == [("free", 2)]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_replay_asks_for_the_same_reason(backend: Any) -> None:
+    """To the byte; the policy itself isn't asked again."""
+    policy = Dear(Ask("it is dear"))
+    agent = agent_with([free([])], call("free", {"n": 1}, "c1"))
+    config = ruled(policy)
+    recorded = Runner.run_sync(agent, "go", run_config=config)
+    asked = len(policy.seen)
+    replayed = replay(list(recorded.records), agent, run_config=config, backend=backend)
+    assert [record_to_json(record) for record in replayed.records] == [
+        record_to_json(record) for record in recorded.records
+    ]
+    assert len(policy.seen) == asked
