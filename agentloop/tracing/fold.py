@@ -27,13 +27,13 @@ class _Open:
     """The open spans of one run of the tree."""
 
     run: Span
-    agent: Span | None = None
+    agent: Span
     turn: Span | None = None
     model: Span | None = None
     calls: dict[str, Span] = attrs.field(factory=dict)
 
     def top(self) -> Span:
-        return self.turn or self.agent or self.run
+        return self.turn or self.agent
 
 
 class SpanFold:
@@ -69,8 +69,7 @@ class SpanFold:
         if isinstance(record, _BEGINNINGS):
             parent = self._around(record.path)
             run = self._open("run", self.trace.workflow_name if parent is None else record.agent, record, parent)
-            opened = self._runs[record.path] = _Open(run)
-            opened.agent = self._open("agent", record.agent, record, run)
+            self._runs[record.path] = _Open(run, self._open("agent", record.agent, record, run))
             return
         found = self._runs.get(record.path)
         if found is not None:
@@ -88,7 +87,7 @@ class SpanFold:
             case r.TurnStarted():
                 self._begin_turn(opened, record)
             case r.ModelRequested(attempt=attempt):
-                opened.model = self._open("model", opened.agent.name if opened.agent else "", record, opened.top())
+                opened.model = self._open("model", opened.agent.name, record, opened.top())
                 opened.model.data["attempt"] = attempt
             case r.ModelResponded(response=response):
                 self._end_model(opened, record, None, response.usage)
@@ -125,8 +124,6 @@ class SpanFold:
 
     def _begin_turn(self, opened: _Open, record: r.TurnStarted) -> None:
         self._close(opened.turn, record)
-        if opened.agent is None:
-            opened.agent = self._open("agent", record.agent, record, opened.run)
         opened.agent.data["tools"] = record.tools
         opened.agent.data["handoffs"] = record.handoffs
         opened.turn = self._open("turn", f"turn {record.turn}", record, opened.agent) if self._turns else None
