@@ -67,7 +67,7 @@ LAYERS: dict[str, frozenset[str]] = {
     "core": frozenset({"_core"}),
     "state": frozenset({"run_state", "stored_state", "record_codec", "value_codec", "seal"}),
     "shell": frozenset({"_shell"}),
-    "edges": frozenset({"models", "sessions", "journal", "mcp", "tracing"}),
+    "edges": frozenset({"models", "sessions", "journal", "mcp", "tracing", "sqlite_file"}),
     "entry": frozenset({"run", "runtime", ""}),  # the empty name is the package's own `__init__`
     "outermost": frozenset({"testing", "durable", "cli"}),
 }

@@ -23,11 +23,11 @@ from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records, check_run_id
 from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
 from agentloop.journal._thread import OneAtATime
-from agentloop.sessions.sqlite import _transaction, _use_wal
+from agentloop.sqlite_file import opened, transaction
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS agentloop_journal_lines ("
-    "run_id TEXT NOT NULL, n INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run_id, n))"
+    "run_id TEXT NOT NULL, n INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run_id, n))",
 )
 _READ = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = ? ORDER BY n"
 _INSERT = "INSERT INTO agentloop_journal_lines (run_id, n, line) VALUES (?, ?, ?)"
@@ -121,7 +121,7 @@ class SQLiteJournal:
         try:
             with self._as_journal_error():
                 connection = self._connected()
-                with _transaction(connection):
+                with transaction(connection):
                     end = self._insert(connection, records)
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
@@ -172,19 +172,7 @@ class SQLiteJournal:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            # Autocommit: transactions are begun and ended here by name.
-            connection = sqlite3.connect(
-                self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
-            )
-            try:
-                _use_wal(connection, time.monotonic() + self._busy_timeout)
-                connection.execute("PRAGMA synchronous = FULL")  # some builds sync a write-ahead log less by default
-                with _transaction(connection):
-                    connection.execute(_SCHEMA)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection = connection = opened(self._path, _SCHEMA, busy_timeout=self._busy_timeout, synced=True)
             # For who forgets to close; a connection the collector finds open is a warning.
             self._finalizer = weakref.finalize(self, connection.close)
         return self._connection

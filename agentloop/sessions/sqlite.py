@@ -17,10 +17,8 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,12 +31,12 @@ from agentloop.exceptions import StateError, UserError, UserTypeError, UserValue
 from agentloop.item_codec import item_from_json, item_to_json
 from agentloop.items import Item
 from agentloop.sessions._checks import check_items, check_limit, check_session_id, conflict
+from agentloop.sqlite_file import opened, transaction
 
 logger = logging.getLogger("agentloop")
 
 ResultT = TypeVar("ResultT")
 
-_PAUSE = 0.01
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS agentloop_session_items ("
     "id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, item TEXT NOT NULL)",
@@ -106,7 +104,7 @@ class SQLiteSession:
         texts = _texts("items", items)
 
         def add(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
+            with transaction(connection):
                 self._insert(connection, texts)
 
         await self._run(add)
@@ -115,7 +113,7 @@ class SQLiteSession:
         """Remove the latest readable item and return it; None where there is none."""
 
         def pop(connection: sqlite3.Connection) -> Item | None:
-            with _transaction(connection):
+            with transaction(connection):
                 for row in self._rows(connection, 1):
                     connection.execute(_DELETE_ROW, (row.id,))
                     return row.item
@@ -127,7 +125,7 @@ class SQLiteSession:
         """Remove everything of this session, unreadable rows included."""
 
         def clear(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
+            with transaction(connection):
                 connection.execute(_DELETE_ALL, (self.session_id,))
 
         await self._run(clear)
@@ -144,7 +142,7 @@ class SQLiteSession:
         expected = [item_from_json(json.loads(text)) for text in _texts("expect", expect)]
 
         def replace(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
+            with transaction(connection):
                 rows = self._rows(connection, None)
                 if [row.item for row in rows] != expected:
                     raise conflict(self.session_id, len(expected), len(rows))
@@ -195,19 +193,7 @@ class SQLiteSession:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            # Autocommit: transactions are begun and ended here by name.
-            connection = sqlite3.connect(
-                self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
-            )
-            try:
-                _use_wal(connection, time.monotonic() + self._busy_timeout)
-                with _transaction(connection):
-                    for statement in _SCHEMA:
-                        connection.execute(statement)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection = connection = opened(self._path, _SCHEMA, busy_timeout=self._busy_timeout)
             # For who forgets to close; a connection the collector finds open is a warning.
             self._finalizer = weakref.finalize(self, connection.close)
         return self._connection
@@ -243,31 +229,6 @@ class SQLiteSession:
             self._reported.add(row_id)
             logger.warning("Session %r: row %d of %s is left out: %s", self.session_id, row_id, self._path, fault)
         return None
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        # SQLite has already rolled back after some errors, such as a full disk.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _use_wal(connection: sqlite3.Connection, deadline: float) -> None:
-    """Turn the file to write-ahead logging, for good. SQLite doesn't wait by itself while another does the same."""
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                raise
-        time.sleep(_PAUSE)
 
 
 def _texts(name: str, items: Sequence[Item]) -> list[str]:

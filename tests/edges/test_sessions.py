@@ -31,7 +31,6 @@ from agentloop.abc import ReplaceableSession, Session
 from agentloop.exceptions import SessionConflict, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, Item, OpaqueItem, ToolCall, ToolOutput, UserMessage
 from agentloop.sessions import MemorySession, SQLiteSession
-from agentloop.sessions.sqlite import _transaction, _use_wal
 
 pytestmark = pytest.mark.real_clock  # a file's session works in threads
 
@@ -475,42 +474,6 @@ async def test_first_use_of_a_locked_file_fails_in_time_and_can_be_repeated(path
                 await session.get_items()
             other.execute("ROLLBACK")
         assert await session.get_items() == []
-
-
-class _BusyOnce:
-    """A connection that is told twice that another is turning the file to write-ahead logging."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def execute(self, statement: str) -> Any:
-        self.asked += 1
-        if self.asked < 3:
-            error = sqlite3.OperationalError("database is locked")
-            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise error
-        return self
-
-    def fetchone(self) -> None:
-        """Return nothing anybody reads."""
-
-
-def test_write_ahead_logging_is_tried_again_while_another_connection_turns_it_on() -> None:
-    """SQLite itself doesn't wait there."""
-    connection: Any = _BusyOnce()
-    _use_wal(connection, deadline=float("inf"))
-    assert connection.asked == 3
-
-
-def test_a_transaction_that_sqlite_has_already_rolled_back_is_not_rolled_back_again() -> None:
-    """The first error stays the error."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        with pytest.raises(KeyError, match="mine"), _transaction(connection):
-            connection.execute("ROLLBACK")
-            raise KeyError("mine")
-        with pytest.raises(KeyError, match="mine"), _transaction(connection):
-            raise KeyError("mine")
-        assert not connection.in_transaction
 
 
 WRITER = """
