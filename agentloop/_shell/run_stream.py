@@ -149,7 +149,8 @@ class RunStream(Generic[OutputT]):
     async def __anext__(self) -> ev.Event:
         if self._events is None:
             raise UserError("iterate a streamed run inside its `async with` block")
-        event = await self._events.take()
+        # Mostly there is one: then a second coroutine would cost as much as the event's way through the buffer.
+        event = self._events.take_nowait() or await self._events.take()
         if event is not None:
             return event
         if self._error is not None and not self._error_raised:

@@ -178,18 +178,24 @@ class EventBuffer:
         self._caught_up()
         self._some.ring()
 
+    def take_nowait(self) -> ev.Event | None:
+        """Return the next event if there is one; None where one would have to wait for it, or where none will come."""
+        unread = self._unread
+        if not unread:
+            return None
+        event = unread.popleft()
+        if self._limit is not None and len(unread) == self._limit - 1:
+            self._caught_up()
+        return event
+
     async def take(self) -> ev.Event | None:
         """Return the next event, waiting for it; None when there will be none."""
-        unread = self._unread
-        while not unread:
+        while (event := self.take_nowait()) is None:
             if self.closed or self.discarding:
                 return None
             if self._some.awaited:
                 raise UserError("another task is waiting for this stream's next event: one consumer at a time")
             await self._some.wait()
-        event = unread.popleft()
-        if self._limit is not None and len(unread) == self._limit - 1:
-            self._caught_up()
         return event
 
     def _caught_up(self) -> None:
