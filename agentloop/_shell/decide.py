@@ -246,7 +246,8 @@ async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall, t
         decision = await run.question("policy", key, lambda: ask(policy.decide, pending), form=form)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
-        return _without(decision, texts)
+        told: Decision = _without(decision, texts)
+        return told
     except Exception as error:
         if texts:
             hide_in(error, texts)
