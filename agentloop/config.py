@@ -41,6 +41,19 @@ def check_count(name: str, value: int | None, *, least: int = 1) -> int | None:
     return value
 
 
+def check_id(name: str, value: str) -> str:
+    """Return *value* if it is text that says something, and that can be written.
+
+    Raises:
+        UserTypeError, UserValueError: naming the field.
+    """
+    if not isinstance(value, str):
+        raise UserTypeError(f"{name}: text is needed, not {value!r}")
+    if not value or any("\ud800" <= char <= "\udfff" for char in value):
+        raise UserValueError(f"{name}: text that isn't empty and can be encoded is needed, not {value!r}")
+    return value
+
+
 def _seconds(zero: bool = False) -> Any:
     def validate(_instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         check_seconds(attribute.name, value, zero=zero)

@@ -55,19 +55,6 @@ def check_path(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def check_run_id(run_id: str) -> str:
-    """Return *run_id* if it is text that says something.
-
-    Raises:
-        UserTypeError, UserValueError: naming the argument.
-    """
-    if not isinstance(run_id, str):
-        raise UserTypeError(f"run_id: text is needed, not {run_id!r}")
-    if not run_id or any("\ud800" <= char <= "\udfff" for char in run_id):
-        raise UserValueError(f"run_id: text that isn't empty and can be encoded is needed, not {run_id!r}")
-    return run_id
-
-
 def check_codec(codec: Codec | None) -> Codec | None:
     """Return *codec* if it can seal and open, or is None.
 

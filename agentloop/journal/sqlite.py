@@ -18,9 +18,9 @@ from typing import Self
 import anyio
 
 from agentloop.abc import Codec
-from agentloop.config import check_seconds
+from agentloop.config import check_id, check_seconds
 from agentloop.exceptions import JournalError
-from agentloop.journal._checks import check_codec, check_path, check_records, check_run_id
+from agentloop.journal._checks import check_codec, check_path, check_records
 from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
 from agentloop.journal._thread import OneAtATime
 from agentloop.sqlite_file import opened, transaction
@@ -62,7 +62,7 @@ class SQLiteJournal:
         busy_timeout: float = 5.0,
     ) -> None:
         self._path = check_path(path)
-        self.run_id = check_run_id(run_id)
+        self.run_id = check_id("run_id", run_id)
         self._seal = Seal(key)
         self.codec = check_codec(codec)
         self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0

@@ -6,21 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentloop.config import check_count
-from agentloop.exceptions import SessionConflict, UserTypeError, UserValueError
+from agentloop.exceptions import SessionConflict, UserTypeError
 from agentloop.items import ITEM_TYPES, Item
-
-
-def check_session_id(session_id: str) -> str:
-    """Return *session_id* if it is text that says something.
-
-    Raises:
-        UserTypeError, UserValueError: naming the argument.
-    """
-    if not isinstance(session_id, str):
-        raise UserTypeError(f"session_id: text is needed, not {session_id!r}")
-    if not session_id or any("\ud800" <= char <= "\udfff" for char in session_id):
-        raise UserValueError(f"session_id: text that isn't empty and can be encoded is needed, not {session_id!r}")
-    return session_id
 
 
 def check_limit(limit: int | None) -> int | None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from anyio.lowlevel import checkpoint
 
+from agentloop.config import check_id
 from agentloop.items import Item
-from agentloop.sessions._checks import check_items, check_limit, check_session_id, conflict
+from agentloop.sessions._checks import check_items, check_limit, conflict
 
 
 class MemorySession:
@@ -17,7 +18,7 @@ class MemorySession:
     """
 
     def __init__(self, session_id: str = "default") -> None:
-        self.session_id = check_session_id(session_id)
+        self.session_id = check_id("session_id", session_id)
         self._items: list[Item] = []
 
     def __repr__(self) -> str:

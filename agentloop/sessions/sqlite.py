@@ -26,11 +26,11 @@ import anyio.to_thread
 import attrs
 from anyio.lowlevel import current_token
 
-from agentloop.config import check_seconds
+from agentloop.config import check_id, check_seconds
 from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
 from agentloop.item_codec import item_from_json, item_to_json
 from agentloop.items import Item
-from agentloop.sessions._checks import check_items, check_limit, check_session_id, conflict
+from agentloop.sessions._checks import check_items, check_limit, conflict
 from agentloop.sqlite_file import opened, transaction
 
 logger = logging.getLogger("agentloop")
@@ -72,7 +72,7 @@ class SQLiteSession:
             self._path = os.fsdecode(path)
         except TypeError:
             raise UserTypeError(f"path: a path is needed, not {path!r}") from None
-        self.session_id = check_session_id(session_id)
+        self.session_id = check_id("session_id", session_id)
         self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
         self._in_thread = threading.Lock()
         self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None

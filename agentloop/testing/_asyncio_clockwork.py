@@ -9,6 +9,7 @@ from asyncio import base_events, selector_events  # noqa: ASYNC106 - the loop's 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
+from agentloop.testing._choosing import Choosing
 from agentloop.testing._waiting import REAL_PATIENCE, Deadlock, require
 from agentloop.testing.schedules import Scheduler, first
 
@@ -70,13 +71,11 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
         before_step: Callable[[object], None] | None = None,
     ) -> None:
         self._now = 0.0
-        self._scheduler = None if scheduler is first else scheduler
+        self._choosing: Choosing[Any] = Choosing(scheduler)
         self._one_at_a_time = order == "steps"
         self._before_step = before_step
         self._serials: dict[asyncio.Task[Any], int] = {}
         self._labels: dict[asyncio.Task[Any], str] = {}
-        self._arrived: dict[Any, int] = {}
-        self._rounds = 0
         self._blocked: list[asyncio.Future[None]] = []
         self._timers = 0
         self.timers_apart = False
@@ -114,7 +113,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     def close(self) -> None:
         """Close the loop, and let its tasks go."""
         super().close()
-        for kept in (self._serials, self._labels, self._arrived):
+        for kept in (self._serials, self._labels, self._choosing):
             kept.clear()
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -207,13 +206,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
                 self._run_handle(handle)
 
     def _permuted(self, steps: list[Any]) -> list[Any]:
-        steps.sort(key=self._serial)
-        if self._scheduler is None:
-            return steps
-        chosen = []
-        while len(steps) > 1:
-            chosen.append(steps.pop(self._scheduler([self._label(step) for step in steps])))
-        return chosen + steps
+        return self._choosing.permuted(sorted(steps, key=self._serial), self._label)
 
     def _run_one(self) -> None:
         """Run every callback, and one step of one task; who waited longest stands first among those to choose from."""
@@ -231,16 +224,8 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
         self._ready.extend(handle for handle in ready if _task_of(handle) is None)
         if not steps:
             return
-        self._rounds += 1
-        arrived = {step: self._arrived.get(step, self._rounds) for step in steps}
-        steps.sort(key=lambda step: (arrived[step], self._serial(step)))
-        at = 0
-        if self._scheduler is not None and len(steps) > 1:
-            at = self._scheduler([self._label(step) for step in steps])
-        chosen = steps.pop(at)
-        del arrived[chosen]
-        self._arrived = arrived
-        self._ready.extend(steps)
+        chosen, waiting = self._choosing.one_of(steps, self._serial, self._label)
+        self._ready.extend(waiting)
         self._run_handle(chosen)
 
     def _run_handle(self, handle: Any) -> None:

@@ -13,8 +13,9 @@ import trio
 import trio.testing
 from trio._core import _run as internals
 
+from agentloop.testing._choosing import Choosing
 from agentloop.testing._waiting import REAL_PATIENCE, Deadlock, require
-from agentloop.testing.schedules import Scheduler, first
+from agentloop.testing.schedules import Scheduler
 
 _code = internals.unrolled_run.__code__.co_names
 _of_deadlines = dir(getattr(internals, "Deadlines", None))
@@ -102,12 +103,10 @@ class TrioClockwork:
     def __init__(self, scheduler: Scheduler, order: Literal["passes", "steps"], generator: Any) -> None:
         self.clock = _Clock()
         self._deadlines: _Deadlines
-        self._scheduler = None if scheduler is first else scheduler
+        self._choosing: Choosing[Any] = Choosing(scheduler)
         self._one_at_a_time = order == "steps"
         self._generator = generator
         self._labels: dict[Any, str] = {}
-        self._arrived: dict[Any, int] = {}
-        self._rounds = 0
         self._blocked: list[trio.Event] = []
         self._ours: dict[Any, bool] = {}
         self._stuck = False
@@ -222,29 +221,16 @@ class TrioClockwork:
 
     def _permuted(self, batch: Sequence[Any]) -> list[Any]:
         steps = sorted(batch, key=_serial)
-        if self._scheduler is None:
-            return steps
-        chosen = [task for task in steps if not self.is_ours(task)]
-        steps = [task for task in steps if self.is_ours(task)]
-        while len(steps) > 1:
-            chosen.append(steps.pop(self._scheduler([self._label(step) for step in steps])))
-        return chosen + steps
+        others = [task for task in steps if not self.is_ours(task)]
+        return others + self._choosing.permuted([task for task in steps if self.is_ours(task)], self._label)
 
     def _one_of(self, batch: Sequence[Any], runner: Any) -> list[Any]:
         others = [task for task in batch if not self.is_ours(task)]
         if others:
             runner.runq.extend(task for task in batch if self.is_ours(task))
             return sorted(others, key=_serial, reverse=True)
-        self._rounds += 1
-        arrived = {task: self._arrived.get(task, self._rounds) for task in batch}
-        steps = sorted(batch, key=lambda task: (arrived[task], _serial(task)))
-        at = 0
-        if self._scheduler is not None and len(steps) > 1:
-            at = self._scheduler([self._label(step) for step in steps])
-        chosen = steps.pop(at)
-        del arrived[chosen]
-        self._arrived = arrived
-        runner.runq.extend(steps)
+        chosen, waiting = self._choosing.one_of(batch, _serial, self._label)
+        runner.runq.extend(waiting)
         return [chosen]
 
     def _label(self, task: trio.lowlevel.Task) -> str:
