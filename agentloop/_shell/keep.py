@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 
@@ -15,6 +14,7 @@ from agentloop._shell.asking import ask
 from agentloop._shell.live import LiveRun
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.abc import Session
+from agentloop.digests import digestible
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
 from agentloop.records import SessionSaved
@@ -148,11 +148,11 @@ def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
 def _own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return the items of *shown* that are the run's own: by identity, else by equality, never a copy of history."""
     ids = {id(item) for item in given}
-    left: Counter[Any] = Counter(repr(item) for item in given)
-    old: Counter[Any] = Counter(repr(item) for item in history)
+    left = Counter(map(_key, given))
+    old = Counter(map(_key, history))
     own: list[Item] = []
     for item in shown:
-        key = repr(item)
+        key = _key(item)
         if id(item) in ids or (left[key] and not old[key]):
             if left[key]:
                 left[key] -= 1
@@ -160,3 +160,7 @@ def _own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, 
         elif old[key]:
             old[key] -= 1
     return tuple(own)
+
+
+def _key(item: Item) -> bytes:
+    return digestible([type(item).__name__, item])  # not the repr, in which all that is secret looks alike

@@ -9,7 +9,7 @@ import pytest
 from shell.kit import Run, agent_with, requests_of, shown, statuses
 from shell.secret_kit import CANARIES, PASSWORD, Case, NestedHooks, Reversing
 
-from agentloop import Agent, GuardrailFunctionOutput, RunState, ToolContext, handoff, input_guardrail, tool
+from agentloop import Agent, GuardrailFunctionOutput, RunConfig, RunState, ToolContext, handoff, input_guardrail, tool
 from agentloop import records as r
 from agentloop.cli.show import json_line, plain
 from agentloop.exceptions import StateError
@@ -245,6 +245,18 @@ async def test_a_session_of_the_nested_run_holds_the_conversation_as_it_is(run_m
     assert [item.text for item in kept] == [PASSWORD, "one", PASSWORD, "two"]  # type: ignore[union-attr]
     assert [item.secret for item in kept] == [True, False, True, False]  # type: ignore[union-attr]
     assert "hunter2" not in repr(kept)
+
+
+async def test_copies_of_a_secret_input_are_told_from_older_ones(run_mode: Run) -> None:
+    """A `session_input_callback` may copy: what is secret looks alike in reprs, and is kept all the same."""
+    session = MemorySession()
+    nested = inner(say("one"), say("two"))
+    config = RunConfig(session_input_callback=lambda history, new: [attrs.evolve(item) for item in (*history, *new)])
+    for word in ("open sesame", "close sesame"):
+        agent = asking(nested, {"input": word}, session=session, run_config=config)
+        await run_mode(agent, "go")
+    kept = [item.text for item in await session.get_items()]  # type: ignore[union-attr]
+    assert kept == ["open sesame", "one", "close sesame", "two"]
 
 
 # -- pauses and crashes
