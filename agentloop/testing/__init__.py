@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Body,
         BodyRun,
         CancelAt,
+        CleanupRun,
         Verdict,
         World,
         WorldRun,
@@ -57,7 +58,10 @@ _FROM = {
     "invariants": ("LAWS", "Evidence", "InvariantError", "Tally", "check"),
     "models": ("CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"),
     "replaying": ("Replayed", "ShadowReport", "Shadowed", "replay"),
-    "runs": ("Body", "BodyRun", "CancelAt", "Verdict", "World", "WorldRun", "WorldRuns", "run", "run_one"),
+    "runs": (
+        *("Body", "BodyRun", "CancelAt", "CleanupRun", "Verdict"),
+        *("World", "WorldRun", "WorldRuns", "run", "run_one"),
+    ),
     "schedules": ("Exhaustive", "Priorities", "Tape", "tape_of"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
@@ -113,6 +117,7 @@ __all__ = [
     "WorldRuns",
     "WorldRun",
     "BodyRun",
+    "CleanupRun",
     "run_clockwork",
     "Deadlock",
     "Gate",

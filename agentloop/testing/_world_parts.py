@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import anyio
@@ -49,6 +49,12 @@ class Body:
         """Wait in virtual time."""
         await anyio.sleep(seconds)
 
+    @contextmanager
+    def cleaning(self, section: str) -> Iterator[None]:
+        """Note that the block is cleanup, and whether it came to its end."""
+        with self._effects.cleaning(self.path, self.call_id, section):
+            yield
+
 
 Behavior: TypeAlias = Callable[[Body], Awaitable[Any]]
 
@@ -70,6 +76,17 @@ class BodyRun:
     ended_at: float | None = None
 
 
+@attrs.define(eq=False)
+class CleanupRun:
+    """A block of cleanup in a body, or in a resource it holds. `began` and `ended` count the records there were."""
+
+    path: tuple[str, ...]
+    call_id: str
+    section: str
+    began: int
+    ended: int | None = None
+
+
 def _place(path: tuple[str, ...], what: str) -> str:
     return " ".join(("/".join(path), what)) if path else what
 
@@ -80,6 +97,7 @@ class Watch(Instrument):
     def __init__(self) -> None:
         self.records: list[r.Record] = []
         self.bodies: list[BodyRun] = []
+        self.cleanups: list[CleanupRun] = []
         self.late: list[LateResult] = []
         self.still_running: list[StillRunning] = []
         self.spans: list[tuple[str, Span]] = []
@@ -145,6 +163,15 @@ class WorldEffects:
             await self._gate.point(label)
         else:
             await checkpoint()
+
+    @contextmanager
+    def cleaning(self, path: tuple[str, ...], call_id: str, section: str) -> Iterator[None]:
+        """Keep whether the block, which is cleanup, comes to its end."""
+        records = self._watch.records
+        seen = CleanupRun(path, call_id, section, len(records))
+        self._watch.cleanups.append(seen)
+        yield
+        seen.ended = len(records)
 
     async def perform(self, effect: Any) -> Any:
         """Do *effect*, when the schedule lets it."""

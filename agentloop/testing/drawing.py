@@ -23,6 +23,7 @@ from agentloop.testing.parts import (
     Cleans,
     FailsInCleanup,
     Hangs,
+    Holds,
     Nests,
     OnStage,
     Raises,
@@ -269,7 +270,7 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
         return Returns(points, seconds) if points or seconds else None
     if taste.times and actor is not None and actor.timeout is not None and chance.one_in(3):
         return Hangs(points, seconds)
-    kind = chance.whole(0, 14)
+    kind = chance.whole(0, 15)
     if kind <= 3:
         return Raises(points, seconds, late=chance.one_in(2), fatal=chance.one_in(12))
     if kind <= 5:
@@ -284,6 +285,8 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
         return OnStage(Cleans(points, seconds, cleaning=chance.pick([20.0, 0.5, 20.0])))
     if kind == 13:
         return Nests(points, seconds, tasks=chance.whole(1, 2), fails=chance.one_in(2))
+    if kind == 14:
+        return OnStage(Holds(points, seconds, leaving=chance.pick([20.0, 0.5])))
     return OnStage(Reports(points, seconds))
 
 

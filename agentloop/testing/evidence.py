@@ -42,6 +42,18 @@ class BodySeen:
     ended_at: float | None = None
 
 
+@attrs.frozen
+class CleanupSeen:
+    """A block of cleanup as seen from inside it; `ended` is None where it was left before its end."""
+
+    path: Path
+    call_id: str
+    section: str
+    """`"ctx.cleanup"` or `"resource exit"`, as in `CleanupCut`."""
+    began: int
+    ended: int | None = None
+
+
 Relation: TypeAlias = Literal["backend", "mode", "again", "replay"]
 
 
@@ -77,6 +89,7 @@ class Evidence:
         result, error: What came of it, if a result or an error did.
         cancellation: The caller's cancellation, if there was one.
         bodies: Every execution of a body, in the order of their beginnings.
+        cleanups: Blocks of cleanup of bodies, and of resources that they hold.
         shown: What the models were shown, request by request: path and items.
         hooks: Events that hooks were told, in order: `(event, path, name)`.
         spans: Beginnings and ends of spans, in order.
@@ -102,6 +115,7 @@ class Evidence:
     error: BaseException | None = None
     cancellation: Cancellation | None = None
     bodies: Sequence[BodySeen] | None = None
+    cleanups: Sequence[CleanupSeen] | None = None
     shown: Sequence[tuple[Path, Sequence[Item]]] | None = None
     hooks: Sequence[tuple[str, Path, str]] | None = None
     spans: Sequence[tuple[str, Any]] | None = None

@@ -7,7 +7,8 @@ handed to the tool's own body, if that is an actor's (`agentloop.testing.cast`):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias
 
@@ -35,6 +36,10 @@ class Stage(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
+        ...
+
+    def cleaning(self, section: str) -> AbstractContextManager[None]:
+        """Note that the block is cleanup, and whether it came to its end."""
         ...
 
 
@@ -193,9 +198,31 @@ class Cleans(Part):
             await self.begin(stage)
             await stage.sleep(0.5)
         finally:
-            with context.cleanup():
+            with context.cleanup(), stage.cleaning("ctx.cleanup"):
                 await stage.sleep(self.cleaning)  # noqa: ASYNC102 - shielded, and bounded, by `cleanup`
         return f"{stage.call_id} cleaned up"
+
+
+@attrs.frozen
+class Holds(Part):
+    """The body uses a resource of its run, whose exit takes some seconds."""
+
+    leaving: float = 0.5
+
+    async def play(self, stage: Stage, context: ToolContext[Any]) -> Any:
+        """Enter it, then work."""
+
+        @asynccontextmanager
+        async def held() -> AsyncIterator[str]:
+            try:
+                yield f"what {stage.call_id} holds"
+            finally:
+                with stage.cleaning("resource exit"):
+                    await stage.sleep(self.leaving)  # noqa: ASYNC102 - the run leaves its resources under its deadline
+
+        value = await context.resource(held)
+        await self.begin(stage)
+        return value
 
 
 @attrs.frozen
@@ -210,7 +237,7 @@ class Reports(Part):
         return f"{stage.call_id} reported"
 
 
-Played: TypeAlias = CancelsCall | Cleans | Reports
+Played: TypeAlias = CancelsCall | Cleans | Holds | Reports
 playing: ContextVar[tuple[Played, Stage] | None] = ContextVar("agentloop_testing_part", default=None)
 
 

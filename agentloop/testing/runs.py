@@ -22,7 +22,7 @@ from agentloop.model_events import ModelRequest
 from agentloop.records import Record
 from agentloop.results import RunResult
 from agentloop.spans import Span
-from agentloop.testing._world_parts import EPOCH, Behavior, Body, BodyRun
+from agentloop.testing._world_parts import EPOCH, Behavior, Body, BodyRun, CleanupRun
 from agentloop.testing._world_run import Driven, drive_world
 from agentloop.testing.clockwork import BACKENDS, Backend, Deadlock
 from agentloop.testing.schedules import Choices, Recorder, Scheduler, Tape, tape_of
@@ -35,6 +35,7 @@ __all__ = [
     "Body",
     "BodyRun",
     "CancelAt",
+    "CleanupRun",
     "Mode",
     "Order",
     "Verdict",
@@ -143,6 +144,7 @@ class WorldRun:
         requests: What the models were asked, in order, those of nested runs too.
         events: What a streamed run's consumer read.
         bodies: Every body that began, in order.
+        cleanups: Every block of cleanup that began in a body or a resource, where the body says so.
         agent, context, hooks, session: What the run was given.
         spans: `("start" or "end", span)`, in order.
         late, still_running: What instruments were told.
@@ -173,6 +175,7 @@ class WorldRun:
     requests: tuple[ModelRequest, ...] = attrs.field(default=(), repr=False)
     events: tuple[Event, ...] = attrs.field(default=(), repr=False)
     bodies: tuple[BodyRun, ...] = attrs.field(default=(), repr=False)
+    cleanups: tuple[CleanupRun, ...] = attrs.field(default=(), repr=False)
     agent: Agent[Any, Any] = attrs.field(repr=False)
     context: Any = attrs.field(default=None, repr=False)
     hooks: Any = attrs.field(default=None, repr=False)
@@ -308,6 +311,7 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         requests=tuple(driven.models.requests) if driven.models is not None else (),
         events=tuple(driven.events),
         bodies=tuple(attrs.evolve(body) for body in watch.bodies),
+        cleanups=tuple(attrs.evolve(one) for one in watch.cleanups),
         agent=driven.agent,
         context=driven.context,
         hooks=driven.options.get("hooks"),

@@ -16,7 +16,7 @@ from agentloop.sessions import MemorySession
 from agentloop.testing.cast import Actor, Cast, HookLog, Role
 from agentloop.testing.evidence import Evidence, Relation, Twin
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.parts import Hangs, Raises, Returns
+from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Returns
 from agentloop.testing.runs import CancelAt, Verdict, World, run_one
 from agentloop.testing.scripted import call, fail, reason, say
 from agentloop.usage import RequestUsage, Usage
@@ -98,6 +98,18 @@ def rated() -> Evidence:
     world = _world(_calls("rated", "rated"), actors=(Actor(name="rated", rated=True),))
     assert isinstance(world.agent, Cast)
     return evidence_of(run_one(attrs.evolve(world, agent=attrs.evolve(world.agent, rate=1, per=1.3))))
+
+
+@cache
+def cleaning() -> Evidence:
+    """Two bodies of a cancelled run that clean up, one of them what it holds."""
+    world = _world(
+        _calls("plain", "plain"),
+        actors=(PLAIN,),
+        behaviors={"c1": OnStage(Cleans(1, 0.5)), "c2": OnStage(Holds(1, 0.25))},
+    )
+    steps = run_one(world).steps
+    return evidence_of(run_one(attrs.evolve(world, cancel=CancelAt(steps // 2))))
 
 
 @cache
@@ -383,6 +395,10 @@ PLANTED: dict[str, Plant] = {
     "a_cancelled_run_says_so": (cancelled, lambda e: change(e, len(e.records) - 1, status="failed")),
     "an_end_from_above_has_a_cause": (cancelled, _completed),
     "the_end_comes_within_grace": (cancelled, lambda e: attrs.evolve(e, ended_at=1000.0)),
+    "cleanup_is_awaited": (
+        cleaning,
+        lambda e: attrs.evolve(e, cleanups=[attrs.evolve(one, ended=None) for one in e.cleanups or ()]),
+    ),
     "cancellations_pending_are_left_as_found": (queued, lambda e: attrs.evolve(e, cancelling=1)),
     "late_reports_come_once": (queued, lambda e: attrs.evolve(e, late=[((), "c1"), ((), "c1")])),
     "bodies_that_ended_say_so": (queued, lambda e: ended(e, "c1", body_finished=False)),
