@@ -19,7 +19,7 @@ from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import Entry
 from agentloop._shell.journaling import journal_opener
 from agentloop._shell.keep import Keeper
-from agentloop._shell.live import LiveEffects, LiveRun, Log, ServerConversation, loop_shared
+from agentloop._shell.live import LiveEffects, LiveRun, Log, OfRun, ServerConversation, loop_shared
 from agentloop._shell.nested import run_agent_tool
 from agentloop._shell.resources import Resources
 from agentloop._shell.resumption import Start, resumption
@@ -50,6 +50,7 @@ OutputT = TypeVar("OutputT")
 logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_TURNS = 10
+_USUAL = RunConfig()
 HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
 
 
@@ -207,7 +208,7 @@ def _stream(
         raise UserTypeError(f"session: a Session is needed, not {session!r}")
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
-    config = RunConfig() if run_config is None else check_run_config(run_config)
+    config = _USUAL if run_config is None else check_run_config(run_config)
     handlers = _checked_handlers(error_handlers or {})
     if isinstance(given, RunState):
         start = resumption(given, agent, kept)
@@ -268,7 +269,11 @@ def _live_run(
     log.wall = getattr(effects, "wall", time.time)
     log.expect = getattr(effects, "expect", None)
     begun = start.fold.started
-    run_context: RunContext[Any] = RunContext(context=context, run_id=begun.run_id if begun is not None else "")
+    run_context: RunContext[Any] = RunContext(
+        context=context,
+        run_id=begun.run_id if begun is not None else "",
+        run=OfRun(start.fold.path, start.fold),
+    )
     run = LiveRun(
         agent=start.agent,
         graph=start.graph or AgentGraph(root),
@@ -289,19 +294,20 @@ def _live_run(
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
     run.open_spans = _span_opener(run, config)
-    run_context._run = run
     return run
 
 
 def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None]] | None:
     """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them."""
+    if config.tracing_disabled or not config.instruments:
+        return None
     watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
     wanted = any(
         getattr(type(instrument), name, getattr(Instrument, name)) is not getattr(Instrument, name)
         for instrument in config.instruments
         for name in watched
     )
-    if config.tracing_disabled or not wanted:
+    if not wanted:
         return None
 
     async def open_spans() -> None:

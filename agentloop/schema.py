@@ -207,24 +207,24 @@ class FunctionSchema:
             ModelBehaviorError: naming the tool and everything wrong: each value that doesn't fit with its path, the
                 parameters that are missing, and the names that are unknown.
         """
-        binder, faults = self._binder, list[str]()
+        binder = self._binder
         sent = arguments
         if binder.null_means_default and None in arguments.values():
             unset = binder.null_means_default
             sent = {name: value for name, value in arguments.items() if value is not None or name not in unset}
-        row, rest = binder.row(sent), dict[str, Any]()
-        if row is None or binder.extra is not None:
-            known = {parameter.name for parameter in binder.parameters}
-            rest = {name: value for name, value in sent.items() if name not in known}
-            unknown = [name for name in rest if binder.extra is None or name in binder.taken]
-            row = binder.slow_row(sent, faults)
-            extras = binder.extras({name: value for name, value in rest.items() if name not in unknown}, faults)
-            if unknown:
-                faults.append(f"unknown: {_cut(', '.join(unknown))}")
-            if faults:
-                raise ModelBehaviorError(f"Arguments of tool {self.name} don't fit: {'; '.join(faults)}")
-            return _assembled(binder, row, extras, sent)
-        return _assembled(binder, row, {}, sent)
+        if binder.extra is None and (fitting := binder.row(sent)) is not None:
+            return _assembled(binder, fitting, {}, sent)
+        faults: list[str] = []
+        known = {parameter.name for parameter in binder.parameters}
+        rest = {name: value for name, value in sent.items() if name not in known}
+        unknown = [name for name in rest if binder.extra is None or name in binder.taken]
+        row = binder.slow_row(sent, faults)
+        extras = binder.extras({name: value for name, value in rest.items() if name not in unknown}, faults)
+        if unknown:
+            faults.append(f"unknown: {_cut(', '.join(unknown))}")
+        if faults:
+            raise ModelBehaviorError(f"Arguments of tool {self.name} don't fit: {'; '.join(faults)}")
+        return _assembled(binder, row, extras, sent)
 
 
 def _assembled(binder: _Binder, row: Sequence[Any], extras: dict[str, Any], sent: Mapping[str, Any]) -> BoundArguments:

@@ -32,13 +32,15 @@ def _namespace(call: ToolCall | HandoffCall) -> str | None:
 
 def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:
     """Return the tool a call means, or None. A bare name never reaches into a namespace."""
+    if not namespace and (found := tools.get(name)) is not None:
+        return found  # nearly every call
     if namespace and (found := tools.get(f"{namespace}.{name}")) is not None:
         return found
     if namespace and namespace != name:
         return None
     # Providers name a deferred top-level tool's own name as its namespace.
     deferred = tools.get(f"deferred:{name}")
-    return deferred if namespace else tools.get(name, deferred)
+    return deferred
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:

@@ -90,6 +90,7 @@ class Answer:
     attempt: int = 1
 
 
+_WITH_SCHEMA = (PythonBody, AgentCall)
 Disposition: TypeAlias = Execute | Deliver | Replay | Answer | Wait
 
 
@@ -137,7 +138,7 @@ def _read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Argume
     except ModelBehaviorError as fault:
         return Arguments(text=text, fault=fault)
     body = tool.body
-    if not isinstance(body, PythonBody | AgentCall):
+    if not isinstance(body, _WITH_SCHEMA):
         receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None
         return Arguments(text=text, parsed=parsed, receipt=receipt)
     if isinstance(body, AgentCall) and body.typed is not None:

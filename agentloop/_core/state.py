@@ -303,6 +303,8 @@ class RunFold:
 
     def at(self, path: tuple[str, ...]) -> RunFold | None:
         """Return the fold of the run at *path* in the tree below this one, or None."""
+        if len(path) == len(self.path):
+            return self
         fold: RunFold | None = self
         for step in path[len(self.path) :]:
             fold = fold.nested.get(step) if fold is not None else None

@@ -19,6 +19,7 @@ class Cleanup:
         self.grace = grace
         self._outer = outer
         self._own: float | None = None
+        self._begun = False
         # In the order in which they were opened: so they are cut, where one deadline cuts several.
         self._sections: dict[anyio.CancelScope, None] = {}
 
@@ -32,7 +33,9 @@ class Cleanup:
 
     def begin(self) -> None:
         """Note that the run's cancellation is under way; the first call sets the deadline, for open sections too."""
-        self.end_by(anyio.current_time() + self.grace)
+        if not self._begun:  # each of the calls that are being cancelled says so
+            self._begun = True
+            self.end_by(anyio.current_time() + self.grace)
 
     def end_by(self, deadline: float) -> None:
         """Set the deadline, on the loop's clock, unless an earlier one is set."""

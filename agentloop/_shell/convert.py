@@ -107,14 +107,15 @@ async def _judged(live: LiveCall, outcome: CallOutcome) -> Converted:
             outcome = CallOutcome(status="rejected", output=judged.message, reason="output guardrail")
         elif judged.replaced:
             outcome = attrs.evolve(outcome, value=judged.value, output=render(judged.value), custom_data=None)
-    return Converted(attrs.evolve(outcome, output=await _bounded(live, outcome.output)))
+    output = await _bounded(live, outcome.output)
+    return Converted(outcome if output is outcome.output else attrs.evolve(outcome, output=output))
 
 
 async def _bounded(live: LiveCall, output: Content | None) -> Content | None:
-    if output is None:
-        return None
-    config = live.run.config
-    return await bounded_output(output, config.tool_execution.max_output_chars, _putter(live))
+    limit = live.run.config.tool_execution.max_output_chars
+    if output is None or limit is None or (isinstance(output, str) and len(output) <= limit):
+        return output
+    return await bounded_output(output, limit, _putter(live))
 
 
 def _putter(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:

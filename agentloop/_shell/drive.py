@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import assert_never
 
 import anyio
@@ -132,6 +133,9 @@ class Entry:
     timeout: float | None = None
 
 
+_UNBOUNDED = nullcontext()
+
+
 async def execute(run: LiveRun, entry: Entry) -> Ended:
     """Run *run* from the entry's first record to its last, and return how it ended.
 
@@ -140,13 +144,14 @@ async def execute(run: LiveRun, entry: Entry) -> Ended:
     Raises:
         BaseException: what ended the run, bare, with `run_data` where it is ours.
     """
-    run.scope = anyio.CancelScope()
-    if entry.timeout is not None:
+    if entry.timeout is not None or run.open_journal is not None:
+        run.scope = anyio.CancelScope()
+    if run.scope is not None and entry.timeout is not None:
         run.scope.deadline = anyio.current_time() + entry.timeout
     count = cancelling()
     try:
         ended: Ended | None = None
-        with run.scope:
+        with run.scope or _UNBOUNDED:
             await _enter(run, entry)
             ended = await drive(run)
         if ended is None:

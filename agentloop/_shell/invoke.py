@@ -10,8 +10,9 @@ the call, which goes on after the call has settled as `cancelled`.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -40,21 +41,24 @@ from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
 
+_OUT_OF_HAND = (end.Deferred, end.Paused)
+_BY_ITSELF = (end.Returned, end.Raised)
+_TO_ITS_END = (end.Returned, end.Raised, end.Cancelled)
+
 
 async def run_call(live: LiveCall) -> None:
     """Run one admitted call to its outcome."""
     count = cancelling()
     try:
-        await checkpoint_if_cancelled()
-        if anyio.current_effective_deadline() <= anyio.current_time():
-            await anyio.sleep_forever()  # the deadline has passed: its cancellation is on the way
+        if (deadline := anyio.current_effective_deadline()) < math.inf:
+            await _check_in_time(deadline)
         ending = _of_earlier(live) if live.body is not None else await _until_body_ended(live, count)
         if isinstance(ending, end.Paused):
             live.batch.pause(live)
         elif not isinstance(ending, end.Deferred):
             await _settle(live, ending)
     except cancelled_types() as cancelled:
-        if enclosing_cancelled():
+        if live.run_is_ending or enclosing_cancelled():
             await _settle_ended(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
             raise
         # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
@@ -70,6 +74,13 @@ async def run_call(live: LiveCall) -> None:
         if live.run.budget is not None and live.reservation is not None:
             live.run.budget.release(live.reservation)  # nothing to give back once the body has started
         live.release_permit()
+
+
+async def _check_in_time(deadline: float) -> None:
+    """Leave by the cancellation that is there already or, *deadline* having passed, on its way."""
+    await checkpoint_if_cancelled()
+    if deadline <= anyio.current_time():
+        await anyio.sleep_forever()
 
 
 def _of_earlier(live: LiveCall) -> end.Ending:
@@ -91,7 +102,7 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
     try:
         with live.scope:
             try:
-                ending = await _start_and_run(live)
+                ending = await _before_body(live) or await _body(live)
             except BaseException as error:  # noqa: ASYNC103 - the call boundary: it tells whose cancellation this is
                 ending = end.classify(error)
                 if ending is None or isinstance(error, GeneratorExit):
@@ -101,12 +112,13 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
                 if isinstance(ending, end.Raised) and live.phase != "body":
                     ending = end.Raised(ending.error, "around")
     except cancelled_types():
-        if enclosing_cancelled():
+        live.run_is_ending = enclosing_cancelled()
+        if live.run_is_ending:
             raise
         uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: nobody above asked for it
     except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
         ending = end.Raised(error)
-    if isinstance(ending, end.Deferred | end.Paused):
+    if isinstance(ending, _OUT_OF_HAND):
         return ending
     if isinstance(ending, end.Raised):
         live.hush(ending.error)
@@ -114,7 +126,7 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
         live.returned = ending.value
     if live.phase == "body":
         live.body_ended_at = live.run.log.wall()
-        if isinstance(ending, end.Returned | end.Raised):
+        if isinstance(ending, _BY_ITSELF):
             live.run.append(_body_ended(live, ending))
     return await _truth(live, ending)
 
@@ -130,16 +142,16 @@ def _body_ended(live: LiveCall, ending: end.Returned | end.Raised) -> BodyEnded:
 
 async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
     """Return how the body ended, the call's own scope considered."""
-    late = anyio.current_time() >= live.timeout_at
+    late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
     ours = live.scope.cancel_called or late
-    live.scope.deadline = math.inf
-    if _in_cleanup(ending) and (ours or enclosing_cancelled()):
-        assert isinstance(ending, end.Raised)
+    if live.timeout_at < math.inf:
+        live.scope.deadline = math.inf
+    if isinstance(ending, end.Raised) and _in_cleanup(ending) and (ours or enclosing_cancelled()):
         live.error = ending.error
         _report_late(live, error=ending.error)
         await checkpoint_if_cancelled()
         ending = None
-    live.body_finished = live.phase == "body" and isinstance(ending, end.Returned | end.Raised | end.Cancelled)
+    live.body_finished = live.phase == "body" and isinstance(ending, _TO_ITS_END)
     if ending is None or (isinstance(ending, end.Cancelled) and ours):
         return _by_cause(live)
     if isinstance(ending, end.Returned) and late:
@@ -148,11 +160,9 @@ async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
     return ending
 
 
-def _in_cleanup(ending: end.Ending | None) -> bool:
+def _in_cleanup(ending: end.Raised) -> bool:
     """Tell whether *ending* is an ordinary error that came up while a cancellation was passing through the body."""
-    if not isinstance(ending, end.Raised) or not isinstance(ending.error, Exception):
-        return False
-    return end.raised_while_cancelled(ending.error)
+    return isinstance(ending.error, Exception) and end.raised_while_cancelled(ending.error)
 
 
 def _by_cause(live: LiveCall) -> end.Ending:
@@ -165,19 +175,20 @@ def _by_cause(live: LiveCall) -> end.Ending:
     return end.TimedOut(tool.idle_timeout if idle and tool.idle_timeout is not None else tool.timeout or 0.0)
 
 
-async def _start_and_run(live: LiveCall) -> end.Ending:
+async def _before_body(live: LiveCall) -> end.Ending | None:
+    """Steps 8 and 9, and a thread's place: return how the call ends without its body, if it does."""
     run, tool = live.run, live.tool
     if live.cause is not None:
         return _by_cause(live)
     if live.announced:
         live.context = call_context(live)
-        return await _body(live)
+        return None
     if live.cost_error is not None:
         raise live.cost_error
     if live.over_budget:
         text = f"Tool '{tool.name}' was not started: the run's budget is spent."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
-    if not await _still_available(live):
+    if not (_exposed(live) and (tool.is_enabled is True or await _still_enabled(live))):
         text = f"Tool '{tool.name}' is no longer available."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
     live.context = call_context(live)
@@ -192,22 +203,20 @@ async def _start_and_run(live: LiveCall) -> end.Ending:
         if isinstance(place, str):
             return end.Refused(CallOutcome(status="skipped", output=place, ended_at=run.log.wall()))
         live.place = place
-    try:
-        return await _body(live)
-    finally:
-        if live.place is not None and live.place.ident is None:
-            run.threads.give_back(live.place)
+    return None
 
 
-async def _still_available(live: LiveCall) -> bool:
-    """Step 8: the tool may have gone or been disabled while the call waited."""
-    tool, run = live.tool, live.run
-    view = run.view
-    if view is not None and find_tool(view.by_key, live.entry.call.name, live.entry.call.namespace) is not tool:
+def _exposed(live: LiveCall) -> bool:
+    """Step 8: the tool may have gone while the call waited."""
+    view, call = live.run.view, live.entry.call
+    return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
+
+
+async def _still_enabled(live: LiveCall) -> bool:
+    """Step 8: the tool may have been disabled while the call waited."""
+    run, fn = live.run, live.tool.is_enabled
+    if not callable(fn):
         return False
-    if tool.is_enabled is True or not callable(tool.is_enabled):
-        return tool.is_enabled is True
-    fn = tool.is_enabled
     return bool(await run.question("is_enabled", live.call_id, lambda: ask(fn, run.context, run.agent)))
 
 
@@ -234,16 +243,18 @@ async def _body(live: LiveCall) -> end.Ending:
     run, context = live.run, live.context
     assert context is not None
     live.started_at, live.started_clock = run.log.wall(), anyio.current_time()
-    if not live.announced:
-        await _announce(live, context)
-    live.phase = "body"
-    _arm(live)
-    do = _doer(live, context)
-    live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
     try:
+        if not live.announced:
+            await _announce(live, context)
+        live.phase = "body"
+        _arm(live)
+        do = _doer(live, context)
+        live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
         value = await live.coro
     finally:
         live.coro = None
+        if live.place is not None and live.place.ident is None:
+            run.threads.give_back(live.place)  # no thread has come to it
     return value if isinstance(value, end.Paused) else end.Returned(value)
 
 
@@ -270,20 +281,23 @@ async def _announce(live: LiveCall, context: ToolContext[Any]) -> None:
         set_current_span(run.spans.call_span(run.path, live.call_id))
     if run.log.journal is not None:
         await run.log.journal.durable()
-    await _start_hooks(live, context)
+    if run.hooks is not None or run.agent.hooks is not None:
+        await _start_hooks(live, context)
 
 
 async def _start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
     for hooks in (live.run.hooks, live.run.agent.hooks):
         if hooks is not None:
-            live.hooked.append(hooks)
+            live.hooked = [*live.hooked, hooks]
             await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
 
 
 def _arm(live: LiveCall) -> None:
     """Start the clocks of `timeout` and `idle_timeout`; they cover the body alone."""
-    now = anyio.current_time()
     tool = live.tool
+    if tool.timeout is None and tool.idle_timeout is None:
+        return
+    now = anyio.current_time()
     live.idle_since = live.body_clock = now
     live.timeout_at = now + tool.timeout if tool.timeout is not None else math.inf
     if tool.idle_timeout is not None:
@@ -293,36 +307,40 @@ def _arm(live: LiveCall) -> None:
 
 
 def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
-    body, arguments, run = live.tool.body, live.arguments, live.run
-
-    async def python(body: PythonBody) -> Any:
-        bound = arguments.bound
-        assert bound is not None
-        if body.schema.is_async:
-            return await resolved(bound.call(body.fn, context))
-        place = live.place
-        assert place is not None
-
-        def late(value: Any, error: BaseException | None) -> None:
-            _report_late(live, value=value, error=error)
-
-        try:
-            value = await run.threads.run(
-                place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=late
-            )
-        finally:
-            live.abandoned = place.abandoned
-        return await resolved(value)
-
-    match body:
-        case PythonBody():
-            return lambda: python(body)
+    """Return what calls the body and gives what is to be awaited. No closures: every call in flight has its own."""
+    match live.tool.body:
+        case PythonBody() as body:
+            return partial(_on_loop if body.schema.is_async else _in_thread, live, body, context)
         case RawBody(fn):
-            return lambda: ask(fn, context, arguments.text)
-        case AgentCall():
-            return lambda: run.nest(live, body)
+            return partial(ask, fn, context, live.arguments.text)
+        case AgentCall() as body:
+            return partial(live.run.nest, live, body)
         case None:  # pragma: no cover - a FunctionTool always has a body once it is made
             raise AssertionError
+
+
+def _on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awaitable[Any]:
+    bound = live.arguments.bound
+    assert bound is not None
+    value = bound.call(body.fn, context)
+    return value if inspect.isawaitable(value) else resolved(value)
+
+
+async def _in_thread(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Any:
+    bound, place = live.arguments.bound, live.place
+    assert bound is not None
+    assert place is not None
+
+    def late(value: Any, error: BaseException | None) -> None:
+        _report_late(live, value=value, error=error)
+
+    try:
+        value = await live.run.threads.run(
+            place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=late
+        )
+    finally:
+        live.abandoned = place.abandoned
+    return await resolved(value)
 
 
 # -- steps 13 to 17
@@ -330,7 +348,7 @@ def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
 
 async def _settle(live: LiveCall, ending: end.Ending) -> None:
     live.phase = "post"
-    if _surely_raises(live, ending):
+    if not isinstance(ending, end.Returned) and _surely_raises(live, ending):
         live.batch.halt()  # before the permit is given back: what waits for it must not start any more
     live.release_permit()
     if _converts_at_once(live, ending):
@@ -375,7 +393,7 @@ async def _finish(live: LiveCall, converted: Converted) -> None:
     """Steps 16 and 17: nothing but the cleanup deadline stops these."""
     outcome, failure = converted.outcome, converted.failure
     outcome = _complete(live, outcome)
-    hook_error = await _end_hooks(live, outcome)
+    hook_error = await _end_hooks(live, outcome) if live.hooked else None
     if hook_error is not None:
         failed = _failure(live, hook_error, "post")
         failure = failed if failure is None or isinstance(failure.error, Exception) else failure
@@ -383,15 +401,21 @@ async def _finish(live: LiveCall, converted: Converted) -> None:
 
 
 def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
-    return attrs.evolve(
-        outcome,
-        secret=live.run.state.gives_secret(live.entry.call),
+    # Written out: `attrs.evolve`, which looks every field up by its name, costs three times as much.
+    return CallOutcome(
+        status=outcome.status,
+        output=outcome.output,
+        value=outcome.value,
+        error=outcome.error if outcome.error is not None else live.error,
+        cancelled_by=outcome.cancelled_by,
+        reason=outcome.reason,
         body_finished=live.body_finished,
         abandoned=live.abandoned,
+        custom_data=outcome.custom_data,
         cleanup=live.cleanup,
-        error=outcome.error if outcome.error is not None else live.error,
         started_at=live.started_at,
         ended_at=live.run.log.wall(),
+        secret=live.run.state.gives_secret(live.entry.call),
     )
 
 
@@ -429,7 +453,7 @@ async def _settle_ended(live: LiveCall) -> None:
     outcome = _complete(live, outcome)
     error: BaseException | None = None
     try:
-        error = await _end_hooks(live, outcome)
+        error = await _end_hooks(live, outcome) if live.hooked else None
     finally:  # whatever becomes of the hooks, the owner waits for this
         live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
 

@@ -136,6 +136,7 @@ def journal_opener(run: LiveRun, journal: Journal, start: Start, group: TaskGrou
         for record in missing:
             writer.add(start.fold.records[record])
         run.log.journal = writer
+        assert run.scope is not None  # a run with a journal has one
         group.start_soon(writer.run, run.cleanup, run.scope.cancel, name="agentloop journal")
 
     return open_journal

@@ -11,7 +11,7 @@ import attrs
 from agentloop import effects as e
 from agentloop._core.state import RunFold
 from agentloop._shell.asking import ask
-from agentloop._shell.live import LiveRun
+from agentloop._shell.live import LiveRun, seconds_left
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.abc import Session
 from agentloop.digests import digestible
@@ -96,7 +96,7 @@ class Keeper:
             if not items:
                 run.append(SessionSaved(*run.here(), self._saved))
                 return
-        left = run.deadline()
+        left = seconds_left()
         seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
         with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
             self.failed = True

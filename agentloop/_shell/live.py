@@ -53,6 +53,8 @@ class LiveEffects:
     async def perform(self, effect: e.Effect) -> Any:
         """Do *effect* and return what it gives."""
         match effect:
+            case e.CallTool() | e.CallModel():  # first: of these there are many
+                return await effect.do()
             case e.Sleep(seconds):
                 await anyio.sleep(seconds)
                 return None
@@ -197,6 +199,33 @@ class ServerConversation:
     sent: int = 0
 
 
+def seconds_left() -> float | None:
+    """Return the seconds until the nearest deadline around the current task, or None."""
+    left = anyio.current_effective_deadline() - anyio.current_time()
+    return left if left != float("inf") else None
+
+
+@attrs.frozen(eq=False)
+class OfRun:
+    """What the contexts of a run ask of it (`agentloop.context.RunServices`): *fold* is the tree's.
+
+    Not the run itself, which has a context: if both held each other, all that a run has made would be left to the
+    garbage collector when it is over, and a thousand runs would wait for it.
+    """
+
+    path: tuple[str, ...]
+    fold: RunFold
+
+    @property
+    def usage(self) -> Usage:
+        """What the whole tree has used."""
+        return self.fold.usage
+
+    def deadline(self) -> float | None:
+        """Seconds left until the nearest enclosing deadline, or None."""
+        return seconds_left()
+
+
 @attrs.define(eq=False, kw_only=True)
 class LiveRun:
     """One run of one agent tree node. Owned by the task that drives it; nothing outside the shell sees it."""
@@ -221,7 +250,8 @@ class LiveRun:
     """The agents of the whole tree, by key."""
     view: TurnView | None = None
     parent: LiveRun | None = None
-    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    scope: anyio.CancelScope | None = None
+    """Ends the run at its deadline, or when its journal fails; None where it has neither."""
     calls: dict[tuple[tuple[str, ...], str], LiveCall] = attrs.field(factory=dict)
     """Live calls of the whole tree; the root's dict, shared."""
     cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
@@ -347,19 +377,17 @@ class LiveRun:
         self.append(Answered(*self.here(), f"random:{what}", key, drawn))
         return drawn
 
-    # -- what contexts ask (agentloop.context.RunServices)
-
-    @property
-    def usage(self) -> Usage:
-        """What the whole tree has used."""
-        return self.log.state.usage
-
-    def deadline(self) -> float | None:
-        """Seconds left until the nearest enclosing deadline, or None."""
-        left = anyio.current_effective_deadline() - anyio.current_time()
-        return left if left != float("inf") else None
+    def agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
+        """Return the agent at work at *path*; None where no run is."""
+        run = self.children.get(path) if path else self
+        return run.agent if run is not None else None
 
     # -- endings
+
+    def let_go(self) -> None:
+        """Leave nothing that holds the run and is held by it: what is over needn't wait for a garbage collection."""
+        self.log.events = None
+        self.children.clear()
 
     def ended_by(self) -> str:
         """Say who ends this run, asked when an enclosing scope is cancelled. The first answer stays.
@@ -368,7 +396,7 @@ class LiveRun:
         """
         if self._ended_by is None:
             run: LiveRun | None = self
-            while run is not None and not run.scope.cancel_called:
+            while run is not None and (run.scope is None or not run.scope.cancel_called):
                 run = run.parent
             journal = self.log.journal
             by_deadline = run is not None and (journal is None or journal.error is None)

@@ -17,7 +17,7 @@ from agentloop._core.identity import find_tool
 from agentloop._core.retry import may_retry, next_delay, retry_advice
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
-from agentloop._shell.live import LiveRun
+from agentloop._shell.live import LiveRun, seconds_left
 from agentloop._shell.native import cancelled_types
 from agentloop.budget import to_amount
 from agentloop.config import ModelInputData, RetryContext
@@ -29,7 +29,7 @@ from agentloop.model_events import ModelRequest, ModelResponse
 from agentloop.records import ModelFailed, ModelRequested, ModelResponded
 from agentloop.usage import RequestUsage
 
-_SHOWS_NOTHING = m.ResponseStarted | m.Raw | m.ResponseDone
+_SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 
 
 async def call_model(run: LiveRun, view: TurnView) -> None:
@@ -46,7 +46,9 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
         if hooks is not None:
             await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
     response = await _asked(run, view, request)
-    response = attrs.evolve(response, items=_sorted_out(view, response.items))
+    items = _sorted_out(view, response.items)
+    if items is not response.items:
+        response = attrs.evolve(response, items=items)
     run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
     if run.server is not None:
         run.server.sent = len(run.state.history)
@@ -61,10 +63,10 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
 
 @attrs.define
 class _Attempt:
-    """One attempt under way: its number, the scope of its time limit, and whether anything of it was shown."""
+    """One attempt under way: its number, the scope of its time limit if it has one, and whether any of it was shown."""
 
     number: int
-    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    scope: anyio.CancelScope | None = None
     streamed: bool = False
 
 
@@ -127,7 +129,7 @@ async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, at
         approved=approved,
         random=await run.random("retry", f"{request.turn}:{attempt.number}"),
         streamed=attempt.streamed,
-        left=run.deadline(),
+        left=seconds_left(),
     )
 
 
@@ -206,13 +208,14 @@ def _call_of(view: TurnView, call: ToolCall, handoffs: set[str]) -> Item:
 
 def _digest(run: LiveRun, request: ModelRequest) -> str:
     """Return a digest of all that the model is shown. The history's part is kept up item by item."""
+    settings = request.settings
     rest = [
         run.state.history_digest() if run.config.call_model_input_filter is None else list(request.items),
         request.system,
         [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in request.tools],
         [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in request.handoffs],
         request.output_schema,
-        attrs.evolve(request.settings, retry=None),
+        settings if settings.retry is None else attrs.evolve(settings, retry=None),
     ]
     return hashlib.sha256(digestible(rest)).hexdigest()[:32]
 
@@ -221,7 +224,7 @@ async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt:
     timeout = request.settings.timeout
     if timeout is None:
         return await _read(run, view, request, attempt)
-    attempt.scope.deadline = anyio.current_time() + timeout
+    attempt.scope = anyio.CancelScope(deadline=anyio.current_time() + timeout)
     with attempt.scope:
         return await _read(run, view, request, attempt)
     raise ModelTimeoutError(timeout)
@@ -259,7 +262,11 @@ async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _A
 
 async def _untimed(attempt: _Attempt, wait: Callable[[], Awaitable[object]]) -> None:
     """Wait without counting it into the attempt's time limit: it is not the model that lets anybody wait."""
-    left = attempt.scope.deadline - anyio.current_time()
-    attempt.scope.deadline = math.inf
+    scope = attempt.scope
+    if scope is None:
+        await wait()
+        return
+    left = scope.deadline - anyio.current_time()
+    scope.deadline = math.inf
     await wait()
-    attempt.scope.deadline = anyio.current_time() + left
+    scope.deadline = anyio.current_time() + left

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, final
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.lowlevel import EventLoopToken
 
 from agentloop.exceptions import UserError
 
 if TYPE_CHECKING:
     import trio
+
+
+Starter: TypeAlias = Callable[[Callable[[Any], Coroutine[Any, Any, None]], Any, str, Context], None]
+"""Starts a task: what it does, on what, under which name, and in a copy of which context."""
 
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
@@ -57,6 +64,30 @@ def taken_back(count: int) -> bool:
         return False
     uncancel_to(count)
     return True
+
+
+def starter(group: TaskGroup) -> Starter:
+    """Return what starts tasks in *group*, which the current task has just entered.
+
+    On trio that is the nursery itself: each task that anyio's group makes has a handle with a scope and an event of its
+    own around it, which cost more than the task, and nobody here has a use for them.
+    """
+    if _task() is not None:
+        # Backends copy the context. An eager task runs before it is made, and may start others, inside of the context.
+        eager = asyncio.get_running_loop().get_task_factory() is not None
+
+        def in_group(work: Callable[[Any], Coroutine[Any, Any, None]], on: Any, name: str, context: Context) -> None:
+            group.create_task(work(on), name=name, context=context.copy() if eager else context)
+
+        return in_group
+    import trio  # an extra, and here only where it runs
+
+    nursery = trio.lowlevel.current_task().child_nurseries[-1]
+
+    def in_nursery(work: Callable[[Any], Coroutine[Any, Any, None]], on: Any, name: str, context: Context) -> None:
+        context.run(partial(nursery.start_soon, work, on, name=name))
+
+    return in_nursery
 
 
 async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:

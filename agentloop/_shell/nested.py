@@ -19,7 +19,7 @@ from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import Entry, execute
 from agentloop._shell.endings import Paused
 from agentloop._shell.keep import Keeper
-from agentloop._shell.live import LiveRun, Watch
+from agentloop._shell.live import LiveRun, OfRun, Watch
 from agentloop._shell.native import cancelled_types, cancelling, taken_back
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.resources import Resources
@@ -103,9 +103,7 @@ async def _made_input(run: LiveRun, live: LiveCall, body: AgentCall) -> Any:
 async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
     """Do *work* and hand every event of the nested run to *on_stream*; all of them before this returns or raises."""
     log = run.log
-    buffer = EventBuffer(
-        log.state, None, lambda path: run.children[path].agent if path in run.children else None, run.path
-    )
+    buffer = EventBuffer(log.state, None, run.agent_at, run.path)
     log.listeners.append(buffer)
     hand_on = partial(_hand_on, run, buffer, on_stream)
     output: Any = None
@@ -200,7 +198,11 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         config=config,
         state=state,
         log=outer.log,
-        context=RunContext(context=outer.context.context, run_id=f"{outer.context.run_id}/{call_id}", run=outer),
+        context=RunContext(
+            context=outer.context.context,
+            run_id=f"{outer.context.run_id}/{call_id}",
+            run=OfRun(state.path, outer.log.state),
+        ),
         effects=outer.effects,
         hooks=None,
         keeper=Keeper.of(body.session, state) if body.session is not None else None,
@@ -220,7 +222,6 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         cancel_requests=outer.cancel_requests,
         children=outer.children,
     )
-    run.context._run = run
     if body.run_config is not None:
         _set_watch(run, outer)
     outer.children[run.path] = run

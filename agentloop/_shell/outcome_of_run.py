@@ -14,6 +14,9 @@ from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCal
 from agentloop.results import RunData, RunResult
 from agentloop.run_state import RunState
 
+_CALLS = (ToolCall, HandoffCall)
+_OUTPUTS = (ToolOutput, HandoffOutput)
+
 
 def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
     return tuple(
@@ -25,8 +28,10 @@ def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
 
 def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
     """Return *items* without calls that have no output, and without reasoning that led to those."""
-    items = list(items)
-    answered = {item.call_id for item in items if isinstance(item, ToolOutput | HandoffOutput)}
+    items = tuple(items)
+    answered = {item.call_id for item in items if isinstance(item, _OUTPUTS)}
+    if all(item.call_id in answered for item in items if isinstance(item, _CALLS)):
+        return items
     kept: list[Item] = []
     for item in items:
         if isinstance(item, ToolCall | HandoffCall) and item.call_id not in answered:
@@ -48,7 +53,7 @@ def _fields(run: LiveRun) -> dict[str, Any]:
         "new_items": valid_history(state.new_items),
         "raw_responses": tuple(state.responses),
         "last_agent": run.agent,
-        "usage": run.usage,
+        "usage": run.log.state.usage,
         "context": run.context.context,
         "calls": _calls(state),
         "records": tuple(run.log.state.records) if run.parent is None else (),

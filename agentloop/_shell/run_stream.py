@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop import events as ev
 from agentloop._shell.drive import Entry, execute
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import cancelled_types, starter
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.stream import EventBuffer, call_id_of
 from agentloop.agents import Agent
@@ -58,19 +58,12 @@ class RunStream(Generic[OutputT]):
         group = anyio.create_task_group()
         live = self._start(self, group, context)
         if self._subscribe:
-            self._events = EventBuffer(live.state, live.config.stream_buffer, self._agent_at)
+            self._events = EventBuffer(live.state, live.config.stream_buffer, live.agent_at)
             live.log.events = self._events
         self._live = live
         self._group = await group.__aenter__()
-        group.start_soon(self._main, live, name=f"agentloop run of {live.agent.name}")
+        starter(group)(self._main, live, f"agentloop run of {live.agent.name}", copy_context())
         return self
-
-    def _agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
-        live = self._live
-        if live is None or not path:
-            return live.agent if live is not None else None
-        child = live.children.get(path)
-        return child.agent if child is not None else None
 
     async def _main(self, live: LiveRun) -> None:
         try:
@@ -98,6 +91,7 @@ class RunStream(Generic[OutputT]):
             self._finished.set()
             if self._events is not None:
                 self._events.close()
+            live.let_go()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None

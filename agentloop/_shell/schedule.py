@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from functools import cached_property
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from agentloop._core.plan import Answer, Arguments, Deliver, Execute, Plan, Plan
 from agentloop._core.secrecy import hidden_texts
 from agentloop._core.select import Failure, choose
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types, loop_lives
+from agentloop._shell.native import Starter, cancelled_types, loop_lives, new_bell, starter
 from agentloop._shell.pump import Pump
 from agentloop._shell.stacks import stack_of
 from agentloop._shell.threads import Place
@@ -46,6 +46,7 @@ from agentloop.tools import FunctionTool
 CLOCK_SLACK = 1e-9
 """Seconds added to a time to wake at: a clock may read less than a time it was to wake at, by the error of a sum."""
 
+_RUNNING = (Execute, Deliver, Replay)
 Phase = Literal["waiting", "starting", "body", "post", "paused", "settled"]
 
 
@@ -76,12 +77,14 @@ class LiveCall:
     started_clock: float = 0.0
     body_ended_at: float | None = None
     body_finished: bool = False
+    run_is_ending: bool = False
+    """Whether what ended the body was a scope around the call."""
     timeout_at: float = math.inf
     body_clock: float = 0.0
     idle_since: float = 0.0
     abandoned: bool = False
     cleanup: Literal["done", "cut"] | None = None
-    hooked: list[Any] = attrs.field(factory=list)
+    hooked: Sequence[Any] = ()
     """Hook objects whose start event was delivered (or begun): they get the end event."""
     error: BaseException | None = None
     coro: Any = None
@@ -172,8 +175,8 @@ class Batch:
         self.halted = False
         self.stopped: str | None = None
         self.spawn_context = context
-        self._group: TaskGroup | None = None
-        self._wake = anyio.Event()
+        self._starter: Starter | None = None
+        self._wake = new_bell()
         self._segments: deque[list[LiveCall]] = deque()
         self._current: set[LiveCall] = set()
         self._unsettled = 0
@@ -226,7 +229,7 @@ class Batch:
         self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
     ) -> LiveCall:
         disposition = entry.disposition
-        assert isinstance(disposition, Execute | Deliver | Replay)
+        assert isinstance(disposition, _RUNNING)
         limits = (*base, *tool.capacity)
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
@@ -265,7 +268,7 @@ class Batch:
 
     def open(self, group: TaskGroup) -> None:
         """Queue the first calls; *group* is the turn nursery."""
-        self._group = group
+        self._starter = starter(group)
         self.pump.sleepers[self._look_at] = None
         self._next_segment()
         for (path, call_id), reason in list(self.run.cancel_requests.items()):
@@ -276,12 +279,12 @@ class Batch:
 
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context whoever asks."""
-        assert self._group is not None
+        assert self._starter is not None
         live.scope = anyio.CancelScope()
         if live.tool.runs_in_thread:
             self.run.threads.join(live)
         name = f"agentloop call {live.tool.name} {'/'.join((*self.run.path, live.call_id))}"
-        self._group.create_task(self._run_call(live), name=name, context=self.spawn_context.copy())
+        self._starter(self._run_call, live, name, self.spawn_context)
 
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
@@ -384,7 +387,7 @@ class Batch:
         self._share(live, outcome)
         self._next_segment()
         if self._unsettled == 0 or failure is not None:
-            self._wake.set()
+            self._wake.ring()
 
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that has nothing to run."""
@@ -415,7 +418,7 @@ class Batch:
         self._release()
         self._next_segment()
         if self._unsettled == 0:
-            self._wake.set()
+            self._wake.ring()
 
     def _end_paused(self, live: LiveCall) -> None:
         """Nobody will go on with a paused call: a task of its own settles it and tells the hooks that know of it."""
@@ -447,7 +450,7 @@ class Batch:
         """A call that waits was cancelled: it never starts, and a task of its own words the outcome."""
         if live.ticket is not None:
             self.pump.withdraw([live.ticket])
-        if self._group is not None and not self.halted:
+        if self._starter is not None and not self.halted:
             live.phase = "starting"
             self.spawn(live)
 
@@ -517,12 +520,10 @@ class Batch:
     def _look_at(self, room: float) -> None:
         """A limit will have room at *room* by itself: somebody must be awake then."""
         if room + CLOCK_SLACK < self._sleeps_until:
-            self._wake.set()
+            self._wake.ring()
 
     async def _wait(self, until: float) -> None:
         self._sleeps_until = until
-        if self._wake.is_set():
-            self._wake = anyio.Event()
         if not self._unsettled or (self.failures and self.stopped is None):
             return
         if until == math.inf:
@@ -571,6 +572,14 @@ class Batch:
         for live in self.calls:
             if live.phase == "waiting":
                 self.settle(live, self._never_started(live, self.run.ended_by()))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Leave nothing that holds each other: the calls of a batch that is over needn't wait for a collection."""
+        for live in self.calls:
+            live.context = live.ticket = None
+        for held in (self.calls, self._segments, self._current, self._leaders, self._followers):
+            held.clear()
 
     def raise_failure(self) -> None:
         """Raise what is to be raised, if anything is."""

@@ -37,17 +37,8 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         max_calls=run.config.tool_execution.max_calls_per_turn,
         limits=run.config.json_limits,
     )
-    called = {
-        id(tool): tool
-        for state in run.state.due_calls()
-        if (tool := find_tool(view.by_key, state.call.name, state.call.namespace)) is not None
-        and not isinstance(tool.is_enabled, bool)
-    }
-    if called and run.state.conflict is None:
-        tools = list(called.values())
-        answers = await ask_enabled(run, tools)
-        disabled = frozenset(tool.lookup_key for tool, yes in zip(tools, answers, strict=True) if not yes)
-        rules = attrs.evolve(rules, disabled=disabled)
+    if run.state.conflict is None and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values()):
+        rules = attrs.evolve(rules, disabled=await _disabled(run, view))
     plan = plan_response(view, run.state, rules)
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
@@ -55,6 +46,19 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     plan = await decide(run, plan)
     check_secrets(plan, run.state)
     return plan
+
+
+async def _disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
+    """Ask the called tools that decide by a callable whether they are enabled; return the keys of those that aren't."""
+    called = {
+        id(tool): tool
+        for state in run.state.due_calls()
+        if (tool := find_tool(view.by_key, state.call.name, state.call.namespace)) is not None
+        and not isinstance(tool.is_enabled, bool)
+    }
+    tools = list(called.values())
+    answers = await ask_enabled(run, tools)
+    return frozenset(tool.lookup_key for tool, yes in zip(tools, answers, strict=True) if not yes)
 
 
 async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:

@@ -7,6 +7,7 @@ What is woken is only the wish to look; an event stays in the deque until it is 
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -32,11 +33,12 @@ class _Gate(Limit):
     name = "stream_buffer"
 
     def __init__(self, buffer: EventBuffer) -> None:
-        self._buffer = buffer
+        self._buffer = weakref.ref(buffer)  # which holds the gate
 
     def room(self, now: float) -> bool:
         """Tell whether the consumer keeps up."""
-        return not self._buffer.full
+        buffer = self._buffer()
+        return buffer is None or not buffer.full
 
     def take(self, now: float) -> None:
         """Do nothing: what fills the buffer are events."""

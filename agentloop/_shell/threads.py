@@ -72,7 +72,8 @@ class Threads:
         self._outer = outer
         self._live: set[Place] = set()
         self._queue: dict[object, None] = {}
-        self._freed = anyio.Event()
+        self._freed: anyio.Event | None = None
+        """Set when somebody waiting may look again; made when somebody waits, as most runs have no threads."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -97,7 +98,7 @@ class Threads:
             while next(iter(self._queue)) is not call or not self._has_room():
                 if (refusal := self._refusal(name)) is not None:
                     return refusal
-                await self._root._freed.wait()
+                await self._root._next_freed().wait()
         finally:
             self.leave(call)
         place = Place(name, anyio.current_time())
@@ -110,6 +111,11 @@ class Threads:
     @property
     def _root(self) -> Threads:
         return self if self._outer is None else self._outer._root
+
+    def _next_freed(self) -> anyio.Event:
+        if self._freed is None:
+            self._freed = anyio.Event()
+        return self._freed
 
     def _has_room(self) -> bool:
         return len(self._live) < self.limit and (self._outer is None or self._outer._has_room())
@@ -135,8 +141,9 @@ class Threads:
     def look_again(self) -> None:
         """Wake who waits for a place: one was freed, or its holder was abandoned."""
         root = self._root
-        freed, root._freed = root._freed, anyio.Event()
-        freed.set()
+        freed, root._freed = root._freed, None
+        if freed is not None:
+            freed.set()
 
     async def run(
         self, place: Place, fn: Callable[[], Any], *, abandon: bool, late: Callable[[Any, BaseException | None], None]

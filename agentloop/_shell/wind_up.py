@@ -96,7 +96,9 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
     """
     if ended.error is not None:
         run.cleanup.begin()
-    elif run.scope.deadline < math.inf:  # nothing is cut short, and still the run's time is to hold for all of it
+    elif (
+        run.scope is not None and run.scope.deadline < math.inf
+    ):  # nothing is cut short, and still the run's time is to hold for all of it
         run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
     errors: list[BaseException] = []
     if ended.status != "completed":
