@@ -197,11 +197,11 @@ def test_error_of_a_run_is_told_with_what_it_had_achieved() -> None:
 @pytest.mark.parametrize("kind", ["scope", "native"])
 def test_cancelled_run_tells_when_it_was_cancelled(kind: Any) -> None:
     """The step, how many records there were, the time; bodies that were cancelled say so."""
-    world = t.World(agent=everything, script=[call("work", {"n": 5}), DONE], cancel=t.CancelAt(14, kind))
+    world = t.World(agent=everything, script=[call("work", {"n": 5}), DONE], cancel=t.CancelAt(10, kind))
     run = t.run_one(world)
     assert run.cancelled
     assert (run.result, run.error) == (None, None)
-    assert run.cancelled_at == 14
+    assert run.cancelled_at == 10
     assert 0 < run.mark <= len(run.records)
     assert run.cancelled_at_time is not None
     assert isinstance(run.records[-1], r.RunEnded)
