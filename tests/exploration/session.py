@@ -6,7 +6,9 @@ import argparse
 import gc
 import hashlib
 import json
+import math
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -74,11 +76,18 @@ def explore_all(wanted: Wanted, jobs: int) -> Counts:
     """Play the rounds of *wanted* on *jobs* processes."""
     if jobs == 1:
         return explore(wanted)
-    rounds = None if wanted.rounds is None else -(-wanted.rounds // jobs)
-    shares = [attrs.evolve(wanted, first=wanted.first + job, step=jobs, rounds=rounds) for job in range(jobs)]
+    shares = [
+        attrs.evolve(
+            wanted,
+            first=wanted.first + job,
+            step=jobs,
+            rounds=None if wanted.rounds is None else (wanted.rounds + jobs - 1 - job) // jobs,
+        )
+        for job in range(jobs)
+    ]
     counts = Counts()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for found in pool.imap_unordered(explore, shares):
+        for found in pool.imap(explore, shares):
             counts.add(found)
     return counts
 
@@ -124,15 +133,17 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
     """Yield the lines that say what a session did and found."""
     numbers = counts.numbers
     malformed = sum(count for name, count in numbers.items() if name.startswith("malformed"))
-    yield f"commit {commit()}, seed {wanted.seed}, {numbers['rounds']} rounds in {seconds:.0f} s"
+    spent = sum(os.times()[:4])
+    yield f"commit {commit()}, seed {wanted.seed}, {numbers['rounds']} rounds in {seconds:.0f} s ({spent:.0f} s of CPU)"
     yield f"full-stack schedules: {sum(n for name, n in numbers.items() if name.startswith('schedules'))}" + "".join(
         f", {name.removeprefix('schedules ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("sch")
     )
-    yield f"  compared on both backends: {numbers['compared']}, repeated: {numbers['repeated']}"
+    yield f"  lives of worlds that crash among them: {numbers['lives that crashed or went on']}"
+    yield f"  pairs compared: {numbers['compared']}, repeated: {numbers['repeated']}, replayed: {numbers['replayed']}"
     yield f"cancel points: {numbers['cancel points']}"
     yield f"crash points: {numbers['crash points']}, gone on with {numbers['recovered']} times"
-    yield f"  ended as without a crash: {numbers['recovered to the same end']}"
-    yield f"  calls left unknown: {numbers['unknown after a crash']}"
+    for name in AFTER_CRASHES:
+        yield f"  {name}: {numbers[name]}"
     yield f"loop-free worlds: {numbers['core worlds']}"
     yield f"malformed inputs: {malformed}" + "".join(
         f", {name.removeprefix('malformed ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("malf")
@@ -149,7 +160,7 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     """Run a session as the command line says; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.exploration", description=__doc__)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds")
+    parser.add_argument("--budget", type=float, help="seconds; 60 if --rounds isn't given, as long as it takes else")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--rounds", type=int, help="play so many rounds at most")
@@ -158,11 +169,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--first-violation", action="store_true", help="end at the first violation")
     parser.add_argument("--json", action="store_true", help="print violations as one line of JSON")
     given = parser.parse_args(arguments)
-    wanted = Wanted(
-        seed=given.seed, budget=given.budget, first=given.first, rounds=given.rounds, stop=given.first_violation
-    )
+    budget = given.budget or (60.0 if given.rounds is None else math.inf)
+    wanted = Wanted(seed=given.seed, budget=budget, first=given.first, rounds=given.rounds, stop=given.first_violation)
     if given.round is not None:
-        wanted = attrs.evolve(wanted, first=given.round, rounds=1, budget=3600.0, small=True)
+        wanted = attrs.evolve(wanted, first=given.round, rounds=1, budget=math.inf, small=True)
     began = time.monotonic()
     counts = explore_all(wanted, given.jobs if given.round is None else 1)
     if given.round is None and not given.first_violation:
