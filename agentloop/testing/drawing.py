@@ -92,6 +92,8 @@ class Taste:
     sessions: bool = True
     secrets: bool = True
     """Whether tools may keep secrets."""
+    slow_readers: bool = True
+    """Whether who reads the events may be behind."""
 
 
 PLAIN = Taste(faults=False, guards=False, handoffs=False, nesting=0, limits=False, sessions=False, secrets=False)
@@ -148,10 +150,9 @@ def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...]
 def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
     """Return one tool."""
     limits, guards, times = taste.limits, taste.guards, taste.times
-    approval = taste.approvals and chance.one_in(3)
     before: Any = ("allow", "reject odd", "raise odd", "rewrite odd", "reject odd", "rewrite odd")
     after: Any = ("allow", "reject odd", "raise odd", "replace odd", "reject odd", "replace odd")
-    return Actor(
+    actor = Actor(
         name=name,
         raises=taste.faults and chance.one_in(4),
         timeout=chance.pick([0.55, 1.05, 2.1]) if times and chance.one_in(4) else None,
@@ -161,13 +162,14 @@ def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
         idempotent=chance.one_in(5),
         shares=limits and chance.one_in(5),
         rated=limits and times and chance.one_in(10),
-        before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2)))
-        if guards and chance.one_in(2 if approval else 5)
-        else (),
+        before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
         after=tuple(chance.pick(after) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
-        approval=approval,
+        approval=taste.approvals and chance.one_in(3),
         secret=taste.secrets and chance.one_in(12),
     )
+    if actor.approval and guards and actor.timeout_raises and not actor.before:
+        return attrs.evolve(actor, before=("allow",))  # so that some are judged once more after a pause
+    return actor
 
 
 # ---------------------------------------------------------------------------------------------- what models say
@@ -338,7 +340,7 @@ def draw_world(chance: Chance, taste: Taste) -> Mapping[str, Any]:
         "options": options,
         "verdicts": tuple(verdicts),
         "serialize": chance.one_in(2),
-        "slow_reader": chance.one_in(3),
+        "slow_reader": taste.slow_readers and chance.one_in(3),
         "context": Confidant if cast.secretive else None,
     }
 

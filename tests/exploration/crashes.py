@@ -25,9 +25,9 @@ from .counts import Counts
 
 SLOW = frozenset({"storing_changes_nothing"})
 """Invariants that take as long as a run: other runs are judged by them."""
-EVERY = 6
+EVERY = 7
 """Every so manyth round has crash points."""
-POINTS = 6
+POINTS = 7
 WITHIN = 12
 """The second life's crash comes within so many operations of its disk."""
 

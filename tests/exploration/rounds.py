@@ -38,7 +38,7 @@ CORE_WORLDS = 100
 CORE_TAPES = 4
 """Schedules of one world of the core, the natural one and drawn ones: each is played as a world of its own."""
 MALFORMED = 20
-REPEATED = 20
+REPEATED = 19
 REPLAYED = 5
 """Every so manyth round runs its first world once more, or replays it."""
 OTHER: dict[Backend, Backend] = {"asyncio": "trio", "trio": "asyncio"}

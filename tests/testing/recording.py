@@ -106,7 +106,7 @@ def _config(config: RunConfig) -> RunConfig:
 def record_world(seed: int, backend: str) -> Recording:
     """Run the world of *seed* on a stock loop, cancelled by its caller now and then, and return its log."""
     chance = Seeded(f"stock {seed}")
-    fields: Any = draw_world(chance, Taste(approvals=chance.one_in(3)))
+    fields: Any = draw_world(chance, Taste(approvals=chance.one_in(3), secrets=False, slow_readers=False))
     cancelled_after = chance.whole(0, 40) / 1000 if chance.one_in(4) else None
     cast: Cast = fields["agent"]
     cast = attrs.evolve(cast, roles=tuple(map(_scaled, cast.roles)), per=cast.per * SCALE)
