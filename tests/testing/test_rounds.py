@@ -1,0 +1,96 @@
+"""Rounds of exploration: a function of seed and number; what one finds is made small."""
+
+import hashlib
+
+import pytest
+from exploration import rounds
+from exploration.counts import Counts
+from exploration.rounds import Round
+from exploration.session import Wanted, explore, explore_all, report, untouched
+from testing.planted import PLAIN, queued
+
+from agentloop.testing.cast import Cast, Role
+from agentloop.testing.evidence import Evidence
+from agentloop.testing.invariants import InvariantError, Tally, check, check_twins, twin_of
+from agentloop.testing.laws import LAWS, Broken, Finding
+from agentloop.testing.runs import World, WorldRun, run_one
+from agentloop.testing.scripted import call, say
+
+
+def played(number: int) -> tuple[Counts, str]:
+    """Return what a round came to, and the digest of its logs."""
+    counts = Counts(digest=hashlib.sha256())
+    Round("test", number, counts).play()
+    return counts, counts.digest.hexdigest()
+
+
+def test_a_round_is_a_function_of_seed_and_number() -> None:
+    """Twice the same logs, the same counts and no violation; another round has others."""
+    (once, digest), (again, same), (_, other) = played(0), played(0), played(1)
+    assert once.violations == []
+    assert (once.numbers, digest) == (again.numbers, same)
+    assert digest != other
+    assert once.numbers["core worlds"] == 100
+    assert once.numbers["crash points"] >= 7
+    assert once.numbers["replayed"] == 1
+
+
+def test_a_session_of_some_rounds_plays_each_once() -> None:
+    """However many processes share them; it says what it did."""
+    wanted = Wanted(seed="test", first=1, rounds=3)
+    counts = explore_all(wanted, 1)
+    assert counts.numbers["rounds"] == 3
+    shares = [explore(Wanted(seed="test", first=first, step=2, rounds=n)).numbers for first, n in ((1, 2), (2, 1))]
+    assert shares[0] + shares[1] == counts.numbers
+    said = "\n".join(report(counts, wanted, 1.0))
+    assert "violations: 0" in said
+    assert "rates_hold" in said
+    assert set(untouched(Counts())) >= set(LAWS)
+
+
+def small() -> World:
+    """Return a world of two turns with three calls."""
+    cast = Cast(roles=(Role(name="a", actors=(PLAIN,)),))
+    turns = ([call("plain", {"n": 1}, call_id="c1"), call("plain", {"n": 2}, call_id="c2")],)
+    script = (*turns, [call("plain", {"n": 3}, call_id="c3")], say("done"))
+    return World(agent=cast, script=script, options={"run_config": queued().config}, tape=(1, 2))
+
+
+def test_what_breaks_an_invariant_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law that no run with two calls keeps leaves two calls of the three."""
+
+    def broken(judged: WorldRun, tally: Tally | None = None, *, but: frozenset[str] = frozenset()) -> None:
+        if len(judged.bodies) > 1:
+            finding = Finding("accepted_after_all", "execution", Broken("two bodies"))
+            raise InvariantError((finding,))
+
+    monkeypatch.setattr(rounds, "check", broken)
+    counts = Counts()
+    runs: list[WorldRun] = []
+    alone = Round("test", 0, counts, small=True)
+    alone.judged("small", lambda: alone.one(small(), "asyncio", False, runs))
+    (violation,) = counts.violations
+    assert violation.laws == ("accepted_after_all",)
+    assert "made small in" in violation.words
+    script = violation.words.split("script:")[1].split("tape:")[0]
+    assert script.count("call(") == 2
+
+
+def test_another_run_of_the_world_is_held_against_it() -> None:
+    """Equal ones are counted, and one with another end or another log is named."""
+    run, other = run_one(small()), run_one(small(), backend="trio")
+    tally = Tally()
+    check_twins(run, twin_of(other, "backend"), tally)
+    assert tally.exercised["backends_agree"] == 1
+    assert tally.worlds == 0
+    longer = run_one(World(agent=small().agent, script=(say("done"),), options=small().options))
+    with pytest.raises(InvariantError, match=r"backends_agree[\s\S]*the backend on asyncio, plain"):
+        check_twins(run, twin_of(longer, "backend"))
+
+
+def test_an_invariant_can_be_left_out() -> None:
+    """By its name."""
+    evidence = Evidence(records=queued().records[:-1], agent=queued().agent, result=queued().result)
+    with pytest.raises(InvariantError) as caught:
+        check(evidence)
+    check(evidence, but=frozenset(caught.value.laws))
