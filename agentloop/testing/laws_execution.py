@@ -17,11 +17,14 @@ Findings = Iterator[Broken | None]
 
 @law("execution")
 def one_ending_per_attempt(seen: Reading) -> Findings:
-    """Each attempt of a call that started has exactly one terminal record, and no attempt has two."""
+    """Each attempt of a call that started has exactly one terminal record, and no attempt has two.
+
+    What the end of an entry has cut is due again in the next one: its first ending is not counted.
+    """
     over = seen.root is not None and bool(seen.root.ended) and seen.root.ended[-1][0] > seen.root.began[-1]
     for call in seen.calls.values():
         if len(call.settled) > 1:
-            yield from _settled_twice(call)
+            yield from _settled_twice(seen, call)
         for n, record in call.started:
             ended = any(one.attempt == record.attempt for _, one in call.settled)
             if over and not ended and not paused(seen, call) and not seen.crashed_between(n, len(seen.records)):
@@ -30,10 +33,16 @@ def one_ending_per_attempt(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _settled_twice(call: CallSeen) -> Findings:
-    for attempt, count in Counter(record.attempt for _, record in call.settled).items():
+def _settled_twice(seen: Reading, call: CallSeen) -> Findings:
+    for_good = [
+        (n, record)
+        for n, record in call.settled
+        if record.outcome.cancelled_by not in ("parent", "deadline")
+        or seen.next_entry(call.path, n) == len(seen.records)
+    ]
+    for attempt, count in Counter(record.attempt for _, record in for_good).items():
         if count > 1:
-            where = [n for n, record in call.settled if record.attempt == attempt]
+            where = [n for n, record in for_good if record.attempt == attempt]
             yield broken(f"call {call.call_id} attempt {attempt} settled {count} times", *where)
 
 
