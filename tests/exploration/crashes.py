@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop import records as r
-from agentloop.testing._crash_laws import said_raise, sound, tells_of_earlier, unknown
+from agentloop.testing._crash_laws import said_raise, sound, unknown
 from agentloop.testing._crash_lives import CrashRun, run_crashing, undisturbed
 from agentloop.testing._timeline import script_as_code
 from agentloop.testing.cast import CANARIES, Cast
@@ -34,7 +34,7 @@ WITHIN = 12
 AFTER_CRASHES = (
     "recovered to the same end",
     "recovered to the same error",
-    "recovered with an earlier failure's words",
+    "over by a failure in the journal",
     "crashed twice",
     "unknown after a crash",
     "bodies not run again",
@@ -83,6 +83,7 @@ def _count(run: CrashRun, counts: Counts) -> None:
         numbers["lives that crashed or went on"] += 1
     numbers["unknown after a crash"] += len(unknown(run))
     if run.over:
+        numbers["over by a failure in the journal"] += not isinstance(run.records[-1], r.RunEnded)
         return
     numbers["recovered"] += 1
     held = run.records[: run.kept[-1]]
@@ -93,8 +94,6 @@ def _count(run: CrashRun, counts: Counts) -> None:
         numbers["recovered to the same end"] += 1
     elif type(run.error) is type(run.whole.error):
         numbers["recovered to the same error"] += 1
-    else:
-        numbers["recovered with an earlier failure's words"] += tells_of_earlier(run)
 
 
 def evidence_after(run: CrashRun) -> Evidence:
