@@ -100,14 +100,9 @@ def tool_context(
     services: LiveCallServices | None = None,
 ) -> ToolContext[Any]:
     """Return the context of one call; without *services*, of one that isn't being run."""
-    outer = run.context
-    return ToolContext(
-        context=outer.context,
-        run_id=outer.run_id,
-        turn_input=outer.turn_input,
-        tool_input=outer.tool_input,
-        run=outer._run,
-        tool_call_id=call.call_id,
+    return ToolContext.from_agent_context(
+        run.context,
+        call.call_id,
         tool_name=tool.name,
         tool_arguments=arguments.text,
         tool_namespace=call.namespace,
