@@ -231,7 +231,7 @@ def tells_of_earlier(run: CrashRun) -> bool:
     left there.
     """
     held = run.records[: run.kept[-1]]
-    known = [one.error for one in held if isinstance(one, r.CallSettled | r.RunEnded) and one.error is not None]
+    known = [one.error for one in held if isinstance(one, r.BodyEnded | r.CallSettled | r.RunEnded) and one.error]
     words: list[str] = []
     error = run.error
     while error is not None:
