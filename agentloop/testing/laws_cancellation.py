@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from agentloop import records as r
 from agentloop.items import ToolOutput
-from agentloop.testing.evidence import CallSeen, CleanupSeen, Path, Reading
+from agentloop.testing.evidence import CallSeen, Reading
 from agentloop.testing.laws import HELD, Broken, broken, law
 
 Findings = Iterator[Broken | None]
@@ -168,26 +168,22 @@ def the_end_comes_within_grace(seen: Reading) -> Findings:
 
 @law("cancellation")
 def cleanup_is_awaited(seen: Reading) -> Findings:
-    """Cleanup that has begun comes to its end before its run's, or is cut at the deadline, which the log then says."""
+    """Cleanup that has begun comes to its end before its run's, or is cut at the deadline, which the log then says.
+
+    What begins behind the deadline is cut at its first wait: the log may say so just before it has begun.
+    """
+    cuts = Counter((one.path, one.section) for one in seen.evidence.records if isinstance(one, r.CleanupCut))
     for one in seen.evidence.cleanups or ():
-        cuts = (
-            n
-            for n, record in enumerate(seen.evidence.records)
-            if n >= one.began and isinstance(record, r.CleanupCut) and (record.path, record.section) == _place(one)
-        )
-        over = one.ended if one.ended is not None else next(cuts, None)
         run = seen.runs.get(one.path)
         end = next((n for n, _ in run.ended if n >= one.began), None) if run is not None else None
-        if over is None:
-            yield broken(f"{one.section} of call {one.call_id} was left in the middle", one.began)
-        elif end is not None and over > end:
+        if one.ended is None:
+            cuts[one.path, one.section] -= 1
+            if cuts[one.path, one.section] < 0:
+                yield broken(f"{one.section} of call {one.call_id} was left in the middle", one.began)
+        elif end is not None and one.ended > end:
             yield broken(f"{one.section} of call {one.call_id} came to its end after its run", end)
         else:
             yield HELD
-
-
-def _place(one: CleanupSeen) -> tuple[Path, str]:
-    return one.path, one.section
 
 
 @law("cancellation")
