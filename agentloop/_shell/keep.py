@@ -87,22 +87,23 @@ class Keeper:
         self._saved, self._input_saved = len(state.new_items), True
         if not items:
             return
+        left = seconds_left()
+        seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
+        with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
+            await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of
+            await self._write(run, items)
+
+    async def _write(self, run: LiveRun, items: list[Item]) -> None:
         session = self.session
-        await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of
         if self.doubtful:
             self.doubtful = False
             effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
             items = _not_there(items, list(await run.effects.perform(effect)))
-            if not items:
-                run.append(SessionSaved(*run.here(), self._saved))
-                return
-        left = seconds_left()
-        seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
-        with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
+        if items:
             self.failed = True
             await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
             self.failed = False
-            run.append(SessionSaved(*run.here(), self._saved))
+        run.append(SessionSaved(*run.here(), self._saved))
 
 
 def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:

@@ -39,6 +39,7 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
+from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession, SQLiteSession
 from agentloop.testing import ScriptedModel, call, fail, reason, say
 
@@ -533,3 +534,34 @@ async def test_save_that_hangs_cannot_outlast_the_runs_timeout_for_long(run_mode
     with anyio.fail_after(5), pytest.raises(RunTimeout):
         await run_mode(agent, "go", session=Hanging(), run_config=config)
     await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_cancelled_run_saves_its_session_once_its_journal_has_caught_up() -> None:
+    """A journal still at its last write when the caller cancels neither loses the session nor reads as a failure."""
+
+    class Slow(MemoryJournal):
+        async def append(self, records: Sequence[bytes]) -> None:
+            await anyio.sleep(0.01)
+            await super().append(records)
+
+    session, watch, started = MemorySession(), Watch(), anyio.Event()
+
+    @tool
+    async def waits() -> str:
+        started.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    agent = Agent("a", tools=[waits], model=ScriptedModel([call("waits")]))
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            config = RunConfig(instruments=(watch,))
+            group.start_soon(lambda: Runner.run(agent, "go", session=session, journal=Slow(), run_config=config))
+            await started.wait()
+            scope.cancel()
+    assert text_of(await session.get_items())[0] == "go"
+    ended = watch.records[-1]
+    assert isinstance(ended, r.RunEnded)
+    assert ended.status == "cancelled"
+    assert ended.details is None
