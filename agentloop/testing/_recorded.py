@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from bisect import bisect_left
 from collections import defaultdict
@@ -13,7 +14,9 @@ from typing import Any, TypeAlias
 import attrs
 
 from agentloop import records as r
+from agentloop.items import ToolCall
 from agentloop.record_codec import record_to_json
+from agentloop.secret_values import missing_secrets
 
 Path: TypeAlias = tuple[str, ...]
 Call: TypeAlias = tuple[Path, str]
@@ -83,6 +86,21 @@ class Recorded:
         return None
 
     @cached_property
+    def hidden(self) -> frozenset[str]:
+        """Names of tools that were called with secrets of which the log has only a trace."""
+        return frozenset(call.name for record in self.records for call in _with_traces(record))
+
+    @cached_property
+    def hidden_from(self) -> float:
+        """Where the first record stands that has only a trace of what models were shown from there on."""
+        found = (
+            index
+            for index, record in enumerate(self.records)
+            if _with_traces(record) or (isinstance(record, r.CallSettled) and record.outcome.secret)
+        )
+        return next(found, math.inf)
+
+    @cached_property
     def has_session(self) -> bool:
         """Whether the run wrote to a session, or tried to."""
         return any(
@@ -115,6 +133,74 @@ class Recorded:
                 found.setdefault(index, by)
         return found
 
+    def bodies_over(self, entry: Entry) -> dict[Call, int]:
+        """Return, for bodies without a record of their end, the first record of *entry* that came after it.
+
+        Their calls say when it was. Where the clock stood still around it that tells nothing, and they are left out.
+        """
+        found: dict[Call, int] = {}
+        for call, places in self.calls.items():
+            index = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallSettled))
+            started = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallStarted))
+            if index is None or started is None:
+                continue
+            over: float | None = self.records[index].body_ended_at  # type: ignore[union-attr]
+            if over is None or self.first(places, started, index, lambda one: isinstance(one, r.BodyEnded)) is not None:
+                continue
+            place = self._after(over, started + 1, index)
+            if place is not None:
+                found[call] = place
+        return found
+
+    def batches_queued(self, entry: Entry) -> dict[tuple[Path, int], tuple[int, float]]:
+        """Return the first records of *entry* after the calls of a turn were queued, and when."""
+        found: dict[tuple[Path, int], tuple[int, float]] = {}
+        for index in range(entry.start, entry.stop):
+            record = self.records[index]
+            if not isinstance(record, r.CallStarted) or record.queued_at is None or (record.path, record.turn) in found:
+                continue
+            place = self._after(record.queued_at, entry.start + 1, index)
+            if place is not None:
+                found[record.path, record.turn] = (place, record.queued_at)
+        return found
+
+    def _after(self, at: float, start: int, stop: int) -> int | None:
+        """Return the first record from *start* to *stop* after the time *at*; None where another has that very time."""
+        place = bisect_left(self.records, at, start, stop, key=lambda one: one.at)
+        return place if self.records[place - 1].at < at < self.records[place].at else None
+
+    def calls_ended_from_outside(self, entry: Entry) -> dict[int, list[Call]]:
+        """Return, by the first records of *entry* that show it, calls ended by the caller or by their time limit.
+
+        Of those that ran out of time only agent tools, and those whose bodies are known to have been over by then:
+        others do so by themselves.
+        """
+        found: defaultdict[int, list[Call]] = defaultdict(list)
+        over = self.bodies_over(entry)
+        for (path, call_id), places in self.calls.items():
+            nested = (*path, call_id)
+            settled = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallSettled))
+            if settled is None:
+                continue
+            outcome = self.records[settled].outcome  # type: ignore[union-attr]
+            known = nested in self.paths or (path, call_id) in over
+            cut = outcome.cancelled_by is None and not outcome.body_finished and (path, call_id) in over
+            if outcome.cancelled_by != "caller" and not cut and (outcome.status != "timed_out" or not known):
+                continue
+            if nested in self.paths:
+                index = self.first(self.paths[nested], entry.start, settled, _is_cancelled)
+            else:
+                index = over.get((path, call_id), self._cut_at(places, entry))
+            if index is not None:
+                found[index].append((path, call_id))
+        return dict(found)
+
+    def _cut_at(self, places: Sequence[int], entry: Entry) -> int | None:
+        """Return the first record after the start of the call at *places*; None if its body ended by itself."""
+        started = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallStarted))
+        index = None if started is None else self.first(places, started + 1, entry.stop)
+        return None if index is None or isinstance(self.records[index], r.BodyEnded | r.CleanupCut) else index
+
     def _shows(self, index: int, entry: Entry, by: str, is_end: bool) -> bool:
         """Tell whether record *index* comes of the root run's end *by* somebody; *is_end*: that is how it ended."""
         record = self.records[index]
@@ -142,6 +228,27 @@ class Recorded:
         return settled is not None and self._shows(settled, entry, by, is_end)
 
 
+def _is_cancelled(record: r.Record) -> bool:
+    """Tell whether *record* is of what its run's cancellation ended."""
+    match record:
+        case r.CallSettled(outcome=outcome):
+            return outcome.cancelled_by == "parent"
+        case r.ModelFailed(error=error):
+            return error == "cancelled"
+        case r.RunEnded(status=status):
+            return status == "cancelled"
+        case _:
+            return False
+
+
+def _with_traces(record: r.Record) -> list[ToolCall]:
+    """Return the calls of a response whose secrets weren't stored."""
+    if not isinstance(record, r.ModelResponded):
+        return []
+    calls = (item for item in record.response.items if isinstance(item, ToolCall))
+    return [call for call in calls if missing_secrets(call, call.arguments)]
+
+
 def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:
     starts = [
         index
@@ -167,7 +274,7 @@ def _ends(record: r.Record) -> bool:
 
 # ------------------------------------------------------------------------------------------------ comparing
 
-_CHANCE = ("at", "duration", "queued_at", "waited_for", "body_ended_at")
+_CHANCE = ("at", "duration", "queued_at", "body_ended_at")
 _CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "abandoned", "cleanup")
 """Times, and what only the body itself could have made."""
 _REDACTED = re.compile(r"\[redacted\]+")
@@ -232,6 +339,8 @@ def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
             changes |= _error(wanted, got)
             if isinstance(wanted, r.ModelFailed):
                 changes["should_retry"] = wanted.should_retry
+        case r.CallStarted() if _own_waits(wanted) == _own_waits(got):
+            changes["waited_for"] = wanted.waited_for
         case r.ModelRequested() if lenient.digest:
             changes["digest"] = wanted.digest
         case _:
@@ -241,6 +350,12 @@ def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
     if isinstance(wanted, r.RunEnded) and lenient.final_output and wanted.status == got.status:
         changes["final_output"] = wanted.final_output
     return changes
+
+
+def _own_waits(started: r.CallStarted) -> list[str]:
+    """Return which limits of its own run a call waited for: others' were held by whoever else there was."""
+    own = (name for name in started.waited_for if name == "max_function_tool_concurrency" or name.startswith("serial:"))
+    return sorted(own)
 
 
 def _error(wanted: Any, got: Any) -> dict[str, Any]:
@@ -258,12 +373,12 @@ def _words(error: str) -> str:
 def _outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:
     then, now = wanted.outcome, got.outcome
     changes: dict[str, Any] = {name: getattr(then, name) for name in _CHANCE_OF_OUTCOMES}
-    if then.status == now.status and _same_output(then.output, now.output):
+    if then.status == now.status and same_output(then.output, now.output):
         changes["output"] = then.output
     return attrs.evolve(now, **changes)
 
 
-def _same_output(then: Any, now: Any) -> bool:
+def same_output(then: Any, now: Any) -> bool:
     """Tell whether two outputs may be of one value: a value comes back from a log as plain data, its keys sorted."""
     if now is None or then is None:
         return then is now

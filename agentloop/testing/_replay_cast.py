@@ -127,7 +127,7 @@ class HooksOfRuns(RunHooks):
             return
         between = effects.records[effects.cursor : index]
         if all(isinstance(record, r.CleanupCut | r.VerdictGiven | r.InputAdded) for record in between):
-            await effects.until(index, "on_run_end")
+            await effects.until(index, "on_run_end", in_time=False)
 
 
 def _no_body(*_: Any, **__: Any) -> Any:
@@ -181,7 +181,9 @@ class Cast:
 
     def _tool(self, tool: FunctionTool) -> FunctionTool:
         body: Any = tool.body
-        if isinstance(body, PythonBody):
+        if tool.name in self._effects.recorded.hidden:
+            body = RawBody(_no_body)  # what stands for its secrets needn't fit the schema
+        elif isinstance(body, PythonBody):
             body = attrs.evolve(body, fn=_no_body)
         elif isinstance(body, AgentCall):
             body = attrs.evolve(

@@ -6,6 +6,7 @@ timer is due, or the caller cancels the run or one of its calls, gives a verdict
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,22 +20,21 @@ from agentloop._shell.run_stream import RunStream
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import ReplayDivergence
+from agentloop.limits import Rate
 from agentloop.results import RunResult
 from agentloop.run import HANDLERS, _stream
 from agentloop.run_state import RunState
 from agentloop.testing._recorded import Call, Entry, Path, Recorded, call_of
 from agentloop.testing._recorded_errors import rebuilt
 from agentloop.testing._replay_cast import Cast, ClosedSession, HooksOfRuns
-from agentloop.testing._replay_effects import CUT_OFF, SLACK, WAYS, Pending, ReplayEffects
+from agentloop.testing._replay_effects import ReplayEffects
+from agentloop.testing._replay_log import CLEARLY, CUT_OFF, Pending
+from agentloop.testing._replay_ways import SLACK, Tried, Ways, search
 from agentloop.testing._replay_words import stuck
 from agentloop.testing.clockwork import Backend, Deadlock, run_clockwork, waiting
 
-_MOST_JUMPS = 2_000
+_MOST_JUMPS = 200
 """How often time may pass without a record: something is then waiting for what doesn't come."""
-_CLEARLY = 0.01
-"""Seconds by which a timer must have been due before a record to have come before it."""
-_BEFORE_TIMERS = 1e-6
-"""Seconds by which time stops before a timer that isn't due yet."""
 _SWALLOWED = ("policy", "tool_error_formatter")
 """Questions whose errors end nothing."""
 
@@ -59,17 +59,26 @@ class Replaying:
         Raises:
             ReplayDivergence: the furthest that any way led to.
         """
-        furthest: ReplayDivergence | None = None
-        for way in WAYS:
-            try:
-                return self._run(ReplayEffects(self.recorded, way), backend)
-            except ReplayDivergence as divergence:
-                if furthest is None or divergence.n > furthest.n:
-                    furthest = divergence
-        assert furthest is not None
-        raise furthest
+        attempts: list[ReplayEffects] = []
 
-    def _run(self, effects: ReplayEffects, backend: Backend) -> ReplayEffects:
+        def attempt(ways: Ways) -> Tried | None:
+            effects = ReplayEffects(self.recorded, ways)
+            attempts[:] = [effects]
+            try:
+                self._run(effects, backend)
+            except ReplayDivergence as divergence:
+                return Tried(ways, divergence, effects.firm)
+            return None
+
+        divergence = search(attempt, len(self.recorded.records), ended=self._was_ended())
+        if divergence is not None:
+            raise divergence
+        return attempts[0]
+
+    def _was_ended(self) -> bool:
+        return any(map(self.recorded.ended_from_outside, self.recorded.entries))
+
+    def _run(self, effects: ReplayEffects, backend: Backend) -> None:
         cast = Cast(effects)
         agent, config = cast.agent(self.agent), cast.config(self.config)
         for entry in self.recorded.entries:
@@ -79,14 +88,21 @@ class Replaying:
             one = _OneEntry(effects, entry)
             begin = partial(self._stream, agent, config, entry, effects)
             try:
-                run_clockwork(one.play, begin, backend=backend, scheduler=effects.choose, order="steps")
+                run_clockwork(
+                    one.play,
+                    begin,
+                    backend=backend,
+                    scheduler=effects.choose,
+                    order="steps",
+                    before_step=effects.before_step,
+                )
             except Deadlock:
                 if effects.divergence is None:
                     effects.diverge(None, stuck(effects.records[effects.cursor], one.held()))
             if effects.divergence is not None:
                 raise effects.divergence
-            self.result, self.error = one.result, one.error
-        return effects
+            if entry.ended:
+                self.result, self.error = one.result, one.error
 
     def _stream(
         self, agent: Agent[Any, Any], config: RunConfig, entry: Entry, effects: ReplayEffects
@@ -151,6 +167,7 @@ class _OneEntry:
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.end_from_outside = self._end_from_outside
                         effects.live_call = live.calls.get
+                        effects.end_call = self._end_call
                         first: Any = effects.records[self.entry.start]
                         live.trace_id, live.workflow = first.trace_id, first.workflow
                         group.start_soon(self._drive, name="agentloop replay")
@@ -190,7 +207,10 @@ class _OneEntry:
         wanted = effects.due
         if wanted is None:
             return await anyio.sleep_forever()  # the run has ended
-        if effects.cursor in effects.waiting:
+        effects.quiet_at = effects.cursor
+        if effects.end_calls() or effects.release_bodies() or (effects.way.hurry and effects.hurry_on()):
+            pass
+        elif effects.cursor in effects.waiting:
             await self._let_time_pass()
             effects.release()
         elif effects.cursor in effects.outside:
@@ -208,19 +228,10 @@ class _OneEntry:
         return None
 
     async def _let_time_pass(self) -> None:
-        """Let the clock come up to the recorded one, but to no timer: what is due now came before it."""
-        seconds = self.effects.ahead(self.effects.cursor)
-        timer = waiting().next_timer()
-        if timer is not None and self.effects.way.through_timers:
-            while timer is not None and timer < self.effects.ahead(self.effects.cursor) - _CLEARLY:
-                waiting().jump()
-                await waiting().all_blocked()
-                timer = waiting().next_timer()
-            seconds = self.effects.ahead(self.effects.cursor)
-        if timer is not None:
-            seconds = min(seconds, timer - _BEFORE_TIMERS)
-        if seconds > 0:
-            await anyio.sleep(seconds)
+        """Let the clock come up to the record that is due, and what is due before it come first."""
+        while not self.effects.over and not self.effects.come_up():
+            waiting().jump()
+            await waiting().all_blocked()
 
     def _jump(self) -> bool:
         """Let time pass up to the next timer; False if there is none, or if that leads nowhere."""
@@ -229,6 +240,8 @@ class _OneEntry:
         self._jumps += 1
         loop = waiting()
         timer = loop.next_timer()
+        if self._waits_for_room() and self.effects.let_bodies_go():
+            return True
         in_time = timer is not None and timer <= self.effects.ahead(self.effects.cursor) + SLACK
         if not in_time and (self.effects.let_bodies_go() or self._cancel_next_call()):
             return True
@@ -237,16 +250,66 @@ class _OneEntry:
         loop.jump()
         return True
 
+    def _waits_for_room(self) -> bool:
+        """Tell whether what is due is the admission of a call that waited for what others held."""
+        call = call_of(self.effects.due) if self.effects.due is not None else None
+        index = None if call is None else self.effects.next_of_call(*call, r.CallStarted)
+        started: Any = None if index is None else self.effects.records[index]
+        if call is None or started is None or not started.waited_for:
+            return False
+        live, now = self.stream._live.calls.get(call), anyio.current_time()
+        # A rate has room again in time, not by what others give back.
+        return live is None or all(limit.room(now) for limit in live.limits if isinstance(limit, Rate))
+
     def _cancel_next_call(self) -> bool:
-        """Cancel the next call to settle of those the caller cancelled: what it holds may be what others wait for."""
+        """End the call that settles next of those that were cut: what it holds may be what others wait for."""
         effects = self.effects
-        bodies = [(one.path, one.call_id) for one in effects.pending if one.is_body and one.call_id is not None]
+        bodies = [(one.path, one.call_id) for one in effects.pending if one.cancelled and one.call_id is not None]
         found = [(effects.next_of_call(*call, r.CallSettled), call) for call in bodies]
-        for index, call in sorted((index, call) for index, call in found if index is not None):
-            outcome = effects.records[index].outcome  # type: ignore[union-attr]
-            if outcome.cancelled_by == "caller":
-                return bool(self.stream._live.cancel_call(*call, outcome.reason))
+        ending = sorted((index, call) for index, call in found if index is not None)
+        return any(self._end_call(call) for _, call in ending)
+
+    def _end_call(self, call: Call) -> bool:
+        """Cancel a call as its caller did, or end its time if it has a limit; False if neither was so."""
+        settled, live = self.effects.settled(*call), self.stream._live.calls.get(call)
+        if settled is None or live is None or live.phase != "body" or live.scope.cancel_called:
+            return False
+        if settled.outcome.cancelled_by == "caller":
+            return bool(self.stream._live.cancel_call(*call, settled.outcome.reason))
+        if settled.outcome.status == "timed_out" and live.timeout_at < math.inf:
+            live.scope.cancel()
+            self._end_others(call)
+            return True
+        if settled.outcome.status == "timed_out" or settled.outcome.cancelled_by is not None:
+            return False
+        if not self._took_too_long(settled, live):
+            # What a guardrail made of it doesn't say.
+            return bool(self.stream._live.cancel_call(*call, None))
+        if live.timeout_at < math.inf:
+            live.scope.cancel()
+            return True
         return False
+
+    def _took_too_long(self, settled: r.CallSettled, live: Any) -> bool:
+        started, ended = settled.outcome.started_at, settled.body_ended_at
+        if live.timeout_at == math.inf or started is None or ended is None:
+            return bool(live.timeout_at < math.inf)
+        return bool(ended - started >= live.timeout_at - live.body_clock)
+
+    def _end_others(self, first: Call) -> None:
+        """End the calls whose time was over in the same pass of the loop: the first one's failure came after that."""
+        effects = self.effects
+        index = effects.next_of_call(*first, r.CallSettled)
+        assert index is not None
+        for one in effects.pending:
+            if not one.cancelled or one.call_id is None or (call := (one.path, one.call_id)) == first:
+                continue
+            other, live = effects.next_of_call(*call, r.CallSettled), self.stream._live.calls.get(call)
+            if other is None or live is None or effects.records[other].outcome.status != "timed_out":  # type: ignore[union-attr]
+                continue
+            if live.timeout_at < math.inf and effects.records[other].at - effects.records[index].at < CLEARLY:
+                effects.unheld.add(call)
+                live.scope.cancel()
 
     # -- what came from outside
 
@@ -273,11 +336,14 @@ class _OneEntry:
             return None  # it hasn't started: what is due is its admission
         by: str | None = settled.outcome.cancelled_by
         due = self.effects.due
-        if isinstance(due, r.GuardrailSettled) and due.stage == "tool_output" and call_of(due) == call:
+        judged = isinstance(due, r.GuardrailSettled) and due.stage == "tool_output" and call_of(due) == call
+        if judged and by in CUT_OFF:
             by = None  # whatever ended the call afterwards, this judges how its body had ended
         if by in CUT_OFF:
             return None
         live = self.stream._live.calls.get(call)
+        if settled.outcome.status == "timed_out" and self._end_call(call):
+            return True
         if by == "caller" or (by is None and live is not None and not self._runs_out(live, settled)):
             return self.stream._live.cancel_call(*call, settled.outcome.reason) or None
         pending = self._pending(*call)
@@ -288,7 +354,7 @@ class _OneEntry:
     def _runs_out(self, live: Any, settled: r.CallSettled) -> bool:
         """Tell whether a body was cut by its own time limit, where the outcome doesn't say why it was cut."""
         if settled.outcome.status == "timed_out" or not any(
-            one.is_body and (one.path, one.call_id) == (settled.path, settled.call_id) for one in self.effects.pending
+            one.cancelled and (one.path, one.call_id) == (settled.path, settled.call_id) for one in self.effects.pending
         ):
             return True
         left: float = live.timeout_at - anyio.current_time()
@@ -317,7 +383,7 @@ class _OneEntry:
     def _pending(self, path: Path, call_id: str | None) -> list[Pending]:
         """Return what may have raised in a call, or in a run."""
         found = (one for one in self.effects.pending if one.path == path and one.call_id == call_id)
-        return [one for one in found if not one.is_body][:1]
+        return [one for one in found if not one.cancelled][:1]
 
     def _fail(self, pending: list[Pending], error: str) -> bool | None:
         for one in pending:

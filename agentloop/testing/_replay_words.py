@@ -68,7 +68,13 @@ def stuck(wanted: r.Record, waiting: Iterable[str]) -> str:
     held = sorted(waiting)
     shown = f"The replay waits for {', '.join(held[:5])}{' …' if len(held) > 5 else ''}." if held else ""
     said = f"{_turn(wanted)}the log has {named(wanted)}, and the replay comes to no such record."
-    return " ".join(filter(None, [said, shown, *_hints_of_stuck(wanted)]))
+    new = [name for name in held if name.startswith("guardrail ") and name != f"guardrail {_guardrail(wanted)}"]
+    hints = [f"G{name[1:]} is new, or the log ends before it has answered." for name in new[:3]]
+    return " ".join(filter(None, [said, shown, *(hints or _hints_of_stuck(wanted))]))
+
+
+def _guardrail(wanted: r.Record) -> str:
+    return wanted.guardrail if isinstance(wanted, r.GuardrailSettled) else ""
 
 
 def _hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
@@ -91,6 +97,10 @@ def _hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
             return ["The limit of turns (`max_turns`) is another one."]
         case r.RunStarted() | r.RunResumed() if place == "agent":
             return ["Another agent begins."]
+        case r.CallStarted() if place.startswith("waited_for"):
+            return ["The call waited for other limits: `max_function_tool_concurrency` or `serial` has changed."]
+        case r.CallSettled() if place == "receipt":
+            return ["Whether equal calls are one (`idempotent`), or what of their arguments counts, has changed."]
         case r.CallStarted() | r.CallSettled() if place == "tool":
             return ["The call goes to another tool."]
         case r.CallSettled() if place.startswith("outcome.output"):
@@ -156,6 +166,8 @@ def _hints_of_kinds(recorded: Recorded, n: int, wanted: r.Record, got: r.Record)
 
 def _hints_of_stuck(wanted: r.Record) -> list[str]:
     match wanted:
+        case r.GuardrailSettled(guardrail=name):
+            return [f"Guardrail {name} is gone, or isn't asked here."]
         case r.CallStarted():
             return [
                 "The call is held back: a limit (`max_function_tool_concurrency`, capacities, `serial`, "

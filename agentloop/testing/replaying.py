@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 import anyio
 import attrs
@@ -16,7 +16,14 @@ from agentloop.abc import Codec, Journal
 from agentloop.agent_graph import AgentGraph, changes
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
-from agentloop.exceptions import AgentLoopError, ReplayDivergence, StateError, UserTypeError, UserValueError
+from agentloop.exceptions import (
+    AgentLoopError,
+    JournalError,
+    ReplayDivergence,
+    StateError,
+    UserTypeError,
+    UserValueError,
+)
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
 from agentloop.run_state import RunState
@@ -182,6 +189,7 @@ def replay(
 
 def _load(source: Any, *, key: bytes | None, codec: Codec | None) -> _Loaded:
     if isinstance(source, str | os.PathLike):
+        _check_file(Path(source))
         return anyio.run(_read_file, source, key, codec)
     if isinstance(source, RunState):
         return _Loaded(tuple(source.records), source.graph_before)
@@ -191,14 +199,33 @@ def _load(source: Any, *, key: bytes | None, codec: Codec | None) -> _Loaded:
         return anyio.run(_read_journal, source)
     if not isinstance(source, Iterable):
         raise UserTypeError(f"source: a path, a journal, a RunState, a result or records are needed, not {source!r}")
-    return _Loaded(tuple(source))
+    records = tuple(source)
+    for index, record in enumerate(records):
+        if not isinstance(record, get_args(r.Record)):
+            raise UserTypeError(f"source: element {index} is no record: {record!r}")
+    return _Loaded(records)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        what = (
+            "it is a directory: mode='shadow' replays each journal in it" if path.is_dir() else "there is no such file"
+        )
+        raise JournalError(f"{os.fspath(path)!r} can't be replayed: {what}")
+    if not path.stat().st_size:
+        raise JournalError(f"{os.fspath(path)!r} can't be replayed: it is empty")
 
 
 async def _read_file(path: str | os.PathLike[str], key: bytes | None, codec: Codec | None) -> _Loaded:
     from agentloop.journal import FileJournal
 
     async with FileJournal(path, key=key, codec=codec) as journal:
-        return await _read_journal(journal)
+        if not await journal.read():
+            raise JournalError(f"{os.fspath(path)!r} can't be replayed: it is no journal, or nothing whole of one")
+        try:
+            return await _read_journal(journal)
+        except (JournalError, StateError) as error:
+            raise type(error)(f"{os.fspath(path)!r} can't be replayed: {error}") from error
 
 
 async def _read_journal(journal: Journal) -> _Loaded:
@@ -229,6 +256,8 @@ def _strictly(
     backend: Backend,
     handlers: Sequence[str],
 ) -> Replayed:
+    if not loaded.records:
+        raise StateError("the log is of no run: it has no record")
     recorded = Recorded.of(loaded.records)
     if not recorded.entries or not isinstance(recorded.records[0], r.RunStarted):
         raise StateError("the log is of no run: it doesn't begin with a RunStarted")

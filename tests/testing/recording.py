@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,7 +14,7 @@ from agentloop import RunConfig, Runner
 from agentloop import effects as e
 from agentloop._shell.live import LiveEffects
 from agentloop.config import ModelRetrySettings, ModelSettings
-from agentloop.exceptions import AgentLoopError
+from agentloop.journal import FileJournal
 from agentloop.record_codec import encode, record_to_json
 from agentloop.records import Record
 from agentloop.testing._world_parts import Watch, WorldModels
@@ -23,7 +22,7 @@ from agentloop.testing.cast import Cast, Role
 from agentloop.testing.drawing import Seeded, Taste, draw_world
 from agentloop.testing.parts import Fatal
 
-SCALE = 0.02
+SCALE = 0.1
 """Real seconds for one of the world's."""
 
 
@@ -74,6 +73,7 @@ class Recording:
     records: tuple[Record, ...]
     agent: Any
     config: RunConfig
+    journal: Path | None = None
 
 
 def _scaled(role: Role) -> Role:
@@ -103,33 +103,78 @@ def _config(config: RunConfig) -> RunConfig:
     )
 
 
-def record_world(seed: int, backend: str) -> Recording:
-    """Run the world of *seed* on a stock loop, cancelled by its caller now and then, and return its log."""
-    chance = Seeded(f"stock {seed}")
-    fields: Any = draw_world(chance, Taste(approvals=chance.one_in(3), secrets=False, slow_readers=False))
-    cancelled_after = chance.whole(0, 40) / 1000 if chance.one_in(4) else None
-    cast: Cast = fields["agent"]
-    cast = attrs.evolve(cast, roles=tuple(map(_scaled, cast.roles)), per=cast.per * SCALE)
-    agent, options, watch = cast(), dict(fields["options"]), Watch()
-    config = _config(options.pop("run_config"))
-    options = {name: value() if name in ("hooks", "session") else value for name, value in options.items()}
-    models = WorldModels(agent, watch, fields["script"], fields["nested"])
-    options["run_config"] = attrs.evolve(
-        config, effects=StockEffects(watch, fields["behaviors"]), instruments=(watch,), model=models
-    )
+@attrs.define(eq=False)
+class World:
+    """One world, and what is recorded of it."""
+
+    cast: Cast
+    fields: Any
+    cancelled_after: float | None
+    journal: Path | None = None
+    streamed: bool = False
+    watch: Watch = attrs.field(factory=Watch)
+    config: RunConfig = attrs.field(factory=RunConfig)
+
+    @classmethod
+    def of(cls, seed: int, folder: Path | None = None) -> World:
+        """Return the world of *seed*, which its caller cancels now and then; its journal stands in *folder*."""
+        chance = Seeded(f"stock {seed}")
+        fields: Any = draw_world(chance, Taste(approvals=chance.one_in(3), secrets=False, slow_readers=False))
+        cancelled_after = chance.whole(0, 2000) / 1000 * SCALE if chance.one_in(4) else None
+        cast: Cast = fields["agent"]
+        cast = attrs.evolve(cast, roles=tuple(map(_scaled, cast.roles)), per=cast.per * SCALE)
+        config = _config(fields["options"]["run_config"])
+        journal = None if folder is None else folder / f"{seed}.jsonl"
+        return cls(cast, fields, cancelled_after, journal, bool(seed // 2 % 2), config=config)
+
+    async def run(self) -> None:
+        """Run it, over pauses that its verdicts end; whatever it raises is in its log."""
+        agent, watch, fields = self.cast(), self.watch, self.fields
+        models = WorldModels(agent, watch, fields["script"], fields["nested"])
+        options = {name: value() if name in MADE else value for name, value in fields["options"].items()}
+        effects = StockEffects(watch, fields["behaviors"])
+        options["run_config"] = attrs.evolve(self.config, effects=effects, instruments=(watch,), model=models)
+        if self.journal is not None:
+            options["journal"] = FileJournal(self.journal, fsync="never")
+        try:
+            with anyio.move_on_after(self.cancelled_after):
+                given: Any = "go"
+                while given is not None:
+                    result = await self._entered(agent, given, options)
+                    given = _decided(result, fields["verdicts"])
+                    if given is not None:
+                        watch.records[:] = given.records
+        except (Exception, Fatal):
+            pass
+        finally:
+            if self.journal is not None:
+                with anyio.CancelScope(shield=True):
+                    await options["journal"].aclose()
+
+    async def _entered(self, agent: Any, given: Any, options: Mapping[str, Any]) -> Any:
+        """Return the result of one entry, streamed for every other world."""
+        if not self.streamed:
+            return await Runner.run(agent, given, **options)
+        async with Runner.run_streamed(agent, given, **options) as stream:
+            async for _ in stream:
+                pass
+            return stream.result
+
+
+MADE = ("hooks", "session")
+
+
+def record_worlds(seeds: Sequence[int], backend: str, folder: Path | None = None) -> list[Recording]:
+    """Run the worlds of *seeds* side by side on one stock loop, and return their logs."""
+    worlds = [World.of(seed, folder) for seed in seeds]
 
     async def main() -> None:
-        with anyio.move_on_after(cancelled_after):
-            given: Any = "go"
-            while given is not None:
-                result = await Runner.run(agent, given, **options)
-                given = _decided(result, fields["verdicts"])
-                if given is not None:
-                    watch.records[:] = given.records
+        async with anyio.create_task_group() as group:
+            for world in worlds:
+                group.start_soon(world.run)
 
-    with contextlib.suppress(AgentLoopError, Exception, Fatal, asyncio.CancelledError):
-        anyio.run(main, backend=backend)
-    return Recording(tuple(watch.records), cast(), config)
+    anyio.run(main, backend=backend)
+    return [Recording(tuple(world.watch.records), world.cast(), world.config, world.journal) for world in worlds]
 
 
 def _decided(result: Any, verdicts: Any) -> Any:

@@ -1,0 +1,560 @@
+"""Replay of runs with all that an application may give a run: each comes out the same to the byte on both backends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+
+from agentloop import (
+    Agent,
+    AgentHooks,
+    GuardrailFunctionOutput,
+    ModelRetrySettings,
+    ModelSettings,
+    ModelTransportError,
+    RunConfig,
+    RunHooks,
+    Runner,
+    RunState,
+    ToolExecution,
+    handoff,
+    input_guardrail,
+    output_guardrail,
+    tool,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
+from agentloop.agents import ToolsToFinalOutput
+from agentloop.config import ModelInputData
+from agentloop.guardrail_results import Allow, RejectContent, ReplaceOutput, Rewrite
+from agentloop.handoffs import HandoffInputData
+from agentloop.items import UserMessage
+from agentloop.journal import FileJournal, MemoryJournal
+from agentloop.policies import Deny
+from agentloop.record_codec import decode, encode, record_from_json, record_to_json
+from agentloop.records import RunEnded
+from agentloop.sessions import MemorySession
+from agentloop.testing import FunctionModel, call, fail, say
+from agentloop.testing.replaying import Replayed, replay
+
+BACKENDS: Any = ("asyncio", "trio")
+RAN: list[str] = []
+
+
+def ran(what: str, value: Any = None) -> Any:
+    """Note that something of the application ran."""
+    RAN.append(what)
+    return value
+
+
+def lines(records: Any) -> list[bytes]:
+    """Return *records* as the bytes a journal holds."""
+    return [encode(record_to_json(record)) for record in records]
+
+
+class Records:
+    """An instrument that keeps the records of a run, whatever becomes of it."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def on_record(self, record: Any) -> None:
+        """Keep *record*."""
+        self.records.append(record)
+
+
+def comes_out_the_same(
+    agent: Agent[Any, Any],
+    *,
+    given: Any = "go",
+    config: RunConfig | None = None,
+    run: Callable[[Agent[Any, Any], RunConfig], Awaitable[Any]] | None = None,
+    **options: Any,
+) -> list[Replayed]:
+    """Record *agent* on both stock backends, replay each on both, and return the replays; nothing of it runs again."""
+    config = config or RunConfig()
+    replays: list[Replayed] = []
+    for backend in BACKENDS:
+        kept = Records()
+        watched = attrs.evolve(config, instruments=(kept,))
+
+        async def main(watched: RunConfig = watched) -> None:
+            if run is not None:
+                await run(agent, watched)
+            else:
+                made = {name: value() if name == "session" else value for name, value in options.items()}
+                await Runner.run(agent, given, run_config=watched, **made)
+
+        error: BaseException | None = None
+        try:
+            anyio.run(main, backend=backend)
+        except Exception as raised:
+            error = raised
+        assert kept.records, repr(error)
+        wanted = lines(kept.records)
+        for other in BACKENDS:
+            RAN.clear()
+            replayed = replay(
+                [record_from_json(decode(line)) for line in wanted], agent, run_config=config, backend=other
+            )
+            assert lines(replayed.records) == wanted
+            assert RAN == []
+            replays.append(replayed)
+    return replays
+
+
+def scripted(*steps: Any) -> FunctionModel:
+    """Return a model that says the same in every run."""
+    return FunctionModel(lambda request: steps[request.turn - 1])
+
+
+@tool
+async def double(n: int) -> dict[str, int]:
+    """Double a number."""
+    ran("double")
+    await anyio.sleep(0.001)
+    return {"z": n, "a": n * 2}
+
+
+@tool
+def slowly(n: int) -> str:
+    """Work in a thread."""
+    ran("slowly")
+    return f"{n} slowly"
+
+
+@tool(timeout=0.02)
+async def hangs() -> str:
+    """Never end."""
+    await anyio.sleep_forever()
+    return "never"
+
+
+@tool
+async def breaks() -> str:
+    """Fail."""
+    ran("breaks")
+    raise LookupError("nothing\nthere: password=abc")
+
+
+def test_bodies_of_every_kind() -> None:
+    """Values that aren't text, threads, failures with several lines and secrets, timeouts."""
+    model = scripted(
+        [call("double", {"n": 1}), call("slowly", {"n": 2}), call("hangs"), call("breaks"), call("double", {"n": 3})],
+        [call("nothing")],
+        say("done"),
+    )
+    agent = Agent("a", tools=[double, slowly, hangs, breaks], model=model)
+    replays = comes_out_the_same(agent, config=RunConfig(tool_not_found_behavior="return_error_to_model"))
+    assert {one.outcome.status for one in replays[0].result.calls} == {"succeeded", "failed", "timed_out"}  # type: ignore[union-attr]
+
+
+def test_failures_that_leave_the_run() -> None:
+    """A sibling's failure cancels the others; the error has the recorded class and words."""
+
+    @tool(failure_error_function=None)
+    async def fatal() -> str:
+        await anyio.sleep(0.002)
+        raise ValueError("no")
+
+    agent = Agent("a", tools=[fatal, hangs], model=scripted([call("hangs"), call("fatal"), call("hangs")]))
+    replayed = comes_out_the_same(
+        agent, config=RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=2))
+    )
+    assert str(replayed[0].error) == "Error running tool fatal: ValueError: no"
+
+
+def test_callbacks_that_answer() -> None:
+    """Instructions, enabled tools, filters, formatters, extractors, policies, conditions, stored outputs."""
+
+    class Store:
+        async def put(self, call: Any, data: str) -> str:
+            return str(ran("put", "file:1"))
+
+    class Odd:
+        async def decide(self, pending: Any) -> Any:
+            return ran("policy", Deny("not today") if pending.arguments == {"n": 7} else Allow())
+
+    @tool(custom_data_extractor=lambda ctx, value: ran("extract", {"seen": len(value)}))
+    async def long() -> str:
+        return "x" * 900
+
+    counted = attrs.evolve(double, is_enabled=lambda ctx, agent: ran("enabled", True))
+    agent = Agent(
+        "a",
+        instructions=lambda ctx, agent: ran("instructions", "Be brief."),
+        tools=[long, counted],
+        model=scripted(
+            [call("long"), call("double", {"n": 7}), call("nothing")], [call("double", {"n": 2})], say("done")
+        ),
+    )
+    config = RunConfig(
+        tool_execution=ToolExecution(max_output_chars=300),
+        output_store=Store(),
+        policies=[Odd()],
+        stop_when=lambda ctx: ran("stop_when", False),
+        tool_not_found_behavior="return_error_to_model",
+        tool_error_formatter=lambda args: ran("formatter", f"no {args.tool}"),
+        call_model_input_filter=lambda data: ran("filter", ModelInputData(input=data.input, instructions="Other.")),
+    )
+    replayed = comes_out_the_same(agent, config=config)
+    assert replayed[0].result is not None
+    assert replayed[0].result.calls[0].outcome.custom_data == {"seen": 900}
+
+
+def test_callbacks_that_raise() -> None:
+    """What has no answer in the log raised what ended the run, or the call, or nothing."""
+
+    def broken(*_: Any) -> Any:
+        ran("broken")
+        raise RuntimeError("broken callback")
+
+    class Broken:
+        decide = staticmethod(broken)
+
+    model = scripted([call("double", {"n": 1})], say("done"))
+    wordless = attrs.evolve(breaks, failure_error_function=broken)
+    disabled = attrs.evolve(double, is_enabled=broken)
+    asked = attrs.evolve(double, needs_approval=broken)
+    for agent, config in (
+        (Agent("a", instructions=broken, model=model), RunConfig()),
+        (Agent("a", tools=[disabled], model=model), RunConfig()),
+        (Agent("a", tools=[asked], model=model), RunConfig()),
+        (Agent("a", tools=[wordless], model=scripted([call("breaks")])), RunConfig()),
+        (Agent("a", tools=[double], model=model), RunConfig(policies=[Broken()])),
+        (Agent("a", tools=[double], model=model), RunConfig(call_model_input_filter=broken)),
+        (Agent("a", tools=[double], model=model, tool_use_behavior=broken), RunConfig()),
+        (Agent("a", tools=[double], model=model, input_guardrails=[input_guardrail(broken)]), RunConfig()),
+        (Agent("a", tools=[double], model=model, output_guardrails=[output_guardrail(broken)]), RunConfig()),
+    ):
+        comes_out_the_same(agent, config=config)
+
+
+def test_hooks_that_wait_and_hooks_that_raise() -> None:
+    """Hooks aren't called; where they waited others went on, and where one raised the run ends as it did."""
+
+    class Slow(RunHooks):
+        async def on_tool_start(self, *_: Any) -> None:
+            ran("start")
+            await anyio.sleep(0.001)
+
+        async def on_tool_end(self, *_: Any) -> None:
+            ran("end")
+            await anyio.sleep(0.003)
+
+        async def on_llm_start(self, *_: Any) -> None:
+            ran("llm")
+            await anyio.sleep(0.001)
+
+    class Raising(AgentHooks):
+        async def on_tool_start(self, *_: Any) -> None:
+            ran("raising")
+            raise ConnectionError("no hook")
+
+    class RaisingLater(AgentHooks):
+        async def on_llm_end(self, *_: Any) -> None:
+            ran("raising")
+            raise ConnectionError("no hook")
+
+    model = scripted([call("double", {"n": n}) for n in range(4)], say("done"))
+    config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=2))
+    comes_out_the_same(Agent("a", tools=[double], model=model), config=config, hooks=Slow())
+    comes_out_the_same(Agent("a", tools=[double], model=model, hooks=Raising()))
+    comes_out_the_same(Agent("a", tools=[double], model=model, hooks=RaisingLater()))
+
+
+def test_guardrails_of_every_stage() -> None:
+    """Those beside the model, those of tools with their answers, several of an output, and tripwires."""
+
+    @input_guardrail
+    async def beside(ctx: Any, agent: Any, given: Any) -> Any:
+        ran("beside")
+        await anyio.sleep(0.001)
+        return GuardrailFunctionOutput({"seen": 1})
+
+    @input_guardrail(run_in_parallel=False)
+    async def before(ctx: Any, agent: Any, given: Any) -> Any:
+        return GuardrailFunctionOutput(ran("before"))
+
+    @output_guardrail
+    async def first(ctx: Any, agent: Any, output: Any) -> Any:
+        await anyio.sleep(0.002)
+        return GuardrailFunctionOutput(ran("first"))
+
+    @output_guardrail
+    async def second(ctx: Any, agent: Any, output: Any) -> Any:
+        return GuardrailFunctionOutput(ran("second"))
+
+    @output_guardrail
+    async def trips(ctx: Any, agent: Any, output: Any) -> Any:
+        return GuardrailFunctionOutput("bad", tripwire_triggered=True)
+
+    @input_guardrail
+    async def trips_early(ctx: Any, agent: Any, given: Any) -> Any:
+        return GuardrailFunctionOutput("bad", tripwire_triggered=True)
+
+    @tool_input_guardrail
+    async def rewrites(data: Any) -> Any:
+        return ran("rewrites", Rewrite({"n": 40}) if data.arguments["n"] == 4 else Allow())
+
+    @tool_output_guardrail
+    async def replaces(data: Any) -> Any:
+        return ran("replaces", ReplaceOutput({"z": 1, "a": 2}) if data.arguments["n"] == 40 else RejectContent("no"))
+
+    judged = attrs.evolve(double, tool_input_guardrails=(rewrites,), tool_output_guardrails=(replaces,))
+    model = scripted([call("double", {"n": 4}), call("double", {"n": 5})], say("done"))
+    agent = Agent(
+        "a", tools=[judged], model=model, input_guardrails=[beside, before], output_guardrails=[first, second]
+    )
+    comes_out_the_same(agent)
+    comes_out_the_same(agent.clone(output_guardrails=[first, trips, second]))
+    comes_out_the_same(agent.clone(input_guardrails=[beside, trips_early]))
+    final = agent.clone(
+        tool_use_behavior="stop_on_first_tool", tools=[double], output_guardrails=[first, second, trips]
+    )
+    comes_out_the_same(final)
+
+
+def test_handoffs_and_nested_agents() -> None:
+    """Filters, callbacks, nested runs side by side, builders, extractors, and an agent tool that ran out of time."""
+    inner = Agent("inner", tools=[double], model=scripted([call("double", {"n": 2})], say("inner done")))
+    stuck = Agent("stuck", tools=[attrs.evolve(hangs, timeout=None)], model=scripted([call("hangs")]))
+
+    @attrs.frozen
+    class Question:
+        text: str
+
+    def filtered(data: HandoffInputData) -> HandoffInputData:
+        ran("filter")
+        return attrs.evolve(data, input_items=(UserMessage("just this"),))
+
+    target = Agent("target", model=scripted(say("nobody"), say("target done")))
+    target.model = FunctionModel(lambda request: say("target done"))
+    agent = Agent(
+        "a",
+        tools=[
+            inner.as_tool(custom_output_extractor=lambda result: ran("extract", {"b": 1, "a": result.final_output})),
+            inner.as_tool(
+                "built", parameters=Question, input_builder=lambda value: ran("build", f"Answer: {value.text}")
+            ),
+            stuck.as_tool(timeout=0.02),
+        ],
+        handoffs=[handoff(target, input_filter=filtered, on_handoff=lambda ctx: ran("on_handoff"))],
+        model=scripted(
+            [call("inner", {"input": "x"}), call("built", {"text": "y"}), call("stuck", {"input": "z"})],
+            [call("transfer_to_target")],
+        ),
+    )
+    replayed = comes_out_the_same(agent)
+    assert replayed[0].result is not None
+    assert replayed[0].result.final_output == "target done"
+    assert replayed[0].result.last_agent.name == "target"
+
+
+def test_retries_and_failures_of_the_model() -> None:
+    """Asked again after a wait, by the settings or by the application's policy; a last failure keeps its class."""
+
+    def sometimes(request: Any) -> Any:
+        tries.append(1)
+        return fail(ModelTransportError("busy", status=503)) if len(tries) % 2 else say("done")
+
+    tries: list[int] = []
+    settings = ModelSettings(retry=ModelRetrySettings(3, initial_delay=0.002, max_delay=0.002))
+    comes_out_the_same(Agent("a", model=FunctionModel(sometimes)), config=RunConfig(model_settings=settings))
+    asked = ModelSettings(
+        retry=ModelRetrySettings(3, initial_delay=0.002, max_delay=0.002, policy=lambda context: ran("policy", False))
+    )
+    tries.clear()
+    replayed = comes_out_the_same(Agent("a", model=FunctionModel(sometimes)), config=RunConfig(model_settings=asked))
+    assert isinstance(replayed[0].error, ModelTransportError)
+
+
+def test_sessions() -> None:
+    """Read once, merged by the application, written turn by turn; none is touched."""
+
+    class Untouched(MemorySession):
+        async def get_items(self, limit: int | None = None) -> Any:
+            ran("get_items")
+            return await super().get_items(limit)
+
+        async def add_items(self, items: Any) -> None:
+            ran("add_items")
+            await super().add_items(items)
+
+    def with_history() -> Untouched:
+        session = Untouched()
+        session._items.extend([UserMessage("before"), UserMessage("go")])
+        return session
+
+    agent = Agent("a", tools=[double], model=scripted([call("double", {"n": 1})], say("done")))
+    comes_out_the_same(agent, session=with_history)
+    merged = RunConfig(session_input_callback=lambda old, new: ran("merge", [*new, *old, UserMessage("go")]))
+    comes_out_the_same(agent, session=with_history, config=merged)
+
+
+def test_structured_outputs_handlers_and_behaviours() -> None:
+    """A typed final output, one by a handler, one that a callable takes from tools, one that a limit refuses."""
+
+    @attrs.frozen
+    class Answer:
+        text: str
+
+    typed = Agent("a", model=scripted(say('{"text": "yes"}')), output_type=Answer)
+    replayed = comes_out_the_same(typed)
+    assert replayed[0].result is not None
+    assert replayed[0].result.final_output == Answer("yes")
+    model = scripted(*[[call("double", {"n": n})] for n in range(4)])
+    comes_out_the_same(Agent("a", tools=[double], model=model), max_turns=2)
+    comes_out_the_same(
+        Agent("a", tools=[double], model=model),
+        max_turns=2,
+        error_handlers={"max_turns": lambda data: ran("h", "enough")},
+    )
+
+    async def decide(ctx: Any, results: Any) -> Any:
+        return ran("behavior", ToolsToFinalOutput(is_final=True, output=[results[0].output]))
+
+    comes_out_the_same(Agent("a", tools=[double], model=model, tool_use_behavior=decide))
+    comes_out_the_same(Agent("a", tools=[double], model=model, tool_use_behavior="stop_on_first_tool"))
+
+
+def test_runs_that_were_ended_from_outside() -> None:
+    """By the caller's scope, natively, after the turn, by the run's own time, and calls that were cancelled alone."""
+    agent = Agent(
+        "a",
+        tools=[double, hangs],
+        model=scripted([call("double", {"n": 1}, call_id="c1"), call("hangs", call_id="c2")], say("x")),
+    )
+    agent.tools[1] = attrs.evolve(hangs, timeout=None)
+
+    async def by_scope(agent: Any, config: RunConfig) -> None:
+        with anyio.move_on_after(0.02):
+            await Runner.run(agent, "go", run_config=config)
+
+    async def natively(agent: Any, config: RunConfig) -> None:
+        if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+            return await by_scope(agent, config)
+        task = asyncio.ensure_future(Runner.run(agent, "go", run_config=config))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.wait([task])
+        return None
+
+    async def one_call(agent: Any, config: RunConfig) -> None:
+        async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+            async for event in stream:
+                if type(event).__name__ == "CallSettled" and stream.current_turn == 1:
+                    stream.cancel_call("c2", "enough of it")
+
+    async def after_the_turn(agent: Any, config: RunConfig) -> None:
+        async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+            async for event in stream:
+                if type(event).__name__ == "CallSettled":
+                    stream.cancel("after_turn")
+                    stream.cancel_call("c2")
+
+    for run in (by_scope, natively, one_call, after_the_turn):
+        comes_out_the_same(agent, run=run)
+    replayed = comes_out_the_same(agent, config=RunConfig(timeout=0.02))
+    assert type(replayed[0].error).__name__ == "RunTimeout"
+
+
+def guarded() -> Agent[Any, Any]:
+    """Return an agent whose calls wait for verdicts, some of them in a nested run."""
+    asked = attrs.evolve(double, needs_approval=True)
+    inner = Agent("inner", tools=[asked], model=scripted([call("double", {"n": 9}, call_id="i1")], say("inner done")))
+    return Agent(
+        "a",
+        tools=[asked, inner.as_tool()],
+        model=scripted(
+            [call("double", {"n": 1}, call_id="c1"), call("inner", {"input": "x"}, call_id="c2")],
+            [call("double", {"n": 2}, call_id="c3")],
+            say("done"),
+        ),
+    )
+
+
+async def over_three_entries(agent: Any, config: RunConfig) -> None:
+    """Pause, decide, resume, until the run is over."""
+    result = await Runner.run(agent, "go", run_config=config)
+    entries = 1
+    while result.status == "interrupted":
+        state = RunState.from_string(agent, result.to_state().to_string())
+        for number, request in enumerate(state.interruptions):
+            if number == 0:
+                state.approve(request)
+            else:
+                state.reject(request, message="not that one")
+        known = len(result.records)
+        config.instruments[0].records.extend(state.records[known:])
+        result = await Runner.run(agent, state, run_config=config)
+        entries += 1
+    assert entries >= 3
+    assert result.final_output == "done"
+
+
+def test_approvals_over_three_entries() -> None:
+    """One after the other, with the verdicts between them, those of a nested run too."""
+    comes_out_the_same(guarded(), run=over_three_entries)
+
+
+def test_a_run_that_crashed_and_went_on() -> None:
+    """An entry without an end: it is replayed up to there, and then the one that went on from it."""
+
+    class Gone(BaseException):
+        """The process is gone."""
+
+    class Failing(MemoryJournal):
+        async def append(self, records: Any) -> None:
+            await super().append(records)
+            if not self.crashed and any(b'"call_started"' in record for record in records):
+                self.crashed = True
+                raise Gone
+
+    async def record(agent: Any) -> MemoryJournal:
+        journal = Failing()
+        journal.crashed = False  # type: ignore[attr-defined]
+        with pytest.raises((Gone, BaseExceptionGroup)):
+            await Runner.run(agent, "go", journal=journal)
+        again = MemoryJournal()
+        kept = await journal.read()
+        await again.append(kept)
+        await Runner.resume(agent, again)
+        return again
+
+    agent = Agent(
+        "a", tools=[double], model=scripted([call("double", {"n": 1}), call("double", {"n": 2})], say("done"))
+    )
+    journal = anyio.run(record, agent)
+    replayed = replay(journal, agent)
+    assert replayed.result is not None
+    assert replayed.result.final_output == "done"
+    assert sum(isinstance(one, RunEnded) and not one.path for one in replayed.records) == 1
+    assert [encode(record_to_json(one)) for one in replayed.records] == anyio.run(journal.read)[1:]
+
+
+def test_a_journal_with_a_torn_tail_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+    """Every prefix of a log is replayed to its end, without a divergence and without a result."""
+    agent = guarded().clone(
+        tools=[double], model=scripted([call("double", {"n": 1}), call("double", {"n": 2})], say("x"))
+    )
+    path = tmp_path / "run.jsonl"
+
+    async def record() -> None:
+        async with FileJournal(path, fsync="never") as journal:
+            await Runner.run(agent, "go", journal=journal)
+
+    anyio.run(record)
+    whole = replay(path, agent)
+    path.write_bytes(path.read_bytes()[:-40])
+    torn = replay(path, agent)
+    assert torn.result is None
+    assert torn.error is None
+    assert 0 < len(torn.records) < len(whole.records)
+    for length in range(1, len(whole.records)):
+        prefix = whole.records[:length]
+        assert lines(replay(prefix, agent).records) == lines(prefix)
