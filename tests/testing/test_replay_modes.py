@@ -1,0 +1,250 @@
+"""Resume, what-if and shadow replays, sources of every sort, and what can't be replayed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from agentloop import (
+    Agent,
+    JournalError,
+    ReplayDivergence,
+    RunConfig,
+    Runner,
+    RunState,
+    StateError,
+    UserTypeError,
+    UserValueError,
+    tool,
+)
+from agentloop.journal import FileJournal, MemoryJournal
+from agentloop.testing import FunctionModel, call, say
+from agentloop.testing.replaying import ShadowReport, replay
+
+BACKENDS: Any = ("asyncio", "trio")
+KEY = b"a key that is thirty-two bytes!!"
+CANARY = "canary-7f3a"
+PAID: list[str] = []
+both = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def clerk(last: str = "Both are paid.", instructions: str = "Be brief.", *, asks: bool = False) -> Agent[Any, Any]:
+    """Return an agent that pays two invoices, one a turn."""
+
+    @tool(needs_approval=asks)
+    async def pay(invoice: str) -> str:
+        """Pay an invoice."""
+        PAID.append(invoice)
+        return f"{invoice} is paid"
+
+    steps: Any = (call("pay", {"invoice": "i-1"}), call("pay", {"invoice": "i-2"}), say(last))
+    return Agent(
+        "clerk", instructions=instructions, tools=[pay], model=FunctionModel(lambda request: steps[request.turn - 1])
+    )
+
+
+def record(path: Path, agent: Agent[Any, Any] | None = None, **options: Any) -> Path:
+    """Run an agent, journaled at *path*."""
+
+    async def main() -> None:
+        async with FileJournal(path, fsync="never", **options) as journal:
+            await Runner.run(agent or clerk(), "Pay i-1 and i-2.", journal=journal)
+
+    anyio.run(main)
+    return path
+
+
+def cut(path: Path, lines: int) -> Path:
+    """Leave the first *lines* of a journal and half of the next, as a crash may."""
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[:lines]) + whole[lines][: len(whole[lines]) // 2])
+    return path
+
+
+@both
+def test_resume_goes_on_where_the_log_breaks_off(tmp_path: Path, backend: Any) -> None:
+    """What is in the log isn't done again; the rest runs, live."""
+    path = record(tmp_path / "run.jsonl")
+    cut(path, [b'"turn_started"' in line for line in path.read_bytes().splitlines()].index(True, 3) + 2)
+    PAID.clear()
+    torn = replay(path, clerk(), backend=backend)
+    assert torn.result is None
+    assert torn.error is None
+    assert PAID == []
+    went_on = replay(path, clerk(), mode="resume", backend=backend)
+    assert went_on.replayed == len(torn.records)
+    assert PAID == ["i-2"]
+    assert went_on.result is not None
+    assert went_on.result.final_output == "Both are paid."
+
+
+@both
+def test_resume_refuses_a_log_that_goes_otherwise_today(tmp_path: Path, backend: Any) -> None:
+    """The prefix is replayed strictly before anything runs."""
+    path = cut(record(tmp_path / "run.jsonl"), 8)
+    PAID.clear()
+    with pytest.raises(ReplayDivergence, match="instructions"):
+        replay(path, clerk(instructions="Be long."), mode="resume", backend=backend)
+    assert PAID == []
+
+
+@both
+def test_what_if_goes_its_own_way_from_a_turn_or_a_record(tmp_path: Path, backend: Any) -> None:
+    """Another agent goes on, or the same with another model; calls before it aren't made."""
+    path = record(tmp_path / "run.jsonl")
+    PAID.clear()
+    other = replay(path, clerk(), mode="what_if", turn=3, then=clerk("Just done."), backend=backend)
+    assert other.result is not None
+    assert other.result.final_output == "Just done."
+    assert PAID == []
+    config = RunConfig(model=FunctionModel(lambda request: say("Enough.")))
+    earlier = replay(path, clerk(), mode="what_if", record=other.replayed - 8, run_config=config, backend=backend)
+    assert earlier.replayed == other.replayed - 8
+
+
+@pytest.mark.parametrize("where", [{}, {"turn": 9}, {"record": 0}, {"record": 999}, {"turn": 1, "record": 1}])
+def test_what_if_needs_a_place_that_there_is(tmp_path: Path, where: Any) -> None:
+    """One of turn and record, within the run."""
+    path = record(tmp_path / "run.jsonl")
+    with pytest.raises(UserValueError, match=r"turn|record"):
+        replay(path, clerk(), mode="what_if", **where)
+
+
+@both
+def test_shadow_replays_every_journal_and_tells_which_went_otherwise(tmp_path: Path, backend: Any) -> None:
+    """Whole, torn, foreign, damaged, sealed and empty ones, side by side; nothing runs and nothing is raised."""
+    whole = record(tmp_path / "a-whole.jsonl").read_bytes()
+    cut(record(tmp_path / "b-torn.jsonl"), 9)
+    record(tmp_path / "c-sealed.jsonl", key=KEY)
+    (tmp_path / "d-damaged.jsonl").write_bytes(whole.replace(b"i-1 is paid", b"i-1 is free"))
+    (tmp_path / "e-text.jsonl").write_text("no journal\n")
+    (tmp_path / "f-empty.jsonl").write_bytes(b"")
+    record(tmp_path / "g-other.jsonl", clerk(instructions="Be long."))
+    (tmp_path / "notes.txt").write_text("not looked at")
+    PAID.clear()
+    report = replay(tmp_path, clerk(), mode="shadow", backend=backend)
+    assert isinstance(report, ShadowReport)
+    assert PAID == []
+    said = {Path(one.path).name: str(one.problem) for one in report.problems}
+    assert [Path(one.path).name[0] for one in report.files] == list("abcdefg")
+    assert [name[0] for name in said] == list("cdefg")
+    assert "sealed with a key" in said["c-sealed.jsonl"]
+    assert "was changed" in said["d-damaged.jsonl"]
+    assert "line 1 is no line of a journal" in said["e-text.jsonl"]
+    assert "it is empty" in said["f-empty.jsonl"]
+    assert "record 2" in said["g-other.jsonl"]
+    with pytest.raises(AssertionError, match="7 journals replayed, 5 of them otherwise than recorded"):
+        report.check()
+
+
+def test_a_directory_without_journals_fails_the_check(tmp_path: Path) -> None:
+    """A pattern that fits nothing must not pass for success."""
+    report = replay(tmp_path, clerk(), mode="shadow")
+    assert report.files == ()
+    with pytest.raises(AssertionError, match="no journal"):
+        report.check()
+    with pytest.raises(UserValueError, match="a directory is needed"):
+        replay(tmp_path / "absent", clerk(), mode="shadow")
+
+
+@both
+def test_a_sealed_journal_replays_with_its_key_alone(tmp_path: Path, backend: Any) -> None:
+    """No key and another key are errors that name the file and don't show a key."""
+    path = record(tmp_path / "sealed.jsonl", key=KEY)
+    assert replay(path, clerk(), key=KEY, backend=backend).result is not None
+    other = b"another key, thirty-two bytes !!"
+    for key in (None, other):
+        with pytest.raises(JournalError, match=r"sealed\.jsonl.*sealed with a key") as caught:
+            replay(path, clerk(), key=key, backend=backend)
+        assert "thirty-two" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda folder: folder / "absent.jsonl", JournalError, "absent.jsonl.*no such file"),
+        (lambda folder: folder, JournalError, "is a directory"),
+        (lambda folder: written(folder, b""), JournalError, "source.jsonl.*is empty"),
+        (lambda folder: written(folder, b"\x00\xff\x00"), JournalError, "source.jsonl.*no journal"),
+        (lambda folder: written(folder, b'{"a": 1}\n{"b": 2}\n'), JournalError, "source.jsonl.*line 1"),
+        (lambda folder: MemoryJournal(), JournalError, "journal is empty"),
+        (lambda folder: [], StateError, "has no record"),
+        (lambda folder: ["a"], UserTypeError, "element 0 is no record"),
+        (lambda folder: 5, UserTypeError, "source: a path, a journal"),
+    ],
+)
+def test_what_is_no_log_is_refused_by_name(
+    tmp_path: Path, make: Callable[[Path], Any], error: type[Exception], words: str
+) -> None:
+    """Typed errors that say what and where; and no file is made."""
+    before = sorted(tmp_path.iterdir())
+    source = make(tmp_path)
+    made = [source] if isinstance(source, Path) and source.is_file() else []
+    with pytest.raises(error, match=words):
+        replay(source, clerk())
+    assert sorted(tmp_path.iterdir()) == sorted([*before, *made])
+
+
+def written(folder: Path, content: bytes) -> Path:
+    """Return a file of *content*."""
+    path = folder / "source.jsonl"
+    path.write_bytes(content)
+    return path
+
+
+@both
+def test_a_run_that_paused_for_verdicts_and_went_on_replays_as_one(tmp_path: Path, backend: Any) -> None:
+    """From its journal and from its state: over three entries, with the verdicts where they were given."""
+    path = tmp_path / "run.jsonl"
+
+    async def main() -> Any:
+        async with FileJournal(path, fsync="never") as journal:
+            result = await Runner.run(clerk(asks=True), "Pay i-1 and i-2.", journal=journal)
+            paused = result.to_state()
+            while result.status == "interrupted":
+                state = result.to_state()
+                state.approve(state.interruptions[0])
+                result = await Runner.run(clerk(asks=True), state, journal=journal)
+            return paused, result
+
+    paused, result = anyio.run(main)
+    PAID.clear()
+    replayed = replay(path, clerk(asks=True), backend=backend)
+    assert replayed.result is not None
+    assert replayed.result.final_output == "Both are paid."
+    assert replayed.records == tuple(result.records)
+    waits = replay(RunState.from_string(clerk(asks=True), paused.to_string()), clerk(asks=True), backend=backend)
+    assert waits.result is not None
+    assert waits.result.status == "interrupted"
+    assert PAID == []
+
+
+def keeper(note: str = "") -> Agent[Any, Any]:
+    """Return an agent with a tool whose argument and output are secret."""
+
+    @tool(secret=("token",), secret_output=True)
+    async def unlock(door: str, token: str) -> str:
+        return f"opened with {token}"
+
+    steps: Any = (call("unlock", {"door": "front", "token": CANARY}), say("Open."))
+    model = FunctionModel(lambda request: steps[request.turn - 1])
+    return Agent("keeper", instructions=note or None, tools=[unlock], model=model)
+
+
+@both
+def test_secrets_stay_out_of_replays_and_what_they_say(tmp_path: Path, backend: Any) -> None:
+    """A journal without a codec holds digests of them; a divergence and a report show no more."""
+    path = record(tmp_path / "run.jsonl", keeper())
+    assert CANARY.encode() not in path.read_bytes()
+    replayed = replay(path, keeper(), backend=backend)
+    assert CANARY not in repr(replayed) + repr(replayed.records)
+    changed = keeper()
+    changed.tools.clear()
+    with pytest.raises(ReplayDivergence) as caught:
+        replay(path, changed, backend=backend)
+    assert CANARY not in f"{caught.value} {caught.value.wanted!r} {caught.value.got!r}"
+    report = replay(tmp_path, keeper("Be careful."), mode="shadow", backend=backend)
+    assert report.problems
+    assert CANARY not in str(report)
