@@ -85,7 +85,7 @@ def starter(group: TaskGroup) -> Starter:
     nursery = trio.lowlevel.current_task().child_nurseries[-1]
 
     def in_nursery(work: Callable[[Any], Coroutine[Any, Any, None]], on: Any, name: str, context: Context) -> None:
-        context.run(partial(nursery.start_soon, work, on, name=name))
+        context.run(lambda: nursery.start_soon(work, on, name=name))
 
     return in_nursery
 

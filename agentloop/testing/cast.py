@@ -86,7 +86,9 @@ class Veil:
         """Return *data* with each bit turned."""
         return bytes(byte ^ 0xFF for byte in data)
 
-    open = seal
+    def open(self, sealed: bytes) -> bytes:
+        """Turn the bits back."""
+        return self.seal(sealed)
 
 
 VEIL = Veil()
