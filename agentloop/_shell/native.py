@@ -10,7 +10,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import anyio
