@@ -232,21 +232,27 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
-@nox.session
+@nox.session(python=False)
 def explore(session: nox.Session) -> None:
     """Search the runtime for broken promises, as long as it is given: `nox -s explore -- --budget SECONDS --seed S`.
 
     It takes ten minutes if nothing else is said, on both of two cores.
     """
-    session.install("-e", ".[test]")
     given = session.posargs or ["--budget", "600"]
-    session.run("python", "-m", "tests.exploration", *given)
+    session.run(_explorer(session), "-m", "tests.exploration", *given, external=True)
 
 
-@nox.session
+@nox.session(python=False)
 def mutants(session: nox.Session) -> None:
     """Break the runtime on purpose, by the list of `tests/exploration/mutants.toml` or the one given, and see that the
     exploration finds every break: `nox -s mutants -- --list FILE`.
     """
-    session.install("-e", ".[test]")
-    session.run("python", "-m", "tests.exploration.mutants", *session.posargs)
+    session.run(_explorer(session), "-m", "tests.exploration.mutants", *session.posargs, external=True)
+
+
+def _explorer(session: nox.Session) -> str:
+    """Return the interpreter of a fresh environment on the newest Python found, which explores the most in its time."""
+    venv = Path(".nox", "explore").resolve()
+    session.run(interpreters()[0], "-m", "venv", "--clear", str(venv), external=True)
+    session.run(str(venv / "bin/pip"), "install", "-q", "-e", ".[test]", external=True)
+    return str(venv / "bin/python")

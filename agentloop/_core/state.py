@@ -253,9 +253,7 @@ class RunFold:
         return None
 
     def waits(self, call: CallState) -> bool:
-        """Tell whether *call* can't go on before somebody gives a verdict, on it or on a call nested in it."""
-        if call.outcome is not None:
-            return False
+        """Tell whether *call*, which has no outcome, can't go on before a verdict, on it or on a call nested in it."""
         nested = self.nested.get(call.call.call_id)
         if nested is not None and nested.started is not None:
             return nested.paused
@@ -284,7 +282,7 @@ class RunFold:
     def broken_by(self) -> str | None:
         """What ends the run, as `TYPE(MESSAGE)`, where the log broke off before it had: a failure, or a tripwire."""
         if self.broken is not None:
-            return self.broken.error or "a call failed"
+            return self.broken.error
         if self.tripped is None or self.ended is not None:
             return None
         stage = self.tripped.stage.capitalize()

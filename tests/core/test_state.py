@@ -54,6 +54,17 @@ def test_a_turn_forgets_the_last_one_s_response() -> None:
     assert list(state.calls) == ["a"]
 
 
+def test_a_log_that_breaks_off_after_a_failure_says_what_ends_its_run() -> None:
+    """A failure that the model isn't told of ends it; once the end is in the log, nothing is broken."""
+    writer = Writer().begin().turn(called("a"))
+    assert writer.state.broken_by is None
+    failed = CallOutcome(status="failed")
+    writer.state.apply(r.CallSettled((), 1, 0.0, "a", "f", failed, error="ValueError(no luck)"))
+    assert writer.state.broken_by == "ValueError(no luck)"
+    writer.state.apply(r.RunEnded((), 1, 0.0, "failed", error="ValueError(no luck)"))
+    assert writer.state.broken_by is None
+
+
 def test_a_response_opens_its_batch() -> None:
     """Its calls are due in model order; a response without calls opens none."""
     writer = Writer().begin().turn(Reasoning("r"), called("a"), called("b", "g"), response_id="resp")

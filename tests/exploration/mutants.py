@@ -110,7 +110,9 @@ def try_out(mutant: Mutant | None, base: Path, *, seed: str, rounds: int, budget
             (root / "agentloop" / mutant.file).write_text(mutant.edited(root))
         command = [sys.executable, "-m", "tests.exploration", "--seed", seed, "--rounds", str(rounds)]
         command += ["--budget", str(budget), "--jobs", "1", "--first-violation", "--json"]
-        environment = os.environ | {"PYTHONPATH": str(root)}
+        # The copy is gone when whoever measures this process looks for its source.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        environment["PYTHONPATH"] = str(root)
         try:
             done = subprocess.run(
                 command, cwd=root, env=environment, capture_output=True, text=True, timeout=budget + 60, check=False
@@ -153,6 +155,17 @@ def try_all(mutants: Sequence[Mutant], base: Path, *, jobs: int, **how: Any) -> 
         yield from pool.map(lambda mutant: try_out(mutant, base, **how), mutants)
 
 
+def table(mutants: Sequence[Mutant], verdicts: Sequence[Verdict]) -> str:
+    """Return what became of *mutants* as a table for the documentation."""
+    rows = ["| Planted fault | In | Found by | Rounds |", "|---|---|---|---|"]
+    for mutant, verdict in zip(mutants, verdicts, strict=True):
+        laws = "; ".join(law.replace("_", " ") for law in verdict.laws[:3])
+        more = f" and {len(verdict.laws) - 3} more" if len(verdict.laws) > 3 else ""
+        rounds = max(1, verdict.rounds)
+        rows.append(f"| {mutant.name} | `{mutant.file}` | {laws + more or f'**{verdict.verdict}**'} | {rounds} |")
+    return "\n".join(rows) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     """Try a list of mutants; 0 if every one was killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.exploration.mutants", description=__doc__)
@@ -163,6 +176,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--budget", type=float, default=300.0, help="at most so many seconds for each")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--base", type=Path, default=ROOT, help="the folder that holds agentloop/ and tests/")
+    parser.add_argument("--table", type=Path, help="write what became of them there, as a table")
     parser.add_argument("--check-list", action="store_true", help="only see that every edit can be applied")
     given = parser.parse_args(arguments)
     try:
@@ -190,6 +204,8 @@ def main(arguments: list[str]) -> int:
     except BadList as error:
         print(f"the list can't be applied: {error}", file=sys.stderr)
         return 2
+    if given.table is not None:
+        given.table.write_text(table(mutants, verdicts))
     killed = sum(one.verdict == "killed" for one in verdicts)
     print(f"{killed} of {len(verdicts)} killed")
     return 0 if killed == len(verdicts) else 1
