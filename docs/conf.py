@@ -8,7 +8,7 @@ author = "The agentloop authors"
 release = metadata.version("agentloop")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["build"]
+exclude_patterns = ["build", "mutants.md"]
 html_theme = "furo"
 html_title = "agentloop"
 

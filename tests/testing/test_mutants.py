@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from exploration.mutants import LIST, ROOT, BadList, Mutant, main, read_list, try_out
+from exploration.mutants import LIST, ROOT, BadList, Mutant, Verdict, main, read_list, table, try_out
 
 
 def test_every_edit_of_the_list_can_be_applied() -> None:
@@ -51,6 +51,20 @@ def test_an_edit_that_does_not_fit_says_so(
     path.write_text(f'[[mutant]]\nname = "m"\nfile = "{file}"\nold = "{old}"\nnew = "y"\n')
     assert main(["--list", str(path), "--check-list"]) == 2
     assert re.search(words, capsys.readouterr().err)
+
+
+def test_the_table_says_what_found_each() -> None:
+    """Three invariants at most are named, and a survivor stands out."""
+    mutants = [Mutant(name=name, file="a.py", old="x", new="y") for name in ("one", "two")]
+    found = Verdict(mutant="one", verdict="killed", laws=("a_b", "c", "d", "e"), rounds=3)
+    rows = table(mutants, [found, Verdict(mutant="two", verdict="survived", rounds=250)]).splitlines()[2:]
+    assert rows == ["| one | `a.py` | a b; c; d and 1 more | 3 |", "| two | `a.py` | **survived** | 250 |"]
+
+
+def test_the_documentation_names_every_planted_fault() -> None:
+    """The table there is the one that the latest complete run wrote."""
+    rows = (ROOT / "docs/mutants.md").read_text().splitlines()
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows[2:]] == [mutant.name for mutant in read_list(LIST)]
 
 
 @pytest.mark.slow
