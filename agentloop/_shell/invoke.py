@@ -30,7 +30,14 @@ from agentloop._shell.convert import Converted, convert, raisable
 from agentloop._shell.decide import denial
 from agentloop._shell.guard import InputJudged, judge_input
 from agentloop._shell.live_context import call_context
-from agentloop._shell.native import cancelled_types, cancelling, enclosing_cancelled, in_own_task, uncancel_to
+from agentloop._shell.native import (
+    cancelled_types,
+    cancelling,
+    enclosing_cancelled,
+    in_own_task,
+    native_cancellation,
+    uncancel_to,
+)
 from agentloop._shell.schedule import LiveCall, sibling_text
 from agentloop.abc import LateResult
 from agentloop.context import ToolContext
@@ -60,7 +67,9 @@ async def run_call(live: LiveCall) -> None:
     except cancelled_types() as cancelled:
         if live.run_is_ending or enclosing_cancelled():
             await _settle_ended(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
-            raise
+            if isinstance(cancelled, native_cancellation()):
+                raise
+            return  # asyncio's, raised by hand on trio: an error to its nursery; the owner is cancelled all the same
         # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
         uncancel_to(count)
         own = end.Cancelled("tool", end.own_reason(cancelled))

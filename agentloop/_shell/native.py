@@ -26,9 +26,14 @@ Starter: TypeAlias = Callable[[Callable[[Any], Coroutine[Any, Any, None]], Any, 
 """Starts a task: what it does, on what, under which name, and in a copy of which context."""
 
 
+def native_cancellation() -> type[BaseException]:
+    """Return the exception that the backend cancels with."""
+    return anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
+
+
 def cancelled_types() -> tuple[type[BaseException], ...]:
     """Return what means cancellation here: the backend's exception, and asyncio's where a body raised it by hand."""
-    native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
+    native = native_cancellation()
     return (native,) if native is asyncio.CancelledError else (native, asyncio.CancelledError)
 
 

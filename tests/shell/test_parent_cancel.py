@@ -756,3 +756,17 @@ async def test_sibling_failure_then_join_raises_the_failure_only_after_cleanup(
         with pytest.raises(ToolCallError, match="Error running tool fails: ValueError: broken"):
             await run_mode(agent, "go", run_config=RunConfig(tool_execution=ToolExecution(cleanup_grace=0.5)))
     assert lines == ["tidied"]
+
+
+async def test_a_cancellation_raised_by_hand_beside_the_callers_leaves_the_run_cancelled(run_mode: Run) -> None:
+    """In the step in which the caller cancels, a body raises asyncio's, a stranger on trio: the caller's goes on."""
+    scope = anyio.CancelScope()
+
+    @tool
+    async def gives_up() -> str:
+        scope.cancel()
+        raise asyncio.CancelledError("given up")
+
+    with scope:
+        await run_mode(agent_that_calls("gives_up", tools=[gives_up]), "go")
+    assert scope.cancelled_caught
