@@ -430,9 +430,7 @@ def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
 
 async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
     """Deliver the end event to whoever got the start event, in reverse; return the first error."""
-    hooked, live.hooked = live.hooked, []
-    if not hooked:
-        return None
+    hooked, live.hooked = live.hooked, ()
     context = live.context or call_context(live)
 
     async def deliver() -> None:

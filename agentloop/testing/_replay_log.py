@@ -355,7 +355,7 @@ class ReplayLog:
                 return
             if isinstance(record, r.CallSettled):
                 if live is not None:
-                    live.hooked.clear()
+                    live.hooked = ()
                 return
 
     async def known(self, index: int, what: str, *, in_time: bool = True) -> Any:
@@ -397,19 +397,15 @@ class ReplayLog:
         self, kind: Any, path: Path, test: Callable[[Any], bool] = lambda _: True, *, claim: bool = False
     ) -> int | None:
         """Return where the next record of *kind* of the run at *path* stands in this entry."""
-        index = self.recorded.first(
-            self.recorded.paths.get(path),
-            self.cursor,
-            self.entry.stop,
-            lambda record: isinstance(record, kind) and test(record),
-        )
-        while claim and index in self._claimed:
-            index = self.recorded.first(
-                self.recorded.paths.get(path),
-                index + 1,
-                self.entry.stop,
-                lambda record: isinstance(record, kind) and test(record),
-            )
+        places, start = self.recorded.paths.get(path), self.cursor
+
+        def fits(record: r.Record) -> bool:
+            return isinstance(record, kind) and test(record)
+
+        while (index := self.recorded.first(places, start, self.entry.stop, fits)) is not None:
+            if not claim or index not in self._claimed:
+                break
+            start = index + 1
         if claim and index is not None:
             self._claimed.add(index)
         return index
