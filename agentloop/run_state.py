@@ -374,7 +374,7 @@ def check_goes_on(fold: RunFold) -> None:
     if fold.started is None:
         raise StateError("the log is of no run: it has no RunStarted")
     broken = fold.broken
-    if ended is None and broken is not None:
+    if broken is not None:
         raise StateError(
             f"run {fold.run_id} is over: call {broken.call_id!r} of tool {broken.tool!r} failed: {broken.error}"
         )

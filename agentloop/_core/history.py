@@ -50,7 +50,9 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     for item in items:
         if isinstance(item, Reasoning):
             continue
-        found = _lines_of_summary(item) or _line(item)
+        found = _lines_of_summary(item)
+        if found is None and (line := _line(item)) is not None:
+            found = [line]
         if found is None:
             close()
             nested.append(item)
@@ -77,13 +79,7 @@ def _lines_of_summary(item: Item) -> list[str] | None:
     return lines
 
 
-def _line(item: Item) -> list[str] | None:
-    """Return what stands for *item*: one line, however many its text has; None where text can't."""
-    line = _line_of(item)
-    return None if line is None else [line]
-
-
-def _line_of(item: Item) -> str | None:
+def _line(item: Item) -> str | None:
     match item:
         case SystemMessage() | UserMessage() | AssistantMessage():
             if not all(isinstance(part, Text) for part in item.content):

@@ -32,15 +32,11 @@ def _namespace(call: ToolCall | HandoffCall) -> str | None:
 
 def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:
     """Return the tool a call means, or None. A bare name never reaches into a namespace."""
-    if not namespace and (found := tools.get(name)) is not None:
-        return found  # nearly every call
-    if namespace and (found := tools.get(f"{namespace}.{name}")) is not None:
+    found = tools.get(f"{namespace}.{name}" if namespace else name)
+    if found is not None or (namespace and namespace != name):
         return found
-    if namespace and namespace != name:
-        return None
     # Providers name a deferred top-level tool's own name as its namespace.
-    deferred = tools.get(f"deferred:{name}")
-    return deferred
+    return tools.get(f"deferred:{name}")
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:

@@ -328,7 +328,7 @@ class RunFold:
         kind = type(record)
         if kind not in OF_CALLS and kind is not r.RunEnded:
             return record
-        fold = self if record.path == self.path else self.at(record.path)
+        fold = self.at(record.path)
         if fold is None:
             return record
         if isinstance(record, r.RunEnded):
