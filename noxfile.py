@@ -148,15 +148,20 @@ def _version(python: str) -> str:
     return subprocess.run([python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
 
 
+def _environment(session: nox.Session, python: str, name: str, *what: str) -> Path:
+    """Return the bin folder of a fresh environment on *python* with *what* pip is to install."""
+    venv = Path(".nox", name).resolve()
+    session.run(python, "-m", "venv", "--clear", str(venv), external=True)
+    session.run(str(venv / "bin/pip"), "install", "-q", *what, external=True)
+    return venv / "bin"
+
+
 def _installed(session: nox.Session, python: str, *, model: bool) -> Path:
     """Return the bin folder of a fresh environment on *python*: the built package, what its tests need, the model."""
-    version = _version(python)
-    venv = Path(".nox", f"tests-{version}").resolve()
-    session.run(python, "-m", "venv", "--clear", str(venv), external=True)
-    session.run(str(venv / "bin/pip"), "install", "-q", ".[test,local]", external=True)
+    found = _environment(session, python, f"tests-{_version(python)}", ".[test,local]")
     if model:
-        session.run(str(venv / "bin/agentloop"), "model", "install", external=True)
-    return venv / "bin"
+        session.run(str(found / "agentloop"), "model", "install", external=True)
+    return found
 
 
 def _pytest(session: nox.Session, job: Job, coverage_data: Path) -> tuple[int, str]:
@@ -252,7 +257,4 @@ def mutants(session: nox.Session) -> None:
 
 def _explorer(session: nox.Session) -> str:
     """Return the interpreter of a fresh environment on the newest Python found, which explores the most in its time."""
-    venv = Path(".nox", "explore").resolve()
-    session.run(interpreters()[0], "-m", "venv", "--clear", str(venv), external=True)
-    session.run(str(venv / "bin/pip"), "install", "-q", "-e", ".[test]", external=True)
-    return str(venv / "bin/python")
+    return str(_environment(session, interpreters()[0], "explore", "-e", ".[test]") / "python")
