@@ -13,6 +13,8 @@ Status: TypeAlias = Literal[
     "succeeded", "failed", "timed_out", "cancelled", "rejected", "replayed", "skipped", "unknown"
 ]
 CancelledBy: TypeAlias = Literal["tool", "caller", "sibling", "deadline", "parent"]
+FROM_ABOVE: tuple[CancelledBy, ...] = ("parent", "deadline")
+"""Who cancels a call by ending the run around it: the call is due again when that run goes on."""
 
 
 @attrs.frozen(kw_only=True, repr=False)

@@ -23,7 +23,7 @@ from agentloop.config import JsonLimits
 from agentloop.digests import digestible
 from agentloop.items import ApprovalRequest, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.model_events import ModelResponse
-from agentloop.outcomes import CallOutcome
+from agentloop.outcomes import FROM_ABOVE, CallOutcome
 from agentloop.secret_values import WithheldText
 from agentloop.usage import RequestUsage, Usage
 
@@ -384,7 +384,7 @@ class RunFold:
         if not self.batch_open:
             return
         for call in self.batch:
-            if call.outcome is not None and call.outcome.cancelled_by in ("parent", "deadline"):
+            if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
                 call.cut, call.outcome, call.released = call.outcome, None, False
         self.released = 0
         self.late.clear()
@@ -464,8 +464,8 @@ class RunFold:
         call.tool, call.outcome, call.cut = record.tool, record.outcome, None
         if call.index < self.released and not call.released:
             self.late.append(call)
-        by_caller = record.outcome.cancelled_by in ("parent", "deadline")
-        if record.error is not None and record.outcome.output is None and not by_caller:
+        cut = record.outcome.cancelled_by in FROM_ABOVE
+        if record.error is not None and record.outcome.output is None and not cut:
             self.fatal = record
         kept = not isinstance(record.outcome.output, WithheldText)  # what was stored as a digest answers nobody
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:

@@ -14,6 +14,7 @@ from agentloop import records as r
 from agentloop.agent_graph import AgentGraph
 from agentloop.exceptions import EarlierFailure, StateError, ToolCallError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.stored_state import plain_line
 from agentloop.testing._crash_lives import CrashRun
 from agentloop.testing.runs import WorldRun
@@ -104,7 +105,7 @@ def _delivered_once(run: CrashRun) -> None:
 
 def _stays(ended: r.BodyEnded | r.CallSettled) -> bool:
     """Tell whether an end is for good: a call that an entry's end cut is due again in the next one."""
-    return isinstance(ended, r.BodyEnded) or ended.outcome.cancelled_by not in ("parent", "deadline")
+    return isinstance(ended, r.BodyEnded) or ended.outcome.cancelled_by not in FROM_ABOVE
 
 
 def _one_key(run: CrashRun) -> None:

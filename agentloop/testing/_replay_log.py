@@ -19,6 +19,7 @@ import attrs
 from agentloop import records as r
 from agentloop._shell.live import loop_shared
 from agentloop.exceptions import ReplayDivergence
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing._asyncio_clockwork import ClockworkLoop
 from agentloop.testing._recorded import Call, Entry, Leniency, Path, Recorded, call_of, compared
 from agentloop.testing._replay_ways import SLACK, Way, Ways
@@ -34,7 +35,7 @@ BEFORE_TIMERS = 1e-6
 """Seconds by which time stops before a timer that isn't due yet."""
 _HOOKS = ("end hooks", "on_run_end")
 _OF_DEFINITIONS = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelRequested)
-CUT_OFF = ("parent", "deadline", "sibling")
+CUT_OFF = (*FROM_ABOVE, "sibling")
 
 
 @attrs.define(eq=False)

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 
 from agentloop import records as r
 from agentloop.items import ToolOutput
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.evidence import CallSeen, Reading
 from agentloop.testing.laws import HELD, Broken, broken, law
 
 Findings = Iterator[Broken | None]
 SLACK = 1e-3
 """Seconds beyond the cleanup grace that an end may take on a clock that stands still while tasks run."""
-_FROM_ABOVE = ("parent", "deadline")
 
 
 def from_above(seen: Reading) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
     """Return the calls that ended because something around them was ended."""
     for call in seen.calls.values():
         for n, record in call.settled:
-            if record.outcome.cancelled_by in _FROM_ABOVE and record.outcome.status == "cancelled":
+            if record.outcome.cancelled_by in FROM_ABOVE and record.outcome.status == "cancelled":
                 yield call, n, record
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from agentloop import records as r
 from agentloop.exceptions import MaxTurnsExceeded
 from agentloop.items import ToolOutput
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.evidence import CallSeen, Path, Reading, TurnSeen, plain_json
 from agentloop.testing.laws import HELD, Broken, broken, law
 
@@ -37,8 +38,7 @@ def _settled_twice(seen: Reading, call: CallSeen) -> Findings:
     for_good = [
         (n, record)
         for n, record in call.settled
-        if record.outcome.cancelled_by not in ("parent", "deadline")
-        or seen.next_entry(call.path, n) == len(seen.records)
+        if record.outcome.cancelled_by not in FROM_ABOVE or seen.next_entry(call.path, n) == len(seen.records)
     ]
     for attempt, count in Counter(record.attempt for _, record in for_good).items():
         if count > 1:
@@ -127,7 +127,7 @@ def _in_doubt(seen: Reading, call: CallSeen, before: int, again: int) -> bool:
     if not any(before < began < again for began in _run_beginnings(seen, call.path)):
         return False
     endings = [record.outcome for n, record in call.settled if before < n < again]
-    return all(one.status == "unknown" or one.cancelled_by in ("parent", "deadline") for one in endings)
+    return all(one.status == "unknown" or one.cancelled_by in FROM_ABOVE for one in endings)
 
 
 def _run_beginnings(seen: Reading, path: Path) -> Iterator[int]:

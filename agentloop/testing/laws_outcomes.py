@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from agentloop import records as r
 from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.evidence import BodySeen, CallSeen, Reading, RunSeen, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
@@ -101,7 +102,7 @@ def finished_bodies_keep_their_end(seen: Reading) -> Findings:
         if _outlasted(seen.tool(call), bodies[-1]):
             continue  # what it gave came too late to count
         by = record.outcome.cancelled_by
-        if record.outcome.status == "cancelled" and by not in ("parent", "deadline"):
+        if record.outcome.status == "cancelled" and by not in FROM_ABOVE:
             if by == "sibling" and record.outcome.cleanup == "cut":
                 continue  # what comes after the body was cut at the run's cleanup deadline
             yield broken(f"call {call_id} returned, and counts as cancelled by {by}", n)
