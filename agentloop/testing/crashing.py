@@ -98,7 +98,7 @@ def crash_sweep(
     __tracebackhide__ = True
     world = World(
         agent=agent,
-        script=None if script is None else tuple(script),
+        script=script,
         nested=nested or {},
         input=input,
         context=context,

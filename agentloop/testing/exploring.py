@@ -95,7 +95,7 @@ def explore(
     __tracebackhide__ = True
     world = World(
         agent=agent,
-        script=None if script is None else tuple(script),
+        script=script,
         nested=nested or {},
         input=input,
         context=context,
@@ -242,7 +242,7 @@ def kill_sweep(
     __tracebackhide__ = True
     world = World(
         agent=agent,
-        script=None if script is None else tuple(script),
+        script=script,
         nested=nested or {},
         input=input,
         context=context,
