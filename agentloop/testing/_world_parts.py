@@ -83,6 +83,7 @@ class CleanupRun:
     path: tuple[str, ...]
     call_id: str
     section: str
+    """`"ctx.cleanup"` or `"resource exit"`, as in `CleanupCut`."""
     began: int
     ended: int | None = None
 

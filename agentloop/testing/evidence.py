@@ -19,6 +19,7 @@ from agentloop.config import RunConfig
 from agentloop.handoffs import target_of
 from agentloop.items import HandoffCall, Item, ToolCall
 from agentloop.results import RunData
+from agentloop.testing._world_parts import CleanupRun
 from agentloop.tools import AgentCall, FunctionTool
 
 Path = tuple[str, ...]
@@ -40,18 +41,6 @@ class BodySeen:
     """`"value"`, `"error"`, `"cancelled"`, or None."""
     began_at: float = 0.0
     ended_at: float | None = None
-
-
-@attrs.frozen
-class CleanupSeen:
-    """A block of cleanup as seen from inside it; `ended` is None where it was left before its end."""
-
-    path: Path
-    call_id: str
-    section: str
-    """`"ctx.cleanup"` or `"resource exit"`, as in `CleanupCut`."""
-    began: int
-    ended: int | None = None
 
 
 Relation: TypeAlias = Literal["backend", "mode", "again", "replay"]
@@ -115,7 +104,7 @@ class Evidence:
     error: BaseException | None = None
     cancellation: Cancellation | None = None
     bodies: Sequence[BodySeen] | None = None
-    cleanups: Sequence[CleanupSeen] | None = None
+    cleanups: Sequence[CleanupRun] | None = None
     shown: Sequence[tuple[Path, Sequence[Item]]] | None = None
     hooks: Sequence[tuple[str, Path, str]] | None = None
     spans: Sequence[tuple[str, Any]] | None = None

@@ -22,7 +22,7 @@ from agentloop.testing import (
 )
 from agentloop.testing.cast import CANARIES, Cast, HookLog
 from agentloop.testing.clockwork import Deadlock
-from agentloop.testing.evidence import BodySeen, Cancellation, CleanupSeen, Evidence, Reading, Relation, Twin
+from agentloop.testing.evidence import BodySeen, Cancellation, Evidence, Reading, Relation, Twin
 from agentloop.testing.laws import LAWS, Finding, InvariantError, Law, Tally, judge, told
 from agentloop.testing.runs import WorldRun, WorldRuns
 
@@ -77,7 +77,7 @@ def evidence_of(run: WorldRun) -> Evidence:
             )
             for body in run.bodies
         ],
-        cleanups=[CleanupSeen(one.path, one.call_id, one.section, one.began, one.ended) for one in run.cleanups],
+        cleanups=run.cleanups,
         shown=[(request.path, request.items) for request in run.requests],
         hooks=hooks.told if isinstance(hooks, HookLog) else None,
         spans=run.spans,

@@ -11,6 +11,9 @@ from agentloop.stored_state import plain_line
 from agentloop.testing.invariants import Tally
 from agentloop.testing.runs import WorldRun
 
+SLOW = frozenset({"storing_changes_nothing"})
+"""Invariants that take as long as a run: one run of each world is judged by them."""
+
 
 @attrs.frozen
 class Violation:

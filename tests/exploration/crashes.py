@@ -21,10 +21,8 @@ from agentloop.testing.invariants import check
 from agentloop.testing.parts import CancelsCall
 from agentloop.testing.runs import World, WorldRun
 
-from .counts import Counts
+from .counts import SLOW, Counts
 
-SLOW = frozenset({"storing_changes_nothing"})
-"""Invariants that take as long as a run: other runs are judged by them."""
 EVERY = 7
 """Every so manyth round has crash points."""
 POINTS = 7

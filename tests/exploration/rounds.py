@@ -29,7 +29,7 @@ from agentloop.testing.replaying import replay
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 
 from . import crashes
-from .counts import Counts, Violation
+from .counts import SLOW, Counts, Violation
 from .malformed_stores import feed
 
 CANCELS = 2
@@ -42,8 +42,6 @@ REPEATED = 19
 REPLAYED = 5
 """Every so manyth round runs its first world once more, or replays it."""
 OTHER: dict[Backend, Backend] = {"asyncio": "trio", "trio": "asyncio"}
-IN_STORES = frozenset({"storing_changes_nothing"})
-"""Invariants that take as long as the run: judged of one run of each world."""
 PATIENCE = 20.0
 """Real seconds that one run may take: they take milliseconds, so a run that takes this long hangs."""
 
@@ -151,7 +149,7 @@ class Round:
         runs: list[WorldRun] = []
         first = World(**parts, order=order)
         for name in BACKENDS:
-            but = frozenset() if name == backend else IN_STORES
+            but = frozenset() if name == backend else SLOW
             self.judged(f"{name} {order}", lambda b=name, x=but: self.one(first, b, streamed, runs, but=x))
         world = World(**parts, order=order, tape=draw_tape(chance))
         if order == "gate":
@@ -184,7 +182,7 @@ class Round:
         streamed: bool,
         runs: list[WorldRun],
         *,
-        but: frozenset[str] = IN_STORES,
+        but: frozenset[str] = SLOW,
     ) -> None:
         """Run *world* once and judge it."""
         run = run_one(world, backend=backend, streamed=streamed)
