@@ -10,7 +10,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._shell.endings import raised_while_cancelled
-from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
+from agentloop._shell.native import cancelled_types, cancelling, outrank, self_cancelled, taken_back
 
 ResultT = TypeVar("ResultT")
 
@@ -44,6 +44,7 @@ async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
             answers[index] = await questions[index]()
         except cancelled_types() as error:
             if not taken_back(count):
+                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
             errors[index] = self_cancelled(error)
             failed.set()

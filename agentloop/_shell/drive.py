@@ -27,7 +27,7 @@ from agentloop._core.turn import TurnView
 from agentloop._shell.guard_run import guard_first_call, guards_missing, judge_added
 from agentloop._shell.live import LiveRun
 from agentloop._shell.model_call import call_model
-from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
+from agentloop._shell.native import cancelled_types, cancelling, outrank, self_cancelled, taken_back
 from agentloop._shell.outcome_of_run import with_data
 from agentloop._shell.output import accept, ask_behavior, give_up
 from agentloop._shell.prepare import prepare_turn
@@ -159,6 +159,7 @@ async def execute(run: LiveRun, entry: Entry) -> Ended:
     except cancelled_types() as cancelled:
         if not taken_back(count):
             await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+            await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
             raise
         failed: BaseException | None = self_cancelled(cancelled)
         ended = Ended("failed", error=failed)

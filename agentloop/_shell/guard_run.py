@@ -14,7 +14,7 @@ from agentloop import effects as e
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.endings import raised_while_cancelled
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
+from agentloop._shell.native import cancelled_types, cancelling, outrank, self_cancelled, taken_back
 from agentloop.error_text import error_summary
 from agentloop.exceptions import (
     InputGuardrailTripwireTriggered,
@@ -124,6 +124,7 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
             await work()
         except cancelled_types() as error:
             if not taken_back(count):
+                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
             errors[place] = self_cancelled(error)
             group.cancel_scope.cancel()

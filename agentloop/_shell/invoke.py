@@ -35,7 +35,7 @@ from agentloop._shell.native import (
     cancelling,
     enclosing_cancelled,
     in_own_task,
-    native_cancellation,
+    outrank,
     uncancel_to,
 )
 from agentloop._shell.schedule import LiveCall, sibling_text
@@ -67,9 +67,8 @@ async def run_call(live: LiveCall) -> None:
     except cancelled_types() as cancelled:
         if live.run_is_ending or enclosing_cancelled():
             await _settle_ended(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
-            if isinstance(cancelled, native_cancellation()):
-                raise
-            return  # asyncio's, raised by hand on trio: an error to its nursery; the owner is cancelled all the same
+            await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            raise
         # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
         uncancel_to(count)
         own = end.Cancelled("tool", end.own_reason(cancelled))

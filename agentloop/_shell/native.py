@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.lowlevel import EventLoopToken
+from anyio.lowlevel import EventLoopToken, checkpoint_if_cancelled
 
 from agentloop.exceptions import UserError
 
@@ -26,14 +26,9 @@ Starter: TypeAlias = Callable[[Callable[[Any], Coroutine[Any, Any, None]], Any, 
 """Starts a task: what it does, on what, under which name, and in a copy of which context."""
 
 
-def native_cancellation() -> type[BaseException]:
-    """Return the exception that the backend cancels with."""
-    return anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
-
-
 def cancelled_types() -> tuple[type[BaseException], ...]:
     """Return what means cancellation here: the backend's exception, and asyncio's where a body raised it by hand."""
-    native = native_cancellation()
+    native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
     return (native,) if native is asyncio.CancelledError else (native, asyncio.CancelledError)
 
 
@@ -68,6 +63,16 @@ def taken_back(count: int) -> bool:
         return False
     uncancel_to(count)
     return True
+
+
+async def outrank(cancelled: BaseException) -> None:
+    """Raise the backend's own cancellation, which is under way, where *cancelled* is asyncio's, raised by hand on trio.
+
+    To be called before *cancelled* is raised again: a stranger's is an error to the nurseries that it passes, and to
+    the caller.
+    """
+    if not isinstance(cancelled, anyio.get_cancelled_exc_class()):  # noqa: ASYNC118 - as above
+        await checkpoint_if_cancelled()
 
 
 def starter(group: TaskGroup) -> Starter:
@@ -110,6 +115,7 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
             await work()
         except cancelled_types() as error:
             if not taken_back(0):
+                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
             failure = self_cancelled(error)
         except GeneratorExit:

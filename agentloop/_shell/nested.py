@@ -20,7 +20,7 @@ from agentloop._shell.drive import Entry, execute
 from agentloop._shell.endings import Paused
 from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveRun, OfRun, Watch
-from agentloop._shell.native import cancelled_types, cancelling, taken_back
+from agentloop._shell.native import cancelled_types, cancelling, outrank, taken_back
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.resources import Resources
 from agentloop._shell.schedule import LiveCall
@@ -135,6 +135,7 @@ async def _hand_on(run: LiveRun, buffer: EventBuffer, on_stream: Callback) -> No
             await ask(on_stream, event)
         except cancelled_types() as error:
             if not taken_back(count):
+                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
             logger.warning("on_stream cancelled itself: %r", error)
         except Exception as error:

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+import attrs
 import pytest
 from shell.scenario_kit import (
     Backend,
@@ -26,14 +27,17 @@ from shell.scenario_kit import (
 
 from agentloop import (
     Allow,
+    GuardrailFunctionOutput,
     RejectContent,
     RunConfig,
+    RunHooks,
     Runner,
     RunResult,
     RunTimeout,
     ToolCallError,
     ToolContext,
     ToolExecution,
+    input_guardrail,
     tool,
     tool_output_guardrail,
 )
@@ -758,15 +762,34 @@ async def test_sibling_failure_then_join_raises_the_failure_only_after_cleanup(
     assert lines == ["tidied"]
 
 
-async def test_a_cancellation_raised_by_hand_beside_the_callers_leaves_the_run_cancelled(run_mode: Run) -> None:
-    """In the step in which the caller cancels, a body raises asyncio's, a stranger on trio: the caller's goes on."""
-    scope = anyio.CancelScope()
+@pytest.mark.parametrize("where", ["body", "guardrail", "hook"])
+async def test_a_cancellation_raised_by_hand_beside_the_callers_leaves_the_run_cancelled(
+    run_mode: Run, where: str
+) -> None:
+    """In the step in which the caller cancels, code of his raises asyncio's, a stranger on trio: the caller's goes on.
 
-    @tool
-    async def gives_up() -> str:
+    From the task of a call, from one beside the model's, and from the run's own.
+    """
+    scope, watch = anyio.CancelScope(), Watch()
+
+    def give_up() -> Any:
         scope.cancel()
         raise asyncio.CancelledError("given up")
 
+    class Hooks(RunHooks):
+        async def on_llm_start(self, *_: Any) -> None:
+            if where == "hook":
+                give_up()
+
+    @tool
+    async def gives_up() -> str:
+        return str(give_up())
+
+    async def judges(*_: Any) -> GuardrailFunctionOutput:
+        return give_up() if where == "guardrail" else GuardrailFunctionOutput(None)
+
+    agent = attrs.evolve(agent_that_calls("gives_up", tools=[gives_up]), input_guardrails=[input_guardrail(judges)])
     with scope:
-        await run_mode(agent_that_calls("gives_up", tools=[gives_up]), "go")
+        await run_mode(agent, "go", run_config=watched(watch), hooks=Hooks())
     assert scope.cancelled_caught
+    assert watch.records[-1].status == "cancelled"
