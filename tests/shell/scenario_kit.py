@@ -10,7 +10,18 @@ import anyio.lowlevel
 import attrs
 import pytest
 
-from agentloop import Agent, AgentHooks, CallOutcome, FunctionTool, RunConfig, RunHooks, ToolContext, ToolExecution
+from agentloop import (
+    Agent,
+    AgentHooks,
+    CallOutcome,
+    FunctionTool,
+    RunConfig,
+    RunHooks,
+    Span,
+    ToolContext,
+    ToolExecution,
+    Trace,
+)
 from agentloop import records as r
 from agentloop.abc import Instrument, LateResult, StillRunning
 from agentloop.items import ToolOutput
@@ -77,6 +88,34 @@ class Watch(Instrument):
         [settled] = [record for record in self.of(r.CallSettled) if record.call_id == call_id]
         outcome: CallOutcome = settled.outcome
         return outcome
+
+
+class SpanWatch(Watch):
+    """Keeps spans and traces too, as they start and end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[Span] = []
+        self.ended: list[Span] = []
+        self.traces: list[tuple[str, Trace]] = []
+
+    def on_span_start(self, span: Span) -> None:
+        self.started.append(span)
+
+    def on_span_end(self, span: Span) -> None:
+        self.ended.append(span)
+
+    def on_trace_start(self, trace: Trace) -> None:
+        self.traces.append(("start", trace))
+
+    def on_trace_end(self, trace: Trace) -> None:
+        self.traces.append(("end", trace))
+
+    def spans_of(self, kind: str) -> list[Span]:
+        """Return the ended spans of *kind*, in the order of their start."""
+        assert {id(span) for span in self.started} == {id(span) for span in self.ended}
+        assert len(self.started) == len(self.ended)
+        return [span for span in self.started if span.kind == kind]
 
     def endings(self) -> dict[str, tuple[str, str | None]]:
         """Return status and canceller by call id."""

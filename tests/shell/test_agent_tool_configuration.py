@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from shell.kit import Run, agent_with, outcome_of, records_of, requests_of, shown, statuses
+from shell.scenario_kit import SpanWatch, Watch
 
 from agentloop import (
     Agent,
@@ -15,17 +16,14 @@ from agentloop import (
     Runner,
     RunState,
     Span,
-    Trace,
     UsageLimits,
     current_span,
     tool,
     trace,
 )
 from agentloop import records as r
-from agentloop.abc import LateResult
 from agentloop.exceptions import UsageLimitExceeded, UserTypeError
 from agentloop.items import ToolCall
-from agentloop.records import Record
 from agentloop.testing import ScriptedModel, call, respond, say
 from agentloop.usage import RequestUsage
 
@@ -191,48 +189,6 @@ async def test_a_configuration_that_can_not_be_is_refused_where_the_tool_is_made
 # -- instruments
 
 
-class Watcher(Instrument):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.late: list[LateResult] = []
-
-    def on_record(self, record: Record) -> None:
-        """Keep it."""
-        self.records.append(record)
-
-    def on_late_result(self, report: LateResult) -> None:
-        """Keep it."""
-        self.late.append(report)
-
-
-class Tracer(Watcher):
-    """Keeps spans and traces too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spans: list[Span] = []
-        self.ended: list[Span] = []
-        self.traces: list[tuple[str, Trace]] = []
-
-    def on_span_start(self, span: Span) -> None:
-        """Keep it."""
-        self.spans.append(span)
-
-    def on_span_end(self, span: Span) -> None:
-        """Keep it."""
-        self.ended.append(span)
-
-    def on_trace_start(self, trace: Trace) -> None:
-        """Keep it."""
-        self.traces.append(("start", trace))
-
-    def on_trace_end(self, trace: Trace) -> None:
-        """Keep it."""
-        self.traces.append(("end", trace))
-
-
 def watched(*instruments: Instrument, **fields: Any) -> RunConfig:
     """Return a configuration with these instruments."""
     return RunConfig(instruments=instruments, **fields)
@@ -240,7 +196,7 @@ def watched(*instruments: Instrument, **fields: Any) -> RunConfig:
 
 async def test_instruments_of_an_agent_tool_are_told_of_its_run_alone(run_mode: Run) -> None:
     """Every record of the nested run, in order, and none of the outer one's; the outer run's are told of all."""
-    own, all_of_it = Watcher(), Watcher()
+    own, all_of_it = Watch(), Watch()
     outer = sending(digger(1), watched(own), times=1)
     result = await run_mode(outer, "go", run_config=watched(all_of_it))
     assert own.records == [record for record in result.records if record.path]
@@ -250,15 +206,15 @@ async def test_instruments_of_an_agent_tool_are_told_of_its_run_alone(run_mode: 
 
 async def test_an_instrument_that_watches_both_runs_is_told_once(run_mode: Run) -> None:
     """It is told by the outer run."""
-    both = Tracer()
+    both = SpanWatch()
     result = await run_mode(sending(digger(1), watched(both)), "go", run_config=watched(both))
     assert both.records == list(result.records)
-    assert len({id(span) for span in both.spans}) == len(both.spans)
+    assert len({id(span) for span in both.started}) == len(both.started)
 
 
 async def test_runs_deeper_down_are_told_too_and_each_once(run_mode: Run) -> None:
     """Instruments of two levels, the inner one's given twice."""
-    middle, deep = Watcher(), Watcher()
+    middle, deep = Watch(), Watch()
     inner = digger(1)
     between = agent_with([inner.as_tool(run_config=watched(deep, middle))], call("digger", {"input": "dig"}, "m1"))
     outer = agent_with([between.as_tool("between", run_config=watched(middle))], call("between", {"input": "go"}, "c1"))
@@ -270,12 +226,12 @@ async def test_runs_deeper_down_are_told_too_and_each_once(run_mode: Run) -> Non
 
 async def test_spans_of_a_nested_run_are_those_the_outer_run_makes(run_mode: Run) -> None:
     """One tree, one trace: the nested instruments are given the part that is theirs."""
-    own, all_of_it = Tracer(), Tracer()
+    own, all_of_it = SpanWatch(), SpanWatch()
     await run_mode(sending(digger(1), watched(own)), "go", run_config=watched(all_of_it))
-    assert own.spans == [span for span in all_of_it.spans if span.path]
+    assert own.started == [span for span in all_of_it.started if span.path]
     assert own.ended == [span for span in all_of_it.ended if span.path]
-    assert [span.kind for span in own.spans] == ["run", "agent", "turn", "model", "tool", "turn", "model"]
-    assert own.spans[0].parent is not None
+    assert [span.kind for span in own.started] == ["run", "agent", "turn", "model", "tool", "turn", "model"]
+    assert own.started[0].parent is not None
     assert own.traces == []
 
 
@@ -289,13 +245,13 @@ async def test_spans_of_a_nested_run_are_a_tree_of_their_own_where_the_outer_run
         seen.append(current_span())
         return "dug"
 
-    own, plain = Tracer(), Watcher()
+    own, plain = SpanWatch(), Watch()
     outer = sending(digger(1, dig), watched(own, workflow_name="digging"))
     result = await run_mode(outer, "go", run_config=watched(plain))
-    assert [span.kind for span in own.spans] == ["run", "agent", "turn", "model", "tool", "turn", "model"]
-    assert own.spans[0].parent is None
-    assert {id(span) for span in own.ended} == {id(span) for span in own.spans}
-    assert seen == [own.spans[4]]
+    assert [span.kind for span in own.started] == ["run", "agent", "turn", "model", "tool", "turn", "model"]
+    assert own.started[0].parent is None
+    assert {id(span) for span in own.ended} == {id(span) for span in own.started}
+    assert seen == [own.started[4]]
     assert [what for what, _ in own.traces] == ["start", "end"]
     assert own.traces[0][1].workflow_name == "digging"
     nested = [record for record in records_of(result, r.RunStarted) if record.path]
@@ -304,23 +260,23 @@ async def test_spans_of_a_nested_run_are_a_tree_of_their_own_where_the_outer_run
 
 async def test_spans_go_by_the_nested_configuration(run_mode: Run) -> None:
     """What is sensitive stays out for whoever asked for that, and nobody is told of spans where tracing is off."""
-    careful, off, all_of_it = Tracer(), Tracer(), Tracer()
+    careful, off, all_of_it = SpanWatch(), SpanWatch(), SpanWatch()
     for config in (watched(careful, trace_include_sensitive_data=False), watched(off, tracing_disabled=True)):
         await run_mode(sending(digger(1), config), "go", run_config=watched(all_of_it))
-    assert off.spans == []
+    assert off.started == []
     assert off.records
-    assert [span.data.get("arguments") for span in careful.spans if span.kind == "tool"] == [None]
-    assert [span.data.get("arguments") for span in all_of_it.spans if span.name == "dig"] == ["{}", "{}"]
+    assert [span.data.get("arguments") for span in careful.started if span.kind == "tool"] == [None]
+    assert [span.data.get("arguments") for span in all_of_it.started if span.name == "dig"] == ["{}", "{}"]
 
 
 async def test_two_levels_share_the_tree_of_the_first_that_asks(run_mode: Run) -> None:
     """The inner one's spans stand in the middle one's tree."""
-    middle, deep = Tracer(), Tracer()
+    middle, deep = SpanWatch(), SpanWatch()
     between = agent_with([digger(1).as_tool(run_config=watched(deep))], call("digger", {"input": "dig"}, "m1"))
     outer = agent_with([between.as_tool("between", run_config=watched(middle))], call("between", {"input": "go"}, "c1"))
     await run_mode(outer, "go")
-    assert deep.spans == [span for span in middle.spans if len(span.path) == 2]
-    assert deep.spans
+    assert deep.started == [span for span in middle.started if len(span.path) == 2]
+    assert deep.started
     assert deep.traces == []
 
 
@@ -332,7 +288,7 @@ async def test_a_resumed_nested_run_goes_on_in_its_trace(run_mode: Run) -> None:
         """Dig."""
         return "dug"
 
-    own = Tracer()
+    own = SpanWatch()
     outer = sending(digger(1, dig), watched(own))
     state = (await run_mode(outer, "go")).to_state()
     state.approve("n0")
@@ -343,16 +299,16 @@ async def test_a_resumed_nested_run_goes_on_in_its_trace(run_mode: Run) -> None:
 
 async def test_a_trace_around_it_all_holds_the_nested_run_too(run_mode: Run) -> None:
     """It is neither started nor ended by it."""
-    own = Tracer()
+    own = SpanWatch()
     with trace("night") as opened:
         await run_mode(sending(digger(1), watched(own)), "go")
-    assert {span.trace.trace_id for span in own.spans} == {opened.trace_id}
+    assert {span.trace.trace_id for span in own.started} == {opened.trace_id}
     assert own.traces == []
 
 
 async def test_nobody_is_told_after_the_nested_run_has_ended(run_mode: Run) -> None:
     """What the outer run does next is not theirs, however the nested run ended."""
-    own = Watcher()
+    own = Watch()
 
     @tool(failure_error_function=None)
     async def dig() -> str:
@@ -381,7 +337,7 @@ async def test_late_results_of_a_nested_body_reach_its_instruments(run_mode: Run
             return "late"
         return "never"
 
-    own, all_of_it = Watcher(), Watcher()
+    own, all_of_it = Watch(), Watch()
     await run_mode(sending(digger(1, dig), watched(own)), "go", run_config=watched(all_of_it))
     assert [report.value for report in own.late] == ["late"]
     assert [report.value for report in all_of_it.late] == ["late"]
@@ -389,7 +345,7 @@ async def test_late_results_of_a_nested_body_reach_its_instruments(run_mode: Run
 
 def test_the_plain_entry_obeys_it_too() -> None:
     """In a loop of its own."""
-    own = Watcher()
+    own = Watch()
     outer = sending(digger(3), RunConfig(limits=UsageLimits(requests=1), instruments=[own]))
     result = Runner.run_sync(outer, "go")
     assert statuses(result) == ["failed"]
