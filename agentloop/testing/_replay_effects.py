@@ -70,7 +70,6 @@ class ReplayEffects(ReplayLog):
         in_time = isinstance(found, r.ModelRequested) or "UsageLimitExceeded" in (getattr(found, "error", None) or "")
         if index is None or not in_time:
             await self.cut_off(path, None, "the wait before another attempt")
-            return
         await self.known(index, "the wait before another attempt")
 
     def _ends_from_outside(self, index: int) -> bool:
@@ -211,9 +210,7 @@ class ReplayEffects(ReplayLog):
             return (record.stage, record.guardrail, record.call_id) == (effect.stage, effect.name, call_id)
 
         index = self.find(r.GuardrailSettled, path, fits, claim=True)
-        if index is None:
-            return await self.cut_off(path, call_id, what)
-        settled: r.GuardrailSettled = await self.known(index, what)
+        settled: r.GuardrailSettled = await self.told(index, path, call_id, what)
         if call_id is None:
             return g.GuardrailFunctionOutput(settled.info, settled.verdict == "tripped")
         return self._verdict(settled)
@@ -270,7 +267,6 @@ class ReplayEffects(ReplayLog):
         index = self.next_of_run(path)
         if index is None or not isinstance(self.records[index], r.SessionSaved):
             await self.cut_off(path, None, "saving to the session")
-            return
         await self.known(index, "saving to the session")
 
     # -- hooks: places where a run may have waited
@@ -280,7 +276,6 @@ class ReplayEffects(ReplayLog):
         index = self.find(object, path, lambda record: not _is_beside(record))
         if index is None or self._ends_from_outside(index):
             await self.cut_off(path, None, "a hook")
-            return
         place, at = self.queued.get((path, self.records[index].turn), (index, 0.0))
         if place < index and isinstance(self.records[index], r.CallStarted | r.GuardrailSettled):
             await self.until(place, "a hook", in_time=False)  # its calls were queued then: it was over
@@ -303,7 +298,6 @@ class ReplayEffects(ReplayLog):
         index = self.next_of_call(path, call_id)
         if index is None or isinstance(self.records[index], r.CleanupCut):
             await self.cut_off(path, call_id, "on_tool_end")
-            return
         await self.until(index, "on_tool_end", in_time=False)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import attrs
@@ -366,7 +366,13 @@ class ReplayLog:
             await anyio.sleep_forever()  # the run is being ended
         return self.records[index]
 
-    async def cut_off(self, path: Path, call_id: str | None, what: str, *, cancelled: bool = False) -> Any:
+    async def told(self, index: int | None, path: Path, call_id: str | None, what: str) -> Any:
+        """Wait until record *index* is due, and return it; without one the effect was cut off, and is."""
+        if index is None:
+            await self.cut_off(path, call_id, what)
+        return await self.known(index, what)
+
+    async def cut_off(self, path: Path, call_id: str | None, what: str, *, cancelled: bool = False) -> NoReturn:
         """Wait until the effect is cancelled, or raises; then for the turn of its call's, or run's, next record."""
         pending = Pending(path, call_id, what, cancelled)
         self.pending.append(pending)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from agentloop import guardrail_results as g
 from agentloop import records as r
@@ -37,7 +37,11 @@ class Answering(Protocol):
         """Wait until record *index* is due, and return it."""
         ...
 
-    async def cut_off(self, path: Path, call_id: str | None, what: str, *, cancelled: bool = False) -> Any:
+    async def told(self, index: int | None, path: Path, call_id: str | None, what: str) -> Any:
+        """Wait until record *index* is due, and return it; without one the effect was cut off, and is."""
+        ...
+
+    async def cut_off(self, path: Path, call_id: str | None, what: str, *, cancelled: bool = False) -> NoReturn:
         """Wait until the effect is cancelled, or raises."""
         ...
 
@@ -54,21 +58,23 @@ async def told_elsewhere(fx: Answering, path: Path, what: str, key: str) -> Any:
 
 async def answered(fx: Answering, path: Path, what: str, key: str) -> Any:
     index = fx.find(r.Answered, path, lambda record: (record.what, record.key) == (what, key), claim=True)
-    if index is None:
-        of_call = what == "is_enabled" and ":" not in key
-        return await fx.cut_off(path, key if of_call else None, what)
-    answer = (await fx.known(index, what)).answer
-    return _form_of(what, answer)
+    of_call = what == "is_enabled" and ":" not in key
+    return _form_of(what, (await fx.told(index, path, key if of_call else None, what)).answer)
+
+
+async def _settling(fx: Answering, path: Path, key: str, what: str) -> tuple[r.CallSettled, r.Record]:
+    """Wait for the turn of a call's next record, and return how the call settles, and that record."""
+    settled, index = fx.settled(path, key), fx.next_of_call(path, key)
+    if settled is None or index is None or _is_cut(fx, settled, index):
+        await fx.cut_off(path, key, what)
+    await fx.known(index, what)
+    return settled, fx.records[index]
 
 
 async def _of_failure(fx: Answering, path: Path, key: str, what: str) -> Any:
-    settled = fx.settled(path, key)
-    index = fx.next_of_call(path, key)
-    if settled is None or index is None or _is_cut(fx, settled, index):
-        return await fx.cut_off(path, key, what)
-    await fx.known(index, what)
+    settled, record = await _settling(fx, path, key, what)
     output = settled.outcome.output
-    if output is not None or isinstance(fx.records[index], r.GuardrailSettled):
+    if output is not None or isinstance(record, r.GuardrailSettled):
         return output if isinstance(output, str) else ""
     if settled.error is not None and _has_raised(fx, path, key, settled, what):
         raise rebuilt(settled.error)
@@ -97,20 +103,14 @@ def _has_raised(fx: Answering, path: Path, key: str, settled: r.CallSettled, wha
 
 
 async def _custom_data(fx: Answering, path: Path, key: str) -> Any:
-    settled, index = fx.settled(path, key), fx.next_of_call(path, key)
-    if settled is None or index is None or _is_cut(fx, settled, index):
-        return await fx.cut_off(path, key, "custom_data_extractor")
-    await fx.known(index, "custom_data_extractor")
-    if settled.outcome.status == "failed" and not isinstance(fx.records[index], r.GuardrailSettled):
+    settled, record = await _settling(fx, path, key, "custom_data_extractor")
+    if settled.outcome.status == "failed" and not isinstance(record, r.GuardrailSettled):
         raise rebuilt(settled.error or "")
     return settled.outcome.custom_data
 
 
 async def _store(fx: Answering, path: Path, key: str) -> Any:
-    settled, index = fx.settled(path, key), fx.next_of_call(path, key)
-    if settled is None or index is None or _is_cut(fx, settled, index):
-        return await fx.cut_off(path, key, "output_store")
-    await fx.known(index, "output_store")
+    settled, _ = await _settling(fx, path, key, "output_store")
     if settled.outcome.output is None:
         raise rebuilt(settled.error or "")
     if (path, key) not in fx.references:
@@ -123,17 +123,11 @@ async def _store(fx: Answering, path: Path, key: str) -> Any:
 
 async def _tool_error(fx: Answering, path: Path, key: str) -> Any:
     index = fx.next_of_call(path, key, r.CallSettled)
-    if index is None:
-        return await fx.cut_off(path, None, "tool_error_formatter")
-    settled = await fx.known(index, "tool_error_formatter")
-    return settled.outcome.output
+    return (await fx.told(index, path, None, "tool_error_formatter")).outcome.output
 
 
 async def _input_filter(fx: Answering, path: Path, key: str) -> Any:
-    index = fx.find(r.HandedOff, path)
-    if index is None:
-        return await fx.cut_off(path, None, "input_filter")
-    await fx.known(index, "input_filter")
+    await fx.told(fx.find(r.HandedOff, path), path, None, "input_filter")
     replaced = fx.find(r.HistoryReplaced, path, lambda record: record.reason == "handoff_filter")
     found: Any = None if replaced is None else fx.records[replaced]
     items = found.items if found is not None else ()
@@ -142,42 +136,30 @@ async def _input_filter(fx: Answering, path: Path, key: str) -> Any:
 
 async def _on_handoff(fx: Answering, path: Path, key: str) -> Any:
     index = fx.find(r.HandedOff, path, lambda record: record.call_id == key)
-    if index is None:
-        return await fx.cut_off(path, None, "on_handoff")
-    await fx.known(index, "on_handoff")
+    await fx.told(index, path, None, "on_handoff")
 
 
 async def _merged_input(fx: Answering, path: Path, key: str) -> Any:
-    index = fx.find(r.RunStarted, path)
-    if index is None or fx.records[index].shown is None:  # type: ignore[union-attr]
-        return await fx.cut_off(path, None, "session_input_callback")
-    return list((await fx.known(index, "session_input_callback")).shown)
+    index = fx.find(r.RunStarted, path, lambda record: record.shown is not None)
+    return list((await fx.told(index, path, None, "session_input_callback")).shown)
 
 
 async def _built_input(fx: Answering, path: Path, key: str) -> Any:
-    index = fx.find(r.RunStarted, path)
-    if index is None:
-        return await fx.cut_off(path[:-1], key, "input_builder")
-    return list((await fx.known(index, "input_builder")).input)
+    return list((await fx.told(fx.find(r.RunStarted, path), path[:-1], key, "input_builder")).input)
 
 
 async def _extracted_output(fx: Answering, path: Path, key: str) -> Any:
     outer = path[:-1]
     index = fx.next_of_call(outer, key, r.BodyEnded | r.CallSettled)
-    found: Any = None if index is None else fx.records[index]
-    if index is None or not isinstance(found, r.BodyEnded):
-        return await fx.cut_off(outer, key, "custom_output_extractor")
-    await fx.known(index, "custom_output_extractor")
+    ended = index is not None and isinstance(fx.records[index], r.BodyEnded)
+    found = await fx.told(index if ended else None, outer, key, "custom_output_extractor")
     if found.failed:
         raise rebuilt(found.error or "", fatal=fx.is_fatal(found))
     return fx.value_of(found, fx.settled(outer, key))
 
 
 async def _filtered_request(fx: Answering, path: Path, key: str) -> Any:
-    index = fx.find(r.ModelRequested, path)
-    if index is None:
-        return await fx.cut_off(path, None, "call_model_input_filter")
-    requested = await fx.known(index, "call_model_input_filter")
+    requested = await fx.told(fx.find(r.ModelRequested, path), path, None, "call_model_input_filter")
     # What it made of the request isn't in the log, but for the digest.
     fx.unfiltered.add((path, requested.turn))
     return ModelInputData(input=(), instructions=None)
