@@ -195,7 +195,7 @@ class ReplayLog:
                 return None  # there were none, or they came to their end
             if not isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut):
                 self.firm = type(wanted) is type(record) and isinstance(wanted, _OF_DEFINITIONS)
-                self.diverge(record, explained(self.recorded, self.cursor, wanted, record, difference))
+                self.diverge(record, explained(wanted, record, difference))
                 return record
             self.insert()
         self.diverge(record, "The log ends here, and the replay goes on.")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentloop import records as r
-from agentloop.testing._recorded import Difference, Recorded
+from agentloop.testing._recorded import Difference
 
 _LIMIT = 160
 
@@ -51,11 +51,11 @@ def _turn(record: r.Record | None) -> str:
     return "" if record is None else f"in turn {record.turn}, " if record.turn else ""
 
 
-def explained(recorded: Recorded, n: int, wanted: r.Record, got: r.Record, difference: Difference) -> str:
+def explained(wanted: r.Record, got: r.Record, difference: Difference) -> str:
     """Return why *got* isn't *wanted*, and what that may come from."""
     if difference.place == "kind":
         said = f"{_turn(wanted)}the log has {named(wanted)}, and the replay came to {named(got)}."
-        return " ".join([said, *_hints_of_kinds(recorded, n, wanted, got)])
+        return " ".join([said, *_hints_of_kinds(wanted, got)])
     said = (
         f"{_turn(wanted)}{named(wanted)}: `{difference.place}` was {short(difference.wanted)} and is now "
         f"{short(difference.got)}."
@@ -131,7 +131,7 @@ def _of_statuses(old: Any, new: Any) -> str:
     return "The tool's policies have changed."
 
 
-def _hints_of_kinds(recorded: Recorded, n: int, wanted: r.Record, got: r.Record) -> list[str]:
+def _hints_of_kinds(wanted: r.Record, got: r.Record) -> list[str]:
     match wanted, got:
         case (r.CallSettled(outcome=outcome), r.CallStarted() | r.GuardrailSettled() | r.Answered()):
             return [_of_statuses(outcome.status, "succeeded")]

@@ -1,8 +1,30 @@
 """Every built-in invariant holds of a real run, and is seen to be broken where one thing is wrong with its log."""
 
-import pytest
-from testing.planted import PLANTED, queued
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
+import attrs
+import pytest
+from testing.planted import (
+    PLANTED,
+    both_failing,
+    cancelled,
+    cleaning,
+    decided,
+    failing,
+    judged_again,
+    many,
+    queued,
+    rated,
+    receipted,
+    refused,
+    rich,
+    slowly_read,
+    tripped,
+)
+
+from agentloop.outcomes import CallOutcome
 from agentloop.testing.evidence import Evidence, Reading
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, findings_of
 
@@ -57,3 +79,61 @@ def test_an_empty_log_breaks_nothing() -> None:
     """A run that was cancelled before its first record has left none."""
     reading = Reading(Evidence(records=()))
     assert [list(law.judge(reading)) for law in LAWS.values()] == [[] for _ in LAWS]
+
+
+def tripped_input() -> Evidence:
+    """A run whose input was refused."""
+    return tripped("input")
+
+
+def tripped_output() -> Evidence:
+    """A run whose output was refused."""
+    return tripped("output")
+
+
+WORLDS = (
+    *(rich, queued, rated, cleaning, cancelled, failing, both_failing, many, decided, refused, receipted),
+    *(judged_again, slowly_read, tripped_input, tripped_output),
+)
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "call_id": ("c1", "c2", "nobody"),
+    "path": ((), ("c1",), ("nobody",)),
+    "turn": (0, 1, 7),
+    "attempt": (2, 7),
+    "tool": ("plain", "nothing"),
+    "agent": ("b", "nobody"),
+    "status": ("completed", "failed", "cancelled", "interrupted"),
+    "verdict": ("passed", "tripped", "RejectContent", "RaiseException", "Rewrite"),
+    "stage": ("input", "output", "tool_input", "tool_output"),
+    "failed": (True, False),
+    "outcome": (
+        *(CallOutcome(status=status) for status in ("succeeded", "failed", "timed_out", "skipped", "replayed")),
+        *(CallOutcome(status="cancelled", cancelled_by=by) for by in ("tool", "caller", "sibling", "deadline")),
+        CallOutcome(status="succeeded", output="other", body_finished=True),
+    ),
+}
+"""What else may stand in the fields of a record."""
+
+
+def damaged(records: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield *records* with one of them gone, there twice, in the place of its neighbour, or with another field."""
+    for n, record in enumerate(records):
+        before, after = list(records[:n]), list(records[n + 1 :])
+        yield [*before, *after]
+        yield [*before, record, record, *after]
+        if after:
+            yield [*before, after[0], record, *after[1:]]
+        for name, others in OTHERS.items():
+            for other in others:
+                if type(now := getattr(record, name, None)) is type(other) and now != other:
+                    yield [*before, attrs.evolve(record, **{name: other}), *after]
+
+
+@pytest.mark.parametrize("made", WORLDS, ids=lambda made: made.__name__)
+def test_a_damaged_log_is_judged_and_most_damage_is_found(made: Callable[[], Evidence]) -> None:
+    """No invariant raises over a log that no run has written."""
+    evidence = made()
+    logs = islice(damaged(evidence.records), 0, None, 3 if made is rich else 1)
+    found = [bool(findings_of(attrs.evolve(evidence, records=records))) for records in logs]
+    assert len(found) > 20
+    assert sum(found) / len(found) > 0.5

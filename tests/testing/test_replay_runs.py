@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentloop import (
     Runner,
     RunState,
     ToolExecution,
+    UsageLimits,
     handoff,
     input_guardrail,
     output_guardrail,
@@ -34,12 +36,14 @@ from agentloop.guardrail_results import Allow, RejectContent, ReplaceOutput, Rew
 from agentloop.handoffs import HandoffInputData
 from agentloop.items import UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
+from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
 from agentloop.record_codec import decode, encode, record_from_json, record_to_json
-from agentloop.records import RunEnded
+from agentloop.records import CallSettled, ModelResponded, RunEnded
 from agentloop.sessions import MemorySession
-from agentloop.testing import FunctionModel, call, fail, say
+from agentloop.testing import FunctionModel, call, fail, respond, say
 from agentloop.testing.replaying import Replayed, replay
+from agentloop.usage import RequestUsage
 
 BACKENDS: Any = ("asyncio", "trio")
 RAN: list[str] = []
@@ -558,3 +562,30 @@ def test_a_journal_with_a_torn_tail_is_replayed_as_far_as_it_goes(tmp_path: Path
     for length in range(1, len(whole.records)):
         prefix = whole.records[:length]
         assert lines(replay(prefix, agent).records) == lines(prefix)
+
+
+def test_budgets_and_limits_of_their_own() -> None:
+    """What requests and calls cost is read off the log: the application isn't asked for prices again."""
+
+    def cost(arguments: dict[str, Any]) -> Decimal:
+        return ran("cost", Decimal(arguments["n"]) / 2)
+
+    @tool(cost=cost, capacity=[Capacity(1, "desk"), Rate(50, 1.0, "rate")])
+    async def buy(n: int) -> str:
+        ran("buy")
+        await anyio.sleep(0.001)
+        return f"bought {n}"
+
+    usage = RequestUsage(input_tokens=4, output_tokens=2, total_tokens=6)
+    calls = [call("buy", {"n": n}, call_id=f"c{n}") for n in (1, 2, 9, 3)]
+    steps = ([respond(usage=usage), *calls], say("bought", usage=usage))
+    config = RunConfig(limits=UsageLimits(cost=5, tool_calls=10), price=lambda *_: ran("price", Decimal("0.25")))
+    [first, *_] = comes_out_the_same(Agent("buyer", model=scripted(*steps), tools=[buy]), config=config)
+    settled = [record for record in first.records if isinstance(record, CallSettled)]
+    assert {record.call_id: record.outcome.status for record in settled} == {
+        "c1": "succeeded",
+        "c2": "succeeded",
+        "c9": "skipped",
+        "c3": "succeeded",
+    }
+    assert [record.cost for record in first.records if isinstance(record, ModelResponded)] == ["0.25", "0.25"]
