@@ -1,0 +1,119 @@
+"""Which model a run asks: what its string means, who opens one that holds resources, and whose waiting counts."""
+
+import logging
+from typing import Any, Self
+
+import anyio
+import pytest
+
+from agentloop import Agent, ModelSettings, ModelTimeoutError, RunConfig, Runner, UserTypeError
+from agentloop.abc import ModelProvider
+from agentloop.testing import ScriptedModel, call, say, wait
+
+
+class Held(ScriptedModel):
+    """A model that has to be entered before it is asked."""
+
+    holds_resources = True
+
+    def __init__(self, *steps: Any) -> None:
+        super().__init__(steps)
+        self.entered = self.left = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.entered > self.left
+
+    async def __aenter__(self) -> Self:
+        self.entered += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.left += 1
+
+
+class Shelf(ModelProvider):
+    """Gives what stands on it, and notes what it was asked for."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.names: list[str] = []
+
+    def get_model(self, name: str) -> Any:
+        self.names.append(name)
+        return self.model
+
+
+async def test_a_string_means_what_the_run_s_provider_says(run_mode: Any) -> None:
+    """The whole string is handed to it."""
+    shelf = Shelf(ScriptedModel([say("hello")]))
+    result = await run_mode(Agent("a", model="mine:large"), "go", run_config=RunConfig(model_provider=shelf))
+    assert result.final_output == "hello"
+    assert shelf.names == ["mine:large"]
+
+
+async def test_a_provider_that_gives_no_model_is_told_so(run_mode: Any) -> None:
+    """By the value it gave."""
+    config = RunConfig(model_provider=Shelf(17))
+    with pytest.raises(UserTypeError, match="model: a Model or a model string is needed, not 17"):
+        await run_mode(Agent("a", model="mine"), "go", run_config=config)
+
+
+async def test_a_model_that_was_not_entered_is_opened_once_for_the_run_alone(
+    run_mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And left when the run is over; a warning says how to share it."""
+    model = Held(call("nothing"), say("done"))
+    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    with caplog.at_level(logging.WARNING, logger="agentloop"):
+        await run_mode(Agent("a", model=model), "go", run_config=config)
+    assert (model.entered, model.left) == (1, 1)
+    assert len([record for record in caplog.records if "was not entered" in record.message]) >= 1
+
+
+async def test_a_model_that_was_entered_is_asked_as_it_is(run_mode: Any) -> None:
+    """The run neither enters nor leaves it."""
+    async with Held(say("done")) as model:
+        await run_mode(Agent("a", model=model), "go")
+        assert (model.entered, model.left) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"agent": "a"}, "agent: an Agent is needed, not 'a'"),
+        ({"hooks": object()}, "hooks: RunHooks are needed"),
+        ({"session": 3}, "session: a Session is needed, not 3"),
+        ({"journal": 3}, "journal: a Journal is needed, not 3"),
+        ({"run_config": {}}, "run_config: a RunConfig is needed"),
+    ],
+)
+def test_what_is_no_run_s_is_refused_before_it_begins(given: dict[str, Any], words: str) -> None:
+    """Naming the argument."""
+    agent: Any = given.pop("agent", Agent("a", model=ScriptedModel([say("x")])))
+    with pytest.raises(UserTypeError, match=words):
+        Runner.run_sync(agent, "go", **given)
+
+
+@pytest.mark.backends("trio-virtual")
+async def test_a_slow_reader_is_no_slow_model() -> None:
+    """A model's time limit stands still while its answer waits for who reads the run."""
+    agent = Agent("a", model=ScriptedModel([say("a long answer, in many pieces")], chunk=2))
+    config = RunConfig(model_settings=ModelSettings(timeout=1.0), stream_buffer=1)
+    async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+        async for _ in stream:
+            await anyio.sleep(5.0)
+    assert stream.result.final_output == "a long answer, in many pieces"
+
+
+@pytest.mark.backends("trio-virtual")
+async def test_a_slow_model_is_one_whoever_reads() -> None:
+    """The limit goes on where nobody holds the answer up."""
+    agent = Agent("a", model=ScriptedModel([wait(60.0)]))
+    config = RunConfig(model_settings=ModelSettings(timeout=1.0), stream_buffer=1)
+    began = anyio.current_time()
+    with pytest.raises(ModelTimeoutError, match="within 1 second"):
+        async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+            async for _ in stream:
+                pass
+    assert anyio.current_time() - began == pytest.approx(1.0)
