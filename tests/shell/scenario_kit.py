@@ -89,6 +89,21 @@ class Watch(Instrument):
         outcome: CallOutcome = settled.outcome
         return outcome
 
+    def endings(self) -> dict[str, tuple[str, str | None]]:
+        """Return status and canceller by call id."""
+        return {
+            record.call_id: (record.outcome.status, record.outcome.cancelled_by) for record in self.of(r.CallSettled)
+        }
+
+    @property
+    def end(self) -> str:
+        """The status of the one `RunEnded`, which must be the last record."""
+        ends = self.of(r.RunEnded)
+        assert len(ends) == 1
+        assert self.records[-1] is ends[0]
+        status: str = ends[0].status
+        return status
+
 
 class SpanWatch(Watch):
     """Keeps spans and traces too, as they start and end."""
@@ -116,21 +131,6 @@ class SpanWatch(Watch):
         assert {id(span) for span in self.started} == {id(span) for span in self.ended}
         assert len(self.started) == len(self.ended)
         return [span for span in self.started if span.kind == kind]
-
-    def endings(self) -> dict[str, tuple[str, str | None]]:
-        """Return status and canceller by call id."""
-        return {
-            record.call_id: (record.outcome.status, record.outcome.cancelled_by) for record in self.of(r.CallSettled)
-        }
-
-    @property
-    def end(self) -> str:
-        """The status of the one `RunEnded`, which must be the last record."""
-        ends = self.of(r.RunEnded)
-        assert len(ends) == 1
-        assert self.records[-1] is ends[0]
-        status: str = ends[0].status
-        return status
 
 
 def watched(watch: Watch, *, config: RunConfig | None = None, **execution: Any) -> RunConfig:
