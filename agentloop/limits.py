@@ -44,7 +44,8 @@ class Limit:
 class LoopBinding:
     """Which loop a shareable limit belongs to, and whom to tell when its numbers change by hand."""
 
-    token: Any = None
+    loop: Any = None
+    """Stands for the loop, and doesn't hold it."""
     alive: Callable[[], bool] | None = None
     changed: Callable[[], None] | None = None
 
@@ -53,17 +54,17 @@ class LoopBinding:
         if self.changed is not None and self.alive is not None and self.alive():
             self.changed()
 
-    def bind(self, what: object, token: Any, alive: Callable[[], bool], changed: Callable[[], None]) -> None:
-        """Bind to the loop *token* stands for.
+    def bind(self, what: object, loop: Any, alive: Callable[[], bool], changed: Callable[[], None]) -> None:
+        """Bind to what *loop* stands for.
 
         Raises:
             UserError: if bound to another loop that is still alive.
         """
-        if self.token is token:
+        if self.loop is loop:
             return
-        if self.token is not None and self.alive is not None and self.alive():
+        if self.loop is not None and self.alive is not None and self.alive():
             raise UserError(f"{what!r} belongs to another event loop, which is still running")
-        self.token, self.alive, self.changed = token, alive, changed
+        self.loop, self.alive, self.changed = loop, alive, changed
 
 
 @attrs.frozen(kw_only=True)

@@ -13,11 +13,13 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import attrs
+from anyio.lowlevel import EventLoopToken
 
 from agentloop import effects as e
 from agentloop._core.state import RunFold
 from agentloop._core.turn import TurnView
 from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.native import liveness
 from agentloop._shell.pump import Pump
 from agentloop._shell.resources import Resources
 from agentloop._shell.threads import Threads
@@ -70,11 +72,14 @@ class LiveEffects:
 
 @attrs.define(eq=False)
 class LoopShared:
-    """What all runs of one event loop share: the arrival order of calls under shared limits, and live threads."""
+    """What all runs of one event loop share: the arrival order of calls under shared limits, and live threads.
+
+    It may not hold the loop: a `RunVar` goes with its loop, and what it has would keep that for ever.
+    """
 
     pump: Pump = attrs.field(factory=Pump)
     threads: Threads = attrs.field(factory=lambda: Threads(DEFAULT_MAX_THREADS))
-    token: Any = attrs.field(factory=anyio.lowlevel.current_token)
+    loop_lives: Callable[[], bool] = attrs.field(factory=lambda: liveness(anyio.lowlevel.current_token()))
     thread_ident: int = attrs.field(factory=threading.get_ident)
 
 
@@ -248,6 +253,8 @@ class LiveRun:
     """Returns what begins the trace of a run; None where no instrument asks for spans."""
     graph: AgentGraph
     """The agents of the whole tree, by key."""
+    token: EventLoopToken = attrs.field(factory=anyio.lowlevel.current_token)
+    """The loop it runs on, for those who ask from other threads."""
     view: TurnView | None = None
     parent: LiveRun | None = None
     scope: anyio.CancelScope | None = None
@@ -434,7 +441,7 @@ class LiveRun:
     def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
         """Cancel one call, running or queued; False if it has ended or is unknown. From any task or thread."""
         if threading.get_ident() != self.shared.thread_ident:
-            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.shared.token)
+            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.token)
         return self._cancel_call(path, call_id, reason)
 
     def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:

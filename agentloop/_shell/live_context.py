@@ -35,11 +35,11 @@ class LiveCallServices:
 
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
         """Report, from the loop or from the body's thread."""
-        shared = self._live.run.shared
-        if threading.get_ident() == shared.thread_ident:
+        run = self._live.run
+        if threading.get_ident() == run.shared.thread_ident:
             self._report(progress, total, message)
         else:
-            anyio.from_thread.run_sync(self._report, progress, total, message, token=shared.token)
+            anyio.from_thread.run_sync(self._report, progress, total, message, token=run.token)
 
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
         live = self._live

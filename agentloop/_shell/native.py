@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
@@ -144,16 +145,23 @@ def self_cancelled(error: BaseException) -> UserError:
     return failure
 
 
-def loop_lives(token: EventLoopToken) -> bool:
-    """Tell whether the event loop of *token* has not ended yet."""
-    native = token.native_token
-    if isinstance(native, asyncio.AbstractEventLoop):
-        return not native.is_closed()
-    try:
-        native.run_sync_soon(_nothing)  # type: ignore[attr-defined]  # a trio token; trio is an extra
-    except RuntimeError:  # trio.RunFinishedError
-        return False
-    return True
+def liveness(token: EventLoopToken) -> Callable[[], bool]:
+    """Return what tells whether the event loop of *token* has not ended yet, and doesn't hold it meanwhile."""
+    loop = weakref.ref(token.native_token)
+
+    def lives() -> bool:
+        native = loop()
+        if native is None:
+            return False
+        if isinstance(native, asyncio.AbstractEventLoop):
+            return not native.is_closed()
+        try:
+            native.run_sync_soon(_nothing)  # type: ignore[attr-defined]  # a trio token; trio is an extra
+        except RuntimeError:  # trio.RunFinishedError
+            return False
+        return True
+
+    return lives
 
 
 def tell(token: EventLoopToken, fn: Callable[..., object], *args: object) -> None:

@@ -28,7 +28,7 @@ from agentloop._core.plan import Answer, Arguments, Deliver, Execute, Plan, Plan
 from agentloop._core.secrecy import hidden_texts
 from agentloop._core.select import Failure, choose
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import Starter, cancelled_types, loop_lives, new_bell, starter
+from agentloop._shell.native import Starter, cancelled_types, new_bell, starter
 from agentloop._shell.pump import Pump
 from agentloop._shell.stacks import stack_of
 from agentloop._shell.threads import Place
@@ -261,7 +261,7 @@ class Batch:
         for live in self.calls:
             for limit in live.tool.capacity:
                 bound = True
-                limit.binding.bind(limit, shared.token, lambda: loop_lives(shared.token), shared.pump.pump)
+                limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
         return shared.pump if bound else Pump()
 
     # -- running

@@ -140,7 +140,6 @@ class _Lives:
     def live(self, backend: Backend) -> WorldRun:
         """Begin, or go on from what the disk holds, until the end or the crash."""
         outside = self._outside
-        self.disk.on_death = self._remember
         journal = FileJournal(NAME, storage=self.disk, codec=self.codec)
         recorder = Recorder(Tape(self.world.tape if not self.runs else ()))
         world = self._left(outside, journal)
@@ -148,14 +147,18 @@ class _Lives:
         async def begin(driven: Driven) -> Any:
             return await self._restored(driven, journal)
 
-        with _unsaid("bytes of a batch that a crash cut off are dropped"):
-            driven = drive_world(
-                world,
-                backend=backend,
-                streamed=self.streamed,
-                scheduler=recorder,
-                begin=begin if self.held else None,
-            )
+        self.disk.on_death = self._remember
+        try:
+            with _unsaid("bytes of a batch that a crash cut off are dropped"):
+                driven = drive_world(
+                    world,
+                    backend=backend,
+                    streamed=self.streamed,
+                    scheduler=recorder,
+                    begin=begin if self.held else None,
+                )
+        finally:
+            self.disk.on_death = None  # a journal that nobody closed holds its disk as long as the process lives
         run = world_run_of(world, backend, self.streamed, recorder, driven)
         self.kept.append(len(self.held))
         self.runs.append(run)

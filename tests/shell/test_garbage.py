@@ -1,6 +1,8 @@
 """What a run leaves behind: nothing that waits for the garbage collector, or a thousand runs would feed it."""
 
+import asyncio
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agentloop import Agent, RunConfig, RunHooks, Runner, tool
+from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, tool
 from agentloop.testing import ScriptedModel, call, say
 
 Job = Callable[[], Awaitable[None]]
@@ -101,3 +103,51 @@ def test_a_run_that_is_over_leaves_nothing_to_the_garbage_collector(
         await way(next(left), **options)
 
     assert not _garbage(backend, job)
+
+
+SHARED = Capacity(2)
+
+
+@tool(capacity=SHARED)
+async def share(x: int) -> str:
+    """Work under a limit that outlives each loop."""
+    await anyio.lowlevel.checkpoint()
+    return "ok"
+
+
+@tool
+def sync(x: int) -> str:
+    """Work in a thread."""
+    return "ok"
+
+
+def test_a_loop_that_is_over_is_let_go() -> None:
+    """What the runs of a loop share goes with it, though tools and their limits stay for the next loop."""
+
+    async def main() -> asyncio.AbstractEventLoop:
+        calls = [call("share", {"x": 1}), call("share", {"x": 2}), call("sync", {"x": 3})]
+        agent: Agent[Any, Any] = Agent("outer", model=ScriptedModel([calls, say("done")]), tools=[share, sync])
+        await _plain(agent)
+        return asyncio.get_running_loop()
+
+    def loops() -> list[weakref.ref[asyncio.AbstractEventLoop]]:
+        return [weakref.ref(anyio.run(main, backend="asyncio")) for _ in range(2)]
+
+    gone = loops()
+    gc.collect()
+    assert [loop() for loop in gone] == [None, None]
+
+
+def test_a_trio_run_that_is_over_is_let_go() -> None:
+    """The same for what stands for a run of trio."""
+
+    async def main() -> object:
+        agent: Agent[Any, Any] = Agent(
+            "outer", model=ScriptedModel([[call("share", {"x": 1})], say("done")]), tools=[share]
+        )
+        await _plain(agent)
+        return anyio.lowlevel.current_token().native_token
+
+    gone = [weakref.ref(anyio.run(main, backend="trio")) for _ in range(2)]
+    gc.collect()
+    assert [token() for token in gone] == [None, None]
