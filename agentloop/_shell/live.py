@@ -393,7 +393,7 @@ class LiveRun:
 
     def let_go(self) -> None:
         """Leave nothing that holds the run and is held by it: what is over needn't wait for a garbage collection."""
-        self.log.events = None
+        self.log.events = self.log.spans = self.open_spans = self.open_journal = None
         self.children.clear()
 
     def ended_by(self) -> str:

@@ -70,6 +70,8 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     """Return the result of *run*, which has ended without an error."""
     end = run.state.ended
     assert end is not None
+    # What is kept of a run is what it left, not what it ran with.
+    agent, fold, context = run.root.graph.root, run.log.state, run.context.context
     return RunResult(
         **_fields(run),
         final_output=end.final_output,
@@ -77,7 +79,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
         stop_reason=end.stop_reason,
         last_response_id=run.state.last_response_id,
         interruptions=tuple(run.state.interruptions()),
-        state=lambda: RunState.of(run.root.graph.root, run.log.state, run.context.context),
+        state=lambda: RunState.of(agent, fold, context),
         history=valid_history(run.state.history),
     )
 

@@ -111,8 +111,9 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     # -- asyncio's own
 
     def close(self) -> None:
-        """Close the loop, and let its tasks go."""
+        """Close the loop, and let its tasks and who counts their steps go."""
         super().close()
+        self._before_step = None
         for kept in (self._serials, self._labels, self._choosing):
             kept.clear()
 

@@ -61,11 +61,10 @@ class _Clock(trio.abc.Clock):
 class _Deadlines(internals.Deadlines):
     """Deadlines of one run. Those of one time stand in the order in which they were set; trio goes by addresses."""
 
-    def __init__(self, clock: _Clock, runner: Any) -> None:
+    def __init__(self, clock: _Clock) -> None:
         super().__init__()
         self.apart = False
         self._clock = clock
-        self._runner = runner
         self._number = 0
         self._late: set[int] = set()
 
@@ -86,7 +85,7 @@ class _Deadlines(internals.Deadlines):
             due.append(heapq.heappop(self._heap))
         # What was over before it was set isn't brought by time: on asyncio it comes in the next pass as well.
         chosen = [entry for entry in due if entry[1] in self._late]
-        if not chosen and not self._runner.runq:
+        if not chosen and not _runner().runq:
             chosen = due[:1]
         self._late.clear()
         later = [*self._heap, *(entry for entry in due if entry not in chosen)]
@@ -106,6 +105,7 @@ class TrioClockwork:
         self._choosing: Choosing[Any] = Choosing(scheduler)
         self._one_at_a_time = order == "steps"
         self._generator = generator
+        self.before_step: Callable[[object], None] | None = None
         self._labels: dict[Any, str] = {}
         self._blocked: list[trio.Event] = []
         self._ours: dict[Any, bool] = {}
@@ -123,8 +123,7 @@ class TrioClockwork:
         result: Any = None
         error: BaseException | None = None
         self._ours[trio.lowlevel.current_task()] = True
-        runner: Any = internals.GLOBAL_RUN_CONTEXT.runner  # pyright: ignore[reportAttributeAccessIssue]
-        runner.deadlines = self._deadlines = _Deadlines(self.clock, runner)
+        _runner().deadlines = self._deadlines = _Deadlines(self.clock)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._let_time_pass, nursery.cancel_scope)
             self._ours.update((keeper, False) for keeper in nursery.child_tasks)
@@ -168,7 +167,14 @@ class TrioClockwork:
 
     def instruments(self, before_step: Callable[[object], None] | None) -> list[trio.abc.Instrument]:
         """Return what tells *before_step* of each step."""
-        return [] if before_step is None else [_Steps(before_step, self)]
+        self.before_step = before_step
+        return [] if before_step is None else [_Steps(self)]
+
+    def let_go(self) -> None:
+        """Let the program and its tasks go: what trio keeps of a run that is over is a cycle, which holds this."""
+        self.before_step = None
+        for kept in (self._ours, self._labels, self._blocked, self._choosing):
+            kept.clear()
 
     # -- what tells of itself
 
@@ -209,7 +215,7 @@ class TrioClockwork:
 
     def shuffle(self, batch: list[Any]) -> None:
         """Put *batch* in order; called by trio with the ready tasks, the last of which runs first."""
-        runner: Any = internals.GLOBAL_RUN_CONTEXT.runner  # pyright: ignore[reportAttributeAccessIssue]
+        runner = _runner()
         if runner.clock is not self.clock:
             self._generator.shuffle(batch)
         elif self._abort:
@@ -241,13 +247,18 @@ class TrioClockwork:
 
 
 class _Steps(trio.abc.Instrument):
-    def __init__(self, before_step: Callable[[object], None], clockwork: TrioClockwork) -> None:
-        self._before_step = before_step
+    def __init__(self, clockwork: TrioClockwork) -> None:
         self._clockwork = clockwork
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        if self._clockwork.is_ours(task):
-            self._before_step(task)
+        told = self._clockwork.before_step
+        if told is not None and self._clockwork.is_ours(task):
+            told(task)
+
+
+def _runner() -> Any:
+    """Return trio's own part of the current run."""
+    return internals.GLOBAL_RUN_CONTEXT.runner  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _serial(task: Any) -> int:
@@ -278,6 +289,7 @@ def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Ite
         raise
     finally:
         internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
+        clockwork.let_go()
 
 
 def current() -> TrioClockwork | None:

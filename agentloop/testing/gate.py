@@ -28,6 +28,7 @@ class Gate:
         self._waiting: dict[str, anyio.Event] = {}
         self._some = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
+        self._over = False
 
     async def __aenter__(self) -> Gate:
         self._loop = waiting()
@@ -42,8 +43,11 @@ class Gate:
     async def __aexit__(self, *error: object) -> None:
         assert self._group is not None
         self._loop.timers_apart = self._apart_before
-        self._group.cancel_scope.cancel()
-        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - joins what was just cancelled
+        # Woken, not cancelled: on asyncio a cancelled task of a group leaves a cycle with every frame around it.
+        self._over = True
+        self._some.set()
+        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - joins the gate's own task, which ends now
+        self._group = None
 
     async def point(self, label: str) -> None:
         """Wait to be let through. Equal labels are told apart by the order in which they came."""
@@ -58,12 +62,12 @@ class Gate:
             self._waiting.pop(label, None)
 
     async def _let_through(self) -> None:
-        while True:
+        while not self._over:
             if not self._waiting:
                 self._some = anyio.Event()
                 await self._some.wait()
             await self._loop.all_blocked()
-            if not self._waiting:
+            if self._over or not self._waiting:
                 continue
             labels = sorted(self._waiting)
             if self._loop.next_timer() is not None:

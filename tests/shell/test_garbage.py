@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, tool
+from agentloop import Agent, Capacity, Instrument, RunConfig, RunHooks, Runner, tool
 from agentloop.testing import ScriptedModel, call, say
 
 Job = Callable[[], Awaitable[None]]
@@ -36,6 +36,13 @@ class Quiet(RunHooks):
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
         """Hear of it."""
+
+
+class Timing(Instrument):
+    """Hears of spans."""
+
+    def on_span_end(self, span: Any) -> None:
+        """Hear of one."""
 
 
 TURNS: dict[str, list[Any]] = {
@@ -87,7 +94,9 @@ def _garbage(backend: str, job: Job) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"hooks": Quiet(), "run_config": RunConfig(timeout=60)}], ids=["plain", "usual"]
+    "options",
+    [{}, {"hooks": Quiet(), "run_config": RunConfig(timeout=60)}, {"run_config": RunConfig(instruments=[Timing()])}],
+    ids=["plain", "usual", "traced"],
 )
 @pytest.mark.parametrize("way", [_plain, _streamed])
 @pytest.mark.parametrize("turn", TURNS)
