@@ -95,6 +95,10 @@ class AgentGraph:
             raise StateError(f"agent {key!r} isn't in the graph of agent {self.root.name!r} (it has: {known})")
         return agent
 
+    def agents(self) -> list[Agent[Any, Any]]:
+        """Return every agent that can be reached now."""
+        return _reachable(self.root)
+
     def _learn(self, agent: Agent[Any, Any]) -> None:
         agents = {id(one): one for one in (*_reachable(self.root), agent)}
         alike: defaultdict[str, list[Agent[Any, Any]]] = defaultdict(list)

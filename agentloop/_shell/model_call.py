@@ -46,7 +46,7 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
         if hooks is not None:
             await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
     response = await _asked(run, view, request)
-    items = _sorted_out(view, response.items)
+    items = _sorted_out(run, view, response.items)
     if items is not response.items:
         response = attrs.evolve(response, items=items)
     run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
@@ -189,19 +189,23 @@ def _latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return tuple(kept)
 
 
-def _sorted_out(view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
+def _sorted_out(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return a response's items with calls of handoffs as what they are, and calls with what of them is secret."""
     names = {handoff.name for handoff in view.handoffs}
-    if not names and not any(tool.secret or tool.secret_output for tool in view.tools):
-        return items
-    return tuple(_call_of(view, item, names) if isinstance(item, ToolCall) else item for item in items)
+    return tuple(_call_of(run, view, item, names) if isinstance(item, ToolCall) else item for item in items)
 
 
-def _call_of(view: TurnView, call: ToolCall, handoffs: set[str]) -> Item:
+def _call_of(run: LiveRun, view: TurnView, call: ToolCall, handoffs: set[str]) -> Item:
     if call.namespace is None and call.name in handoffs:
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
     tool = find_tool(view.by_key, call.name, call.namespace)
-    if tool is None or not (tool.secret or tool.secret_output):
+    if tool is None:
+        # Of a tool that isn't shown now, or is another agent's: it won't run, and is in the log none the less.
+        each = ({one.lookup_key: one for one in agent.tools} for agent in run.graph.agents())
+        known = [find_tool(tools, call.name, call.namespace) for tools in each]
+        secret = frozenset().union(*(one.secret for one in known if one is not None))
+        return attrs.evolve(call, secret=secret) if secret else call
+    if not (tool.secret or tool.secret_output):
         return call
     return attrs.evolve(call, secret=tool.secret, secret_output=tool.secret_output)
 
