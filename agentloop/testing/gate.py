@@ -62,12 +62,14 @@ class Gate:
             self._waiting.pop(label, None)
 
     async def _let_through(self) -> None:
-        while not self._over:
+        while True:
             if not self._waiting:
                 self._some = anyio.Event()
                 await self._some.wait()
             await self._loop.all_blocked()
-            if self._over or not self._waiting:
+            if self._over:
+                return
+            if not self._waiting:
                 continue
             labels = sorted(self._waiting)
             if self._loop.next_timer() is not None:

@@ -151,14 +151,17 @@ async def test_a_call_that_times_out(case: Case) -> None:
     await case.check()
 
 
-@pytest.mark.parametrize("of", ["this agent", "another agent"])
-async def test_a_call_of_a_tool_that_is_not_shown(case: Case, of: str) -> None:
-    """Off for this turn, or another agent's: the model repeats it from what it has seen, and it never runs."""
-    hidden = login(fails, is_enabled=of != "this agent")
-    if of == "this agent":
-        agent = logging_in(hidden)
-    else:
-        agent = logging_in(handoffs=[handoff(Agent("other", tools=[hidden]))])
+OFF = login(fails, is_enabled=False)
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [lambda: logging_in(OFF), lambda: logging_in(handoffs=[handoff(Agent("other", tools=[OFF]))])],
+    ids=["off", "another agent's"],
+)
+async def test_a_call_of_a_tool_that_is_not_shown(case: Case, agent: Any) -> None:
+    """The model repeats it from what it has seen, and it never runs."""
+    agent = agent()
     result = await case.run(agent, tool_not_found_behavior="return_error_to_model")
     assert statuses(result) == ["failed"]
     assert "not found" in str(shown(agent)["c1"])
