@@ -32,6 +32,8 @@ class _Held:
         try:
             # Shielded: bodies use the resource while they wind up; `Resources.close` ends it after them.
             with self.scope:
+                if self.stop.is_set():
+                    return  # the run ended before this task came to anything
                 async with self.factory() as self.value:
                     self.ready = True
                     self.settled.set()
@@ -69,7 +71,7 @@ class Resources:
             held = self._held[key] = _Held(factory)
             self.spawn(held.host)
         await held.settled.wait()
-        if held.ready:
+        if held.ready and not held.stop.is_set():
             return held.value
         if self._held.get(key) is held:
             del self._held[key]
@@ -81,11 +83,14 @@ class Resources:
         self._closed = True
         while self._held:
             _, held = self._held.popitem()
-            with cleanup.section(on_cut=lambda: cut("resource exit")):
-                held.stop.set()
-                if not held.ready:
-                    held.scope.cancel()
+            held.stop.set()
+            entering = not held.ready
+            if entering:
+                held.scope.cancel()
+            with cleanup.section() as section:
                 await held.left.wait()
+            if section.cancelled_caught or (entering and held.ready):  # entered all the same, and left under that
+                cut("resource exit")
             held.scope.cancel()
             with anyio.CancelScope(shield=True):
                 await held.left.wait()

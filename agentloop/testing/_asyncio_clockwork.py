@@ -194,6 +194,11 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     # -- in which order
 
     def _run_pass(self) -> None:
+        if len(self._ready) == 1:
+            handle = self._ready.popleft()
+            if not handle._cancelled:
+                self._run_handle(handle)
+            return
         handles = list(self._ready)
         self._ready.clear()
         places = [index for index, handle in enumerate(handles) if not handle._cancelled and _task_of(handle)]

@@ -156,6 +156,8 @@ class _OneEntry:
         """Run what *begin* makes to the end of the entry."""
         stream, effects = begin(), self.effects
         self.stream = stream
+        # Each entry has a loop of its own, and the tools' rates count over all of them.
+        await anyio.sleep(max(0.0, effects.records[self.entry.start].at - effects.records[0].at))
         effects.enter(self.entry)
         try:
             async with anyio.create_task_group() as group:

@@ -79,6 +79,8 @@ class Taste:
 
     turns: int = 3
     calls: int = 4
+    tools: int = 3
+    """How many tools of its own an agent has at most: the fewer, the more calls are of one tool."""
     faults: bool = True
     """Bodies that fail, hang, cancel and refuse; models that fail; calls that are malformed, repeated or unknown."""
     guards: bool = True
@@ -120,8 +122,8 @@ def draw_cast(chance: Chance, taste: Taste) -> Cast:
 
 
 def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...], nesting: int) -> Role:
-    """Return one agent with one to three tools, of which one may be an agent itself."""
-    actors = [draw_actor(chance, taste, f"{name}_{place}") for place in range(chance.whole(1, 3))]
+    """Return one agent with one to three tools, and maybe one that is an agent itself."""
+    actors = [draw_actor(chance, taste, f"{name}_{place}") for place in range(chance.whole(1, taste.tools))]
     if nesting and chance.one_in(4):
         inner = draw_role(chance, attrs.evolve(taste, handoffs=False), f"{name}n", (), nesting - 1)
         actor = Actor(name=f"{name}_agent", agent=inner, raises=taste.faults and chance.one_in(6))
@@ -164,7 +166,7 @@ def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
         rated=limits and times and chance.one_in(10),
         before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
         after=tuple(chance.pick(after) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
-        approval=taste.approvals and chance.one_in(3),
+        approval=taste.approvals and chance.one_in(2),
         secret=taste.secrets and chance.one_in(12),
     )
     if actor.approval and guards and actor.timeout_raises and not actor.before:
@@ -248,7 +250,7 @@ class _Play:
             key = "/".join([*path, call_id])
             self.nested[key] = self.turns(actor.agent, (*path, call_id), depth + 1)
         else:
-            number = chance.whole(0, 3) if actor.idempotent else chance.whole(0, 99)
+            number = chance.whole(0, 1) if actor.idempotent else chance.whole(0, 99)
             arguments = json.dumps({"n": number, "key": f"{KEY} {call_id}"} if actor.secret else {"n": number})
             if taste.faults and chance.one_in(14):
                 arguments = chance.pick(FAULTY_ARGUMENTS)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from agentloop import records as r
 from agentloop._core.state import RunFold
+from agentloop.exceptions import JournalError
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -206,7 +207,10 @@ def results_follow_model_order(seen: Reading) -> Findings:
 
 @law("accounting")
 def exactly_one_end(seen: Reading) -> Findings:
-    """A run gives exactly one of a final output, an error, an interruption or a cancellation, and its log agrees."""
+    """A run gives exactly one of a final output, an error, an interruption or a cancellation, and its log agrees.
+
+    Of a journal that fails behind the log's end, the error alone tells.
+    """
     if seen.root is None or not seen.root.ended:
         return
     n, end = seen.root.ended[-1]
@@ -221,10 +225,10 @@ def exactly_one_end(seen: Reading) -> Findings:
         else:
             yield HELD
     elif error is not None and isinstance(error, Exception) and seen.evidence.cancellation is None:
-        if end.status != "failed":
-            yield broken(f"the run raised {type(error).__name__}, the log says {end.status}", n)
-        else:
+        if end.status == "failed":
             yield HELD
+        elif not isinstance(error, JournalError):
+            yield broken(f"the run raised {type(error).__name__}, the log says {end.status}", n)
     if end.status == "completed" and end.error is not None:
         yield broken("a completed run has an error", n)
     if end.status != "completed" and end.final_output is not None:

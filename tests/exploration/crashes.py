@@ -23,7 +23,7 @@ from agentloop.testing.runs import World, WorldRun
 
 from .counts import SLOW, Counts
 
-EVERY = 7
+EVERY = 8
 """Every so manyth round has crash points."""
 POINTS = 7
 WITHIN = 12
@@ -46,7 +46,8 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
     Raises:
         AssertionError: what doesn't hold, and where the world crashed.
     """
-    parts = draw_world(chance, Taste(turns=2, calls=3, faults=chance.one_in(2), approvals=number % 3 == 0))
+    tools, faults = chance.whole(1, 3), chance.one_in(2)
+    parts = draw_world(chance, Taste(turns=2, calls=3, tools=tools, faults=faults, approvals=number % 3 == 0))
     world = World(**parts, order=chance.pick(["gate", "gate", "passes"]), tape=draw_tape(chance))
     first, then = chance.pick(WAYS)
     streamed = chance.one_in(4)

@@ -34,6 +34,10 @@ from .malformed_stores import feed
 
 CANCELS = 2
 """Cancel points on each backend."""
+SMALL = Taste(turns=1, calls=3, tools=1)
+MIDDLE = Taste(turns=2, calls=3, tools=2)
+LARGE = Taste(turns=3, calls=4, tools=3)
+"""What full-stack worlds are of: most faults show in small ones, of which there is time for many more."""
 CORE_WORLDS = 100
 CORE_TAPES = 4
 """Schedules of one world of the core, the natural one and drawn ones: each is played as a world of its own."""
@@ -141,9 +145,8 @@ class Round:
     def full_stack(self, *, stop: bool = False) -> None:
         """One drawn world under several tapes on each backend, then cancelled at some points."""
         chance = self.chance
-        large = chance.one_in(3)
-        taste = Taste(turns=3 if large else 2, calls=4 if large else 3, approvals=self.number % 3 == 0)
-        parts = draw_world(chance, taste)
+        size = chance.pick([SMALL, SMALL, MIDDLE, LARGE])
+        parts = draw_world(chance, attrs.evolve(size, approvals=self.number % 3 == 0))
         order: Any = chance.pick(["gate", "gate", "gate", "passes", "steps"])
         streamed, backend = chance.one_in(3), BACKENDS[self.number % len(BACKENDS)]
         runs: list[WorldRun] = []
@@ -230,7 +233,7 @@ class Round:
         """Drawn worlds of the core, each under several tapes and ends."""
         chance, played = self.chance, 0
         while played < CORE_WORLDS:
-            world = draw_core_world(chance, turns=2, calls=4 if chance.one_in(4) else 3)
+            world = draw_core_world(chance, turns=2 if chance.one_in(3) else 1, calls=4 if chance.one_in(4) else 3)
             for tape in range(min(CORE_TAPES, CORE_WORLDS - played)):
                 chosen = Chosen(chance) if tape else Chosen()
                 self.core_world(world, chosen)

@@ -11,6 +11,8 @@ from shell.scenario_kit import Backend, Watch, agent_that_calls, cancelled_at, e
 
 from agentloop import Agent, RunConfig, Runner, RunResult, RunTimeout, ToolContext, tool
 from agentloop import records as r
+from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.resources import Resources
 from agentloop.testing import ScriptedModel, call, say
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
@@ -399,3 +401,56 @@ async def test_resource_that_ends_by_itself_is_not_handed_out_any_more() -> None
 
     with pytest.raises(SystemExit):
         await Runner.run(agent_that_calls("uses", tools=[uses]), "go", run_config=watched(watch))
+
+
+async def ended_while_entering(
+    factory: Callable[[], AbstractAsyncContextManager[Any]], *, begun: bool, then: Callable[[], None] = lambda: None
+) -> list[str]:
+    """End a run while a resource is being entered, or before the task for that has *begun*; return what was cut."""
+    tasks: list[Callable[[], Awaitable[None]]] = []
+    cut: list[str] = []
+    resources = Resources(tasks.append)
+
+    async def use() -> None:
+        with pytest.raises(RuntimeError, match="the run ended while a resource was being entered"):
+            await resources.get(factory)
+
+    async def end() -> None:
+        assert await resources.close(Cleanup(5), cut.append) == []
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(use)
+        await anyio.wait_all_tasks_blocked()
+        (host,) = tasks
+        for step in (host, end) if begun else (end, host):
+            group.start_soon(step)
+            await anyio.wait_all_tasks_blocked()
+        then()
+    return cut
+
+
+async def test_resource_whose_task_has_not_begun_when_the_run_ends_is_not_entered() -> None:
+    """Nobody needs it any more, and what is not entered needn't be left."""
+    shelf = Shelf()
+    cut = await ended_while_entering(shelf.factory("pool"), begun=False)
+    assert (shelf.lines, cut) == ([], [])
+
+
+async def test_resource_that_is_entered_although_it_is_given_up_is_said_to_be_cut() -> None:
+    """Its entry can't be interrupted, so it is left, but with no time for that."""
+    entered, left = anyio.Event(), []
+
+    @asynccontextmanager
+    async def stubborn() -> AsyncIterator[str]:
+        with anyio.CancelScope(shield=True):
+            await entered.wait()
+        try:
+            yield "nobody's"
+        finally:
+            left.append("begins to leave")
+            await anyio.sleep(1)
+            left.append("left")
+
+    cut = await ended_while_entering(stubborn, begun=True, then=entered.set)
+    assert left == ["begins to leave"]
+    assert cut == ["resource exit"]

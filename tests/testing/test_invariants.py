@@ -24,6 +24,7 @@ from testing.planted import (
     tripped,
 )
 
+from agentloop.exceptions import JournalError, UserError
 from agentloop.outcomes import CallOutcome
 from agentloop.testing.evidence import Evidence, Reading
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, findings_of
@@ -73,6 +74,14 @@ def test_what_was_not_watched_is_not_judged() -> None:
     assert {"spans_pair_and_nest", "tool_hooks_pair", "slots_are_used"} <= set(tally.unexercised())
     assert tally.exercised["one_ending_per_attempt"] == 1
     assert tally.worlds == 1
+
+
+def test_a_failure_of_the_journal_behind_the_end_stands_in_no_log() -> None:
+    """The end was there before it was found that it can't be written; any other error is the log's to tell."""
+    ended = attrs.evolve(queued(), result=None)
+    assert findings_of(attrs.evolve(ended, error=JournalError("full"))) == []
+    told = findings_of(attrs.evolve(ended, error=UserError("no")))
+    assert [finding.law for finding in told] == ["exactly_one_end"]
 
 
 def test_an_empty_log_breaks_nothing() -> None:

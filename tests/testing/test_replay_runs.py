@@ -506,6 +506,39 @@ def test_approvals_over_three_entries() -> None:
     comes_out_the_same(guarded(), run=over_three_entries)
 
 
+def test_a_rate_over_two_entries() -> None:
+    """What was started before a pause doesn't hold up what starts long after it."""
+    rated = attrs.evolve(double, capacity=(Rate(1, 0.05),))
+
+    @tool(needs_approval=True)
+    async def asked(n: int) -> int:
+        """Take a part of the time for which the rate would have no room."""
+        await anyio.sleep(0.02)
+        return n
+
+    agent = Agent(
+        "a",
+        tools=[rated, asked],
+        model=scripted(
+            [call("double", {"n": 1}, call_id="c1"), call("asked", {"n": 2}, call_id="c2")],
+            [call("double", {"n": 3}, call_id="c3"), call("asked", {"n": 4}, call_id="c4")],
+            say("done"),
+        ),
+    )
+
+    async def with_a_pause(agent: Any, config: RunConfig) -> None:
+        result = await Runner.run(agent, "go", run_config=config)
+        while result.status == "interrupted":
+            await anyio.sleep(0.1)
+            state = result.to_state()
+            state.approve(state.interruptions[0])
+            config.instruments[0].records.extend(state.records[len(result.records) :])
+            result = await Runner.run(agent, state, run_config=config)
+        assert result.final_output == "done"
+
+    comes_out_the_same(agent, run=with_a_pause)
+
+
 def test_a_run_that_crashed_and_went_on() -> None:
     """An entry without an end: it is replayed up to there, and then the one that went on from it."""
 
