@@ -507,8 +507,8 @@ def test_approvals_over_three_entries() -> None:
 
 
 def test_a_rate_over_two_entries() -> None:
-    """What was started before a pause doesn't hold up what starts long after it."""
-    rated = attrs.evolve(double, capacity=(Rate(1, 0.05),))
+    """What was started before a pause doesn't hold up what starts long after it, and let others go first."""
+    rated = attrs.evolve(double, name="rated", capacity=(Rate(1, 0.05),))
 
     @tool(needs_approval=True)
     async def asked(n: int) -> int:
@@ -518,22 +518,21 @@ def test_a_rate_over_two_entries() -> None:
 
     agent = Agent(
         "a",
-        tools=[rated, asked],
+        tools=[rated, double, asked],
         model=scripted(
-            [call("double", {"n": 1}, call_id="c1"), call("asked", {"n": 2}, call_id="c2")],
-            [call("double", {"n": 3}, call_id="c3"), call("asked", {"n": 4}, call_id="c4")],
+            [call("rated", {"n": 1}, call_id="c1"), call("asked", {"n": 2}, call_id="c2")],
+            [call("rated", {"n": 3}, call_id="c3"), call("double", {"n": 4}, call_id="c4")],
             say("done"),
         ),
     )
 
     async def with_a_pause(agent: Any, config: RunConfig) -> None:
         result = await Runner.run(agent, "go", run_config=config)
-        while result.status == "interrupted":
-            await anyio.sleep(0.1)
-            state = result.to_state()
-            state.approve(state.interruptions[0])
-            config.instruments[0].records.extend(state.records[len(result.records) :])
-            result = await Runner.run(agent, state, run_config=config)
+        await anyio.sleep(0.1)
+        state = result.to_state()
+        state.approve(state.interruptions[0])
+        config.instruments[0].records.extend(state.records[len(result.records) :])
+        result = await Runner.run(agent, state, run_config=config)
         assert result.final_output == "done"
 
     comes_out_the_same(agent, run=with_a_pause)
