@@ -219,6 +219,8 @@ class BodyEnded(_Record):
     attempt: int = 1
     kept: bool = False
     """Whether `value` is given."""
+    fatal: bool = False
+    """Whether what it raised was no `Exception`: such an error is answered by no policy of the tool."""
     secret: bool = _secret()
 
 

@@ -98,7 +98,8 @@ def _of_earlier(live: LiveCall) -> end.Ending:
     live.body_finished = True
     live.context = call_context(live)
     if body.failed:
-        return end.Raised(EarlierFailure(body.error or "the body failed"))
+        # What no policy answers would come around it.
+        return end.Raised(EarlierFailure(body.error or "the body failed"), "around" if body.fatal else "body")
     return end.Returned(body.value)
 
 
@@ -142,7 +143,8 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
 def _body_ended(live: LiveCall, ending: end.Returned | end.Raised) -> BodyEnded:
     where = live.run.here()
     if isinstance(ending, end.Raised):
-        return BodyEnded(*where, live.call_id, failed=True, error=error_summary(ending.error), attempt=live.attempt)
+        error, fatal = error_summary(ending.error), not isinstance(ending.error, Exception)
+        return BodyEnded(*where, live.call_id, failed=True, error=error, attempt=live.attempt, fatal=fatal)
     # What an output guardrail has not judged is kept nowhere.
     kept = not live.tool.tool_output_guardrails
     return BodyEnded(*where, live.call_id, value=ending.value if kept else None, attempt=live.attempt, kept=kept)

@@ -165,7 +165,7 @@ class ReplayEffects(ReplayLog):
                 return self.value_of(ended, settled)  # noqa: ASYNC104
         await self.known(index, what)
         if ended.failed:
-            raise rebuilt(ended.error or "", fatal=self.is_fatal(ended))
+            raise rebuilt(ended.error or "", fatal=ended.fatal)
         return self.value_of(ended, settled)
 
     def _took_too_long(self, settled: r.CallSettled) -> bool:
@@ -182,13 +182,6 @@ class ReplayEffects(ReplayLog):
         seconds = live.timeout_at - anyio.current_time() if live is not None else math.inf
         if 0 < seconds < math.inf:
             pass_time(seconds + BEFORE_TIMERS)
-
-    def is_fatal(self, ended: r.BodyEnded) -> bool:
-        """Tell whether a body's error was one that no policy may answer: the run ended with just that."""
-        assert ended.error is not None
-        end = self.find(r.RunEnded, ended.path)
-        found: Any = None if end is None else self.records[end]
-        return found is not None and found.error == ended.error and library_class(ended.error) is None
 
     def value_of(self, ended: r.BodyEnded, settled: r.CallSettled | None) -> Any:
         """Return what the body returned, or what stands for it: a text that is its output."""

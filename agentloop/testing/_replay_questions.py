@@ -31,7 +31,6 @@ class Answering(Protocol):
     def find(self, kind: Any, path: Path, test: Callable[[Any], bool] = ..., *, claim: bool = False) -> int | None: ...
     def next_of_call(self, path: Path, call_id: str, kind: Any = object) -> int | None: ...
     def settled(self, path: Path, call_id: str) -> r.CallSettled | None: ...
-    def is_fatal(self, ended: r.BodyEnded) -> bool: ...
     def value_of(self, ended: r.BodyEnded, settled: r.CallSettled | None) -> Any: ...
     async def known(self, index: int, what: str) -> Any:
         """Wait until record *index* is due, and return it."""
@@ -154,7 +153,7 @@ async def _extracted_output(fx: Answering, path: Path, key: str) -> Any:
     ended = index is not None and isinstance(fx.records[index], r.BodyEnded)
     found = await fx.told(index if ended else None, outer, key, "custom_output_extractor")
     if found.failed:
-        raise rebuilt(found.error or "", fatal=fx.is_fatal(found))
+        raise rebuilt(found.error or "", fatal=found.fatal)
     return fx.value_of(found, fx.settled(outer, key))
 
 

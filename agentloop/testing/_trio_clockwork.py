@@ -77,6 +77,9 @@ class _Deadlines(internals.Deadlines):
 
     def expire(self, now: float) -> bool:
         """Let what is due expire: all of it, or (apart) one at a time, and only when nothing is ready."""
+        if self.next_deadline() > now:
+            self._late.clear()
+            return False
         if not self.apart:
             self._late.clear()
             return super().expire(now)
@@ -222,7 +225,7 @@ class TrioClockwork:
             raise Deadlock
         elif self._one_at_a_time:
             batch[:] = self._one_of(batch, runner) if batch else []
-        else:
+        elif len(batch) > 1:
             batch[:] = reversed(self._permuted(batch))
 
     def _permuted(self, batch: Sequence[Any]) -> list[Any]:

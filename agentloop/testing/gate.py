@@ -62,20 +62,21 @@ class Gate:
             self._waiting.pop(label, None)
 
     async def _let_through(self) -> None:
-        while True:
+        while not self._over:
             if not self._waiting:
                 self._some = anyio.Event()
                 await self._some.wait()
             await self._loop.all_blocked()
-            if self._over:
-                return
-            if not self._waiting:
-                continue
-            labels = sorted(self._waiting)
-            if self._loop.next_timer() is not None:
-                labels.append(TIME)
-            chosen = labels[self._scheduler(labels)] if len(labels) > 1 else labels[0]
-            if chosen == TIME:
-                self._loop.jump()
-            else:
-                self._waiting.pop(chosen).set()
+            self._let_one_through()
+
+    def _let_one_through(self) -> None:
+        if self._over or not self._waiting:
+            return
+        labels = sorted(self._waiting)
+        if self._loop.next_timer() is not None:
+            labels.append(TIME)
+        chosen = labels[self._scheduler(labels)] if len(labels) > 1 else labels[0]
+        if chosen == TIME:
+            self._loop.jump()
+        else:
+            self._waiting.pop(chosen).set()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from agentloop import records as r
 from agentloop.testing._crash_laws import said_raise, sound, unknown
 from agentloop.testing._crash_lives import CrashRun, run_crashing, undisturbed
@@ -46,8 +48,8 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
     Raises:
         AssertionError: what doesn't hold, and where the world crashed.
     """
-    tools, faults = chance.whole(1, 3), chance.one_in(2)
-    parts = draw_world(chance, Taste(turns=2, calls=3, tools=tools, faults=faults, approvals=number % 3 == 0))
+    size = chance.pick([Taste(turns=2, calls=2, tools=1, nesting=0), Taste(turns=2, calls=3)])
+    parts = draw_world(chance, attrs.evolve(size, faults=chance.one_in(2), approvals=number % 3 == 0))
     world = World(**parts, order=chance.pick(["gate", "gate", "passes"]), tape=draw_tape(chance))
     first, then = chance.pick(WAYS)
     streamed = chance.one_in(4)

@@ -34,7 +34,7 @@ from .malformed_stores import feed
 
 CANCELS = 2
 """Cancel points on each backend."""
-SMALL = Taste(turns=1, calls=3, tools=1)
+SMALL = Taste(turns=1, calls=3, tools=1, nesting=0)
 MIDDLE = Taste(turns=2, calls=3, tools=2)
 LARGE = Taste(turns=3, calls=4, tools=3)
 """What full-stack worlds are of: most faults show in small ones, of which there is time for many more."""

@@ -1,6 +1,7 @@
 """Crashes, simulated: a run's journal is cut after every record, and the run goes on from there."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -33,6 +34,7 @@ from shell.resume_kit import Batches, by_turn, journal_of
 from agentloop import Agent, RejectContent, Runner, ToolCallError, ToolContext, tool, tool_output_guardrail
 from agentloop import records as r
 from agentloop.abc import Instrument
+from agentloop.exceptions import EarlierFailure
 from agentloop.guardrail_results import ReplaceOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, say
@@ -163,10 +165,16 @@ async def test_a_run_that_is_cancelled_at_any_record_goes_on_from_its_journal(wo
 # ---------------------------------------------------------------------------------------------- what is in doubt
 
 
-async def crashed_at(kind: str, agent: Agent[Any, Any], count: int = 1) -> Batches:
-    """Return the journal of a run of *agent* up to the *count*-th record of *kind*, that one included."""
+async def crashed_at(
+    kind: str, agent: Agent[Any, Any], count: int = 1, *, raises: type[BaseException] | None = None
+) -> Batches:
+    """Return the journal of a run of *agent* up to the *count*-th record of *kind*, that one included.
+
+    *raises* is what the run ends with, if anything.
+    """
     whole = Batches()
-    await Runner.run(agent, "go", journal=whole)
+    with pytest.raises(raises) if raises is not None else nullcontext():
+        await Runner.run(agent, "go", journal=whole)
     lines = await whole.read()
     places = [place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line]
     journal = Batches()
@@ -271,6 +279,24 @@ async def test_a_body_that_had_failed_is_told_as_it_would_have_been() -> None:
     done = await Runner.resume(agent, journal)
     assert statuses(done) == ["failed"]
     assert "ValueError(no luck)" in shown(agent)["w"]
+
+
+async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -> None:
+    """No policy of the tool is asked about something that is no `Exception`, neither before the crash nor after it."""
+
+    class Fatal(BaseException):
+        """No `Exception`."""
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        raise Fatal("over")
+
+    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    journal = await crashed_at("body_ended", agent, raises=Fatal)
+    with pytest.raises(EarlierFailure, match=r"Fatal\(over\)"):
+        await Runner.resume(agent, journal)
+    assert shown(agent) == {}
 
 
 async def test_what_an_output_guardrail_had_not_judged_was_not_kept() -> None:
