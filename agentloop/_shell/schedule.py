@@ -491,8 +491,13 @@ class Batch:
             self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
 
     def _may_expire(self, live: LiveCall) -> bool:
-        """Tell whether *live* waits for room; one that awaits an equal call doesn't."""
-        return live.phase == "waiting" and live not in self._followers.get(live.arguments.receipt or "", ())
+        """Tell whether *live* waits for room; one that awaits an equal call doesn't.
+
+        Nor does one that started in an earlier entry: nobody may be told that it didn't.
+        """
+        if live.phase != "waiting" or live.announced or live.attempt > 1:
+            return False
+        return live not in self._followers.get(live.arguments.receipt or "", ())
 
     # -- the owner
 

@@ -186,7 +186,10 @@ def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
 
 @law("accounting")
 def results_follow_model_order(seen: Reading) -> Findings:
-    """A result has every call of its own path once, in model order, with the outcome that the log has last."""
+    """A result has every call of its own path once, in model order, with the outcome that the log has last.
+
+    So do its outputs stand, but for those of calls that waited for a verdict, or went on in a later entry.
+    """
     data = seen.evidence.result
     if data is None:
         return
@@ -201,7 +204,8 @@ def results_follow_model_order(seen: Reading) -> Findings:
     outputs = [item.call_id for item in data.new_items if isinstance(item, ToolOutput)]
     places = {call.call_id: (call.turn.n, call.index) for call in seen.calls.values() if not call.path}
     known = [places[call_id] for call_id in outputs if call_id in places]
-    if known != sorted(known) and not any(call.requested for call in seen.calls.values()):
+    late = any(call.requested or len(call.settled) > 1 for call in seen.calls.values())
+    if known != sorted(known) and not late:
         yield broken(f"the result's outputs are out of order: {', '.join(outputs)}")
 
 

@@ -110,7 +110,7 @@ class CancelsItself(Part):
                 own = None
             if own is not None:
                 own.cancel(f"{stage.call_id} gave up")
-                await checkpoint()
+            await checkpoint()  # where nobody can be asked, too: it takes the same steps
         raise asyncio.CancelledError(f"{stage.call_id} gave up")
 
 

@@ -27,7 +27,7 @@ from .counts import SLOW, Counts
 
 EVERY = 8
 """Every so manyth round has crash points."""
-POINTS = 7
+POINTS = 8
 WITHIN = 12
 """The second life's crash comes within so many operations of its disk."""
 

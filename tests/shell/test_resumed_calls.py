@@ -240,6 +240,31 @@ async def test_approved_calls_of_a_nested_run_are_under_the_cap_it_inherits(run_
     assert shown(agent) == {"i": "inner done"}
 
 
+@pytest.mark.scenario("CO-07")
+@pytest.mark.backends("trio-virtual")
+@in_every_way
+async def test_a_call_that_started_before_a_pause_is_not_skipped_after_it(run_mode: Run, way: str) -> None:
+    """It waits for room behind another call for longer than `queue_timeout`; but nobody may say that it never began."""
+
+    @tool(needs_approval=True)
+    async def slow() -> str:
+        await anyio.sleep(3)
+        return "slow done"
+
+    @tool(needs_approval=True)
+    async def asked() -> str:
+        return "asked"
+
+    inner: Agent[Any, Any] = Agent("inner", model=ScriptedModel([call("asked"), say("inner done")]), tools=[asked])
+    agent = agent_with([slow, inner.as_tool()], [call("slow", call_id="c1"), call("inner", {"input": "go"}, "c2")])
+    config = executing(max_function_tool_concurrency=1, queue_timeout=1)
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=config)
+    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    assert shown(agent) == {"c1": "slow done", "c2": "inner done"}
+    assert result.final_output == "done"
+
+
 # ---------------------------------------------------------------------------------------------- guardrails of runs
 
 
