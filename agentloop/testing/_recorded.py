@@ -225,6 +225,9 @@ class Recorded:
         # For a nested run the end of the call around it comes from outside, too.
         around = self.calls.get((record.path[:-1], record.path[-1]))
         settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
+        if settled is None and not entry.ended:
+            # The log was cut off before it says why; whatever else goes on speaks against the end of it all.
+            return all(one.path[: len(record.path)] == record.path for one in self.records[index : entry.stop])
         return settled is not None and self._shows(settled, entry, by, is_end)
 
 

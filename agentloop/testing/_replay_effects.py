@@ -269,6 +269,8 @@ class ReplayEffects(ReplayLog):
         index = self.find(object, path, lambda record: not _is_beside(record))
         if index is None or self._ends_from_outside(index):
             await self.cut_off(path, None, "a hook")
+        if _is_skipped(self.records[index]):
+            return  # its call was queued, and had waited long by then: the hook was over
         place, at = self.queued.get((path, self.records[index].turn), (index, 0.0))
         if place < index and isinstance(self.records[index], r.CallStarted | r.GuardrailSettled):
             await self.until(place, "a hook", in_time=False)  # its calls were queued then: it was over
@@ -298,6 +300,10 @@ def _is_late(outcome: Any) -> bool:
     """Tell whether a body that returned had come too late: nothing else makes such an outcome of a value."""
     by_caller = outcome.cancelled_by == "caller" and outcome.body_finished
     return bool(outcome.status == "timed_out" or by_caller)
+
+
+def _is_skipped(record: r.Record) -> bool:
+    return isinstance(record, r.CallSettled) and record.outcome.status == "skipped"
 
 
 def _is_beside(record: r.Record) -> bool:
