@@ -15,6 +15,7 @@ import attrs
 
 from agentloop import records as r
 from agentloop.items import ToolCall
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.record_codec import record_to_json
 from agentloop.secret_values import missing_secrets
 
@@ -226,9 +227,14 @@ class Recorded:
         around = self.calls.get((record.path[:-1], record.path[-1]))
         settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
         if settled is None and not entry.ended:
-            # The log was cut off before it says why; whatever else goes on speaks against the end of it all.
-            return all(one.path[: len(record.path)] == record.path for one in self.records[index : entry.stop])
+            # The log was cut off before it says why. Whatever goes on beside it speaks against the end of it all.
+            beside = (one for one in self.records[index : entry.stop] if one.path[: len(record.path)] != record.path)
+            return all(isinstance(one, r.CleanupCut | r.ItemReleased) or _is_from_above(one) for one in beside)
         return settled is not None and self._shows(settled, entry, by, is_end)
+
+
+def _is_from_above(record: r.Record) -> bool:
+    return isinstance(record, r.CallSettled) and record.outcome.cancelled_by in FROM_ABOVE
 
 
 def _is_cancelled(record: r.Record) -> bool:

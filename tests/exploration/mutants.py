@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--list", type=Path, default=LIST)
     parser.add_argument("--only", action="append", default=[], help="the name of a mutant; may be given several times")
     parser.add_argument("--seed", default="mutants")
-    parser.add_argument("--rounds", type=int, default=250, help="at most so many rounds for each")
+    parser.add_argument("--rounds", type=int, default=500, help="at most so many rounds for each")
     parser.add_argument("--budget", type=float, default=300.0, help="at most so many seconds for each")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--base", type=Path, default=ROOT, help="the folder that holds agentloop/ and tests/")

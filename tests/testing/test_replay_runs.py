@@ -596,6 +596,45 @@ def test_a_journal_with_a_torn_tail_is_replayed_as_far_as_it_goes(tmp_path: Path
         assert lines(replay(prefix, agent).records) == lines(prefix)
 
 
+@pytest.mark.parametrize("recorded_on", BACKENDS)
+def test_a_log_cut_off_in_a_cancellation_is_replayed_as_far_as_it_goes(recorded_on: Any) -> None:
+    """Also where it doesn't say any more that the whole run was cancelled, and not the nested one alone."""
+    lasting = attrs.evolve(hangs, timeout=None)
+    inner = Agent("inner", tools=[lasting], model=scripted([call("hangs", call_id="i1"), call("hangs", call_id="i2")]))
+    calls = [call("inner", {"input": "x"}, call_id="c1"), call("hangs", call_id="c2"), call("hangs", call_id="c3")]
+    agent = Agent("a", tools=[inner.as_tool(), lasting], model=scripted(calls))
+    kept = Records()
+
+    async def main() -> None:
+        with anyio.move_on_after(0.05):
+            await Runner.run(agent, "go", run_config=RunConfig(instruments=[kept]))
+
+    anyio.run(main, backend=recorded_on)
+    assert kept.records[-1].status == "cancelled"
+    for length in range(1, len(kept.records) + 1):
+        prefix = kept.records[:length]
+        for other in BACKENDS:
+            assert lines(replay(prefix, agent, backend=other).records) == lines(prefix)
+
+
+def test_hooks_before_calls_that_wait_too_long() -> None:
+    """A hook that returned at once holds nothing up until the first of them is skipped."""
+
+    class Quick(RunHooks):
+        async def on_llm_end(self, *_: Any) -> None:
+            ran("llm")
+
+    rated = attrs.evolve(double, capacity=(Rate(1, 0.12),))
+    waiting = [call("double", {"n": n}, call_id=f"i{n}") for n in (1, 2)]
+    inner = Agent("inner", tools=[rated], model=scripted(*waiting, say("inner done")))
+    turn = [call("inner", {"input": "x"}, call_id="c1"), call("double", {"n": 1}, call_id="c2")]
+    config = RunConfig(tool_execution=ToolExecution(queue_timeout=0.05))
+    model = scripted(call("double", {"n": 0}, call_id="c0"), turn, say("done"))
+    replayed = comes_out_the_same(Agent("a", tools=[rated, inner.as_tool()], model=model), config=config, hooks=Quick())
+    statuses = [one.outcome.status for one in replayed[0].records if isinstance(one, CallSettled)]
+    assert statuses.count("skipped") == 3
+
+
 def test_budgets_and_limits_of_their_own() -> None:
     """What requests and calls cost is read off the log: the application isn't asked for prices again."""
 
