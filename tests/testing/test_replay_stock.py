@@ -19,7 +19,7 @@ AT_ONCE = 10
 RUNS = 100
 """On each backend."""
 UNTOLD = 1
-"""How many may diverge: a log of a busy loop doesn't tell every moment that mattered, and about 3 in 10,000 meet one."""
+"""How many may diverge: a busy loop's log doesn't tell every moment that mattered; about 3 in 10,000 meet one."""
 
 
 def kept(path: Path) -> list[bytes]:
