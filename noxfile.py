@@ -24,10 +24,13 @@ PARTS = {
 VARIATIONS = ["tests/shell", "--backends", "asyncio-eager,trio"]
 """The same on the loops that are left; what is for a clock that jumps has been measured above."""
 ELSEWHERE = [
-    *("-m", "not local_model and not slow", "--backends", "asyncio,trio"),
+    *("-m", "not local_model and not slow"),
     *("--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing"),
 ]
 """What depends on the interpreter."""
+OLDEST = [*ELSEWHERE, "--backends", "asyncio,trio"]
+BETWEEN = [*ELSEWHERE, "--backends", "asyncio"]
+"""On Pythons that are neither the newest nor the oldest: asyncio is what is another one in each."""
 NOT_OURS = (
     "ASYNC109",  # `timeout` is a parameter of the public surface
     "ASYNC114",  # wants a list of our own startable functions
@@ -114,7 +117,7 @@ class Job(NamedTuple):
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """Run every test, the local model's included, on the newest Python found, and judge its coverage; beside that run
-    what depends on the interpreter (no processes, no sweeps, no model, each backend once) on each other one found.
+    what depends on the interpreter (no processes, no sweeps, no model) on each other one found.
 
     Two runs go on at a time. Arguments go to pytest, which then runs once, on the newest Python.
     """
@@ -134,7 +137,9 @@ def tests(session: nox.Session) -> None:
     else:
         jobs = [Job(f"newest {name}", venv, what, measured=True) for name, what in PARTS.items()]
         jobs.append(Job("newest variations", venv, VARIATIONS))
-        jobs += [Job(_version(python), _installed(session, python, model=False), ELSEWHERE) for python in others]
+        for python in others:
+            what = OLDEST if python == others[-1] else BETWEEN
+            jobs.append(Job(_version(python), _installed(session, python, model=False), what))
     with ThreadPoolExecutor(max_workers=2) as pool:
         done = list(pool.map(lambda job: (job, *_pytest(session, job, coverage_data)), jobs))
     closing_lines += [closing for _, _, closing in done]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -140,7 +139,8 @@ def drive_world(
             scheduler=first if gated else scheduler,
             order="passes" if world.order == "gate" else world.order,
             mark=driven.mark,
-            around=(lambda: gate) if gate is not None else nullcontext,
+            gate=gate,
+            waiting=world.cancel is not None and world.cancel.waiting,
         )
     except Deadlock as deadlock:
         driven.seen = Stepped(error=deadlock)

@@ -43,13 +43,15 @@ class BodySeen:
     ended_at: float | None = None
 
 
-Relation: TypeAlias = Literal["backend", "mode", "again", "replay"]
+Relation: TypeAlias = Literal["backend", "mode", "cancellation", "again", "replay"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Twin:
-    """Another run of the same world, that must have the same log: on the other `backend`, in the other `mode`, `again`,
-    or its `replay`. `error` is the type of what it raised; None where that is left open.
+    """Another run of the same world, that must have the same log: on the other `backend`, in the other `mode`, by the
+    other kind of `cancellation`, `again`, or its `replay`.
+
+    `error` is the type of what it raised; None where that is left open.
     """
 
     relation: Relation

@@ -8,6 +8,7 @@ does in between is the same on trio and asyncio, so one tape is one schedule on 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import anyio
 
@@ -29,6 +30,8 @@ class Gate:
         self._some = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
+        self.before_choice: Callable[[], bool] = lambda: False
+        """Asked whenever something is to be let through; where it has done something itself, nothing is."""
 
     async def __aenter__(self) -> Gate:
         self._loop = waiting()
@@ -70,7 +73,7 @@ class Gate:
             self._let_one_through()
 
     def _let_one_through(self) -> None:
-        if self._over or not self._waiting:
+        if self._over or not self._waiting or self.before_choice():
             return
         labels = sorted(self._waiting)
         if self._loop.next_timer() is not None:

@@ -113,7 +113,13 @@ def check_twins(run: WorldRun, twin: Twin, tally: Tally | None = None) -> None:
 
 _BETWEEN = tuple(
     LAWS[name]
-    for name in ("backends_agree", "streaming_changes_nothing", "worlds_repeat_themselves", "replays_give_the_log")
+    for name in (
+        "backends_agree",
+        "streaming_changes_nothing",
+        "native_and_scope_cancellations_agree",
+        "worlds_repeat_themselves",
+        "replays_give_the_log",
+    )
 )
 
 

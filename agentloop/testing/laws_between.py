@@ -1,4 +1,4 @@
-"""Invariants between runs of one world: other backend, other mode, another time and a replay say the same."""
+"""Invariants between runs of one world: other backend, mode or cancellation, another time and a replay agree."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def backends_agree(seen: Reading) -> Findings:
 def streaming_changes_nothing(seen: Reading) -> Findings:
     """Under the gate one tape gives one log, whether somebody who keeps up reads the run's events or nobody does."""
     yield from _as_twins(seen, "mode")
+
+
+@law("cancellation")
+def native_and_scope_cancellations_agree(seen: Reading) -> Findings:
+    """Given while everything waits at the gate, a native cancellation of the caller's task gives the log that one of a
+    scope around it gives.
+    """
+    yield from _as_twins(seen, "cancellation")
 
 
 @law("accounting")

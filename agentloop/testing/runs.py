@@ -52,10 +52,15 @@ Mode: TypeAlias = Literal["plain", "streamed"]
 
 @attrs.frozen
 class CancelAt:
-    """The caller's cancellation: before which of the run's task steps, counted from 0, and of which kind."""
+    """The caller's cancellation: before which of the run's task steps, counted from 0, and of which kind.
+
+    With `waiting`, moments are counted at which everything waits at the gate, in place of steps: nothing else is under
+    way then, and what comes of the cancellation doesn't depend on its kind.
+    """
 
     step: int
     kind: Kind = "scope"
+    waiting: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -129,6 +134,8 @@ class World:
             raise UserTypeError("World.context: a function that makes it, once per run, is needed")
         if "context" in self.options:
             raise UserValueError("World.options: the context is given by World.context")
+        if self.cancel is not None and self.cancel.waiting and self.order != "gate":
+            raise UserValueError(f"World.cancel: in the order {self.order!r} nothing waits at a gate")
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, TypeAlias
 
 import anyio
@@ -13,7 +13,7 @@ import attrs
 
 from agentloop.testing._asyncio_clockwork import ClockworkLoop
 from agentloop.testing.clockwork import Backend, Order, run_clockwork
-from agentloop.testing.gate import TASK
+from agentloop.testing.gate import TASK, Gate
 from agentloop.testing.schedules import Scheduler, first
 
 if importlib.util.find_spec("trio") is not None:
@@ -61,7 +61,8 @@ def run_stepped(
     scheduler: Scheduler = first,
     order: Order = "passes",
     mark: Callable[[], int] = lambda: 0,
-    around: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+    gate: Gate | None = None,
+    waiting: bool = False,
 ) -> Stepped:
     """Run *program* on *backend*, cancelling it at step *at* (never, if None).
 
@@ -72,15 +73,18 @@ def run_stepped(
         kind: Cancel the scope around it, or (on asyncio alone) its task.
         scheduler, order: Who goes next, as for `run_clockwork`.
         mark: Asked at the moment of the cancellation.
-        around: Entered around the program, out of the cancellation's reach.
+        gate: Entered around the program, out of the cancellation's reach.
+        waiting: Count the moments in *at* at which everything waits at the gate, in place of steps.
 
     Raises:
         Deadlock: if it waits for ever.
     """
-    stepped = _Stepping(at, kind, mark)
+    stepped = _Stepping(None if waiting else at, kind, mark, at if waiting else None)
+    if gate is not None:
+        gate.before_choice = stepped.choice
 
     async def main() -> None:
-        async with around():
+        async with gate or nullcontext():
             await (stepped.on_asyncio(program) if backend == "asyncio" else stepped.on_trio(program))
 
     run_clockwork(main, backend=backend, scheduler=scheduler, order=order, before_step=stepped.step)
@@ -94,12 +98,14 @@ class _Stepping:
     at: int | None
     kind: Kind
     mark: Callable[[], int]
+    at_choice: int | None
     seen: Stepped = attrs.field(factory=Stepped)
     inside: bool = False
     scope: anyio.CancelScope | None = None
     task: asyncio.Task[Any] | None = None
     unheard: bool = False
     """A native cancellation was given, and its task hasn't run since."""
+    choices: int = 0
 
     def step(self, task: object) -> None:
         if not self.inside or _name(task) == TASK:
@@ -107,13 +113,26 @@ class _Stepping:
         if self.unheard and task is self.task:
             self.unheard, self.seen.mark = False, self.mark()
         if self.seen.steps == self.at:
-            self.seen.cancelled_at, self.seen.mark = self.at, self.mark()
-            if self.kind == "scope" and self.scope is not None:
-                self.scope.cancel()
-            elif self.task is not None:
-                self.task.cancel()
-                self.unheard = task is not self.task
+            self._cancel(task)
         self.seen.steps += 1
+
+    def choice(self) -> bool:
+        """Cancel, if this is the moment; the gate is about to let something through."""
+        if not self.inside or self.at_choice is None:
+            return False
+        self.choices += 1
+        if self.choices != self.at_choice + 1:
+            return False
+        self._cancel(None)
+        return True
+
+    def _cancel(self, current: object) -> None:
+        self.seen.cancelled_at, self.seen.mark = self.seen.steps, self.mark()
+        if self.kind == "scope" and self.scope is not None:
+            self.scope.cancel()
+        elif self.task is not None:
+            self.task.cancel()
+            self.unheard = current is not self.task
 
     async def host(self, program: Program) -> None:
         """Run *program* in the scope that may be cancelled, and write down what came of it."""

@@ -32,8 +32,8 @@ from . import crashes
 from .counts import SLOW, Counts, Violation
 from .malformed_stores import feed
 
-CANCELS = 2
-"""Cancel points on each backend."""
+MOMENTS = 8
+"""How many moments at which everything waits, at most, go by before a cancellation."""
 SMALL = Taste(turns=1, calls=3, tools=1, nesting=0)
 MIDDLE = Taste(turns=2, calls=3, tools=2)
 LARGE = Taste(turns=3, calls=4, tools=3)
@@ -170,13 +170,26 @@ class Round:
         if order == "gate":
             self.judged("both modes", lambda: self.twins(modes, "mode"))
         steps = max([1, *(run.steps for run in (*runs, *modes))])
-        for name in BACKENDS * CANCELS:
+        if order == "gate":
+            cancel = CancelAt(chance.whole(0, min(steps // 3, MOMENTS)), waiting=True)
+            self.cancelled_while_waiting(attrs.evolve(world, cancel=cancel), streamed=chance.one_in(3))
+        for name in BACKENDS * (1 if order == "gate" else 2):
             if stop and self.counts.violations:
                 return
             cancel = CancelAt(chance.whole(0, steps - 1), chance.pick(["scope", "native"]))
             world = World(**parts, order=order, tape=draw_tape(chance), cancel=cancel)
             watched = chance.one_in(3)
             self.judged(f"{name} {order} {cancel}", lambda w=world, b=name, s=watched: self.one(w, b, s, []))
+
+    def cancelled_while_waiting(self, world: World, *, streamed: bool) -> None:
+        """Cancel *world* by a scope on both backends, and natively: all are one."""
+        assert world.cancel is not None
+        native = attrs.evolve(world, cancel=attrs.evolve(world.cancel, kind="native"))
+        runs: list[WorldRun] = []
+        for one, name in ((world, "trio"), (world, "asyncio"), (native, "asyncio")):
+            self.judged(f"{name} {one.cancel}", lambda w=one, b=name: self.one(w, b, streamed, runs))
+        self.judged("both backends, cancelled", lambda: self.twins(runs[:2], "backend"))
+        self.judged("both cancellations", lambda: self.twins(runs[1:], "cancellation"))
 
     def one(
         self,

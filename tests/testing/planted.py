@@ -446,6 +446,7 @@ PLANTED: dict[str, Plant] = {
     "backends_agree": (lambda: twinned("backend"), _other_twin),
     "streaming_changes_nothing": (lambda: twinned("mode"), _other_twin),
     "worlds_repeat_themselves": (lambda: twinned("again"), _other_twin),
+    "native_and_scope_cancellations_agree": (lambda: twinned("cancellation"), _other_twin),
     "replays_give_the_log": (lambda: twinned("replay"), _other_twin),
     "storing_changes_nothing": (
         queued,

@@ -207,6 +207,27 @@ def test_cancelled_run_tells_when_it_was_cancelled(kind: Any) -> None:
     assert isinstance(run.records[-1], r.RunEnded)
 
 
+@pytest.mark.parametrize("moment", range(6))
+@pytest.mark.parametrize("streamed", [False, True])
+def test_cancellations_given_while_everything_waits_are_one(moment: int, streamed: bool) -> None:
+    """A scope's on either backend, and a native one: the same records, and nothing else at all."""
+    world = t.World(agent=everything, script=[[call("work", {"n": 5}), call("work", {"n": 6})], call("work"), DONE])
+    ways: Any = [("scope", "asyncio"), ("native", "asyncio"), ("scope", "trio")]
+    worlds = [attrs.evolve(world, cancel=t.CancelAt(moment, kind, waiting=True)) for kind, _ in ways]
+    runs = [t.run_one(one, backend=ways[n][1], streamed=streamed) for n, one in enumerate(worlds)]
+    first, *others = runs
+    assert first.cancelled == (first.cancelled_at is not None)
+    assert [other.records for other in others] == [first.records] * 2
+    assert [other.mark for other in others] == [first.mark] * 2
+    assert [run.cancelling for run in runs] == [0, int(first.cancelled), 0]
+
+
+def test_moments_at_which_everything_waits_are_the_gate_s() -> None:
+    """In the other orders there is none to wait at."""
+    with pytest.raises(UserValueError, match=r"World.cancel: in the order 'steps' nothing waits at a gate"):
+        t.World(agent=everything, cancel=t.CancelAt(1, waiting=True), order="steps")
+
+
 def test_deadlock_of_a_run_is_its_error() -> None:
     """With what the log had by then."""
 
