@@ -145,7 +145,7 @@ def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...]
         judges=tuple(judges),  # type: ignore[arg-type]  # of literals
         last_judges=tuple(last),  # type: ignore[arg-type]
         behavior="stop_on_first_tool" if chance.one_in(10) else "run_llm_again",
-        sequential=taste.limits and chance.one_in(6),
+        sequential=taste.limits and chance.one_in(5),
     )
 
 
@@ -154,17 +154,19 @@ def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
     limits, guards, times = taste.limits, taste.guards, taste.times
     before: Any = ("allow", "reject odd", "raise odd", "rewrite odd", "reject odd", "rewrite odd")
     after: Any = ("allow", "reject odd", "raise odd", "replace odd", "reject odd", "replace odd")
+    idempotent = chance.one_in(4)
+    judged = guards and chance.one_in(3 if idempotent else 5)
     actor = Actor(
         name=name,
         raises=taste.faults and chance.one_in(4),
         timeout=chance.pick([0.55, 1.05, 2.1]) if times and chance.one_in(4) else None,
         timeout_raises=chance.one_in(4),
         serial=chance.pick(["s", "t"]) if limits and chance.one_in(5) else None,
-        exclusive=limits and chance.one_in(10),
-        idempotent=chance.one_in(5),
+        exclusive=limits and chance.one_in(8),
+        idempotent=idempotent,
         shares=limits and chance.one_in(5),
         rated=limits and times and chance.one_in(10),
-        before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
+        before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2))) if judged else (),
         after=tuple(chance.pick(after) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
         approval=taste.approvals and chance.one_in(2),
         secret=taste.secrets and chance.one_in(12),
@@ -275,7 +277,7 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
     if taste.times and actor is not None and actor.timeout is not None and chance.one_in(3):
         return Hangs(points, seconds)
     kind = chance.whole(0, 15)
-    if kind <= 3:
+    if kind <= 3 or (actor is not None and actor.raises and chance.one_in(3)):
         return Raises(points, seconds, late=chance.one_in(2), fatal=chance.one_in(12))
     if kind <= 5:
         return CancelsItself(points, seconds, task=chance.one_in(2))

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from agentloop import records as r
+from agentloop._core.plan import read_arguments
 from agentloop.exceptions import MaxTurnsExceeded
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.evidence import CallSeen, Path, Reading, TurnSeen, plain_json
 from agentloop.testing.laws import HELD, Broken, broken, law
+from agentloop.tools import FunctionTool
 
 Findings = Iterator[Broken | None]
 
@@ -175,20 +177,22 @@ def turns_count_one_by_one(seen: Reading) -> Findings:
             before = turn
             if turn.number != place:
                 yield broken(f"turn {turn.number} is the run's {place}.", turn.n)
-            yield from _attempts(turn)
+            yield from _attempts(seen, turn)
             yield HELD
 
 
-def _attempts(turn: TurnSeen) -> Findings:
+def _attempts(seen: Reading, turn: TurnSeen) -> Findings:
     if len(turn.responded) > 1:
         yield broken(f"turn {turn.number} has {len(turn.responded)} responses", *(n for n, _ in turn.responded))
-    expected = 1
+    expected, before = 1, 0
     for n, record in turn.requested:
-        if record.attempt not in (expected, 1):
+        if expected > 1 and (seen.next_entry(turn.path, before) <= n or seen.crashed_between(before, n)):
+            expected = 1  # another entry counts anew
+        if record.attempt != expected:
             yield broken(f"attempt {record.attempt} of turn {turn.number} is its {expected}.", n)
         if record.turn != turn.number:
             yield broken(f"an attempt of turn {turn.number} stands in turn {record.turn}", n)
-        expected = record.attempt + 1
+        expected, before = record.attempt + 1, n
 
 
 @law("execution")
@@ -229,12 +233,14 @@ def receipts_are_of_successes(seen: Reading) -> Findings:
                     f"call {call.call_id} of {tool.name}, which isn't idempotent, was answered by a receipt", n
                 )
                 continue
-            sources = [
-                other
+            given = record.arguments if record.arguments is not None else call.call.arguments
+            if not any(
+                at < n
+                and other.outcome.status == "succeeded"
+                and other.outcome.output == record.outcome.output
+                and _ran_with_equal(seen, seen.calls[call.path, other.call_id], given, tool)
                 for at, other in _settled_of(seen, call.path, record.tool)
-                if at < n and other.outcome.status == "succeeded" and other.outcome.output == record.outcome.output
-            ]
-            if not sources:
+            ):
                 yield broken(f"call {call.call_id} was answered by a receipt that no success gave", n)
             else:
                 yield HELD
@@ -244,6 +250,14 @@ def _settled_of(seen: Reading, path: Path, tool: str) -> Iterator[tuple[int, r.C
     for call in seen.calls.values():
         if call.path == path:
             yield from ((n, record) for n, record in call.settled if record.tool == tool)
+
+
+def _ran_with_equal(seen: Reading, other: CallSeen, arguments: str, tool: FunctionTool | None) -> bool:
+    if tool is None or not other.started:
+        return True
+    limits = seen.config(other.path).json_limits
+    ran, asked = (read_arguments(tool, text, limits).receipt for text in (other.started[-1][1].arguments, arguments))
+    return ran == asked
 
 
 @law("execution")
