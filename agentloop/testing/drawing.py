@@ -278,7 +278,8 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
         return Hangs(points, seconds)
     kind = chance.whole(0, 15)
     if kind <= 3 or (actor is not None and actor.raises and chance.one_in(3)):
-        return Raises(points, seconds, late=chance.one_in(2), fatal=chance.one_in(12))
+        tells = f"{KEY} {call_id}" if actor is not None and actor.secret else ""
+        return Raises(points, seconds, late=chance.one_in(2), fatal=chance.one_in(12), tells=tells)
     if kind <= 5:
         return CancelsItself(points, seconds, task=chance.one_in(2))
     if kind <= 7:

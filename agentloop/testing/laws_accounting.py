@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from agentloop import records as r
 from agentloop._core.state import RunFold
-from agentloop.exceptions import JournalError
+from agentloop.exceptions import AgentLoopError, JournalError
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -412,7 +412,9 @@ def _kinds(items: Iterable[Item]) -> str:
 
 @law("accounting")
 def secrets_stand_nowhere(seen: Reading) -> Findings:
-    """No secret text stands in an error, a span, an event's or a record's words, or in what a journal is given."""
+    """No secret text stands in an error of the library, a span, an event's or a record's words, or in what a journal is
+    given. What an application's error says is its own affair.
+    """
     canaries = seen.evidence.canaries
     if not canaries:
         return
@@ -427,7 +429,8 @@ def secrets_stand_nowhere(seen: Reading) -> Findings:
 def _texts(seen: Reading) -> Iterator[tuple[str, str]]:
     error = seen.evidence.error
     while error is not None:
-        yield f"the error {type(error).__name__}", " ".join([str(error), *getattr(error, "__notes__", ())])
+        words = [str(error)] if isinstance(error, AgentLoopError) else []
+        yield f"the error {type(error).__name__}", " ".join([*words, *getattr(error, "__notes__", ())])
         error = error.__cause__
     for _, span in seen.evidence.spans or ():
         yield f"span {span.kind} {span.name}", f"{span.error} {span.data!r}"

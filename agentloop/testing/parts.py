@@ -73,16 +73,17 @@ class Returns(Part):
 
 @attrs.frozen
 class Raises(Part):
-    """The body fails: before it has done anything, or after it has (`late`)."""
+    """The body fails: before it has done anything, or after it has (`late`). Its error repeats what it `tells`."""
 
     late: bool = False
     fatal: bool = False
+    tells: str = ""
 
     async def __call__(self, stage: Stage) -> Any:
         await self.begin(stage)
         if self.late:
             await stage.real()
-        words = f"{stage.tool} {stage.call_id} failed"
+        words = f"{stage.tool} {stage.call_id} failed{self.tells and f' with {self.tells}'}"
         raise Fatal(words) if self.fatal else ValueError(words)
 
 
