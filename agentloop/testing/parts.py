@@ -221,6 +221,7 @@ class Holds(Part):
                 with stage.cleaning("resource exit"):
                     await stage.sleep(self.leaving)  # noqa: ASYNC102 - the run leaves its resources under its deadline
 
+        await stage.point()  # entering takes steps of its own: nobody else is under way then
         value = await context.resource(held)
         await self.begin(stage)
         return value
