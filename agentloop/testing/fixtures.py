@@ -93,7 +93,8 @@ class _Orphans:
         self.watched: list[_Watched] = []
         self.found: list[str] = []
         self.capacities: dict[int, Capacity] = {}
-        self.spans: list[tuple[SpanFold, Span]] = []
+        self.spans: list[tuple[object, Span]] = []
+        """Each with the run in which it was begun."""
 
     def began(self, watched: _Watched) -> None:
         live = _live(watched.stream)
@@ -109,9 +110,8 @@ class _Orphans:
             self.found.append(f"task {name} outlives {where}")
         for place in _live(watched.stream).threads._live:
             self.found.append(f"the thread of {place.name} outlives {where}")
-        fold = _live(watched.stream).log.spans
-        for made_by, span in self.spans:
-            if made_by is fold and span.ended_at is None:
+        for inside, span in self.spans:
+            if inside is watched and span.ended_at is None:
                 self.found.append(f"span {span.kind} {span.name} outlives {where}")
 
     def at_the_end(self) -> list[str]:
@@ -152,7 +152,7 @@ def orphans_watched() -> Iterator[None]:
 
     def begun(self: SpanFold, *what: Any) -> Span:
         span = begin(self, *what)
-        orphans.spans.append((self, span))
+        orphans.spans.append((_inside.get(), span))
         return span
 
     RunStream.__aenter__, RunStream.__aexit__, SpanFold._open = entered, exited, begun  # type: ignore[method-assign,assignment]
