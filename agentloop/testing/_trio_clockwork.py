@@ -77,10 +77,7 @@ class _Deadlines(internals.Deadlines):
 
     def expire(self, now: float) -> bool:
         """Let what is due expire: all of it, or (apart) one at a time, and only when nothing is ready."""
-        if self.next_deadline() > now:
-            self._late.clear()
-            return False
-        if not self.apart:
+        if not self.apart or self.next_deadline() > now:
             self._late.clear()
             return super().expire(now)
         due = []

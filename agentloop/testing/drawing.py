@@ -122,7 +122,7 @@ def draw_cast(chance: Chance, taste: Taste) -> Cast:
 
 
 def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...], nesting: int) -> Role:
-    """Return one agent with one to three tools, and maybe one that is an agent itself."""
+    """Return one agent with at least one tool, at most as many as *taste* says, and maybe one that is an agent."""
     actors = [draw_actor(chance, taste, f"{name}_{place}") for place in range(chance.whole(1, taste.tools))]
     if nesting and chance.one_in(4):
         inner = draw_role(chance, attrs.evolve(taste, handoffs=False), f"{name}n", (), nesting - 1)
