@@ -6,7 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from agentloop.exceptions import EarlierFailure
+from agentloop import exceptions
+from agentloop.exceptions import AgentLoopError, EarlierFailure
 from agentloop.secret_text import scrubbed
 
 MAX_CHARS = 1_000
@@ -88,6 +89,28 @@ def message_of(error: BaseException) -> str:
 def _one(error: BaseException) -> str:
     # Cut before redacting: what is never shown needs no search, and a hostile message may be megabytes long.
     return f"{type(error).__name__}({redact(bounded(first_line(message_of(error))))})"
+
+
+_SUMMARY = re.compile(r"(?P<name>\w+)\((?P<message>.*?)\)?\Z", re.DOTALL)
+
+
+def summary_parts(summary: str) -> tuple[str, str]:
+    """Return the name of the type and the message that a summary is made of."""
+    match = _SUMMARY.match(summary)
+    if match is None:
+        return "Exception", summary
+    return match["name"], summary[len(match["name"]) + 1 : -1] if summary.endswith(")") else match["message"]
+
+
+def library_class(summary: str) -> type[AgentLoopError] | None:
+    """Return the library's class that the error a summary tells of is one of, or None."""
+    found = getattr(exceptions, summary_parts(summary)[0], None)
+    return found if isinstance(found, type) and issubclass(found, AgentLoopError) else None
+
+
+def tool_failure(tool: str, name: str, message: str) -> str:
+    """Return what a `ToolCallError` says of an error of type *name*."""
+    return f"Error running tool {tool}: {name}: {message}"
 
 
 def error_summary(error: BaseException) -> str:

@@ -177,7 +177,15 @@ class JournalError(AgentLoopError):
 
 
 class EarlierFailure(AgentLoopError):
-    """A body failed in an earlier entry of the run; the message is all that was kept of its error: `TYPE(MESSAGE)`."""
+    """A body failed in an earlier entry of the run; the message is all that was kept of its error: `TYPE(MESSAGE)`.
+
+    Attributes:
+        fatal: Whether that error was no `Exception`; no policy of a tool answers it.
+    """
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
 
 
 class SessionConflict(AgentLoopError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import attrs
 
-from agentloop.error_text import error_summary
-from agentloop.exceptions import ToolCancelledError
+from agentloop.error_text import error_summary, library_class
+from agentloop.exceptions import EarlierFailure, ToolCancelledError, ToolOutputGuardrailTripwireTriggered
+
+Rank: TypeAlias = tuple[int, int, int]
 
 
 @attrs.frozen(kw_only=True)
@@ -22,14 +24,21 @@ class Failure:
     """`post`: after the body (a hook, an output guardrail, a conversion)."""
 
 
-def _rank(failure: Failure) -> tuple[int, int, int]:
-    if not isinstance(failure.error, Exception):
-        severity = 0
-    elif isinstance(failure.error, ToolCancelledError):
-        severity = 2
-    else:
-        severity = 1
-    return (severity, 0 if failure.phase == "post" else 1, failure.index)
+def _rank(failure: Failure) -> Rank:
+    error = failure.error
+    fatal = not isinstance(error, Exception) or (isinstance(error, EarlierFailure) and error.fatal)
+    return _ranked(fatal, isinstance(error, ToolCancelledError), failure.phase == "post", failure.index)
+
+
+def rank_of_summary(summary: str, index: int, *, fatal: bool) -> Rank:
+    """Return the rank of a failure of which a log has kept a summary alone: the one it had."""
+    kind = library_class(summary)
+    return _ranked(fatal, kind is ToolCancelledError, kind is ToolOutputGuardrailTripwireTriggered, index)
+
+
+def _ranked(fatal: bool, cancelled: bool, post: bool, index: int) -> Rank:
+    severity = 0 if fatal else 2 if cancelled else 1
+    return (severity, 0 if post else 1, index)
 
 
 def choose(failures: Iterable[Failure]) -> BaseException:

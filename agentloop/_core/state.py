@@ -19,8 +19,10 @@ import attrs
 from agentloop import records as r
 from agentloop._core.identity import same_invocation
 from agentloop._core.secrecy import OF_CALLS, has_gaps, is_secret, marked
+from agentloop._core.select import Rank, rank_of_summary
 from agentloop.config import JsonLimits
 from agentloop.digests import digestible
+from agentloop.error_text import bounded, library_class, summary_parts, tool_failure
 from agentloop.items import ApprovalRequest, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import FROM_ABOVE, CallOutcome
@@ -216,8 +218,8 @@ class RunFold:
         self.started: r.RunStarted | None = None
         self.resumed: r.RunResumed | None = None
         self.ended: r.RunEnded | None = None
-        self.fatal: r.CallSettled | None = None
-        """The last call that ended in an error nobody converted."""
+        self.failures: list[r.CallSettled] = []
+        """Calls that ended in an error nobody converted."""
         self._digest = hashlib.sha256()
         self._digested = 0
 
@@ -274,6 +276,19 @@ class RunFold:
         return all(self.waits(call) for call in self.due_calls())
 
     @property
+    def fatal(self) -> r.CallSettled | None:
+        """The call whose failure ended the run, or is to: of several, the one that a run raises."""
+        return min(self.failures, key=self._rank, default=None)
+
+    def _rank(self, failure: r.CallSettled) -> Rank:
+        index = self.calls[failure.call_id].index
+        return rank_of_summary(failure.error or "", index, fatal=self._is_fatal(failure))
+
+    def _is_fatal(self, failure: r.CallSettled) -> bool:
+        body = self.calls[failure.call_id].body
+        return body is not None and body.fatal
+
+    @property
     def broken(self) -> r.CallSettled | None:
         """The failure that ends the run, where the log broke off before it had."""
         return self.fatal if self.batch_open and self.ended is None else None
@@ -282,7 +297,11 @@ class RunFold:
     def broken_by(self) -> str | None:
         """What ends the run, as `TYPE(MESSAGE)`, where the log broke off before it had: a failure, or a tripwire."""
         if self.broken is not None:
-            return self.broken.error
+            error = self.broken.error or ""
+            if library_class(error) is not None or self._is_fatal(self.broken):
+                return error
+            tool = self.calls[self.broken.call_id].call.name
+            return bounded(f"ToolCallError({tool_failure(tool, *summary_parts(error))})")
         if self.tripped is None or self.ended is not None:
             return None
         stage = self.tripped.stage.capitalize()
@@ -466,7 +485,7 @@ class RunFold:
             self.late.append(call)
         cut = record.outcome.cancelled_by in FROM_ABOVE
         if record.error is not None and record.outcome.output is None and not cut:
-            self.fatal = record
+            self.failures.append(record)
         kept = not isinstance(record.outcome.output, WithheldText)  # what was stored as a digest answers nobody
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:
             self.receipts.setdefault(record.receipt, record.call_id)

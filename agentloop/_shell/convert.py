@@ -14,9 +14,10 @@ from agentloop._shell.guard import judge_output
 from agentloop._shell.live_context import call_context
 from agentloop._shell.render import bounded_output, render
 from agentloop._shell.schedule import LiveCall, sibling_text
-from agentloop.error_text import message_of
+from agentloop.error_text import library_class, message_of, summary_parts, tool_failure
 from agentloop.exceptions import (
     AgentLoopError,
+    EarlierFailure,
     ToolCallError,
     ToolCancelledError,
     ToolTimeoutError,
@@ -36,13 +37,18 @@ class Converted:
 
 
 def raisable(live: LiveCall, error: BaseException) -> BaseException:
-    """Return *error* as it leaves the run: bare if it is ours or fatal, else a `ToolCallError` caused by it."""
-    if not isinstance(error, Exception) or isinstance(error, AgentLoopError):
+    """Return *error* as it leaves the run: bare if it is ours or fatal, else a `ToolCallError` caused by it.
+
+    What was kept of an error in an earlier entry leaves as that error would have.
+    """
+    if isinstance(error, EarlierFailure) and not error.fatal and library_class(str(error)) is None:
+        kind, message = summary_parts(str(error))
+    elif not isinstance(error, Exception) or isinstance(error, AgentLoopError):
         return error
+    else:
+        kind, message = type(error).__name__, message_of(error)
     name = live.tool.name
-    failure = ToolCallError(
-        f"Error running tool {name}: {type(error).__name__}: {message_of(error)}", tool=name, call=live.entry.call
-    )
+    failure = ToolCallError(tool_failure(name, kind, message), tool=name, call=live.entry.call)
     failure.__cause__ = error
     return failure
 

@@ -99,7 +99,8 @@ def _of_earlier(live: LiveCall) -> end.Ending:
     live.context = call_context(live)
     if body.failed:
         # What no policy answers would come around it.
-        return end.Raised(EarlierFailure(body.error or "the body failed"), "around" if body.fatal else "body")
+        error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
+        return end.Raised(error, "around" if body.fatal else "body")
     return end.Returned(body.value)
 
 
@@ -118,7 +119,7 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
                     raise
                 if isinstance(ending, end.Cancelled):
                     uncancel_to(count)
-                if isinstance(ending, end.Raised) and live.phase != "body":
+                if isinstance(ending, end.Raised) and (live.phase != "body" or _is_fatal(ending.error)):
                     ending = end.Raised(ending.error, "around")
     except cancelled_types():
         live.run_is_ending = enclosing_cancelled()
@@ -143,11 +144,17 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
 def _body_ended(live: LiveCall, ending: end.Returned | end.Raised) -> BodyEnded:
     where = live.run.here()
     if isinstance(ending, end.Raised):
-        error, fatal = error_summary(ending.error), not isinstance(ending.error, Exception)
+        error = error_summary(ending.error)
+        fatal = _is_fatal(ending.error)
         return BodyEnded(*where, live.call_id, failed=True, error=error, attempt=live.attempt, fatal=fatal)
     # What an output guardrail has not judged is kept nowhere.
     kept = not live.tool.tool_output_guardrails
     return BodyEnded(*where, live.call_id, value=ending.value if kept else None, attempt=live.attempt, kept=kept)
+
+
+def _is_fatal(error: BaseException) -> bool:
+    """Tell whether no policy may answer *error*; of a nested run's, also whether that was so in an earlier entry."""
+    return not isinstance(error, Exception) or (isinstance(error, EarlierFailure) and error.fatal)
 
 
 async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:

@@ -55,13 +55,9 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     run.context.tool_input = None if body.typed is None else live.arguments.value
     run.context._secret_input = bool(live.entry.call.secret)
     ended = run.state.ended
-    if (failure := run.state.broken_by) is not None:
-        raise EarlierFailure(failure)
-    if ended is not None and not ended.resumable:
-        # It came to its end in an earlier entry of the run, which ended before the call had settled.
-        if ended.status == "failed":
-            raise EarlierFailure(ended.error or "the run failed")
-    else:
+    if (failure := _earlier_failure(run.state)) is not None:
+        raise failure
+    if ended is None or ended.resumable:
         resumed = run.state.started is not None
         entry = Entry(
             None if resumed else await _input(run, live, body),
@@ -81,6 +77,18 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     end = run.state.ended
     assert end is not None
     return end.final_output
+
+
+def _earlier_failure(state: RunFold) -> EarlierFailure | None:
+    """Return what ended the run, or is to, in an earlier entry, which ended before the call had settled."""
+    ended = state.ended
+    error = state.broken_by
+    if ended is not None and not ended.resumable and ended.status == "failed":
+        error = ended.error or "the run failed"
+    if error is None:
+        return None
+    bodies = (call.body for call in state.calls.values() if call.body is not None)
+    return EarlierFailure(error, fatal=any(body.fatal and body.error == error for body in bodies))
 
 
 async def _input(run: LiveRun, live: LiveCall, body: AgentCall) -> tuple[Item, ...]:

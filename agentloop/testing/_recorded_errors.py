@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from agentloop import exceptions
 from agentloop import records as r
-from agentloop.exceptions import AgentLoopError, ModelTimeoutError, ModelTransportError
+from agentloop.error_text import library_class, summary_parts
+from agentloop.exceptions import ModelTimeoutError, ModelTransportError
 
-_SUMMARY = re.compile(r"(?P<name>\w+)\((?P<message>.*?)\)?\Z", re.DOTALL)
 _FATAL = ("KeyboardInterrupt", "SystemExit")
-
-
-def library_class(text: str) -> type[AgentLoopError] | None:
-    """Return the library's class that the error *text* tells of is one of, or None."""
-    found = getattr(exceptions, _name(text), None)
-    return found if isinstance(found, type) and issubclass(found, AgentLoopError) else None
-
-
-def _name(text: str) -> str:
-    match = _SUMMARY.match(text)
-    return match["name"] if match is not None else "Exception"
-
-
-def _message(text: str) -> str:
-    match = _SUMMARY.match(text)
-    if match is None:
-        return text
-    return text[len(match["name"]) + 1 : -1] if text.endswith(")") else match["message"]
 
 
 def _keep_message(self: BaseException, message: str) -> None:
@@ -56,11 +36,11 @@ def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None 
 
     *fatal*: one that no policy may answer. *fields* become its attributes.
     """
-    name = _name(text)
+    name, message = summary_parts(text)
     fatal = fatal or name in _FATAL
     base = base or library_class(text) or (BaseException if fatal else Exception)
     made: Any = type(name, (base,), {**_BLANK, **fields})
-    error: BaseException = made(_message(text))
+    error: BaseException = made(message)
     return error
 
 

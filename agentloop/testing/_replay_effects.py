@@ -14,9 +14,10 @@ from agentloop import guardrail_results as g
 from agentloop import records as r
 from agentloop._shell.render import render
 from agentloop.config import JsonLimits
+from agentloop.error_text import library_class
 from agentloop.json_text import parse_object
 from agentloop.testing._recorded import Call, Path, Standin, same_output
-from agentloop.testing._recorded_errors import library_class, rebuilt, rebuilt_model_error
+from agentloop.testing._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.testing._replay_log import BEFORE_TIMERS, ReplayLog, pass_time
 from agentloop.testing._replay_questions import answered, is_told_elsewhere, told_elsewhere
 

@@ -60,8 +60,9 @@ def test_a_log_that_breaks_off_after_a_failure_says_what_ends_its_run() -> None:
     assert writer.state.broken_by is None
     failed = CallOutcome(status="failed")
     writer.state.apply(r.CallSettled((), 1, 0.0, "a", "f", failed, error="ValueError(no luck)"))
-    assert writer.state.broken_by == "ValueError(no luck)"
-    writer.state.apply(r.RunEnded((), 1, 0.0, "failed", error="ValueError(no luck)"))
+    words = "ToolCallError(Error running tool f: ValueError: no luck)"
+    assert writer.state.broken_by == words
+    writer.state.apply(r.RunEnded((), 1, 0.0, "failed", error=words))
     assert writer.state.broken_by is None
 
 

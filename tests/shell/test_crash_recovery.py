@@ -284,9 +284,6 @@ async def test_a_body_that_had_failed_is_told_as_it_would_have_been() -> None:
 async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -> None:
     """No policy of the tool is asked about something that is no `Exception`, neither before the crash nor after it."""
 
-    class Fatal(BaseException):
-        """No `Exception`."""
-
     @tool
     async def work() -> str:
         """Work."""
@@ -297,6 +294,81 @@ async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -
     with pytest.raises(EarlierFailure, match=r"Fatal\(over\)"):
         await Runner.resume(agent, journal)
     assert shown(agent) == {}
+
+
+async def test_a_body_s_failure_that_is_raised_leaves_after_a_crash_as_it_would_have_before() -> None:
+    """As a `ToolCallError` in the same words; its cause is what was kept of the error."""
+
+    @tool(failure_error_function=None)
+    async def work() -> str:
+        """Work."""
+        raise ValueError("no luck")
+
+    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    journal = await crashed_at("body_ended", agent, raises=ToolCallError)
+    with pytest.raises(ToolCallError, match=r"^Error running tool work: ValueError: no luck$") as caught:
+        await Runner.resume(agent, journal)
+    assert isinstance(caught.value.__cause__, EarlierFailure)
+    assert caught.value.outcome.status == "failed"
+
+
+class Fatal(BaseException):
+    """No `Exception`."""
+
+
+def nests(error: BaseException, *, siblings: int = 0) -> Agent[Any, Any]:
+    """Return an agent that asks another one, whose call raises *error*; so do *siblings* beside it, each its own."""
+
+    @tool(failure_error_function=None)
+    async def work(n: int = 0) -> str:
+        """Work."""
+        if n:
+            raise ValueError(f"no luck {n}")
+        raise error
+
+    calls = [call("work", {"n": n}, call_id=f"w{n}") for n in range(siblings + 1)]
+    inner = Agent("helper", model=by_turn(calls, say("done")), tools=[work])
+    asks = inner.as_tool("ask", "Ask.")
+    return Agent("guide", model=by_turn(call("ask", {"input": "?"}, call_id="a"), say("done")), tools=[asks])
+
+
+FAILS_NESTED = [("body_ended", 1), ("call_settled", 1), ("run_ended", 1), ("body_ended", 2)]
+
+
+@pytest.mark.parametrize(("kind", "count"), FAILS_NESTED)
+async def test_a_nested_run_s_failure_is_told_as_it_would_have_been_without_the_crash(kind: str, count: int) -> None:
+    """Wherever the crash was on its way from the nested body to the outer model."""
+    undisturbed_run = nests(ValueError("no luck"))
+    await Runner.run(undisturbed_run, "go")
+    agent = nests(ValueError("no luck"))
+    journal = await crashed_at(kind, agent, count)
+    done = await Runner.resume(agent, journal)
+    assert statuses(done) == ["failed"]
+    assert shown(agent) == shown(undisturbed_run)
+    assert "ToolCallError(Error running tool work: ValueError: no luck)" in shown(agent)["a"]
+
+
+@pytest.mark.parametrize(("kind", "count"), FAILS_NESTED)
+async def test_what_nobody_answers_ends_the_outer_run_also_after_a_crash_on_its_way(kind: str, count: int) -> None:
+    """No policy around the nested run is asked."""
+    agent = nests(Fatal("over"))
+    journal = await crashed_at(kind, agent, count, raises=Fatal)
+    with pytest.raises(EarlierFailure, match=r"Fatal\(over\)") as caught:
+        await Runner.resume(agent, journal)
+    assert caught.value.fatal
+    assert shown(agent) == {}
+
+
+@pytest.mark.parametrize("error", [ValueError("no luck"), Fatal("over")])
+async def test_of_several_failures_that_were_settled_the_same_one_is_raised_after_a_crash(error: BaseException) -> None:
+    """The first in model order; one that nobody answers before all others."""
+    agent = nests(error, siblings=2)
+    fatal = isinstance(error, Fatal)
+    journal = await crashed_at("item_released", agent, 3, raises=Fatal if fatal else None)
+    told = shown(agent)
+    with pytest.raises(EarlierFailure, match="over") if fatal else nullcontext():
+        await Runner.resume(agent, journal)
+    assert shown(agent) == told
 
 
 async def test_what_an_output_guardrail_had_not_judged_was_not_kept() -> None:

@@ -14,6 +14,7 @@ from exploration.malformed_stores import feed
 from agentloop import (
     Agent,
     AgentLoopError,
+    Allow,
     GuardrailFunctionOutput,
     InputGuardrail,
     OutputGuardrail,
@@ -25,16 +26,18 @@ from agentloop import (
     UserError,
     handoff,
     tool,
+    tool_output_guardrail,
 )
 from agentloop import testing as t
 from agentloop._core.state import RunFold
 from agentloop._shell import journaling
+from agentloop.items import ToolOutput
 from agentloop.journal import _checks
 from agentloop.records import GuardrailSettled
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say
-from agentloop.testing.crashing import CrashSwept
-from agentloop.testing.disk import MODES
+from agentloop.testing.crashing import CrashRun, CrashSwept
+from agentloop.testing.disk import MODES, CrashAt
 from agentloop.testing.drawing import Seeded
 
 ONE_WAY = [("asyncio", "trio")]
@@ -198,6 +201,63 @@ def test_models_of_the_agents_own_go_on_where_they_were() -> None:
 
     swept = t.crash_sweep(make, None, nobody_is_paid_twice, context=Bank, ways=ONE_WAY)
     assert swept.recovered
+
+
+def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
+    """Without one the second body fails first; a life that goes on has a schedule of its own."""
+    lives: list[None] = []
+
+    @tool(failure_error_function=None)
+    async def wary() -> str:
+        """Fail late in the first life, at once in the ones after it."""
+        await anyio.sleep(0.02 if len(lives) < 2 else 0)
+        raise AgentLoopError("wary")
+
+    @tool(failure_error_function=None)
+    async def quick() -> str:
+        """Fail."""
+        await anyio.sleep(0.01)
+        raise ValueError("quick")
+
+    def agent() -> Agent[Any, Any]:
+        lives.append(None)
+        return Agent("guide", tools=[wary, quick])
+
+    script = [[call("wary", call_id="c1"), call("quick", call_id="c2")], say("done")]
+    ended: set[type[BaseException]] = set()
+
+    def note(run: CrashRun) -> None:
+        ended.add(type(run.error))
+
+    for operation in (4, 5):
+        lives.clear()
+        t.crash_sweep(agent, script, note, allow=(AgentLoopError,), at=CrashAt(operation, "after"), ways=ONE_WAY)
+    assert AgentLoopError in ended
+
+
+def test_call_that_shares_an_output_runs_itself_where_that_output_was_lost() -> None:
+    """Output guardrails had not judged it, so that it wasn't kept; what the second body gives is its own."""
+
+    @tool_output_guardrail
+    async def judge(data: Any) -> Allow:
+        await anyio.sleep(0.01)
+        return Allow()
+
+    @tool(idempotent=True, tool_output_guardrails=[judge])
+    async def work(ctx: ToolContext[Any], n: int) -> str:
+        """Work."""
+        return f"worked for {ctx.tool_call_id}"
+
+    outputs: set[str] = set()
+
+    def note(run: CrashRun) -> None:
+        assert run.result is not None
+        outputs.update(str(one.output) for one in run.result.new_items if isinstance(one, ToolOutput))
+
+    script = [[call("work", {"n": 1}, "c1"), call("work", {"n": 1}, "c2")], say("done")]
+    t.crash_sweep(Agent("guide", tools=[work]), script, note, ways=ONE_WAY)
+    assert "Tool 'work' finished; its output was not kept." in outputs
+    assert {"worked for c1", "worked for c2"} <= outputs
 
 
 # ---------------------------------------------------------------------------------------------- what is found
