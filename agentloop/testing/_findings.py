@@ -146,9 +146,10 @@ def _again(run: WorldRun) -> str:
     """Return the line that repeats *run*."""
     arguments, world = again(run), run.world
     cancel: CancelAt | None = world.cancel
+    usual = "steps" if cancel is None else "passes"
+    order = [] if world.order == usual else [f"order={world.order!r}"]
     if cancel is not None:
-        return (
-            f"kill_sweep({', '.join([*arguments, f'ways=[({run.backend!r}, {cancel.kind!r})]', f'at={cancel.step}'])})"
-        )
-    order = [] if world.order == "steps" else [f"order={world.order!r}"]
+        when = ["waiting=True"] if cancel.waiting else []
+        when += [f"at={cancel.step}"]
+        return f"kill_sweep({', '.join([*arguments, f'ways=[({run.backend!r}, {cancel.kind!r})]', *order, *when])})"
     return f"explore({', '.join([*arguments, f'backends=[{run.backend!r}]', *order])})"

@@ -222,7 +222,9 @@ def kill_sweep(
     ways: Iterable[tuple[Backend, Kind]] = COMBINATIONS,
     streamed: bool = False,
     allow: tuple[type[BaseException], ...] = (),
+    order: Order = "passes",
     tape: Sequence[int] = (),
+    waiting: bool = False,
     at: int | None = None,
 ) -> Swept:
     """Cancel a run of *agent* before each of its steps: by its scope and natively, on both backends.
@@ -233,11 +235,13 @@ def kill_sweep(
     Args:
         agent, script, check, nested, input, context, options, streamed, allow: As for `explore`.
         ways: Backends, and the kinds of cancellation there.
-        tape: Orders the tasks that are ready together.
-        at: Cancel before this step alone.
+        order, tape: Order the tasks that are ready together, as in a `World`.
+        waiting: Cancel at each moment at which everything waits, in place of steps; needs `order="gate"`.
+        at: Cancel before this step, or at this moment, alone; counted from 0.
 
     Raises:
         ExplorationFailure: for the first step that fails.
+        UserValueError: `waiting` without the gate.
     """
     __tracebackhide__ = True
     world = World(
@@ -247,7 +251,7 @@ def kill_sweep(
         input=input,
         context=context,
         options=options or {},
-        order="passes",
+        order=order,
         tape=tape,
     )
     points = cancelled = 0
@@ -257,7 +261,8 @@ def kill_sweep(
         judge = Judge(check, allow, whole(kind))
         step = 0 if at is None else at
         while True:
-            seen = run_one(attrs.evolve(world, cancel=CancelAt(step, kind)), backend=backend, streamed=streamed)
+            there = CancelAt(step, kind, waiting)
+            seen = run_one(attrs.evolve(world, cancel=there), backend=backend, streamed=streamed)
             points += 1
             cancelled += seen.cancelled
             if (finding := judge(seen)) is not None:

@@ -308,6 +308,29 @@ def test_planted_leak_is_found_whatever_cancels(way: Any) -> None:
         t.kill_sweep(using(unshielded), USES, all_back, context=Desk, ways=[way], at=at)
 
 
+def test_cancelled_while_everything_waits_a_leak_is_found_and_its_line_repeats_it() -> None:
+    """The line names the same moment, the gate included: what it says is run here."""
+    agent, options = using(unshielded), {"order": "gate", "waiting": True}
+    with pytest.raises(t.ExplorationFailure, match="were not put back") as found:
+        t.kill_sweep(agent, USES, all_back, context=Desk, ways=[("asyncio", "native")], **options)
+    line = str(found.value).splitlines()[-1].strip()
+    assert "order='gate', waiting=True" in line
+    names = {"agent": agent, "check": all_back, "Desk": Desk, "kill_sweep": t.kill_sweep, "call": call, "say": say}
+    with pytest.raises(t.ExplorationFailure) as again:
+        eval(line, names)
+    assert again.value.run.records == found.value.run.records
+
+
+def test_moments_at_which_everything_waits_are_fewer_than_steps() -> None:
+    """None of them comes without the gate."""
+    agent = using(in_cleanup)
+    steps = t.kill_sweep(agent, USES, all_back, context=Desk, order="gate")
+    moments = t.kill_sweep(agent, USES, all_back, context=Desk, order="gate", waiting=True)
+    assert 3 < moments.cancelled < steps.cancelled
+    with pytest.raises(UserError, match="nothing waits at a gate"):
+        t.kill_sweep(agent, USES, all_back, context=Desk, waiting=True)
+
+
 def test_task_that_outlives_its_run_is_found() -> None:
     """A tool that begins a task and doesn't wait for it."""
     import asyncio
