@@ -47,15 +47,22 @@ class Cleanup:
 
     @contextmanager
     def section(
-        self, *, shield: bool = True, seconds: float = math.inf, on_cut: Callable[[], None] | None = None
+        self,
+        *,
+        shield: bool = True,
+        seconds: float = math.inf,
+        late: bool = False,
+        on_cut: Callable[[], None] | None = None,
     ) -> Iterator[anyio.CancelScope]:
         """Run the block until the cleanup deadline (at most *seconds*); *on_cut* is called if it is cut there.
 
         With *shield* false the block is still cancelled by the scopes around it: only a sibling's failure waits for it.
+        A block that only begins when the deadline has passed is cut at once; with *late* it has the grace once more.
         """
-        deadline = anyio.current_time() + seconds
-        if self.deadline is not None:
-            deadline = min(deadline, self.deadline)
+        now = anyio.current_time()
+        deadline = now + seconds
+        if (end := self.deadline) is not None:
+            deadline = min(deadline, end + self.grace if late and end <= now else end)
         scope = anyio.CancelScope(shield=shield, deadline=deadline)
         lines: list[Cleanup] = []
         line: Cleanup | None = self

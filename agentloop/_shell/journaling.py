@@ -65,16 +65,20 @@ class JournalWriter:
     async def run(self, cleanup: Cleanup, failed: Callable[[], None]) -> None:
         """Write until closed; *failed* is called when the journal has failed, and no more is written then.
 
-        Cancellation: what has been added is still written, until the run's cleanup deadline.
+        Cancellation: what has been added is still written, until the run's cleanup deadline. A write that only begins
+        after it has the grace once more: what took all the time until there was something else, and the run has ended.
         """
         try:
-            with cleanup.section():
+            with anyio.CancelScope(shield=True):  # whoever closes the writer ends its waits
                 while self.error is None and not (self._closed and not self._due):
                     if not self._due:
                         self._wake = anyio.Event()
                         await self._wake.wait()
                         continue
-                    await self._write()
+                    with cleanup.section(late=True) as scope:
+                        await self._write()
+                    if scope.cancelled_caught:
+                        break
         finally:
             if self.error is None and self._written < self._added:
                 self.error = JournalError("the journal was not written to its end before the cleanup deadline")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
@@ -136,7 +137,7 @@ async def _written(run: LiveRun, failed: BaseException | None) -> BaseException 
     if journal is None:
         return failed
     try:
-        with run.cleanup.section(on_cut=lambda: None):
+        with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
             await journal.durable()
     except JournalError as error:
         if failed is None:

@@ -231,7 +231,7 @@ def exactly_one_end(seen: Reading) -> Findings:
     elif error is not None and isinstance(error, Exception) and seen.evidence.cancellation is None:
         if end.status == "failed":
             yield HELD
-        elif not isinstance(error, JournalError):
+        elif not isinstance(error, JournalError) or seen.evidence.faultless:
             yield broken(f"the run raised {type(error).__name__}, the log says {end.status}", n)
     if end.status == "completed" and end.error is not None:
         yield broken("a completed run has an error", n)

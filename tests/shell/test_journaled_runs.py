@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 from shell.kit import Run, agent_with, executing, outcome_of, records_of, requests_of, statuses
@@ -20,6 +21,7 @@ from agentloop import (
     Runner,
     RunState,
     StateError,
+    ToolContext,
     UserTypeError,
     tool,
 )
@@ -660,6 +662,57 @@ async def test_a_journal_that_hangs_is_cut_at_the_cleanup_deadline(anyio_backend
             ready,
             lambda: run_mode(agent, "go", journal=Batches(hang), run_config=executing(cleanup_grace=0.2)),
         )
+
+
+def hogging(ready: anyio.Event) -> Agent[Any, Any]:
+    """Return an agent with a call whose clean-up takes all the time there is."""
+
+    @tool
+    async def hog(ctx: ToolContext[Any]) -> str:
+        """Hog."""
+        try:
+            ready.set()
+            await anyio.sleep_forever()
+        finally:
+            with ctx.cleanup():
+                await anyio.sleep_forever()
+        return "never"
+
+    return agent_with([hog], call("hog", call_id="h"))
+
+
+async def test_a_journal_gets_the_end_of_a_run_whose_cleanup_took_all_the_grace(run_mode: Run) -> None:
+    """Its last writes only begin when the deadline has passed: that isn't the journal's fault."""
+    ready = anyio.Event()
+
+    async def waits(records: Sequence[bytes]) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    journal, watch = Batches(waits), Watch()
+    config = watched(watch, cleanup_grace=0.05)
+    await cancelled_at(ready, lambda: run_mode(hogging(ready), "go", journal=journal, run_config=config))
+    _, *lines = await journal.read()
+    assert kinds(lines)[-1] == "run_ended"
+    assert lines == lines_of(watch.records)
+
+
+async def test_a_journal_that_hangs_after_the_deadline_has_the_grace_once(
+    anyio_backend: Backend, run_mode: Run
+) -> None:
+    """So that a run is over after two of them, whatever hangs."""
+    ready = anyio.Event()
+
+    async def hang(records: Sequence[bytes]) -> None:
+        if "run_ended" in kinds(records):
+            await anyio.sleep_forever()
+
+    journal = Batches(hang)
+    async with lasting(anyio_backend, 0.4):
+        await cancelled_at(
+            ready,
+            lambda: run_mode(hogging(ready), "go", journal=journal, run_config=executing(cleanup_grace=0.2)),
+        )
+    assert "run_ended" not in kinds((await journal.read())[1:])
 
 
 async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
