@@ -209,6 +209,8 @@ class _OneEntry:
         wanted = effects.due
         if wanted is None:
             return await anyio.sleep_forever()  # the run has ended
+        if effects.stirred:
+            return None
         effects.quiet_at = effects.cursor
         if effects.end_calls() or effects.release_bodies() or (effects.way.hurry and effects.hurry_on()):
             pass

@@ -114,6 +114,8 @@ class ReplayLog:
         """The record that was due when everything waited."""
         self.end_call: Callable[[Call], Any] = lambda call: None
         self._steps = 0
+        self.stirred = False
+        """Whether something happened right before the step that is under way: no longer does everything wait in it."""
         self.references: dict[Call, list[str]] = {}
 
     @property
@@ -441,11 +443,14 @@ class ReplayLog:
     def before_step(self, task: object) -> None:
         """Count a step of a task; append what only a body does; end the run after so many steps as this way says."""
         self._steps += 1
+        self.stirred = False
         if not self.over and isinstance(self.due, r.CleanupCut) and self.due.section == "ctx.cleanup":
+            self.stirred = True
             self.insert()  # a body's, which doesn't run: nothing else says when
             if self._may_go_on():
                 self.release()
         if self.way.delay and self._steps > self.way.delay and self.cursor in self.outside and not self.over:
+            self.stirred = True
             self.end_from_outside(self.outside.pop(self.cursor))
 
     def choose(self, labels: Sequence[str]) -> int:

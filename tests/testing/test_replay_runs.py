@@ -21,6 +21,7 @@ from agentloop import (
     RunHooks,
     Runner,
     RunState,
+    ToolContext,
     ToolExecution,
     UsageLimits,
     handoff,
@@ -39,7 +40,7 @@ from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
 from agentloop.record_codec import decode, encode, record_from_json, record_to_json
-from agentloop.records import CallSettled, ModelResponded, RunEnded
+from agentloop.records import CallSettled, CleanupCut, ModelResponded, RunEnded
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, call, fail, respond, say
 from agentloop.testing.replaying import Replayed, replay
@@ -155,6 +156,26 @@ def test_bodies_of_every_kind() -> None:
     agent = Agent("a", tools=[double, slowly, hangs, breaks], model=model)
     replays = comes_out_the_same(agent, config=RunConfig(tool_not_found_behavior="return_error_to_model"))
     assert {one.outcome.status for one in replays[0].result.calls} == {"succeeded", "failed", "timed_out"}  # type: ignore[union-attr]
+
+
+def test_a_body_that_ended_in_time_although_its_cleanup_was_cut() -> None:
+    """Its time limit is not what comes next, though nothing in the log leads to the cut before the body's end."""
+
+    @tool(timeout=30, tool_output_guardrails=[tool_output_guardrail(lambda data: ran("judged", Allow()))])
+    async def cleans(ctx: ToolContext[None]) -> str:
+        """Clean up for longer than a run may take for it."""
+        ran("cleans")
+        with ctx.cleanup():
+            await anyio.sleep(20)
+        return "cleaned up"
+
+    turn = [call("cleans", call_id="c1"), call("double", {"n": 1}, call_id="c2"), call("breaks", call_id="c3")]
+    agent = Agent("a", tools=[cleans, double, breaks], model=scripted(call("double", {"n": 0}), turn, say("done")))
+    execution = ToolExecution(max_function_tool_concurrency=1, cleanup_grace=0.02)
+    replayed = comes_out_the_same(agent, config=RunConfig(tool_execution=execution))
+    assert any(isinstance(one, CleanupCut) for one in replayed[0].records)
+    assert replayed[0].result is not None
+    assert [one.outcome.status for one in replayed[0].result.calls][1] == "succeeded"
 
 
 def test_failures_that_leave_the_run() -> None:
