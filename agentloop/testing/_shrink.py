@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,6 +24,29 @@ def shrunk(finding: Finding, judge: Callable[[WorldRun], Finding | None]) -> tup
     while shrinking.smaller_script() or shrinking.smaller_tape():
         pass
     return shrinking.best, shrinking.runs
+
+
+def shrunk_in_sweeps(finding: Finding, sweep: Callable[[World], Iterable[Finding | None]]) -> tuple[Finding, int]:
+    """Return the same fault in the smallest world that was found, and how many runs it took.
+
+    It is one that shows at some moments of a world: *sweep* tells what is wrong at each. Schedules stay as they are.
+    """
+    best, runs = finding, 0
+    while True:
+        found: Finding | None = None
+        for world in _smaller_worlds(best.run.world):
+            for seen in sweep(world):
+                runs += 1
+                if runs >= MOST:
+                    return best, runs
+                if seen is not None and seen.key == best.key and seen.run.script_ran_out <= best.run.script_ran_out:
+                    found = seen
+                    break
+            if found is not None:
+                break
+        if found is None:
+            return best, runs
+        best = found
 
 
 @attrs.define

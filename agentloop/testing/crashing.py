@@ -8,15 +8,17 @@ it. What the disk has left is gone on with as another process would. What is wro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
-from agentloop.exceptions import ToolCallError
+from agentloop.exceptions import ToolCallError, UserError
 from agentloop.items import Item
 from agentloop.testing._crash_laws import said_raise, sound, unknown
 from agentloop.testing._crash_lives import CrashRun, Undisturbed, run_crashing, undisturbed
 from agentloop.testing._findings import ExplorationFailure, Finding, Judge, again
+from agentloop.testing._shrink import shrunk_in_sweeps
 from agentloop.testing._timeline import timeline
 from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
@@ -73,7 +75,8 @@ def crash_sweep(
     Wherever it was, no body has run twice unless its tool says that it may (`idempotent`, `in_doubt="rerun"`) or
     runs an agent; what the journal had settled is not done again; no body began before the journal had its start; a
     call keeps its idempotency key; every call has one output; and the run ends as it does without a crash, but for
-    calls of which nobody can know. Then *check* is called, with the bodies of both lives.
+    calls of which nobody can know. Then *check* is called, with the bodies of both lives. The script of what fails is
+    made small.
 
     Args:
         agent: The agent, or a function that makes it anew for each life: give one where tools hold a state that dies
@@ -141,16 +144,43 @@ def crash_world(
             continue
         if first not in known:
             known[first] = undisturbed(world, backend=first, streamed=streamed)
-            _raise(judges.whole(known[first].run), 1)
+            if (failed := judges.whole(known[first].run)) is not None:
+                raise ExplorationFailure(failed, found_after=1, shrunk_in=0)
         whole = known[first]
         writes = max(writes, len(whole.writes))
-        for crash in _points(whole.writes, modes) if at is None else [at]:
-            run = run_crashing(world, whole.run, [crash], [first, then], streamed=streamed, seed=_seed(seed, crash))
+
+        sweep = _Sweep(judges, (first, then), modes, streamed, seed, at)
+        for run in sweep.runs(world, whole):
             points += 1
-            _raise(judges.crashed(run), points)
+            if (finding := judges.crashed(run)) is not None:
+                finding, spent = shrunk_in_sweeps(finding, sweep.findings) if at is None else (finding, 0)
+                raise ExplorationFailure(finding, found_after=points, shrunk_in=spent)
             recovered += not run.over
             lost += len(unknown(run))
     return CrashSwept(points=points, writes=writes, recovered=recovered, unknown=lost)
+
+
+@attrs.frozen
+class _Sweep:
+    """Runs of worlds that crash once each, at every write in every mode, or *at* one point alone."""
+
+    judges: Judges
+    backends: tuple[Backend, Backend]
+    modes: Sequence[Mode]
+    streamed: bool
+    seed: int
+    at: CrashAt | None
+
+    def runs(self, world: World, whole: Undisturbed) -> Iterator[CrashRun]:
+        for crash in _points(whole.writes, self.modes) if self.at is None else [self.at]:
+            seed = _seed(self.seed, crash)
+            yield run_crashing(world, whole.run, [crash], self.backends, streamed=self.streamed, seed=seed)
+
+    def findings(self, world: World) -> Iterator[Finding | None]:
+        whole = undisturbed(world, backend=self.backends[0], streamed=self.streamed)
+        if self.judges.whole(whole.run) is None:
+            with suppress(UserError):  # a smaller world that doesn't repeat itself is none
+                yield from map(self.judges.crashed, self.runs(world, whole))
 
 
 def _seed(seed: int, crash: CrashAt) -> int:
@@ -161,12 +191,6 @@ def _points(writes: Sequence[int], modes: Sequence[Mode]) -> Iterator[CrashAt]:
     for operation in writes:
         for mode in modes:
             yield CrashAt(operation, mode)
-
-
-def _raise(finding: Finding | None, found_after: int) -> None:
-    __tracebackhide__ = True
-    if finding is not None:
-        raise ExplorationFailure(finding, found_after=found_after, shrunk_in=0)
 
 
 @attrs.frozen

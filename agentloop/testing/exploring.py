@@ -8,7 +8,7 @@ made as small as it gets, and raised as `ExplorationFailure`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any, TypeAlias
 
 import attrs
@@ -18,7 +18,7 @@ from agentloop.exceptions import UserError
 from agentloop.items import Item
 from agentloop.testing import _budget
 from agentloop.testing._findings import Check, ExplorationFailure, Finding, Judge, whole
-from agentloop.testing._shrink import shrunk
+from agentloop.testing._shrink import shrunk, shrunk_in_sweeps
 from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.runs import CancelAt, Order, World, WorldRun, run_one
 from agentloop.testing.schedules import Exhaustive, Priorities, Scheduler, Tape
@@ -210,6 +210,29 @@ def owner(label: str) -> str:
     return f"{head}{body}{rest.split(' ')[0]}" if body else label
 
 
+@attrs.frozen
+class _Sweep:
+    """Runs of worlds that are cancelled in one way, once for each moment, or *at* one alone."""
+
+    judge: Judge
+    backend: Backend
+    kind: Kind
+    streamed: bool
+    waiting: bool
+    at: int | None
+
+    def runs(self, world: World) -> Iterator[WorldRun]:
+        for step in count() if self.at is None else (self.at,):
+            there = CancelAt(step, self.kind, self.waiting)
+            seen = run_one(attrs.evolve(world, cancel=there), backend=self.backend, streamed=self.streamed)
+            yield seen
+            if seen.cancelled_at is None:
+                return
+
+    def findings(self, world: World) -> Iterator[Finding | None]:
+        return map(self.judge, self.runs(world))
+
+
 def kill_sweep(
     agent: AgentOrMaker,
     script: Sequence[Step] | None = None,
@@ -230,7 +253,8 @@ def kill_sweep(
     """Cancel a run of *agent* before each of its steps: by its scope and natively, on both backends.
 
     Whatever the step, nothing is left, every body that began has ended, the log is whole, nothing new was begun after
-    the cancellation, and the caller's task has the cancellations that it was given; then *check* is called.
+    the cancellation, and the caller's task has the cancellations that it was given; then *check* is called. The script
+    of what fails is made small.
 
     Args:
         agent, script, check, nested, input, context, options, streamed, allow: As for `explore`.
@@ -258,16 +282,11 @@ def kill_sweep(
     for backend, kind in ways:
         if backend not in BACKENDS:
             continue
-        judge = Judge(check, allow, whole(kind))
-        step = 0 if at is None else at
-        while True:
-            there = CancelAt(step, kind, waiting)
-            seen = run_one(attrs.evolve(world, cancel=there), backend=backend, streamed=streamed)
+        sweep = _Sweep(Judge(check, allow, whole(kind)), backend, kind, streamed, waiting, at)
+        for seen in sweep.runs(world):
             points += 1
             cancelled += seen.cancelled
-            if (finding := judge(seen)) is not None:
-                raise ExplorationFailure(finding, found_after=points, shrunk_in=0)
-            if seen.cancelled_at is None or at is not None:
-                break
-            step += 1
+            if (finding := sweep.judge(seen)) is not None:
+                finding, spent = shrunk_in_sweeps(finding, sweep.findings) if at is None else (finding, 0)
+                raise ExplorationFailure(finding, found_after=points, shrunk_in=spent)
     return Swept(points=points, cancelled=cancelled)

@@ -284,6 +284,25 @@ def test_tool_that_is_wrongly_called_idempotent_is_found() -> None:
     assert again.value.run.records == found.value.run.records
 
 
+def test_what_a_crash_breaks_is_made_small() -> None:
+    """Calls and turns that have nothing to do with it leave the script, and the crash is one of what is left."""
+    agent: Agent[Bank, str] = Agent("clerk", tools=[refund_again, refund_by_key])
+    script = [
+        [call("refund_by_key", {"amount": 1}, "c1"), call("refund_by_key", {"amount": 2}, "c2")],
+        [call("refund_by_key", {"amount": 3}, "c3"), call("refund_again", {"amount": 7}, "c4")],
+        say("done"),
+    ]
+    with pytest.raises(t.ExplorationFailure, match="paid twice") as found:
+        t.crash_sweep(agent, script, nobody_is_paid_twice, context=Bank, ways=ONE_WAY)
+    run = found.value.run
+    assert run.world.script is not None
+    assert [one.name for step in run.world.script if isinstance(step, list) for one in step] == ["refund_again"]
+    assert "made small in" in str(found.value)
+    [crash] = run.crashes
+    with pytest.raises(t.ExplorationFailure, match="paid twice"):
+        t.crash_sweep(agent, run.world.script, nobody_is_paid_twice, context=Bank, ways=ONE_WAY, at=crash)
+
+
 @pytest.fixture
 def gate_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a runtime forget to wait until the start of a call is durable."""

@@ -331,6 +331,28 @@ def test_moments_at_which_everything_waits_are_fewer_than_steps() -> None:
         t.kill_sweep(agent, USES, all_back, context=Desk, waiting=True)
 
 
+@pytest.mark.parametrize("way", [("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope")])
+def test_a_leak_under_cancellation_is_made_small(way: Any) -> None:
+    """Calls and turns that have nothing to do with it leave the script; the moment moves with it."""
+
+    @tool
+    async def look() -> str:
+        await anyio.sleep(0.01)
+        return "seen"
+
+    leaky = using(unshielded)
+    leaky.tools.append(look)
+    script = [[call("look"), call("look")], [call("look"), call("use"), call("use")], call("look"), DONE]
+    with pytest.raises(t.ExplorationFailure, match="1 things were not put back") as found:
+        t.kill_sweep(leaky, script, all_back, context=Desk, ways=[way])
+    small = found.value.run.world.script
+    assert small is not None
+    assert [[one.name for one in step] for step in small if isinstance(step, list)] == [["use"]]
+    assert "made small in" in str(found.value)
+    with pytest.raises(t.ExplorationFailure, match="1 things were not put back"):
+        t.kill_sweep(leaky, small, all_back, context=Desk, ways=[way], at=found.value.run.cancelled_at)
+
+
 def test_task_that_outlives_its_run_is_found() -> None:
     """A tool that begins a task and doesn't wait for it."""
     import asyncio
