@@ -173,7 +173,7 @@ class Recorded:
     def calls_ended_from_outside(self, entry: Entry) -> dict[int, list[Call]]:
         """Return, by the first records of *entry* that show it, calls ended by the caller or by their time limit.
 
-        Of those that ran out of time only agent tools, and those whose bodies are known to have been over by then:
+        Of those that ran out of time only agent tools, and those whose bodies are known to have been cut off by then:
         others do so by themselves.
         """
         found: defaultdict[int, list[Call]] = defaultdict(list)
@@ -184,7 +184,7 @@ class Recorded:
             if settled is None:
                 continue
             outcome = self.records[settled].outcome  # type: ignore[union-attr]
-            known = nested in self.paths or (path, call_id) in over
+            known = nested in self.paths or ((path, call_id) in over and not outcome.body_finished)
             cut = outcome.cancelled_by is None and not outcome.body_finished and (path, call_id) in over
             if outcome.cancelled_by != "caller" and not cut and (outcome.status != "timed_out" or not known):
                 continue

@@ -1,6 +1,7 @@
 """Replay of runs with all that an application may give a run: each comes out the same to the byte on both backends."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from pathlib import Path
@@ -176,6 +177,24 @@ def test_a_body_that_ended_in_time_although_its_cleanup_was_cut() -> None:
     assert any(isinstance(one, CleanupCut) for one in replayed[0].records)
     assert replayed[0].result is not None
     assert [one.outcome.status for one in replayed[0].result.calls][1] == "succeeded"
+
+
+def test_a_body_that_cancelled_itself_too_late() -> None:
+    """Its call timed out although nobody cut it off: the loop had no time to, and the body came to its own end."""
+
+    @tool(timeout=0.02)
+    async def late() -> str:
+        """Hold up the loop past the time limit, then give up."""
+        ran("late")
+        await anyio.sleep(0.01)
+        time.sleep(0.04)  # noqa: ASYNC251 - a loop that is held up is what this is about
+        raise asyncio.CancelledError("enough")
+
+    agent = Agent("a", tools=[double, late], model=scripted([call("late"), call("double", {"n": 1})], say("done")))
+    replayed = comes_out_the_same(agent)
+    assert replayed[0].result is not None
+    outcome = replayed[0].result.calls[0].outcome
+    assert (outcome.status, outcome.body_finished) == ("timed_out", True)
 
 
 def test_failures_that_leave_the_run() -> None:
