@@ -28,7 +28,7 @@ from agentloop.testing._recorded import Call, Entry, Path, Recorded, call_of
 from agentloop.testing._recorded_errors import rebuilt
 from agentloop.testing._replay_cast import Cast, ClosedSession, HooksOfRuns
 from agentloop.testing._replay_effects import ReplayEffects
-from agentloop.testing._replay_log import CLEARLY, CUT_OFF, Pending
+from agentloop.testing._replay_log import CLEARLY, CUT_OFF, Pending, pass_time
 from agentloop.testing._replay_ways import SLACK, Tried, Ways, search
 from agentloop.testing._replay_words import stuck
 from agentloop.testing.clockwork import Backend, Deadlock, run_clockwork, waiting
@@ -212,7 +212,7 @@ class _OneEntry:
         if effects.stirred:
             return None
         effects.quiet_at = effects.cursor
-        if effects.end_calls() or effects.release_bodies() or (effects.way.hurry and effects.hurry_on()):
+        if effects.end_calls() or effects.release_bodies() or self._pass_at_once():
             pass
         elif effects.cursor in effects.waiting:
             await self._let_time_pass()
@@ -230,6 +230,17 @@ class _OneEntry:
         elif not self._cause(wanted):
             effects.diverge(None, stuck(wanted, self.held()))
         return None
+
+    def _pass_at_once(self) -> bool:
+        """Let time pass up to the record that is due, if this way does; tell whether any passed."""
+        effects = self.effects
+        if effects.way.hurry:
+            return effects.hurry_on()
+        seconds = effects.ahead(effects.cursor)
+        if not effects.way.late or seconds <= 0:
+            return False
+        pass_time(seconds)
+        return True
 
     async def _let_time_pass(self) -> None:
         """Let the clock come up to the record that is due, and what is due before it come first."""

@@ -35,6 +35,8 @@ class Way:
         through_timers: Whether what was due before the recorded time of what completed had come before it.
         hurry: Whether time has passed up to a record as soon as the one before is there, whoever could go on: what was
             due by then comes before these.
+        late: Whether the loop was late: time passes up to a record as soon as everything waits, and what was due by
+            then comes in one pass of the loop, in any order.
         turn: Which of the ready tasks that have nothing to record goes first; those that waited longest stand first.
     """
 
@@ -43,6 +45,7 @@ class Way:
     delay: int = 0
     through_timers: bool = False
     hurry: bool = False
+    late: bool = False
     turn: int = 0
 
 
@@ -55,6 +58,7 @@ USUAL = (
     *(Way(calm=math.inf, at_once=at_once, through_timers=True) for at_once in _AT_ONCE),
     *(Way(calm=math.inf, at_once=at_once, turn=-1) for at_once in _AT_ONCE),
     *(Way(calm=math.inf, at_once=at_once, hurry=True, turn=turn) for turn in (0, -1) for at_once in _AT_ONCE),
+    Way(calm=math.inf, late=True),
 )
 DELAYED = tuple(Way(at_once=-math.inf, delay=delay) for delay in range(1, 13))
 """Further ways for runs that were ended from outside."""

@@ -675,6 +675,27 @@ def test_hooks_before_calls_that_wait_too_long() -> None:
     assert statuses.count("skipped") == 3
 
 
+def test_a_loop_that_was_late() -> None:
+    """What was due meanwhile came in one pass: a call had waited for too long, though there was room by then."""
+    rated = attrs.evolve(double, capacity=(Rate(1, 0.04),))
+    turn = [call("double", {"n": n}, call_id=f"c{n}") for n in (1, 2)]
+    agent = Agent("a", tools=[rated], model=scripted(turn, say("done")))
+
+    async def held_up(agent: Agent[Any, Any], config: RunConfig) -> None:
+        async def hold_up() -> None:
+            await anyio.sleep(0.02)
+            time.sleep(0.08)  # noqa: ASYNC251 - a loop that is held up is what this is about
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold_up)
+            await Runner.run(agent, "go", run_config=config)
+
+    config = RunConfig(tool_execution=ToolExecution(queue_timeout=0.06))
+    replayed = comes_out_the_same(agent, config=config, run=held_up)
+    assert replayed[0].result is not None
+    assert [one.outcome.status for one in replayed[0].result.calls] == ["succeeded", "skipped"]
+
+
 def test_budgets_and_limits_of_their_own() -> None:
     """What requests and calls cost is read off the log: the application isn't asked for prices again."""
 
