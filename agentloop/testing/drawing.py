@@ -256,7 +256,9 @@ class _Play:
             arguments = json.dumps({"n": number, "key": f"{KEY} {call_id}"} if actor.secret else {"n": number})
             if taste.faults and chance.one_in(14):
                 arguments = chance.pick(FAULTY_ARGUMENTS)
-            part = draw_part(chance, taste, actor, call_id, before)
+            # A body can only repeat what it was given.
+            tells = f"{KEY} {call_id}" if KEY in arguments else ""
+            part = draw_part(chance, taste, actor, call_id, before, tells)
             if part is not None:
                 self.behaviors["/".join([*path, call_id])] = part
         self.asked.append((path, call_id, actor.name, arguments))
@@ -266,8 +268,13 @@ class _Play:
 # Times of bodies never equal a timeout, a deadline or a window: of two things due at one moment, either may come first.
 
 
-def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, others: Sequence[str]) -> Any:
-    """Return what one body does, or None where it just runs. *others*: ids of calls it may cancel."""
+def draw_part(
+    chance: Chance, taste: Taste, actor: Actor | None, call_id: str, others: Sequence[str], tells: str = ""
+) -> Any:
+    """Return what one body does, or None where it just runs.
+
+    *others*: ids of calls it may cancel; *tells*: what an error of it repeats.
+    """
     points = chance.pick([0, 1, 1, 2])
     seconds = chance.pick([0.0, 0.25, 0.5, 0.75, 1.5]) if taste.times else 0.0
     if seconds and call_id[1:].isdigit():
@@ -278,7 +285,6 @@ def draw_part(chance: Chance, taste: Taste, actor: Actor | None, call_id: str, o
         return Hangs(points, seconds)
     kind = chance.whole(0, 15)
     if kind <= 3 or (actor is not None and actor.raises and chance.one_in(3)):
-        tells = f"{KEY} {call_id}" if actor is not None and actor.secret else ""
         return Raises(points, seconds, late=chance.one_in(2), fatal=chance.one_in(12), tells=tells)
     if kind <= 5:
         return CancelsItself(points, seconds, task=chance.one_in(2))
