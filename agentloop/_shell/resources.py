@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import anyio
@@ -76,6 +76,12 @@ class Resources:
         if self._held.get(key) is held:
             del self._held[key]
         raise held.error if held.error is not None else RuntimeError("the run ended while a resource was being entered")
+
+    def stand_in(self, left: Any) -> None:
+        """Hold something that *left* (its `wait`) says the leaving of: a replay has no resources, but their time."""
+        held = _Held(nullcontext, left=left, ready=True)
+        held.settled.set()
+        self._held[left] = held
 
     async def close(self, cleanup: Cleanup, cut: Callable[[str], None]) -> list[BaseException]:
         """Leave all in reverse order, each within the cleanup deadline; return what their exits raised."""

@@ -117,6 +117,7 @@ class ReplayEffects(ReplayLog):
 
     async def _call_tool(self, effect: e.CallTool) -> Any:
         path, call_id = effect.path, effect.call_id
+        self.hold_end(path, call_id)
         nested = (*path, call_id)
         if nested in self.recorded.paths:
             begins = self.next_of_run(nested)

@@ -68,6 +68,21 @@ class _Body:
     let_go: bool = False
 
 
+@attrs.define(eq=False)
+class _Leaving:
+    """In the place of resources that a run leaves until its end at `index`, or (`cut`) until its time is over."""
+
+    log: ReplayLog
+    index: int
+    cut: bool
+
+    async def wait(self) -> None:
+        if self.cut:
+            self.cut = False
+            await anyio.sleep_forever()
+        await self.log.until(self.index, "leaving the resources")
+
+
 class ReplayLog:
     """Where a replay has got to in a recorded run: what is due, who waits for it, which task goes on."""
 
@@ -92,6 +107,8 @@ class ReplayLog:
         self.pending: list[Pending] = []
         self.waiting: dict[int, list[tuple[anyio.Event, str]]] = {}
         self.bodies: list[_Body] = []
+        self.ends_held: set[Path] = set()
+        """Nested runs whose end takes its time (`hold_end`), or needn't."""
         self.unheld: set[Call] = set()
         """Calls whose bodies give back what they hold when they are over, whoever's turn it is."""
         self.live_call: Callable[[Call], Any] = lambda call: None
@@ -131,6 +148,7 @@ class ReplayLog:
         self.over = False
         self.pending, self.waiting, self.bodies = [], {}, []
         self.unheld = set()
+        self.ends_held = set()
         self.cursor = entry.start
         self.outside = self.recorded.ended_from_outside(entry)
         self.ended_calls = self.recorded.calls_ended_from_outside(entry)
@@ -348,6 +366,23 @@ class ReplayLog:
         first.let_go = True
         first.event.set()
         return True
+
+    def hold_end(self, path: Path, call_id: str) -> None:
+        """Let the end of the nested run of a call wait for its turn, if it took time: the run left resources then.
+
+        The outermost run's end has a hook, which waits.
+        """
+        live = self.live_call((path, call_id))
+        if not path or live is None or path in self.ends_held:
+            return
+        self.ends_held.add(path)
+        end = self.find(r.RunEnded, path)
+        if end is None:
+            return
+        before = [index for index in self.recorded.paths[path] if index < end]
+        cut = isinstance(self.records[before[-1]], r.CleanupCut)
+        if cut or self.records[end].at - self.records[before[-1]].at > CLEARLY:
+            live.run.resources.stand_in(_Leaving(self, end, cut))
 
     def skip_end_hooks(self, path: Path, call_id: str) -> None:
         """Call no end hooks if a call settles before anything else happens."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,41 @@ def test_a_body_that_ended_in_time_although_its_cleanup_was_cut() -> None:
     assert any(isinstance(one, CleanupCut) for one in replayed[0].records)
     assert replayed[0].result is not None
     assert [one.outcome.status for one in replayed[0].result.calls][1] == "succeeded"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_nested_run_that_takes_its_time_to_leave_what_it_holds(fails: bool) -> None:
+    """Its end comes late, beside what others do meanwhile; one that fails is cut in leaving."""
+
+    @asynccontextmanager
+    async def held() -> AsyncIterator[str]:
+        ran("held")
+        yield "held"
+        await anyio.sleep(20 if fails else 0.04)
+
+    @tool
+    async def hold(ctx: ToolContext[None]) -> str:
+        """Hold something."""
+        return str(await ctx.resource(held))
+
+    @tool
+    async def work() -> str:
+        """Work for a while."""
+        ran("work")
+        await anyio.sleep(0.02)
+        return "worked"
+
+    judge = output_guardrail(lambda ctx, agent, output: GuardrailFunctionOutput(None, tripwire_triggered=fails))
+    holder = Agent("h", tools=[hold], model=scripted(call("hold"), say("held")), output_guardrails=[judge])
+    worker = Agent("w", tools=[work], model=scripted(call("work"), call("work"), say("worked")))
+    asks = [holder.as_tool("ask_holder", "Ask."), worker.as_tool("ask_worker", "Ask.")]
+    turn = [call("ask_holder", {"input": "?"}, "c1"), call("ask_worker", {"input": "?"}, "c2")]
+    agent = Agent("a", tools=asks, model=scripted(turn, say("done")))
+    replayed = comes_out_the_same(agent, config=RunConfig(tool_execution=ToolExecution(cleanup_grace=0.07)))
+    cuts = [one.section for one in replayed[0].records if isinstance(one, CleanupCut)]
+    assert cuts == (["resource exit"] if fails else [])
+    ends = [one.path for one in replayed[0].records if isinstance(one, RunEnded)]
+    assert sorted(ends) == [(), ("c1",), ("c2",)]
 
 
 def test_a_body_that_cancelled_itself_too_late() -> None:
