@@ -16,10 +16,13 @@ import trio.testing
 from hypothesis import HealthCheck, settings
 
 import agentloop
+from agentloop.testing.fixtures import VirtualClock
 
 pytest_plugins = ["pytester", "plugins.scenarios"]
 
 BACKENDS = ("asyncio", "asyncio-eager", "trio", "trio-virtual")
+ASKED_FOR = "asyncio-virtual"
+"""asyncio on a clock that jumps, wherever `asyncio` is chosen: only for tests that name it."""
 
 # Each example gets its backend's runner and the function's own fixtures; the examples share nothing through them.
 settings.register_profile(
@@ -40,16 +43,18 @@ def _chosen_backends(definition: pytest.Function) -> list[str]:
     """Return the ids a test runs on, after its markers have narrowed the matrix."""
     wanted = definition.config.getoption("--backends").split(",")
     chosen = [name for name in BACKENDS if name in wanted]
+    if "asyncio" in wanted:
+        chosen.append(ASKED_FOR)
     if sys.version_info < (3, 12):
         chosen = [name for name in chosen if name != "asyncio-eager"]
     if definition.get_closest_marker("real_clock") is not None:
         chosen = [name for name in chosen if name != "trio-virtual"]
     if (only := definition.get_closest_marker("backends")) is not None:
-        unknown = set(only.args) - set(BACKENDS)
+        unknown = set(only.args) - {*BACKENDS, ASKED_FOR}
         if unknown:
             raise pytest.UsageError(f"{definition.nodeid}: unknown backends {sorted(unknown)}")
-        chosen = [name for name in chosen if name in only.args]
-    return chosen
+        return [name for name in chosen if name in only.args]
+    return [name for name in chosen if name != ASKED_FOR]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -78,6 +83,8 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
             return "asyncio", {}
         case "asyncio-eager":
             return "asyncio", {"loop_factory": _eager_loop}
+        case "asyncio-virtual":
+            return VirtualClock().backend("asyncio")
         case "trio":
             return "trio", {}
         case "trio-virtual":

@@ -36,6 +36,12 @@ def test_backends_marker_narrows_the_matrix(pytester: pytest.Pytester) -> None:
     assert _ids(pytester, "@pytest.mark.backends('trio-virtual')\nasync def test_it(): pass") == ["trio-virtual"]
 
 
+def test_asyncio_on_a_virtual_clock_is_for_tests_that_name_it(pytester: pytest.Pytester) -> None:
+    """No other test runs there."""
+    test = "@pytest.mark.backends('trio-virtual', 'asyncio-virtual')\nasync def test_it(): pass"
+    assert _ids(pytester, test) == ["trio-virtual", "asyncio-virtual"]
+
+
 def test_plain_test_runs_once(pytester: pytest.Pytester) -> None:
     """A test without async runs without a backend."""
     assert _ids(pytester, "def test_it(): pass") == [""]
@@ -90,7 +96,7 @@ def test_leak_check_fails_what_leaves_tasks_or_threads(
     result.assert_outcomes(passed=2)
 
 
-@pytest.mark.backends("trio-virtual")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_virtual_clock_is_exact_and_new_for_each_test() -> None:
     """A day passes at once, to the second."""
     start = anyio.current_time()

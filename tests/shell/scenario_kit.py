@@ -9,6 +9,8 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
+import trio
+import trio.testing
 
 from agentloop import (
     Agent,
@@ -26,6 +28,7 @@ from agentloop import records as r
 from agentloop.abc import Instrument, LateResult, StillRunning
 from agentloop.items import ToolOutput
 from agentloop.testing import ScriptedModel, call, say
+from agentloop.testing._asyncio_clockwork import ClockworkLoop
 
 Backend = tuple[str, dict[str, Any]]
 
@@ -182,6 +185,45 @@ class AgentHookLog(AgentHooks):
         self.lines.append("agent end")
 
 
+# ---------------------------------------------------------------------------------------------- time
+
+
+def time_passes(seconds: float) -> None:
+    """Put the running loop's clock forward: what is due by then is due now, on a real clock too.
+
+    So a deadline can be so far away that no pause of the machine reaches it, and comes when what has to be done before
+    it is done.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        clock: Any = trio.lowlevel.current_clock()
+        if isinstance(clock, trio.testing.MockClock):
+            clock.jump(seconds)
+        else:
+            object.__setattr__(clock, "offset", clock.offset + seconds)  # it is frozen
+    else:
+        until_now = loop.time
+        loop.time = lambda: until_now() + seconds  # type: ignore[method-assign]
+
+
+def is_virtual(backend: Backend) -> bool:
+    """Tell whether time jumps on this backend: nothing then takes longer than it says."""
+    return "clock" in backend[1] or backend[1].get("loop_factory") is ClockworkLoop
+
+
+@asynccontextmanager
+async def lasting(backend: Backend, seconds: float, slack: float = 5.0) -> AsyncIterator[None]:
+    """Check how long the block takes: exactly *seconds* on a virtual clock, up to *slack* more on a real one."""
+    start = anyio.current_time()
+    yield
+    took = anyio.current_time() - start
+    if is_virtual(backend):
+        assert took == pytest.approx(seconds, abs=1e-6)  # the sum of a few floats, no waiting
+    else:
+        assert seconds - 0.01 <= took <= seconds + slack
+
+
 # ---------------------------------------------------------------------------------------------- ending runs early
 
 
@@ -226,15 +268,3 @@ async def natively_cancelled_at(ready: anyio.Event, run: Callable[[], Awaitable[
         raise AssertionError("the run returned although its caller was cancelled")
     assert task.cancelled()
     assert counts == [1], f"cancelling() is {counts}: the one native cancellation is to be left as it came"
-
-
-@asynccontextmanager
-async def lasting(backend: Backend, seconds: float, slack: float = 5.0) -> AsyncIterator[None]:
-    """Check how long the block takes: exactly *seconds* on a virtual clock, up to *slack* more on a real one."""
-    start = anyio.current_time()
-    yield
-    took = anyio.current_time() - start
-    if "clock" in backend[1]:
-        assert took == pytest.approx(seconds, abs=1e-6)  # the sum of a few floats, no waiting
-    else:
-        assert seconds - 0.01 <= took <= seconds + slack
