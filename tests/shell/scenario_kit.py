@@ -203,6 +203,7 @@ def time_passes(seconds: float) -> None:
         else:
             object.__setattr__(clock, "offset", clock.offset + seconds)  # it is frozen
     else:
+        assert not isinstance(loop, ClockworkLoop), "its time is its own"
         until_now = loop.time
         loop.time = lambda: until_now() + seconds  # type: ignore[method-assign]
 

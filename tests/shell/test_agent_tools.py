@@ -7,7 +7,7 @@ import anyio
 import attrs
 import pytest
 from shell.kit import Run, agent_with, executing, outcome_of, outputs_in, records_of, requests_of, shown, statuses
-from shell.scenario_kit import Backend, HookLog, Watch, lasting, watched
+from shell.scenario_kit import Backend, HookLog, Watch, lasting, time_passes, watched
 
 from agentloop import Agent, MaxTurns, RunConfig, Runner, RunTimeout, ToolCallError, ToolContext, handoff, tool
 from agentloop import events as ev
@@ -215,16 +215,17 @@ async def test_nested_run_sees_the_outer_deadline_and_ends_with_it(anyio_backend
     @tool
     async def hang(ctx: ToolContext[Any]) -> str:
         left.append(ctx.deadline)
-        await anyio.sleep(60)
+        time_passes(60)
+        await anyio.sleep_forever()
         return "never"
 
     watch = Watch()
     inner = helper(call("hang", call_id="n1"), tools=[hang])
-    async with lasting(anyio_backend, 0.2):
+    async with lasting(anyio_backend, 60):
         with pytest.raises(RunTimeout):
-            await run_mode(asking(inner), "go", run_config=watched(watch, config=RunConfig(timeout=0.2)))
+            await run_mode(asking(inner), "go", run_config=watched(watch, config=RunConfig(timeout=60)))
     assert left[0] is not None
-    assert 0 < left[0] <= 0.2
+    assert 0 < left[0] <= 60
     assert watch.endings() == {"n1": ("cancelled", "deadline"), "c1": ("cancelled", "deadline")}
 
 
@@ -235,7 +236,8 @@ async def test_timeout_of_an_agent_tool_ends_the_nested_run_alone(run_mode: Run)
     @tool
     async def hang() -> str:
         try:
-            await anyio.sleep(60)
+            time_passes(60)
+            await anyio.sleep_forever()
         finally:
             ended.append("hang")
         return "never"
@@ -243,14 +245,14 @@ async def test_timeout_of_an_agent_tool_ends_the_nested_run_alone(run_mode: Run)
     watch = Watch()
     inner = helper(call("hang", call_id="n1"), tools=[hang])
     outer = agent_with(
-        [inner.as_tool(timeout=0.05)],
+        [inner.as_tool(timeout=60)],
         call("helper", {"input": "dig"}, call_id="c1"),
         lambda request: say(f"after {ended}"),
         done=None,
     )
     result = await run_mode(outer, "go", run_config=watched(watch))
     assert result.final_output == "after ['hang']"
-    assert shown(outer) == {"c1": "Tool 'helper' timed out after 0.05 seconds."}
+    assert shown(outer) == {"c1": "Tool 'helper' timed out after 60 seconds."}
     ends = [(record.path, record.status) for record in watch.of(r.RunEnded)]
     assert ends == [(("c1",), "cancelled"), ((), "completed")]
 

@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from shell.kit import Rendezvous, Run, agent_with, records_of, requests_of, shown, statuses
-from shell.scenario_kit import Backend, HookLog, Watch, lasting, watched
+from shell.scenario_kit import Backend, HookLog, Watch, lasting, time_passes, watched
 
 from agentloop import (
     Agent,
@@ -62,25 +62,34 @@ def tokens(count: int) -> RequestUsage:
 
 @pytest.mark.scenario("LX-23")
 async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backend: Backend, run_mode: Run) -> None:
-    """At 0.2 s: the call ends by the deadline, `RunTimeout` leaves with what was achieved."""
+    """At 60 s: the call ends by the deadline, `RunTimeout` leaves with what was achieved."""
     ended: list[str] = []
+    beside = anyio.Event()
+
+    class UntilSettled(Watch):
+        def on_record(self, record: Any) -> None:
+            super().on_record(record)
+            if isinstance(record, r.CallSettled) and record.call_id == "c2":
+                beside.set()
 
     @tool
     async def slow() -> str:
         try:
-            await anyio.sleep(5)
+            await beside.wait()
+            time_passes(60)
+            await anyio.sleep_forever()
         finally:
             ended.append("slow")
         return "never"
 
-    watch, hooks = Watch(), HookLog()
+    watch, hooks = UntilSettled(), HookLog()
     agent = agent_with(
         [fine, slow], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow", call_id="c3")]
     )
-    async with lasting(anyio_backend, 0.2):
+    async with lasting(anyio_backend, 60):
         with pytest.raises(RunTimeout) as raised:
-            await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, config=RunConfig(timeout=0.2)))
-    assert raised.value.timeout == 0.2
+            await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, config=RunConfig(timeout=60)))
+    assert raised.value.timeout == 60
     data = raised.value.run_data
     assert data is not None
     assert [(one.call.call_id, one.outcome.status, one.outcome.cancelled_by) for one in data.calls] == [
@@ -101,10 +110,11 @@ async def test_a_hook_that_hangs_at_the_end_is_cut_at_the_runs_time_and_grace(
 
     class Hangs(RunHooks):
         async def on_run_end(self, ctx: Any, outcome: Any) -> None:  # type: ignore[override]
+            time_passes(60)
             await anyio.sleep_forever()
 
-    config = RunConfig(timeout=0.2, tool_execution=ToolExecution(cleanup_grace=0.1))
-    async with lasting(anyio_backend, 0.3):
+    config = RunConfig(timeout=60, tool_execution=ToolExecution(cleanup_grace=0.1))
+    async with lasting(anyio_backend, 60.1):
         result = await run_mode(agent_with([], say("done")), "go", hooks=Hangs(), run_config=config)
     assert result.status == "completed"
     assert [cut.section for cut in records_of(result, r.CleanupCut)] == ["on_run_end"]
@@ -116,13 +126,14 @@ async def test_callers_cancellation_is_never_the_runs_timeout(run_mode: Run) -> 
 
     @tool
     async def slow() -> str:
-        await anyio.sleep(5)
+        time_passes(60)
+        await anyio.sleep_forever()
         return "never"
 
     watch = Watch()
     agent = agent_with([slow], call("slow", call_id="c1"))
-    with anyio.move_on_after(0.05) as scope:
-        await run_mode(agent, "go", run_config=watched(watch, config=RunConfig(timeout=3)))
+    with anyio.move_on_after(60) as scope:
+        await run_mode(agent, "go", run_config=watched(watch, config=RunConfig(timeout=120)))
     assert scope.cancelled_caught
     assert watch.end == "cancelled"
     assert watch.endings() == {"c1": ("cancelled", "parent")}
@@ -130,9 +141,14 @@ async def test_callers_cancellation_is_never_the_runs_timeout(run_mode: Run) -> 
 
 async def test_timeout_during_a_model_call_closes_it(run_mode: Run) -> None:
     """It is the run's timeout that leaves, not the model's."""
+
+    def silent(request: Any) -> Any:
+        time_passes(60)
+        return wait(anyio.Event())
+
     watch = Watch()
     with pytest.raises(RunTimeout):
-        await run_mode(agent_with([], wait(60)), "go", run_config=watched(watch, config=RunConfig(timeout=0.05)))
+        await run_mode(agent_with([], silent), "go", run_config=watched(watch, config=RunConfig(timeout=60)))
     assert [record.error for record in watch.of(r.ModelFailed)] == ["cancelled"]
 
 

@@ -12,7 +12,7 @@ import attrs
 import pytest
 from shell.kit import Run, agent_with, executing, outcome_of, records_of, requests_of, statuses
 from shell.resume_kit import Batches, approved, by_turn, journal_of, turns
-from shell.scenario_kit import Backend, Watch, cancelled_at, lasting, natively_cancelled_at, watched
+from shell.scenario_kit import Backend, Watch, cancelled_at, lasting, natively_cancelled_at, time_passes, watched
 
 from agentloop import (
     Agent,
@@ -735,7 +735,6 @@ async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
     assert lines == lines_of(stream.result.records)
 
 
-@pytest.mark.slow
 async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> None:
     """The call that was cut is told as unknown; the deadline is each entry's own."""
     from agentloop import RunConfig, RunTimeout
@@ -743,14 +742,15 @@ async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> N
     @tool
     async def hold() -> str:
         """Hold."""
+        time_passes(60)
         await anyio.sleep_forever()
         return "never"
 
     journal = MemoryJournal()
     agent = Agent("guide", model=by_turn(call("hold", call_id="h"), say("done")), tools=[hold])
     with pytest.raises(RunTimeout):
-        await run_mode(agent, "go", journal=journal, run_config=RunConfig(timeout=1))  # time enough to start the call
-    done = await Runner.resume(agent, journal, run_config=RunConfig(timeout=5))
+        await run_mode(agent, "go", journal=journal, run_config=RunConfig(timeout=60))
+    done = await Runner.resume(agent, journal, run_config=RunConfig(timeout=60))
     assert done.final_output == "done"
     assert outcome_of(done, "h").status == "unknown"
     first, second = records_of(done, r.CallSettled)

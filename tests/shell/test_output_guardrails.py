@@ -7,7 +7,7 @@ import attrs
 import pytest
 from shell.kit import Rendezvous, Run, outcome_of, outputs_in, records_of
 from shell.run_kit import PASSED, TRIPPED, Held, RunTrace, asked, brief, output_guard, scripted
-from shell.scenario_kit import cancelled_at
+from shell.scenario_kit import cancelled_at, time_passes
 
 from agentloop import (
     Agent,
@@ -416,10 +416,18 @@ async def test_caller_s_cancellation_during_an_output_guardrail_writes_no_final_
 
 async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run_mode: Run) -> None:
     """The candidate isn't accepted: a later entry would judge it."""
-    session = Written()
-    agent = held_at_the_end(Held(), say("done"))
-    with pytest.raises(RunTimeout):
-        await run_mode(agent, "go", session=session, run_config=RunConfig(timeout=0.05))
+    held, session = Held(), Written()
+    agent = held_at_the_end(held, say("done"))
+
+    async def too_long() -> None:
+        await held.started.wait()
+        time_passes(60)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(too_long)
+        with pytest.raises(RunTimeout):
+            await run_mode(agent, "go", session=session, run_config=RunConfig(timeout=60))
+    assert held.ending == "cleaned up"
     assert session.writes == []
 
 

@@ -16,6 +16,7 @@ from shell.kit import (
     shown,
     statuses,
 )
+from shell.scenario_kit import time_passes
 
 from agentloop import (
     Agent,
@@ -242,8 +243,7 @@ class Fickle:
         def after(data: Any) -> Any:
             return RejectContent("not that") if how == "rejected" and self.ran == 1 else Allow()
 
-        # Long enough that a body which returns at once is in time on a busy machine.
-        timeout = 0.2 if how == "timed out" else None
+        timeout = 60 if how == "timed out" else None
 
         @tool(idempotent=True, tool_input_guardrails=[before], tool_output_guardrails=[after], timeout=timeout)
         async def f(ctx: ToolContext[Any], n: int) -> str:
@@ -254,6 +254,8 @@ class Fickle:
                 raise ValueError("no")
             if how == "cancelled":
                 ctx.cancel_call(ctx.tool_call_id, "gave up")
+            if how == "timed out":
+                time_passes(60)
             await anyio.sleep_forever()
             return "never"
 

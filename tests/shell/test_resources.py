@@ -7,7 +7,18 @@ from typing import Any
 
 import anyio
 import pytest
-from shell.scenario_kit import Backend, Watch, agent_that_calls, cancelled_at, endings, lasting, script, shown, watched
+from shell.scenario_kit import (
+    Backend,
+    Watch,
+    agent_that_calls,
+    cancelled_at,
+    endings,
+    lasting,
+    script,
+    shown,
+    time_passes,
+    watched,
+)
 
 from agentloop import Agent, RunConfig, Runner, RunResult, RunTimeout, ToolContext, tool
 from agentloop import records as r
@@ -225,11 +236,12 @@ async def test_resource_is_left_when_the_run_times_out(run_mode: Run) -> None:
     @tool
     async def uses(ctx: ToolContext[Any]) -> str:
         await ctx.resource(pool)
-        await anyio.sleep(60)
+        time_passes(60)
+        await anyio.sleep_forever()
         return "never"
 
     with pytest.raises(RunTimeout):
-        await run_mode(agent_that_calls("uses", tools=[uses]), "go", run_config=RunConfig(timeout=0.02))
+        await run_mode(agent_that_calls("uses", tools=[uses]), "go", run_config=RunConfig(timeout=60))
     assert shelf.lines == ["enter pool", "leave pool"]
 
 
@@ -327,8 +339,7 @@ async def test_failing_exit_is_secondary_to_another_error(run_mode: Run) -> None
     assert any("can't close" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.slow
-@pytest.mark.backends("trio-virtual", "asyncio")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_exit_is_cut_at_the_cleanup_deadline_and_the_next_one_still_entered(
     run_mode: Run, anyio_backend: Backend
 ) -> None:

@@ -19,7 +19,7 @@ from shell.pause_kit import (
     waiting,
 )
 from shell.run_kit import PASSED, TRIPPED, input_guard, output_guard
-from shell.scenario_kit import Backend, lasting
+from shell.scenario_kit import Backend, lasting, time_passes
 
 from agentloop import (
     Agent,
@@ -168,23 +168,28 @@ async def test_a_batch_that_a_failing_end_hook_ended_is_not_gone_on_with() -> No
 async def test_an_approved_body_has_its_timeout(run_mode: Run, anyio_backend: Backend, way: str) -> None:
     """As in a fresh run; the time it waited for approval isn't counted."""
 
-    @tool(timeout=0.05, needs_approval=True)
+    quickly = anyio.Event()
+
+    @tool(timeout=60, needs_approval=True)
     async def slow() -> str:
+        await quickly.wait()
+        time_passes(60)
         await anyio.sleep_forever()
         return "never"
 
-    @tool(timeout=0.05, needs_approval=True)
+    @tool(timeout=60, needs_approval=True)
     async def quick() -> str:
+        quickly.set()
         return "quick"
 
     agent = agent_with([slow, quick], [call("slow", {}, "c1"), call("quick", {}, "c2")])
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    await anyio.sleep(0.06)
-    async with lasting(anyio_backend, 0.05):
+    time_passes(120)
+    async with lasting(anyio_backend, 60):
         result = await pauses.resume(agent, paused, approving())
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "Tool 'slow' timed out after 0.05 seconds.", "c2": "quick"}
+    assert shown(agent) == {"c1": "Tool 'slow' timed out after 60 seconds.", "c2": "quick"}
     assert statuses(result) == ["timed_out", "succeeded"]
 
 

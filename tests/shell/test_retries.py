@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from shell.kit import Run, agent_with, records_of, requests_of
-from shell.scenario_kit import Watch, watched
+from shell.scenario_kit import Watch, time_passes, watched
 
 from agentloop import (
     MaxTurnsExceeded,
@@ -332,14 +332,19 @@ async def test_wait_that_does_not_fit_into_the_runs_time_is_not_begun(run_mode: 
 @pytest.mark.scenario("TO-09")
 async def test_each_attempt_has_the_time_limit_for_itself(run_mode: Run) -> None:
     """A slow attempt fails with `ModelTimeoutError`, is retried, and the next has the full time again."""
+
+    def silent(request: Any) -> Any:
+        time_passes(60)
+        return wait(anyio.Event())
+
     door = Door()
-    settings = ModelSettings(timeout=0.1, retry=ModelRetrySettings(2, initial_delay=50.0, max_delay=50.0, jitter=False))
-    agent = agent_with([], wait(60), wait(60), model_settings=settings)
+    settings = ModelSettings(timeout=60, retry=ModelRetrySettings(2, initial_delay=50.0, max_delay=50.0, jitter=False))
+    agent = agent_with([], silent, silent, model_settings=settings)
     result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
     assert result.final_output == "done"
     assert door.slept == [50.0, 50.0]
     errors = [record.error for record in records_of(result, r.ModelFailed)]
-    assert errors == ["ModelTimeoutError(The model did not answer within 0.1 seconds.)"] * 2
+    assert errors == ["ModelTimeoutError(The model did not answer within 60 seconds.)"] * 2
 
 
 @pytest.mark.scenario("TO-09")

@@ -13,10 +13,10 @@ from shell.scenario_kit import (
     HookLog,
     Watch,
     agent_that_calls,
-    cancelled_at,
     endings,
     lasting,
     shown,
+    time_passes,
     watched,
 )
 
@@ -165,7 +165,7 @@ def test_timeout_on_a_sync_tool_needs_abandon_on_cancel(field: str) -> None:
 
 
 @pytest.mark.scenario("TO-06")
-@pytest.mark.backends("trio-virtual", "asyncio")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_timeout_covers_neither_queueing_nor_guardrails_nor_hooks(run_mode: Run, anyio_backend: Backend) -> None:
     """Each of them alone takes longer than the timeout; the bodies take less, and succeed."""
 
@@ -314,7 +314,7 @@ async def test_silent_body_is_ended_by_its_idle_timeout(run_mode: Run, anyio_bac
     assert endings(result.calls) == [("c1", "timed_out", None)]
 
 
-@pytest.mark.backends("trio-virtual", "asyncio")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_each_report_restarts_the_idle_timeout(run_mode: Run, anyio_backend: Backend) -> None:
     """A body that reports often enough may take many times its idle timeout."""
 
@@ -332,7 +332,7 @@ async def test_each_report_restarts_the_idle_timeout(run_mode: Run, anyio_backen
     assert endings(result.calls) == [("c1", "succeeded", None)]
 
 
-@pytest.mark.backends("trio-virtual", "asyncio")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_body_that_falls_silent_is_ended_after_its_last_report(run_mode: Run, anyio_backend: Backend) -> None:
     """The clock runs from the last report."""
 
@@ -349,7 +349,7 @@ async def test_body_that_falls_silent_is_ended_after_its_last_report(run_mode: R
     assert shown(agent) == {"c1": "Tool 'stalls' timed out after 0.125 seconds."}
 
 
-@pytest.mark.backends("trio-virtual", "asyncio")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_reports_do_not_extend_the_timeout_of_the_whole_body(run_mode: Run, anyio_backend: Backend) -> None:
     """With both limits a talkative body still ends at `timeout`, and the text names that."""
 
@@ -378,18 +378,19 @@ async def test_timeout_of_a_sync_tool_leaves_its_thread_and_says_so(run_mode: Ru
 
     watch = Told()
 
-    @tool(timeout=0.4, abandon_on_cancel=True)
+    @tool(timeout=60, abandon_on_cancel=True)
     def blocks() -> str:
+        anyio.from_thread.run_sync(time_passes, 60)
         go_on.wait(10)
         return "late"
 
     agent = agent_that_calls("blocks", tools=[blocks])
     try:
-        async with lasting(anyio_backend, 0.4):
+        async with lasting(anyio_backend, 60):
             result = await run_mode(agent, "go", run_config=watched(watch))
     finally:
         go_on.set()
-    assert shown(agent) == {"c1": "Tool 'blocks' timed out after 0.4 seconds."}
+    assert shown(agent) == {"c1": "Tool 'blocks' timed out after 60 seconds."}
     assert endings(result.calls) == [("c1", "timed_out", None)]
     assert result.calls[0].outcome.abandoned
     with anyio.fail_after(5):
@@ -399,7 +400,7 @@ async def test_timeout_of_a_sync_tool_leaves_its_thread_and_says_so(run_mode: Ru
 
 async def test_parent_outranks_a_timeout_under_way() -> None:
     """A parent's cancel while a timed-out body cleans up: `cancelled` by `parent`, nothing for the model."""
-    ready, watch = anyio.Event(), Watch()
+    watch = Watch()
 
     @tool(timeout=0.02)
     async def tidy(ctx: ToolContext[Any]) -> str:
@@ -407,12 +408,14 @@ async def test_parent_outranks_a_timeout_under_way() -> None:
             await anyio.sleep(60)
         finally:
             with ctx.cleanup():
-                ready.set()
-                await anyio.sleep(0.02)
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
         return "never"
 
     agent = agent_that_calls("tidy", tools=[tidy])
-    await cancelled_at(ready, lambda: Runner.run(agent, "go", run_config=watched(watch)))
+    with anyio.CancelScope() as scope:
+        await Runner.run(agent, "go", run_config=watched(watch))
+        pytest.fail("the run returned although its caller was cancelled")
     assert watch.endings() == {"c1": ("cancelled", "parent")}
     assert not watch.of(r.BatchEnded)
     assert watch.end == "cancelled"

@@ -466,9 +466,8 @@ async def test_output_guardrail_that_passes_while_a_failure_is_drained_keeps_the
     assert outputs(caught.value.run_data.new_items)["c1"] == "made"
 
 
-@pytest.mark.slow
 @pytest.mark.scenario("GT-11")
-@pytest.mark.backends("trio-virtual", "asyncio")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_output_guardrail_is_cut_at_the_cleanup_deadline_while_a_failure_is_drained(run_mode: Run) -> None:
     """It doesn't get for ever: the cut is recorded and the failure raised."""
     judging, watch = anyio.Event(), Watch()
@@ -492,7 +491,7 @@ async def test_output_guardrail_is_cut_at_the_cleanup_deadline_while_a_failure_i
     start = anyio.current_time()
     with pytest.raises(ToolCallError, match="broken"):
         await run_mode(agent, "go", run_config=watched(watch, cleanup_grace=0.2))
-    assert 0.2 <= anyio.current_time() - start < 0.5
+    assert anyio.current_time() - start == pytest.approx(0.2)
     assert [record.call_id for record in watch.of(r.CleanupCut)] == ["c1"]
     outcome = watch.outcome("c1")
     assert (outcome.status, outcome.body_finished, outcome.cleanup) == ("cancelled", True, "cut")

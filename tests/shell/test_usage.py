@@ -7,7 +7,7 @@ import anyio
 import httpx
 import pytest
 from shell.kit import Run, agent_with
-from shell.scenario_kit import Watch, watched
+from shell.scenario_kit import Watch, time_passes, watched
 
 from agentloop import Agent, ModelRetrySettings, ModelSettings, RunConfig, RunHooks, Runner, Usage, handoff, tool
 from agentloop import events as ev
@@ -146,10 +146,15 @@ async def test_request_cut_by_an_immediate_cancel_counts_as_incomplete() -> None
 @pytest.mark.scenario("US-11")
 async def test_request_cut_in_a_nested_run_counts_as_incomplete(run_mode: Run) -> None:
     """Also where a deadline does it, two levels down."""
-    inner = Agent("inner", model=ScriptedModel([wait(60)]))
+
+    def silent(request: Any) -> Any:
+        time_passes(60)
+        return wait(anyio.Event())
+
+    inner = Agent("inner", model=ScriptedModel([silent]))
     outer = agent_with([inner.as_tool()], respond(ToolCall("c1", "inner", '{"input": "x"}'), usage=tokens(5, 1)))
     with pytest.raises(RunTimeout) as raised:
-        await run_mode(outer, "go", run_config=RunConfig(timeout=0.4))
+        await run_mode(outer, "go", run_config=RunConfig(timeout=60))
     assert raised.value.run_data is not None
     usage = raised.value.run_data.usage
     assert usage.requests == 2
