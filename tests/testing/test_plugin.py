@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
+from shell.scenario_kit import time_passes
 
 from agentloop import Agent, Capacity, RunConfig, Runner, tool
 from agentloop.abc import Instrument
@@ -222,8 +224,9 @@ async def test_thread_that_outlives_its_run_is_named() -> None:
     """An abandoned one, still at work."""
     go_on, late = threading.Event(), Late()
 
-    @tool(abandon_on_cancel=True, timeout=0.1)
+    @tool(abandon_on_cancel=True, timeout=60)
     def hangs() -> str:
+        anyio.from_thread.run_sync(time_passes, 60)
         go_on.wait(10)
         return "late"
 

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+from shell.scenario_kit import cancelled_at
 
 from agentloop import (
     Agent,
@@ -45,6 +46,7 @@ from agentloop.record_codec import decode, encode, record_from_json, record_to_j
 from agentloop.records import CallSettled, CleanupCut, ModelResponded, RunEnded
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, call, fail, respond, say
+from agentloop.testing.fixtures import VirtualClock
 from agentloop.testing.replaying import Replayed, replay
 from agentloop.usage import RequestUsage
 
@@ -80,9 +82,13 @@ def comes_out_the_same(
     given: Any = "go",
     config: RunConfig | None = None,
     run: Callable[[Agent[Any, Any], RunConfig], Awaitable[Any]] | None = None,
+    start: Callable[..., Any] = anyio.run,
     **options: Any,
 ) -> list[Replayed]:
-    """Record *agent* on both stock backends, replay each on both, and return the replays; nothing of it runs again."""
+    """Record *agent* on both stock backends, replay each on both, and return the replays; nothing of it runs again.
+
+    *start* starts the runs that are recorded, for what is told apart by its times on virtual clocks.
+    """
     config = config or RunConfig()
     replays: list[Replayed] = []
     for backend in BACKENDS:
@@ -98,7 +104,7 @@ def comes_out_the_same(
 
         error: BaseException | None = None
         try:
-            anyio.run(main, backend=backend)
+            start(main, backend=backend)
         except Exception as raised:
             error = raised
         assert kept.records, repr(error)
@@ -675,15 +681,23 @@ def test_a_journal_with_a_torn_tail_is_replayed_as_far_as_it_goes(tmp_path: Path
 @pytest.mark.parametrize("recorded_on", BACKENDS)
 def test_a_log_cut_off_in_a_cancellation_is_replayed_as_far_as_it_goes(recorded_on: Any) -> None:
     """Also where it doesn't say any more that the whole run was cancelled, and not the nested one alone."""
-    lasting = attrs.evolve(hangs, timeout=None)
+    begun, all_begun = [], anyio.Event()
+
+    @tool(name="hangs")
+    async def lasting(ctx: ToolContext[Any]) -> str:
+        begun.append(ctx.tool_call_id)
+        if len(begun) == 3:
+            all_begun.set()
+        await anyio.sleep_forever()
+        return "never"
+
     inner = Agent("inner", tools=[lasting], model=scripted([call("hangs", call_id="i1"), call("hangs", call_id="i2")]))
     calls = [call("inner", {"input": "x"}, call_id="c1"), call("hangs", call_id="c2"), call("hangs", call_id="c3")]
     agent = Agent("a", tools=[inner.as_tool(), lasting], model=scripted(calls))
     kept = Records()
 
     async def main() -> None:
-        with anyio.move_on_after(0.05):
-            await Runner.run(agent, "go", run_config=RunConfig(instruments=[kept]))
+        await cancelled_at(all_begun, lambda: Runner.run(agent, "go", run_config=RunConfig(instruments=[kept])))
 
     anyio.run(main, backend=recorded_on)
     assert kept.records[-1].status == "cancelled"
@@ -706,7 +720,14 @@ def test_hooks_before_calls_that_wait_too_long() -> None:
     turn = [call("inner", {"input": "x"}, call_id="c1"), call("double", {"n": 1}, call_id="c2")]
     config = RunConfig(tool_execution=ToolExecution(queue_timeout=0.05))
     model = scripted(call("double", {"n": 0}, call_id="c0"), turn, say("done"))
-    replayed = comes_out_the_same(Agent("a", tools=[rated, inner.as_tool()], model=model), config=config, hooks=Quick())
+    agent = Agent("a", tools=[rated, inner.as_tool()], model=model)
+    starts = iter((0.0, 60.0))  # both clocks begin at 0, and the rate remembers
+
+    async def in_turn(agent: Agent[Any, Any], config: RunConfig) -> None:
+        await anyio.sleep(next(starts))
+        await Runner.run(agent, "go", hooks=Quick(), run_config=config)
+
+    replayed = comes_out_the_same(agent, config=config, run=in_turn, start=VirtualClock().run)
     statuses = [one.outcome.status for one in replayed[0].records if isinstance(one, CallSettled)]
     assert statuses.count("skipped") == 3
 
