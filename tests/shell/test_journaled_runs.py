@@ -664,8 +664,8 @@ async def test_a_journal_that_hangs_is_cut_at_the_cleanup_deadline(anyio_backend
         )
 
 
-def hogging(ready: anyio.Event) -> Agent[Any, Any]:
-    """Return an agent with a call whose clean-up takes all the time there is."""
+def hogging(ready: anyio.Event, grace: float) -> Agent[Any, Any]:
+    """Return an agent with a call whose clean-up takes all the time there is, which is *grace*."""
 
     @tool
     async def hog(ctx: ToolContext[Any]) -> str:
@@ -675,6 +675,7 @@ def hogging(ready: anyio.Event) -> Agent[Any, Any]:
             await anyio.sleep_forever()
         finally:
             with ctx.cleanup():
+                time_passes(grace)
                 await anyio.sleep_forever()
         return "never"
 
@@ -689,8 +690,8 @@ async def test_a_journal_gets_the_end_of_a_run_whose_cleanup_took_all_the_grace(
         await anyio.lowlevel.checkpoint()
 
     journal, watch = Batches(waits), Watch()
-    config = watched(watch, cleanup_grace=0.05)
-    await cancelled_at(ready, lambda: run_mode(hogging(ready), "go", journal=journal, run_config=config))
+    config = watched(watch, cleanup_grace=60)
+    await cancelled_at(ready, lambda: run_mode(hogging(ready, 60), "go", journal=journal, run_config=config))
     _, *lines = await journal.read()
     assert kinds(lines)[-1] == "run_ended"
     assert lines == lines_of(watch.records)
@@ -710,7 +711,7 @@ async def test_a_journal_that_hangs_after_the_deadline_has_the_grace_once(
     async with lasting(anyio_backend, 0.4):
         await cancelled_at(
             ready,
-            lambda: run_mode(hogging(ready), "go", journal=journal, run_config=executing(cleanup_grace=0.2)),
+            lambda: run_mode(hogging(ready, 0.2), "go", journal=journal, run_config=executing(cleanup_grace=0.2)),
         )
     assert "run_ended" not in kinds((await journal.read())[1:])
 

@@ -1,7 +1,6 @@
 """Replay of runs with all that an application may give a run: each comes out the same to the byte on both backends."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from decimal import Decimal
@@ -11,7 +10,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from shell.scenario_kit import cancelled_at
+from shell.scenario_kit import cancelled_at, time_passes
 
 from agentloop import (
     Agent,
@@ -34,6 +33,8 @@ from agentloop import (
     tool_input_guardrail,
     tool_output_guardrail,
 )
+from agentloop._shell.live import LiveEffects
+from agentloop.abc import Instrument
 from agentloop.agents import ToolsToFinalOutput
 from agentloop.config import ModelInputData
 from agentloop.guardrail_results import Allow, RejectContent, ReplaceOutput, Rewrite
@@ -224,12 +225,12 @@ def test_a_nested_run_that_takes_its_time_to_leave_what_it_holds(fails: bool) ->
 def test_a_body_that_cancelled_itself_too_late() -> None:
     """Its call timed out although nobody cut it off: the loop had no time to, and the body came to its own end."""
 
-    @tool(timeout=0.02)
+    @tool(timeout=60)
     async def late() -> str:
         """Hold up the loop past the time limit, then give up."""
         ran("late")
         await anyio.sleep(0.01)
-        time.sleep(0.04)  # noqa: ASYNC251 - a loop that is held up is what this is about
+        time_passes(60)
         raise asyncio.CancelledError("enough")
 
     agent = Agent("a", tools=[double, late], model=scripted([call("late"), call("double", {"n": 1})], say("done")))
@@ -734,20 +735,33 @@ def test_hooks_before_calls_that_wait_too_long() -> None:
 
 def test_a_loop_that_was_late() -> None:
     """What was due meanwhile came in one pass: a call had waited for too long, though there was room by then."""
-    rated = attrs.evolve(double, capacity=(Rate(1, 0.04),))
+    rated = attrs.evolve(double, capacity=(Rate(1, 40.0),))
     turn = [call("double", {"n": n}, call_id=f"c{n}") for n in (1, 2)]
     agent = Agent("a", tools=[rated], model=scripted(turn, say("done")))
 
     async def held_up(agent: Agent[Any, Any], config: RunConfig) -> None:
+        settled = anyio.Event()
+
+        class Told(Instrument):
+            def on_record(self, record: Any) -> None:
+                if isinstance(record, CallSettled):
+                    settled.set()
+
+        class OneClock(LiveEffects):
+            def wall(self) -> float:
+                return anyio.current_time()
+
         async def hold_up() -> None:
-            await anyio.sleep(0.02)
-            time.sleep(0.08)  # noqa: ASYNC251 - a loop that is held up is what this is about
+            await settled.wait()
+            time_passes(80)
 
         async with anyio.create_task_group() as group:
             group.start_soon(hold_up)
-            await Runner.run(agent, "go", run_config=config)
+            instruments = (*config.instruments, Told())
+            late = attrs.evolve(config, instruments=instruments, effects=OneClock())
+            await Runner.run(agent, "go", run_config=late)
 
-    config = RunConfig(tool_execution=ToolExecution(queue_timeout=0.06))
+    config = RunConfig(tool_execution=ToolExecution(queue_timeout=60))
     replayed = comes_out_the_same(agent, config=config, run=held_up)
     assert replayed[0].result is not None
     assert [one.outcome.status for one in replayed[0].result.calls] == ["succeeded", "skipped"]
