@@ -27,7 +27,7 @@ from agentloop.run_state import RunState
 from agentloop.testing._recorded import Call, Entry, Path, Recorded, call_of
 from agentloop.testing._recorded_errors import rebuilt
 from agentloop.testing._replay_cast import Cast, ClosedSession, HooksOfRuns
-from agentloop.testing._replay_effects import ReplayEffects
+from agentloop.testing._replay_effects import Consumer, ReplayEffects
 from agentloop.testing._replay_log import CLEARLY, CUT_OFF, Pending, pass_time
 from agentloop.testing._replay_ways import SLACK, Tried, Ways, search
 from agentloop.testing._replay_words import stuck
@@ -166,6 +166,7 @@ class _OneEntry:
                         live = stream._live
                         assert live is not None
                         effects.log = live.log
+                        live.log.events = Consumer(effects, live)
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.end_from_outside = self._end_from_outside
                         effects.live_call = live.calls.get

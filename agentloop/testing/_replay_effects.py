@@ -8,17 +8,19 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
 from agentloop import guardrail_results as g
 from agentloop import records as r
 from agentloop._shell.render import render
+from agentloop._shell.stream import EventBuffer
 from agentloop.config import JsonLimits
 from agentloop.error_text import library_class
 from agentloop.json_text import parse_object
 from agentloop.testing._recorded import Call, Path, Standin, same_output
 from agentloop.testing._recorded_errors import rebuilt, rebuilt_model_error
-from agentloop.testing._replay_log import BEFORE_TIMERS, ReplayLog, pass_time
+from agentloop.testing._replay_log import BEFORE_TIMERS, ReplayLog, pass_time, task_key
 from agentloop.testing._replay_questions import answered, is_told_elsewhere, told_elsewhere
 
 _at_work: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
@@ -282,6 +284,18 @@ class ReplayEffects(ReplayLog):
         if isinstance(record, r.RunEnded) and record.status == "failed" and library_class(record.error or "") is None:
             raise rebuilt(record.error or "")
 
+    async def begin_turn(self) -> None:
+        """Go on when it is the turn of the current run to begin one: its consumer may have been behind."""
+        key = task_key(f"{anyio.get_current_task().name}#0") or ""
+        path = next((path for path in self.recorded.paths if "/".join(path) == key), None)
+        index = None if path is None else self.find(object, path, lambda record: not _is_beside(record))
+        if path is None or index is None:
+            return
+        if self._ends_from_outside(index):
+            await self.cut_off(path, None, "the consumer")
+        if isinstance(self.records[index], r.TurnStarted):
+            await self.known(index, "the consumer", in_time=False)
+
     async def start_hook(self, path: Path, call_id: str) -> None:
         """Raise what a start hook of a call raised: it failed, and its body neither ended nor began."""
         index = self.next_of_call(path, call_id)
@@ -296,6 +310,23 @@ class ReplayEffects(ReplayLog):
         if index is None or isinstance(self.records[index], r.CleanupCut):
             await self.cut_off(path, call_id, "on_tool_end")
         await self.until(index, "on_tool_end", in_time=False)
+
+
+class Consumer(EventBuffer):
+    """Stands for who may have read the events of a run: turns begin in their turn, as where he was behind."""
+
+    def __init__(self, effects: ReplayEffects, live: Any) -> None:
+        super().__init__(live.state, None, live.agent_at)
+        self._effects = effects
+        self.gate: Any = None  # a call's own record says when it was admitted
+
+    def record(self, record: r.Record) -> None:
+        """Take no notice."""
+
+    async def room(self) -> None:
+        """Wait for the run's turn."""
+        await self._effects.begin_turn()
+        await checkpoint_if_cancelled()
 
 
 def _is_late(outcome: Any) -> bool:

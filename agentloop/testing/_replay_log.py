@@ -490,7 +490,7 @@ class ReplayLog:
 
     def choose(self, labels: Sequence[str]) -> int:
         """Return which of the ready tasks goes on: the one whose record is due, if it is there."""
-        tasks = [_task(label) for label in labels]
+        tasks = [task_key(label) for label in labels]
         wanted = None if self.over else self.due
         for index, task in enumerate(tasks):
             if task is None:
@@ -524,7 +524,7 @@ def pass_time(seconds: float) -> None:
 _TASK = re.compile(r"agentloop (?:run of .*|call (?P<name>\S+) (?P<key>.*))#\d+\Z", re.DOTALL)
 
 
-def _task(label: str) -> str | None:
+def task_key(label: str) -> str | None:
     """Return whose task *label* is: a call's, by its path and id; a run's, which is empty; or None."""
     match = _TASK.match(label)
     return None if match is None else match["key"] or ""

@@ -767,6 +767,22 @@ def test_a_loop_that_was_late() -> None:
     assert [one.outcome.status for one in replayed[0].result.calls] == ["succeeded", "skipped"]
 
 
+def test_a_consumer_who_is_behind() -> None:
+    """Turns of nested runs that waited until he had caught up begin in their turn."""
+    quick = Agent("quick", tools=[double], model=scripted(call("double", {"n": 1}), say("quick done")))
+    slow = Agent("slow", tools=[hangs], model=scripted(call("hangs"), say("slow done")))
+    turn = [call("quick", {"input": "x"}), call("slow", {"input": "y"}), call("quick", {"input": "z"})]
+    agent = Agent("a", tools=[quick.as_tool(), slow.as_tool()], model=scripted(turn, say("done")))
+
+    async def behind(agent: Agent[Any, Any], config: RunConfig) -> None:
+        async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+            async for _ in stream:
+                await anyio.sleep(0.003)
+
+    replayed = comes_out_the_same(agent, config=RunConfig(stream_buffer=1), run=behind)
+    assert replayed[0].result is not None
+
+
 def test_budgets_and_limits_of_their_own() -> None:
     """What requests and calls cost is read off the log: the application isn't asked for prices again."""
 
