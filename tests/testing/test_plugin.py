@@ -14,6 +14,7 @@ import pytest
 from shell.scenario_kit import time_passes
 
 from agentloop import Agent, Capacity, RunConfig, Runner, tool
+from agentloop import testing as t
 from agentloop.abc import Instrument
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.testing.fixtures import ScriptedModels, VirtualClock, orphans_watched
@@ -32,6 +33,8 @@ Inside = Callable[..., pytest.RunResult]
 @pytest.fixture
 def inside(pytester: pytest.Pytester) -> Inside:
     """`inside(code, *options)` runs tests in a session of their own, with the plugin as an installed package has it."""
+    for name in t.__all__:  # modules that such a session is the first to import are forgotten with it, and made twice
+        getattr(t, name)
 
     def run(code: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(HEAD + code)
