@@ -65,6 +65,9 @@ def _died(run: CrashRun, tools: Tools, number: int) -> None:
     begun = Counter((body.path, body.call_id) for before in run.lives[: number + 1] for body in before.bodies)
     early = {name for name in begun - known if not _is_agent(tools.get(name))}
     assert not early, f"bodies that began before the journal had it: {shown(early)}"
+    turns = {(record.path, record.turn) for record in kept if isinstance(record, r.TurnStarted)}
+    asked = {(request.path, request.turn) for request in life.requests} - turns
+    assert not asked, f"models that were asked in turns of which the journal doesn't know: {sorted(asked)}"
 
 
 def _held_after(run: CrashRun, number: int) -> tuple[r.Record, ...]:

@@ -15,10 +15,12 @@ from agentloop.testing import (
     laws_accounting,
     laws_between,
     laws_cancellation,
+    laws_events,
     laws_execution,
     laws_guards,
     laws_limits,
     laws_outcomes,
+    laws_times,
 )
 from agentloop.testing.cast import CANARIES, Cast, HookLog
 from agentloop.testing.clockwork import Deadlock
@@ -43,7 +45,10 @@ __all__ = [
 ]
 
 # Importing a module of laws is what enters them into the table.
-_TABLES = (laws_execution, laws_limits, laws_outcomes, laws_cancellation, laws_guards, laws_accounting, laws_between)
+_TABLES = (
+    *(laws_execution, laws_limits, laws_times, laws_outcomes, laws_cancellation, laws_guards, laws_accounting),
+    *(laws_events, laws_between),
+)
 
 Judged: TypeAlias = Evidence | WorldRun | WorldRuns
 """What can be judged: what a world's run left, of one run or of all of them, or evidence put together by hand."""

@@ -23,7 +23,7 @@ from agentloop.results import RunResult
 from agentloop.secret_values import Secrets
 from agentloop.stored_state import plain_line
 from agentloop.testing.cast import VEIL
-from agentloop.testing.evidence import Path, Reading
+from agentloop.testing.evidence import CallSeen, Path, Reading, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
 from agentloop.usage import RequestUsage
@@ -90,6 +90,13 @@ def usage_counts_each_request_once(seen: Reading) -> Findings:
         wanted = sum(getattr(usage, name) for usage in used if usage is not None)
         if getattr(data.usage, name) != wanted:
             yield broken(f"{name} is {getattr(data.usage, name)}, the requests' sum is {wanted}")
+    entries = [usage for usage in used if usage is not None and _says_something(usage)]
+    if list(data.usage.entries) != entries:
+        yield broken(f"{len(data.usage.entries)} entries of usage, the requests have {len(entries)}, or others")
+
+
+def _says_something(usage: RequestUsage) -> bool:
+    return bool(usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete)
 
 
 @law("accounting")
@@ -210,6 +217,35 @@ def results_follow_model_order(seen: Reading) -> Findings:
 
 
 @law("accounting")
+def results_hold_every_item(seen: Reading) -> Findings:
+    """A completed run gives every message of its model, and every call and handoff with what answers it."""
+    data = seen.evidence.result
+    if not isinstance(data, RunResult) or data.status != "completed" or seen.root is None:
+        return
+    outputs = {item.call_id for item in data.new_items if isinstance(item, _OUTPUTS)}
+    asked = {item.call_id for item in data.new_items if isinstance(item, _CALLS)}
+    answered = {call_id for _, one in seen.root.handed for call_id in (one.call_id, *one.ignored)}
+    ended = {call.call_id for call in seen.calls.values() if not call.path and call.turn.accepted and _told(call)}
+    if missing := sorted((answered | ended) - (outputs & asked)):
+        yield broken(f"the result lacks the call {missing[0]}, or what answers it")
+    said = Counter(item.text for turn in seen.root.turns for item in _messages(turn))
+    given = Counter(item.text for item in data.new_items if isinstance(item, AssistantMessage))
+    if lost := said - given:
+        yield broken(f"the model said {next(iter(lost))!r}, and the result doesn't")
+    if said or answered or ended:
+        yield HELD
+
+
+def _told(call: CallSeen) -> bool:
+    return bool(call.settled) and call.settled[-1][1].outcome.output is not None
+
+
+def _messages(turn: TurnSeen) -> list[AssistantMessage]:
+    items = (item for _, one in turn.responded for item in one.response.items)
+    return [item for item in items if isinstance(item, AssistantMessage)]
+
+
+@law("accounting")
 def exactly_one_end(seen: Reading) -> Findings:
     """A run gives exactly one of a final output, an error, an interruption or a cancellation, and its log agrees.
 
@@ -326,6 +362,33 @@ def run_end_is_told_once(seen: Reading) -> Findings:
         yield broken(f"hooks were told of {told[-1][0]} after the end of the run")
     else:
         yield HELD
+
+
+@law("accounting")
+def hooks_hear_of_each_step(seen: Reading) -> Findings:
+    """Hooks are told of each agent that comes to work, each answer of the model, each start of a tool before its body
+    runs, and of the end of the agent with whose output the run completes.
+    """
+    told, run = seen.evidence.hooks, seen.root
+    if told is None or run is None or not run.turns:
+        return
+    heard: dict[str, list[str]] = {}
+    for event, path, name in told:
+        if not path:
+            heard.setdefault(event, []).append(name)
+    agents = [run.turns[0].agent, *(record.target_agent for _, record in run.handed)]
+    if heard.get("agent_start", []) != agents:
+        yield broken(f"hooks were told of the agents {heard.get('agent_start')}, and {agents} were at work")
+    answers = [turn.agent for turn in run.turns for _ in turn.responded if not turn.conflicts]
+    if heard.get("llm_end", []) != answers:
+        yield broken(f"hooks were told of answers to {heard.get('llm_end')}, and {answers} were answered")
+    bodies = {body.call_id for body in seen.evidence.bodies or () if not body.path}
+    if unheard := sorted(bodies - set(heard.get("tool_start", ()))):
+        yield broken(f"the body of call {unheard[0]} ran, and hooks weren't told of its start")
+    completed = [n for n, one in run.ended if one.status == "completed"]
+    if completed and not heard.get("agent_end"):
+        yield broken("the run completed, and hooks weren't told of its agent's end", completed[-1])
+    yield HELD
 
 
 @law("accounting")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from agentloop import records as r
+from agentloop.exceptions import RunTimeout
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.evidence import CallSeen, Reading
@@ -154,6 +155,26 @@ def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
 
 
 @law("cancellation")
+def who_ended_it_is_told(seen: Reading) -> Findings:
+    """What a run's time has ended is said to be ended by the deadline; what its caller has, by the parent."""
+    given, error = seen.evidence.cancellation, seen.evidence.error
+    if given is None and isinstance(error, RunTimeout):
+        wanted = "deadline"
+    elif given is not None and seen.evidence.config.timeout is None and seen.evidence.faultless:
+        wanted = "parent"
+    else:
+        return
+    for call, n, record in from_above(seen):
+        if call.path and wanted == "deadline":
+            continue  # a tool's timeout may have ended the run that it is in
+        by = record.outcome.cancelled_by
+        if by != wanted:
+            yield broken(f"call {call.call_id} is said to be ended by the {by}, and it was by the {wanted}", n)
+        else:
+            yield HELD
+
+
+@law("cancellation")
 def the_end_comes_within_grace(seen: Reading) -> Findings:
     """A cancelled run returns within its cleanup grace, where no body shields itself or refuses to end."""
     given, ended = seen.evidence.cancellation, seen.evidence.ended_at
@@ -200,12 +221,27 @@ def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
 
 @law("cancellation")
 def late_reports_come_once(seen: Reading) -> Findings:
-    """What comes of a body after its outcome was decided is reported once."""
-    for (_, call_id), count in Counter(seen.evidence.late or ()).items():
+    """What comes of a body after its outcome was decided is reported, once: a value behind its time, an error that came
+    up while the body was being cancelled.
+    """
+    if seen.evidence.late is None:
+        return
+    reports = Counter(seen.evidence.late)
+    for (_, call_id), count in reports.items():
         if count > 1:
             yield broken(f"{count} late reports of call {call_id}")
         else:
             yield HELD
+    for key, bodies in seen.bodies.items():
+        call = seen.calls.get(key)
+        if call is None or len(bodies) > 1 or not call.settled:
+            continue
+        n, record = call.settled[-1]
+        ending, outcome = bodies[0].ending, record.outcome
+        behind = ending == "value" and outcome.status == "timed_out"
+        while_cancelled = ending == "error" and outcome.status in ("timed_out", "cancelled")
+        if not reports[key] and (behind or (while_cancelled and not outcome.body_finished)):
+            yield broken(f"nobody was told what came of the body of call {call.call_id} after its end", n)
 
 
 @law("cancellation")
@@ -216,7 +252,14 @@ def bodies_that_ended_say_so(seen: Reading) -> Findings:
         if call is None or not call.settled or len(bodies) > 1:
             continue
         n, record = call.settled[-1]
-        if bodies[0].ending == "value" and not record.outcome.body_finished and record.outcome.status == "succeeded":
+        finished, status = record.outcome.body_finished, record.outcome.status
+        if bodies[0].ending == "value" and not finished and status == "succeeded":
             yield broken(f"call {call_id} succeeded, and its body is said not to have finished", n)
+        elif bodies[0].ending == "cancelled" and finished and status == "timed_out":
+            yield broken(f"the body of call {call_id} was cut by its timeout, and is said to have finished", n)
         else:
             yield HELD
+    for call in seen.calls.values():
+        for n, record in call.settled if not call.started else ():
+            if record.outcome.body_finished:
+                yield broken(f"call {call.call_id} never started, and its body is said to have finished", n)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from agentloop import records as r
 from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
-from agentloop.items import AssistantMessage
+from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
 from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 
@@ -45,8 +46,46 @@ def input_is_judged_before_effects(seen: Reading) -> Findings:
 
 
 @law("guards")
+def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
+    """A model is first asked when every input guardrail that doesn't run beside it has passed the run's input."""
+    for run in seen.runs.values():
+        agent = _first_agent(seen, run)
+        if agent is None or not run.turns or not run.turns[0].requested:
+            continue
+        guards = [*seen.config(run.path).input_guardrails, *agent.input_guardrails]
+        blocking = {index for index, guard in enumerate(guards) if not guard.run_in_parallel}
+        if not blocking:
+            continue
+        asked = run.turns[0].requested[0][0]
+        passed = {one.index for n, one in _run_guards(seen, run, "input") if n < asked and not _tripped(one)}
+        if blocking <= passed:
+            yield HELD
+        else:
+            yield broken(f"the model was asked before guardrails {sorted(blocking - passed)} had passed", asked)
+
+
+@law("guards")
+def input_is_judged_once(seen: Reading) -> Findings:
+    """An input guardrail that has passed the run's input isn't asked again, also not when the run goes on later."""
+    if any(isinstance(record, r.InputAdded) for record in seen.records):
+        return  # which is judged when it comes
+    for run in seen.runs.values():
+        known: dict[tuple[int, str], int] = {}
+        for n, record in _run_guards(seen, run, "input"):
+            key = (record.index, record.guardrail)
+            if key in known:
+                yield broken(f"guardrail {record.guardrail} had passed the input, and was asked again", known[key], n)
+            else:
+                yield HELD
+            if not _tripped(record):
+                known[key] = n
+
+
+@law("guards")
 def a_tripped_input_stops_everything(seen: Reading) -> Findings:
-    """After an input guardrail has tripped no call of the run starts, and the run ends with the tripwire."""
+    """After an input guardrail has tripped no call of the run starts, the run ends with the tripwire, and nothing that
+    its model said goes into the session.
+    """
     for run in seen.runs.values():
         tripped = [n for n, record in _run_guards(seen, run, "input") if _tripped(record)]
         if not tripped:
@@ -59,6 +98,8 @@ def a_tripped_input_stops_everything(seen: Reading) -> Findings:
             yield broken("the run went on after an input guardrail had tripped", tripped[0], *late)
         else:
             yield HELD
+        if not run.path and any(not isinstance(item, UserMessage | SystemMessage) for item in _fresh(seen)):
+            yield broken("the session holds what the model said to an input that a guardrail refused", tripped[0])
         error = seen.evidence.error
         other = isinstance(error, Exception) and not isinstance(error, InputGuardrailTripwireTriggered)
         if other and not run.path and seen.evidence.faultless:
@@ -92,7 +133,7 @@ def output_is_judged_before_it_counts(seen: Reading) -> Findings:
 
 @law("guards")
 def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
-    """An output that a guardrail tripped on is no final output and stands in no session."""
+    """An output that a guardrail tripped on is no final output, and stands in no session; a tool's in no item."""
     for run in seen.runs.values():
         tripped = [n for n, record in _run_guards(seen, run, "output") if _tripped(record)]
         if not tripped:
@@ -103,6 +144,8 @@ def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
             yield broken("completed although an output guardrail had tripped", tripped[-1], *ended)
         elif not run.path and seen.evidence.saved is not None and _said_last(seen, run) in _texts(seen):
             yield broken("the session holds an output that a guardrail tripped on", tripped[-1])
+        elif not run.path and _gave_last(seen, run) in _outputs(seen):
+            yield broken("a call's output that a guardrail tripped on was kept", tripped[-1])
         elif not run.path and not isinstance(error, OutputGuardrailTripwireTriggered) and seen.evidence.result:
             yield broken("an output guardrail tripped, and the run has a result", tripped[-1])
         else:
@@ -117,9 +160,27 @@ def _said_last(seen: Reading, run: RunSeen) -> str | None:
     return None
 
 
+def _gave_last(seen: Reading, run: RunSeen) -> tuple[str, Any] | None:
+    """Return the call whose output was to be the final one, and that output."""
+    turn = run.turns[-1] if run.turns else None
+    agent = seen.agent_named(turn.agent) if turn is not None else None
+    if turn is None or agent is None or agent.tool_use_behavior != "stop_on_first_tool":
+        return None
+    ends = ((call.call_id, call.settled[-1][1].outcome.output) for call in turn.calls if call.settled)
+    return next(((call_id, output) for call_id, output in ends if output is not None), None)
+
+
+def _outputs(seen: Reading) -> list[tuple[str, Any]]:
+    kept = [*_fresh(seen), *(seen.evidence.result.new_items if seen.evidence.result is not None else ())]
+    return [(item.call_id, item.output) for item in kept if isinstance(item, ToolOutput)]
+
+
+def _fresh(seen: Reading) -> Sequence[Item]:
+    return (seen.evidence.saved or ())[len(seen.evidence.saved_before) :]
+
+
 def _texts(seen: Reading) -> list[str | None]:
-    fresh = (seen.evidence.saved or ())[len(seen.evidence.saved_before) :]
-    return [item.text for item in fresh if isinstance(item, AssistantMessage)]
+    return [item.text for item in _fresh(seen) if isinstance(item, AssistantMessage)]
 
 
 # ---------------------------------------------------------------------------------------------- of calls
@@ -228,13 +289,20 @@ def _answers(call: CallSeen, request: r.ApprovalRequested) -> list[tuple[int, r.
 
 @law("guards")
 def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
-    """A call that has a verdict isn't asked about again."""
+    """A call that has a verdict isn't asked about again, be it its own or one on all calls of the agent to the tool."""
     for call in seen.calls.values():
         for n, request in call.requested:
             again = [at for at, _ in _answers(call, request) if at < n]
             twice = [at for at, other in call.requested if at < n and other.digest == request.digest]
-            if again or twice:
-                yield broken(f"call {call.call_id} was asked about again", *again, *twice, n)
+            always = [
+                at
+                for other in seen.calls.values()
+                if other.path == call.path
+                for at, one in other.verdicts
+                if at < n and one.always and (one.agent, one.tool) == (request.agent, request.tool)
+            ]
+            if again or twice or always:
+                yield broken(f"call {call.call_id} was asked about again", *again, *twice, *always, n)
             else:
                 yield HELD
 

@@ -193,7 +193,9 @@ def siblings_end_with_the_failure(seen: Reading) -> Findings:
 
 @law("execution")
 def the_first_failure_is_raised(seen: Reading) -> Findings:
-    """Of failures of one batch the run raises the first in model order, a cancellation only if there is no other."""
+    """Of failures of one batch the run raises the first in model order, a cancellation only if there is no other; the
+    others are notes on it.
+    """
     error = seen.evidence.error
     if seen.root is None or not isinstance(error, ToolCallError) or error.call is None or not seen.root.turns:
         return
@@ -207,8 +209,17 @@ def the_first_failure_is_raised(seen: Reading) -> Findings:
     # The error of a nested run keeps its own class, which may rank it otherwise.
     if wanted is not raised and not any((*call.path, call.call_id) in seen.runs for call in failed):
         yield broken(f"call {raised.call_id} was raised, though {wanted.call_id} failed too", wanted.settled[-1][0])
+    elif _notes(error) < len(failed) - 1 and not seen.evidence.crashes:
+        yield broken(
+            f"{len(failed)} calls failed, and {_notes(error)} are notes", *(one.settled[-1][0] for one in failed)
+        )
     elif len(failed) > 1:
         yield HELD
+
+
+def _notes(error: BaseException) -> int:
+    """Return how many other failures *error* has as its notes."""
+    return sum(note.startswith("also failed: ") for note in getattr(error, "__notes__", ()))
 
 
 @law("execution")
@@ -238,6 +249,8 @@ def timeouts_follow_the_policy(seen: Reading) -> Findings:
                 yield broken(f"call {call.call_id} timed out without a timeout", n)
             elif told == (tool.timeout_behavior == "raise_exception"):
                 yield broken(f"call {call.call_id} timed out against the policy {tool.timeout_behavior}", n)
+            elif tool.idle_timeout is None and _ended_early(seen, call, tool):
+                yield broken(f"call {call.call_id} timed out before its timeout", n)
             else:
                 yield HELD
         elif tool.timeout is not None:
@@ -245,6 +258,14 @@ def timeouts_follow_the_policy(seen: Reading) -> Findings:
                 outlasted = body.ended_at is not None and body.ended_at - body.began_at > tool.timeout + EPSILON
                 if outlasted and outcome.status == "succeeded":
                     yield broken(f"call {call.call_id} took longer than its timeout and is {outcome.status}", n)
+
+
+def _ended_early(seen: Reading, call: CallSeen, tool: FunctionTool) -> bool:
+    """Tell whether the last body of *call* ended before its tool's timeout."""
+    bodies = seen.bodies.get((call.path, call.call_id), ())
+    if not bodies or bodies[-1].ended_at is None or tool.timeout is None:
+        return False
+    return bodies[-1].ended_at - bodies[-1].began_at < tool.timeout - EPSILON
 
 
 @law("execution")

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from agentloop import events as ev
 from agentloop import records as r
 from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
 from agentloop.exceptions import ModelTransportError, ToolCallError
@@ -16,7 +17,7 @@ from agentloop.sessions import MemorySession
 from agentloop.testing.cast import Actor, Cast, HookLog, Role
 from agentloop.testing.evidence import Evidence, Relation, Twin
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Returns
+from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
 from agentloop.testing.runs import CancelAt, Verdict, World, run_one
 from agentloop.testing.scripted import call, fail, reason, say
 from agentloop.usage import RequestUsage, Usage
@@ -216,6 +217,31 @@ def slowly_read() -> Evidence:
     return evidence_of(run_one(world, streamed=True))
 
 
+@cache
+def hurried() -> Evidence:
+    """Three calls for one slot, the last of which waits too long."""
+    execution = ToolExecution(max_function_tool_concurrency=1, queue_timeout=0.6)
+    world = _world(
+        _calls(*["plain"] * 3),
+        actors=(PLAIN,),
+        behaviors={"c1": Returns(0, 0.5), "c2": Returns(0, 0.5)},
+        config=RunConfig(tool_execution=execution),
+    )
+    return evidence_of(run_one(world))
+
+
+@cache
+def watched() -> Evidence:
+    """A streamed run with a handoff, whose reader keeps up; a body of it reports."""
+    world = _world(
+        [reason("hm"), say("Let me see."), *_calls("plain", "plain"), call("transfer_to_b", call_id="h1")],
+        actors=(PLAIN,),
+        role={"handoffs": ("b",)},
+        behaviors={"c1": OnStage(Reports(2))},
+    )
+    return evidence_of(run_one(world, streamed=True))
+
+
 def twinned(relation: Relation) -> Evidence:
     """Two runs of one world."""
     evidence = queued()
@@ -323,6 +349,17 @@ def _ended_from_above(evidence: Evidence) -> int:
 
 def _record_of(evidence: Evidence, kind: type, nth: int = 0, **fields: Any) -> Any:
     return evidence.records[find(evidence, kind, nth, **fields)]
+
+
+def _earlier(evidence: Evidence, n: int) -> Evidence:
+    """Let record *n* have the time of the one before it."""
+    return change(evidence, n, at=evidence.records[n - 1].at)
+
+
+def _events(evidence: Evidence, kind: type, *, last: bool = False) -> Evidence:
+    """Return *evidence* without the events of *kind*, or with them as the last ones."""
+    kept = [one for one in evidence.events if not isinstance(one, kind)]
+    return attrs.evolve(evidence, events=[*kept, *(one for one in evidence.events if isinstance(one, kind) and last)])
 
 
 def _saved_twice(evidence: Evidence) -> Evidence:
@@ -456,6 +493,20 @@ PLANTED: dict[str, Plant] = {
         judged_again,
         lambda e: drop(e, _guards(e, "tool_input")[-1]),
     ),
+    "blocking_guardrails_come_before_the_model": (
+        rich,
+        lambda e: move(e, _guards(e, "input")[0], find(e, r.ModelRequested) + 1),
+    ),
+    "input_is_judged_once": (rich, lambda e: _again(e, _guards(e, "input")[0])),
+    "who_ended_it_is_told": (cancelled, lambda e: ended(e, "c1", cancelled_by="deadline")),
+    "results_hold_every_item": (watched, lambda e: result(e, new_items=e.result.new_items[:-2] if e.result else ())),
+    "hooks_hear_of_each_step": (rich, lambda e: attrs.evolve(e, hooks=[*(e.hooks or ())][2:])),
+    "events_are_the_log": (watched, lambda e: _events(e, ev.CallStarted)),
+    "signals_have_their_place": (watched, lambda e: _events(e, ev.CallProgress, last=True)),
+    "retries_keep_to_their_settings": (rich, lambda e: _earlier(e, find(e, r.ModelRequested, 1))),
+    "nobody_waits_past_the_queue_timeout": (hurried, lambda e: change(e, _at(e, "c2"), at=1e10)),
+    "outcomes_say_when": (queued, lambda e: ended(e, "c1", started_at=None)),
+    "waits_are_told": (hurried, lambda e: change(e, _at(e, "c2"), waited_for=())),
     "a_full_buffer_holds_the_run_up": (slowly_read, lambda e: attrs.evolve(e, unread=[(1, 5)])),
     "secrets_stand_nowhere": (queued, lambda e: attrs.evolve(e, canaries=["done"])),
 }
