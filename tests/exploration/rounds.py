@@ -30,7 +30,7 @@ from agentloop.testing.normal import normal
 from agentloop.testing.replaying import replay
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 
-from . import crashes
+from . import alone, crashes
 from .counts import SLOW, Counts, Violation
 from .malformed_stores import feed
 
@@ -102,6 +102,7 @@ class Round:
 
     def __init__(self, seed: str, number: int, counts: Counts, *, small: bool = False) -> None:
         self.where = f"--seed {seed} --round {number}"
+        self.seed = seed
         self.number = number
         self.chance = Seeded(f"{seed}/{number}")
         self.counts = counts
@@ -112,7 +113,9 @@ class Round:
         """Play all of it; what is broken is kept in the counts. With *stop*, only until something is."""
         logging.disable(logging.CRITICAL)
         # The quickest first: what the core alone shows, it shows in a moment.
-        self.judged("core", self.core)
+        self.judged("alone", self.alone)
+        if not (stop and self.counts.violations):
+            self.judged("core", self.core)
         if not (stop and self.counts.violations):
             self.judged("malformed", self.malformed)
         if not (stop and self.counts.violations):
@@ -252,6 +255,14 @@ class Round:
         self.counts.numbers["replayed"] += 1
         twin = Twin(relation="replay", name=f"its replay on {other}", records=replayed.records)
         check_twins(run, twin, self.counts.tally)
+
+    # -- parts alone
+
+    def alone(self) -> None:
+        """Parts of the runtime that are met without a world."""
+        self.counts.numbers["parts alone"] += 1
+        for law, words in alone.played(self.seed, self.number):
+            self.broken((law,), f"alone: {words}")
 
     # -- the core alone
 

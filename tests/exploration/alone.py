@@ -1,0 +1,266 @@
+"""Parts of the runtime met alone, each round: what admits calls, what takes verdicts, and once in a while the journals.
+
+Their draws are their own: whatever is added here leaves every world of a seed as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+
+from agentloop import records as r
+from agentloop._core.admit import Admission, Ticket
+from agentloop.abc import Journal
+from agentloop.agents import Agent
+from agentloop.exceptions import AgentLoopError, StateError
+from agentloop.items import ApprovalRequest
+from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
+from agentloop.limits import Capacity, Limit, OrderedCapacity
+from agentloop.run_state import RunState
+from agentloop.testing.conformance import JournalConformance
+from agentloop.testing.drawing import Chance, Seeded, Taste, draw_world
+from agentloop.testing.runs import World, run_one
+
+PATIENCE = 32
+"""How many later calls may pass one that waits: so it is promised, whatever the code says."""
+STEPS = 130
+ADMISSIONS = 5
+JOURNALS = 100
+"""Every so manyth round has a queue of its own; goes through what is promised of every journal."""
+
+
+class Faulty(Exception):
+    """A promise that wasn't kept, by name, and in words."""
+
+    def __init__(self, law: str, words: str) -> None:
+        super().__init__(words)
+        self.law = law
+
+
+def played(seed: str, number: int) -> list[tuple[str, str]]:
+    """Play the parts of one round; return the promises that weren't kept, and how."""
+    chance = Seeded(f"{seed}/{number}/alone")
+    parts: list[Callable[[], None]] = [partial(verdicts, chance)]
+    if number % ADMISSIONS == 0:
+        parts.append(partial(admission, chance))
+    if number % JOURNALS == 0:
+        parts.append(journals)
+    found = []
+    for part in parts:
+        try:
+            part()
+        except Faulty as fault:
+            found.append((fault.law, str(fault)))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- admission
+
+
+@attrs.define(eq=False)
+class _Queue:
+    """Tickets under way, and how often each that waits was passed by a later one that wanted a limit of it."""
+
+    admission: Admission = attrs.field(factory=Admission)
+    waiting: list[Ticket] = attrs.field(factory=list)
+    running: list[Ticket] = attrs.field(factory=list)
+    passed: dict[int, int] = attrs.field(factory=dict)
+
+    def admit(self, now: float) -> None:
+        """Let start who may, and judge who did, and who didn't."""
+        started = self.admission.admit(now)
+        self.waiting = [one for one in self.waiting if one not in started]
+        self.running += started
+        for one in started:
+            for other in self.waiting:
+                if other.seq < one.seq and set(other.limits) & set(one.limits):
+                    self._passes(one, other)
+        for one in self.waiting:
+            if all(limit.room(now) for limit in one.limits) and not self._held_back(one):
+                raise Faulty("slots_are_used", f"ticket {one.seq} waits, and all of its limits have room")
+        if started != sorted(started, key=lambda one: one.seq):
+            raise Faulty("starts_follow_model_order", "who was admitted together stands in another order")
+
+    def _passes(self, one: Ticket, other: Ticket) -> None:
+        if set(other.limits) == set(one.limits):
+            raise Faulty("starts_follow_model_order", f"ticket {one.seq} started before its equal {other.seq}")
+        if any(limit.ordered and limit in one.limits for limit in other.limits):
+            raise Faulty("starts_follow_model_order", f"ticket {one.seq} took an ordered limit before {other.seq}")
+        count = self.passed[other.seq] = self.passed.get(other.seq, 0) + 1
+        if count > PATIENCE:
+            raise Faulty("nobody_starves", f"ticket {other.seq} was passed {count} times")
+
+    def _held_back(self, one: Ticket) -> bool:
+        """Tell whether an earlier ticket reserves a limit that *one* wants."""
+        earlier = [other for other in self.waiting if other.seq < one.seq and set(other.limits) & set(one.limits)]
+        return any(self._reserves(other, one) for other in earlier)
+
+    def _reserves(self, other: Ticket, one: Ticket) -> bool:
+        if self.passed.get(other.seq, 0) >= PATIENCE:
+            return True
+        return any(limit.ordered and limit in one.limits for limit in other.limits)
+
+
+def admission(chance: Chance) -> None:
+    """Tickets that want several limits at once: nobody starves, nothing stays free, and equals keep their order."""
+    limits: list[Limit] = [Capacity(chance.whole(1, 2), name) for name in "ab"]
+    limits.append(OrderedCapacity(1, "line"))
+    totals = [limit.total_tokens for limit in limits if isinstance(limit, Capacity)]
+    queue = _Queue()
+    wide = chance.whole(2, 12)
+    for step in range(STEPS):
+        if queue.running and chance.one_in(3):
+            gone = queue.running.pop(chance.whole(0, len(queue.running) - 1))
+            for limit in gone.limits:
+                limit.give()
+        elif queue.waiting and chance.one_in(20):
+            away = queue.waiting.pop(chance.whole(0, len(queue.waiting) - 1))
+            queue.admission.withdraw([away])
+        else:
+            wanted = limits[:2] if chance.one_in(wide) else [chance.pick(limits[:2])]
+            if chance.one_in(10):
+                wanted = [*wanted, limits[2]]
+            queue.waiting.append(ticket := Ticket(tuple(wanted)))
+            queue.admission.add(ticket)
+        queue.admit(float(step))
+        for limit, total in zip(limits, totals, strict=True):
+            held = sum(limit in one.limits for one in queue.running)
+            if total is not None and held > total:
+                raise Faulty("bodies_in_flight_fit_the_limits", f"{held} hold {limit!r}")
+        if len(queue.admission) != len(queue.waiting):
+            raise Faulty("slots_are_used", f"{len(queue.waiting)} wait, and {len(queue.admission)} are said to")
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+
+@attrs.frozen
+class _Paused:
+    """A run that waits for verdicts: its agent, its log, and what it asks."""
+
+    agent: Agent[Any, Any]
+    records: tuple[r.Record, ...]
+    asked: tuple[ApprovalRequest, ...]
+
+
+@cache
+def _paused() -> tuple[_Paused, ...]:
+    found: list[_Paused] = []
+    seed = 0
+    while len(found) < 5:
+        seed += 1
+        parts = draw_world(
+            Seeded(f"paused/{seed}"), Taste(turns=1, calls=3, faults=False, approvals=True, secrets=False)
+        )
+        run = run_one(World(**{**parts, "verdicts": ()}))
+        if run.result is not None and run.result.interruptions:
+            found.append(_Paused(run.agent, run.records, run.result.interruptions))
+    return tuple(found)
+
+
+def verdicts(chance: Chance) -> None:
+    """A verdict is taken for the very call that was asked about; one that fits no call decides nothing."""
+    paused = chance.pick(_paused())
+    request = chance.pick(paused.asked)
+    asked = request.call
+    approved = not chance.one_in(4)
+    forged: Any = chance.pick(
+        [
+            attrs.evolve(request, call=attrs.evolve(asked, arguments='{"n": 10001}')),
+            attrs.evolve(request, call=attrs.evolve(asked, name=f"{asked.name}x")),
+            attrs.evolve(request, call=attrs.evolve(asked, namespace="elsewhere")),
+            attrs.evolve(request, agent="nobody"),
+            attrs.evolve(request, path=(*request.path, "c99")),
+            attrs.evolve(request, call=attrs.evolve(asked, call_id="c99")),
+            "c99",
+        ]
+    )
+    state = RunState(paused.agent, paused.records)
+    try:
+        (state.approve if approved else state.reject)(forged)
+    except StateError:
+        pass
+    else:
+        raise Faulty("a_verdict_fits_one_call", f"a verdict on {forged!r} was taken, and {request!r} was asked")
+    _does_not_fit(chance, paused, request)
+    state = RunState(paused.agent, paused.records)
+    (state.approve if approved else state.reject)(request)
+    if _waits(state, request):
+        raise Faulty("a_verdict_is_asked_for_once", f"{request!r} has a verdict, and waits for one")
+    verdict = state.records[-1]
+    wanted = next(
+        one
+        for one in reversed(paused.records)
+        if isinstance(one, r.ApprovalRequested) and (one.path, one.call_id) == (request.path, asked.call_id)
+    )
+    names = ("path", "call_id", "agent", "tool", "digest")
+    if not isinstance(verdict, r.VerdictGiven) or verdict.approved is not approved:
+        raise Faulty("a_verdict_fits_one_call", f"approved={approved} became {verdict!r}")
+    if any(getattr(verdict, name) != getattr(wanted, name) for name in names):
+        raise Faulty("a_verdict_fits_one_call", f"{verdict!r} was given on {wanted!r}")
+
+
+def _does_not_fit(chance: Chance, paused: _Paused, request: ApprovalRequest) -> None:
+    """A log with a verdict on something else waits as before."""
+    state = RunState(paused.agent, paused.records)
+    state.approve(request)
+    given: Any = state.records[-1]
+    name = chance.pick(("agent", "tool", "digest"))
+    state = RunState(paused.agent, [*paused.records, attrs.evolve(given, **{name: "another"})])
+    try:
+        waits = _waits(state, request)
+    except AgentLoopError:
+        return
+    if not waits:
+        raise Faulty("a_verdict_fits_one_call", f"a verdict with another {name} holds for {request!r}")
+
+
+def _waits(state: RunState, request: ApprovalRequest) -> bool:
+    return any((one.path, one.call.call_id) == (request.path, request.call.call_id) for one in state.interruptions)
+
+
+# ---------------------------------------------------------------------------------------------- journals
+
+
+class _Conforms(JournalConformance):
+    """What is promised of every journal, of one kind in a folder of its own."""
+
+    def __init__(self, opened: Callable[[], Journal], *, lasting: bool) -> None:
+        self._opened = opened
+        self.lasting = lasting
+
+    def open_journal(self) -> Journal:
+        return self._opened()
+
+
+def journals() -> None:
+    """All that is promised of journals, of each kind there is."""
+    for name, test in inspect.getmembers(JournalConformance, inspect.isfunction):
+        if not name.startswith("test_"):
+            continue
+        with tempfile.TemporaryDirectory(prefix="agentloop-journal-") as folder:
+            place = Path(folder)
+            kinds: list[tuple[str, Callable[[], Journal], bool]] = [
+                ("memory", MemoryJournal, False),
+                ("file", partial(FileJournal, place / "file", key=b"k"), True),
+                ("sqlite", partial(SQLiteJournal, place / "sqlite", "run", key=b"k"), True),
+            ]
+            for kind, opened, lasting in kinds:
+                _conforms(kind, name, partial(test, _Conforms(opened, lasting=lasting)))
+
+
+def _conforms(kind: str, name: str, test: Callable[[], Any]) -> None:
+    try:
+        if inspect.iscoroutinefunction(test.func):  # type: ignore[attr-defined]  # a partial of a method
+            anyio.run(test)
+        else:
+            test()
+    except Exception as error:
+        raise Faulty("journals_keep_their_promise", f"{kind}, {name}: {type(error).__name__}: {error}") from error
