@@ -14,6 +14,7 @@ from agentloop.sessions import MemorySession
 from agentloop.testing import (
     laws_accounting,
     laws_between,
+    laws_bounds,
     laws_cancellation,
     laws_events,
     laws_execution,
@@ -47,7 +48,7 @@ __all__ = [
 # Importing a module of laws is what enters them into the table.
 _TABLES = (
     *(laws_execution, laws_limits, laws_times, laws_outcomes, laws_cancellation, laws_guards, laws_accounting),
-    *(laws_events, laws_between),
+    *(laws_bounds, laws_events, laws_between),
 )
 
 Judged: TypeAlias = Evidence | WorldRun | WorldRuns

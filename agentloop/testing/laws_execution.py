@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator
 
@@ -137,6 +138,32 @@ def _run_beginnings(seen: Reading, path: Path) -> Iterator[int]:
         run = seen.runs.get(path[:depth])
         if run is not None:
             yield from run.began
+
+
+@law("execution")
+def calls_run_with_their_arguments(seen: Reading) -> Findings:
+    """A call starts with the arguments its model wrote, or those that a verdict gave it, or a guardrail rewrote."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is not None and tool.secret:
+            continue  # what is stored of them may be no more than a trace
+        for n, record in call.started:
+            wanted = _arguments(call, n)
+            if wanted is not None and plain_json(record.arguments) != plain_json(wanted):
+                yield broken(f"call {call.call_id} started with {record.arguments}, and {wanted} was meant", n)
+            else:
+                yield HELD
+
+
+def _arguments(call: CallSeen, before: int) -> str | None:
+    """Return what *call* is to be run with at record *before*; None where a guardrail has said, and the log doesn't."""
+    text = call.call.arguments
+    texts = [(n, one.arguments) for n, one in call.requested if one.arguments is not None]
+    texts += [(n, one.arguments) for n, one in call.verdicts if one.approved and one.arguments is not None]
+    judged = [(n, one) for n, one in call.guards if one.stage == "tool_input" and one.verdict == "Rewrite"]
+    rewritten = [(n, json.dumps(one.detail) if isinstance(one.detail, dict) else None) for n, one in judged]
+    given = sorted(((n, one) for n, one in (*texts, *rewritten) if n < before), key=lambda pair: pair[0])
+    return given[-1][1] if given else text
 
 
 @law("execution")

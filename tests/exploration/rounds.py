@@ -30,7 +30,7 @@ from agentloop.testing.normal import normal
 from agentloop.testing.replaying import replay
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 
-from . import alone, crashes
+from . import alone, crashes, further
 from .counts import SLOW, Counts, Violation
 from .malformed_stores import feed
 
@@ -120,6 +120,8 @@ class Round:
             self.judged("malformed", self.malformed)
         if not (stop and self.counts.violations):
             self.full_stack(stop=stop)
+        if not (stop and self.counts.violations):
+            self.judged("further", self.further)
         if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("crash", lambda: crashes.crash_points(self.chance, self.number, self.counts))
 
@@ -263,6 +265,17 @@ class Round:
         self.counts.numbers["parts alone"] += 1
         for law, words in alone.played(self.seed, self.number):
             self.broken((law,), f"alone: {words}")
+
+    def further(self) -> None:
+        """A world with one thing that the others lack."""
+        one = further.draw_further(Seeded(f"{self.seed}/{self.number}/further"), self.number)
+        run = run_one(one.world, backend=one.backend, streamed=one.streamed)
+        self.counts.numbers[f"schedules on {one.backend}"] += 1
+        self.counts.numbers["further worlds"] += 1
+        self.counts.note(run)
+        check(further.evidence_of_further(run), self.counts.tally, but=SLOW)
+        if (words := further.forgotten(run)) is not None:
+            self.broken(("what_was_given_is_heard",), f"further: {words}\n{one.world}")
 
     # -- the core alone
 

@@ -10,6 +10,8 @@ import attrs
 
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.budget import UsageLimits
+from agentloop.conditions import MaxTurns
 from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
 from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
@@ -228,6 +230,20 @@ def hurried() -> Evidence:
         config=RunConfig(tool_execution=execution),
     )
     return evidence_of(run_one(world))
+
+
+@cache
+def bounded() -> Evidence:
+    """A run that may ask its model twice, and wants to ask once more."""
+    config = RunConfig(limits=UsageLimits(requests=2))
+    return evidence_of(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
+
+
+@cache
+def stopped() -> Evidence:
+    """A run that is stopped after its second turn."""
+    config = RunConfig(stop_when=MaxTurns(2))
+    return evidence_of(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
 
 
 @cache
@@ -492,6 +508,15 @@ PLANTED: dict[str, Plant] = {
     "arguments_are_judged_again_after_a_pause": (
         judged_again,
         lambda e: drop(e, _guards(e, "tool_input")[-1]),
+    ),
+    "calls_run_with_their_arguments": (queued, lambda e: change(e, _at(e, "c1"), arguments='{"n": 3}')),
+    "limits_of_use_hold": (
+        bounded,
+        lambda e: put(e, find(e, r.RunEnded), r.TurnStarted((), 3, 0.0, "a"), _record_of(e, r.ModelRequested)),
+    ),
+    "conditions_stop_in_time": (
+        stopped,
+        lambda e: attrs.evolve(e, config=attrs.evolve(e.config, stop_when=MaxTurns(1))),
     ),
     "blocking_guardrails_come_before_the_model": (
         rich,

@@ -1,0 +1,130 @@
+"""Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
+verdicts that change arguments, hooks that fail, answers to an input that is refused.
+
+Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from agentloop.budget import UsageLimits
+from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
+from agentloop.config import RunConfig
+from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
+from agentloop.sessions import MemorySession
+from agentloop.testing.cast import Cast, HookLog
+from agentloop.testing.clockwork import BACKENDS, Backend
+from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
+from agentloop.testing.evidence import Evidence
+from agentloop.testing.invariants import evidence_of
+from agentloop.testing.runs import Verdict, World, WorldRun
+from agentloop.testing.scripted import say
+
+EARLIER: tuple[Item, ...] = (
+    UserMessage("before"),
+    Reasoning(summary=("hm",)),
+    ToolCall("earlier", "a_0", '{"n": 2}'),
+    ToolOutput("earlier", "a_0 2"),
+    AssistantMessage("then"),
+)
+KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused")
+SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
+
+
+class Earlier(MemorySession):
+    """A session in which an earlier run has left its items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._items += EARLIER
+
+
+class Failing(HookLog):
+    """Hooks that fail at the first end of a tool that they are told of."""
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        """Hear of it, and fail."""
+        first = not any(event == "tool_end" for event, _, _ in self.told)
+        await super().on_tool_end(ctx, agent, tool, outcome)
+        if first:
+            raise LookupError("a hook that fails")
+
+
+@attrs.frozen
+class Further:
+    """A world, and on what it is run."""
+
+    world: World
+    backend: Backend
+    streamed: bool
+
+
+def draw_further(chance: Chance, number: int) -> Further:
+    """Return a world with one thing that the others lack."""
+    kind = KINDS[number % len(KINDS)]
+    size = SIZE if kind != "limits" else attrs.evolve(SIZE, faults=chance.one_in(2))
+    parts = dict(draw_world(chance, attrs.evolve(size, approvals=kind == "verdicts", secrets=kind != "verdicts")))
+    options: dict[str, Any] = dict(parts["options"])
+    config: RunConfig = options["run_config"]
+    cast: Cast = parts["agent"]
+    match kind:
+        case "condition":
+            name = chance.pick(cast.roles[0].actors).name
+            stop: Any = chance.pick([MaxTurns(1), MaxTurns(2), ToolCalled(name), TokenLimit(chance.whole(5, 40))])
+            options["run_config"] = attrs.evolve(config, stop_when=stop)
+        case "limits":
+            options["run_config"] = attrs.evolve(config, limits=_limits(chance))
+        case "session":
+            options["session"] = Earlier
+        case "verdicts":
+            parts["verdicts"] = _edited(chance, parts)
+        case "hooks":
+            options["hooks"] = Failing
+        case _:
+            options["session"] = MemorySession
+            parts["script"] = (say("That I may say."), *parts["script"])
+            role = attrs.evolve(cast.roles[0], judges=(("pass", True), ("trip", True)))
+            parts["agent"] = attrs.evolve(cast, roles=(role, *cast.roles[1:]))
+    order: Any = chance.pick(["gate", "gate", "passes", "steps"])
+    world = World(**{**parts, "options": options}, order=order, tape=draw_tape(chance))
+    return Further(world, chance.pick(BACKENDS), chance.one_in(3))
+
+
+def _limits(chance: Chance) -> UsageLimits:
+    kind = chance.whole(0, 2)
+    if kind == 0:
+        return UsageLimits(requests=chance.whole(1, 4))
+    return UsageLimits(tool_calls=chance.whole(1, 4)) if kind == 1 else UsageLimits(total_tokens=chance.whole(5, 30))
+
+
+def _edited(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, ...]:
+    """Return the world's verdicts, some of which change what their calls are run with."""
+    return tuple(
+        attrs.evolve(one, arguments=f'{{"n": {chance.whole(100, 199)}}}') if one.approved and chance.one_in(2) else one
+        for one in parts["verdicts"]
+    )
+
+
+def evidence_of_further(run: WorldRun) -> Evidence:
+    """Return what is known of *run*, with what its session held before."""
+    evidence = evidence_of(run)
+    if isinstance(run.session, Earlier):
+        return attrs.evolve(evidence, saved_before=EARLIER)
+    return attrs.evolve(evidence, faultless=False) if isinstance(run.hooks, Failing) else evidence
+
+
+def forgotten(run: WorldRun) -> str | None:
+    """Return in words what of *run*'s further part was passed over, if anything was."""
+    if isinstance(run.hooks, Failing):
+        heard = any(event == "tool_end" for event, _, _ in run.hooks.told)
+        if heard and run.error is None and not run.cancelled:
+            return "hooks failed at the end of a tool, and the run didn't"
+    if isinstance(run.session, Earlier) and run.requests:
+        shown = run.requests[0].items
+        if tuple(shown[: len(EARLIER)]) != EARLIER or len(shown) == len(EARLIER):
+            return f"the session's items aren't what the model was shown first: {shown!r}"
+    return None
