@@ -210,7 +210,13 @@ class _Play:
         if self.chance.one_in(4):
             return None
         given, made = self.chance.whole(1, 9), self.chance.whole(1, 9)
-        return RequestUsage(input_tokens=given, output_tokens=made, total_tokens=given + made)
+        return RequestUsage(
+            input_tokens=given,
+            output_tokens=made,
+            total_tokens=given + made,
+            cached_tokens=given // 2,
+            reasoning_tokens=made // 3,
+        )
 
     def response(self, role: Role, path: tuple[str, ...], depth: int) -> tuple[list[Any], str | None]:
         chance, taste = self.chance, self.taste
