@@ -49,10 +49,15 @@ class Body:
         """Wait in virtual time."""
         await anyio.sleep(seconds)
 
+    def entered(self) -> int:
+        """Return a number for a resource that is being entered: a later one's is larger."""
+        self._effects.entered += 1
+        return self._effects.entered
+
     @contextmanager
-    def cleaning(self, section: str) -> Iterator[None]:
-        """Note that the block is cleanup, and whether it came to its end."""
-        with self._effects.cleaning(self.path, self.call_id, section):
+    def cleaning(self, section: str, entered: int | None = None) -> Iterator[None]:
+        """Note that the block is cleanup, and whether it came to its end; of a resource, when that was *entered*."""
+        with self._effects.cleaning(self.path, self.call_id, section, entered):
             yield
 
 
@@ -86,6 +91,8 @@ class CleanupRun:
     """`"ctx.cleanup"` or `"resource exit"`, as in `CleanupCut`."""
     began: int
     ended: int | None = None
+    entered: int | None = None
+    """Of a resource: a number that is larger than those of all that had been entered before it."""
 
 
 def _place(path: tuple[str, ...], what: str) -> str:
@@ -153,6 +160,8 @@ class WorldEffects:
         self._inner = inner
         self.ids = 0
         """How many ids were drawn."""
+        self.entered = 0
+        """How many resources were entered."""
 
     def wall(self) -> float:
         """Return the virtual wall clock, in seconds, to the microsecond: sums of floats differ between backends."""
@@ -166,10 +175,10 @@ class WorldEffects:
             await checkpoint()
 
     @contextmanager
-    def cleaning(self, path: tuple[str, ...], call_id: str, section: str) -> Iterator[None]:
+    def cleaning(self, path: tuple[str, ...], call_id: str, section: str, entered: int | None = None) -> Iterator[None]:
         """Keep whether the block, which is cleanup, comes to its end."""
         records = self._watch.records
-        seen = CleanupRun(path, call_id, section, len(records))
+        seen = CleanupRun(path, call_id, section, len(records), entered=entered)
         self._watch.cleanups.append(seen)
         yield
         seen.ended = len(records)

@@ -208,6 +208,20 @@ def cleanup_is_awaited(seen: Reading) -> Findings:
 
 
 @law("cancellation")
+def resources_are_left_in_reverse(seen: Reading) -> Findings:
+    """The resources of an entry of a run are left one after the other, the one that was entered last first."""
+    left: dict[tuple[tuple[str, ...], int], list[int]] = {}
+    for one in seen.evidence.cleanups or ():
+        if one.entered is not None:
+            left.setdefault((one.path, seen.next_entry(one.path, one.began)), []).append(one.entered)
+    for (path, _), order in left.items():
+        if order != sorted(order, reverse=True):
+            yield broken(f"run {_name(path)} left its resources in the order {order} of their entering")
+        else:
+            yield HELD
+
+
+@law("cancellation")
 def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
     """The caller's task has the native cancellations it was given, no more and no fewer."""
     count = seen.evidence.cancelling

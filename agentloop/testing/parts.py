@@ -38,8 +38,12 @@ class Stage(Protocol):
         """Let virtual time pass."""
         ...
 
-    def cleaning(self, section: str) -> AbstractContextManager[None]:
-        """Note that the block is cleanup, and whether it came to its end."""
+    def entered(self) -> int:
+        """Return a number for a resource that is being entered: a later one's is larger."""
+        ...
+
+    def cleaning(self, section: str, entered: int | None = None) -> AbstractContextManager[None]:
+        """Note that the block is cleanup, and whether it came to its end; of a resource, when that was *entered*."""
         ...
 
 
@@ -218,10 +222,11 @@ class Holds(Part):
             try:
                 yield f"what {stage.call_id} holds"
             finally:
-                with stage.cleaning("resource exit"):
+                with stage.cleaning("resource exit", place):
                     await stage.sleep(self.leaving)  # noqa: ASYNC102 - the run leaves its resources under its deadline
 
         await stage.point()  # entering takes steps of its own: nobody else is under way then
+        place = stage.entered()
         value = await context.resource(held)
         await self.begin(stage)
         return value

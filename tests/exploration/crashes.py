@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
+from agentloop.sessions import MemorySession
 from agentloop.testing._crash_laws import said_raise, sound, unknown
 from agentloop.testing._crash_lives import CrashRun, run_crashing, undisturbed
 from agentloop.testing._timeline import script_as_code
@@ -106,6 +107,7 @@ def evidence_after(run: CrashRun) -> Evidence:
         config=run.world.options["run_config"],
         result=None if run.over else run.result,
         error=None if run.over else run.error,
+        saved=None if run.over or not isinstance(run.session, MemorySession) else run.session._items,
         left=run.left,
         streamed=run.streamed,
         faultless=True,

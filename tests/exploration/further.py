@@ -1,5 +1,5 @@
 """Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
-verdicts that change arguments, hooks that fail, answers to an input that is refused.
+verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources.
 
 Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
 """
@@ -21,6 +21,7 @@ from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import evidence_of
+from agentloop.testing.parts import Holds, OnStage
 from agentloop.testing.runs import Verdict, World, WorldRun
 from agentloop.testing.scripted import say
 
@@ -31,7 +32,7 @@ EARLIER: tuple[Item, ...] = (
     ToolOutput("earlier", "a_0 2"),
     AssistantMessage("then"),
 )
-KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused")
+KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused", "resources")
 SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
 
 
@@ -84,6 +85,9 @@ def draw_further(chance: Chance, number: int) -> Further:
             parts["verdicts"] = _edited(chance, parts)
         case "hooks":
             options["hooks"] = Failing
+        case "resources":
+            held = OnStage(Holds(chance.whole(0, 2), chance.pick([0.0, 0.25]), leaving=chance.pick([0.0, 0.25])))
+            parts["behaviors"] = {actor.name: held for role in cast.roles for actor in role.actors if not actor.agent}
         case _:
             options["session"] = MemorySession
             parts["script"] = (say("That I may say."), *parts["script"])

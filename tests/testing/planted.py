@@ -116,6 +116,13 @@ def cleaning() -> Evidence:
 
 
 @cache
+def holding() -> Evidence:
+    """Two bodies that each hold a resource of the run."""
+    parts = {"c1": OnStage(Holds(0, 0.0)), "c2": OnStage(Holds(0, 0.25))}
+    return evidence_of(run_one(_world(_calls("plain", "plain"), actors=(PLAIN,), behaviors=parts)))
+
+
+@cache
 def cancelled() -> Evidence:
     """A run that its caller cancels while two bodies run."""
     world = _world(
@@ -451,6 +458,10 @@ PLANTED: dict[str, Plant] = {
     "cleanup_is_awaited": (
         cleaning,
         lambda e: attrs.evolve(e, cleanups=[attrs.evolve(one, ended=None) for one in e.cleanups or ()]),
+    ),
+    "resources_are_left_in_reverse": (
+        holding,
+        lambda e: attrs.evolve(e, cleanups=(e.cleanups or ())[::-1]),
     ),
     "cancellations_pending_are_left_as_found": (queued, lambda e: attrs.evolve(e, cancelling=1)),
     "late_reports_come_once": (queued, lambda e: attrs.evolve(e, late=[((), "c1"), ((), "c1")])),
