@@ -1,4 +1,4 @@
-"""Parts of the runtime met alone, each round: what admits calls, what takes verdicts, and once in a while the journals.
+"""Parts of the runtime met alone, each round: what admits calls and takes verdicts; now and then journals and threads.
 
 Their draws are their own: whatever is added here leaves every world of a seed as it is.
 """
@@ -6,7 +6,9 @@ Their draws are their own: whatever is added here leaves every world of a seed a
 from __future__ import annotations
 
 import inspect
+import itertools
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -17,23 +19,29 @@ import attrs
 
 from agentloop import records as r
 from agentloop._core.admit import Admission, Ticket
-from agentloop.abc import Journal
+from agentloop.abc import Instrument, Journal, LateResult
 from agentloop.agents import Agent
+from agentloop.config import RunConfig, ToolExecution
+from agentloop.context import ToolContext
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.limits import Capacity, Limit, OrderedCapacity
+from agentloop.run import Runner
 from agentloop.run_state import RunState
+from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.conformance import JournalConformance
 from agentloop.testing.drawing import Chance, Seeded, Taste, draw_world
 from agentloop.testing.runs import World, run_one
+from agentloop.testing.scripted import ScriptedModel, call, say
+from agentloop.tools import tool
 
 PATIENCE = 32
 """How many later calls may pass one that waits: so it is promised, whatever the code says."""
 STEPS = 130
 ADMISSIONS = 5
 JOURNALS = 100
-"""Every so manyth round has a queue of its own; goes through what is promised of every journal."""
+"""Every so manyth round has a queue of its own; goes through what is promised of every journal, and of real threads."""
 
 
 class Faulty(Exception):
@@ -51,7 +59,7 @@ def played(seed: str, number: int) -> list[tuple[str, str]]:
     if number % ADMISSIONS == 0:
         parts.append(partial(admission, chance))
     if number % JOURNALS == 0:
-        parts.append(journals)
+        parts += [journals, partial(threads, chance.pick(BACKENDS))]
     found = []
     for part in parts:
         try:
@@ -264,3 +272,70 @@ def _conforms(kind: str, name: str, test: Callable[[], Any]) -> None:
             test()
     except Exception as error:
         raise Faulty("journals_keep_their_promise", f"{kind}, {name}: {type(error).__name__}: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------- threads
+
+
+class _Late(Instrument):
+    """Keeps what came too late."""
+
+    def __init__(self) -> None:
+        self.reports: list[LateResult] = []
+
+    def on_late_result(self, report: LateResult) -> None:
+        """Keep *report*."""
+        self.reports.append(report)
+
+
+def threads(backend: Backend) -> None:
+    """A thread that was left behind holds its place until it ends, and what comes of it is reported once."""
+    late, began, release = _Late(), threading.Event(), threading.Event()
+
+    def stays() -> str:
+        """Stay."""
+        began.set()
+        release.wait(10)
+        return "stayed"
+
+    def quick() -> str:
+        """Return at once."""
+        return "quick"
+
+    async def lets_go() -> str:
+        """Let the one that stays go, and wait until it has."""
+        release.set()
+        await _comes(lambda: bool(late.reports))
+        return "let go"
+
+    async def leaves(ctx: ToolContext[Any]) -> str:
+        """Leave the one that stays behind."""
+        await _comes(began.is_set)
+        ctx.cancel_call("c0")
+        return "left"
+
+    turns = (("stays", "leaves"), ("quick",), ("lets_go",), ("quick",))
+    ids = itertools.count()
+    script = [[call(name, {}, call_id=f"c{next(ids)}") for name in names] for names in turns]
+    tools = [tool(stays, abandon_on_cancel=True), *map(tool, (quick, lets_go, leaves))]
+    agent: Agent[Any, Any] = Agent("a", tools=tools, model=ScriptedModel([*script, say("done")]))
+    config = RunConfig(tool_execution=ToolExecution(max_threads=1), instruments=[late])
+    try:
+        result = anyio.run(partial(Runner.run, agent, "go", run_config=config), backend=backend)
+    finally:
+        release.set()
+    ends = [(one.outcome.status, one.outcome.abandoned) for one in result.calls]
+    if ends != [
+        ("cancelled", True),
+        *((status, False) for status in ("succeeded", "skipped", "succeeded", "succeeded")),
+    ]:
+        raise Faulty("abandoned_threads_hold_their_place", f"the calls ended as {ends} on {backend}")
+    if [(one.value, one.error) for one in late.reports] != [("stayed", None)]:
+        raise Faulty("late_reports_come_once", f"reported were {late.reports} on {backend}")
+
+
+async def _comes(true: Callable[[], bool]) -> None:
+    """Wait until something that another thread does has come *true*."""
+    with anyio.fail_after(10):
+        while not true():  # noqa: ASYNC110 - no event of the loop tells of it
+            await anyio.sleep(0.001)
