@@ -86,6 +86,7 @@ class Evidence:
         spans: Beginnings and ends of spans, in order.
         saved: What the session held afterwards; `saved_before` is what it held before.
         late: Path and call id of every late report.
+        still_running: Path and call id of every report on a body that outlived the cleanup deadline.
         left: What outlived the run, in words.
         ended_at: The loop's clock when the run was over.
         cancelling: Native cancellations pending in the caller's task, over those it was given.
@@ -113,6 +114,7 @@ class Evidence:
     saved: Sequence[Item] | None = None
     saved_before: Sequence[Item] = ()
     late: Sequence[tuple[Path, str]] | None = None
+    still_running: Sequence[tuple[Path, str]] | None = None
     left: Sequence[str] | None = None
     ended_at: float | None = None
     cancelling: int | None = None

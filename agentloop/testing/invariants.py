@@ -89,6 +89,7 @@ def evidence_of(run: WorldRun) -> Evidence:
         spans=run.spans,
         saved=session._items if isinstance(session, MemorySession) else None,
         late=[(report.path, report.call.call_id) for report in run.late],
+        still_running=[(report.path, report.call.call_id) for report in run.still_running],
         left=("the run itself: nothing can go on",) if stuck else run.left,
         ended_at=run.ended_at,
         cancelling=run.cancelling - (native and run.cancelled),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from agentloop import records as r
 from agentloop.exceptions import RunTimeout
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
+from agentloop.testing._world_parts import EPOCH
 from agentloop.testing.evidence import CallSeen, Reading
 from agentloop.testing.laws import HELD, Broken, broken, law
 
@@ -205,6 +207,37 @@ def cleanup_is_awaited(seen: Reading) -> Findings:
             yield broken(f"{one.section} of call {one.call_id} came to its end after its run", end)
         else:
             yield HELD
+
+
+@law("cancellation")
+def what_outlives_its_run_is_reported(seen: Reading) -> Findings:
+    """A body that goes on past the cleanup deadline of its ended run is reported, once a second; no other body is."""
+    if seen.evidence.still_running is None:
+        return
+    reports, ended = Counter(seen.evidence.still_running), _ended_at(seen)
+    for key, bodies in seen.bodies.items():
+        count, last = reports.pop(key, 0), bodies[-1]
+        if ended is None or key[0] or last.ended_at is None or last.began_at > ended:
+            continue
+        over = last.ended_at - ended - seen.evidence.config.tool_execution.cleanup_grace
+        # One at the deadline, one each second after it; of what is due in the moment of the end, either may be.
+        least, most = (math.ceil(max(over - one, 0.0)) for one in (SLACK, -SLACK))
+        if not least <= count <= most:
+            yield broken(f"{count} reports on call {last.call_id}, {over:g} s past the deadline", last.began)
+        elif count:
+            yield HELD
+    for path, call_id in reports:
+        yield broken(f"call {call_id} of {_name(path)} was reported as running, and its body never was")
+
+
+def _ended_at(seen: Reading) -> float | None:
+    """Return when the run was ended by its caller or its time, on the clock of bodies; None where neither was."""
+    given, timeout = seen.evidence.cancellation, seen.evidence.config.timeout
+    if given is not None:
+        return given.at if given.came_out and timeout is None else None
+    if timeout is None or not isinstance(seen.evidence.error, RunTimeout) or seen.root is None:
+        return None
+    return seen.records[seen.root.began[-1]].at - EPOCH + timeout
 
 
 @law("cancellation")

@@ -1,5 +1,6 @@
 """Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
-verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources.
+verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources,
+bodies that outlive their run.
 
 Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
 """
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import attrs
 
 from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
-from agentloop.config import RunConfig
+from agentloop.config import RunConfig, ToolExecution
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing.cast import Cast, HookLog
@@ -22,7 +24,7 @@ from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.parts import Holds, OnStage
-from agentloop.testing.runs import Verdict, World, WorldRun
+from agentloop.testing.runs import Body, Verdict, World, WorldRun
 from agentloop.testing.scripted import say
 
 EARLIER: tuple[Item, ...] = (
@@ -32,7 +34,7 @@ EARLIER: tuple[Item, ...] = (
     ToolOutput("earlier", "a_0 2"),
     AssistantMessage("then"),
 )
-KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused", "resources")
+KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn")
 SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
 
 
@@ -88,6 +90,13 @@ def draw_further(chance: Chance, number: int) -> Further:
         case "resources":
             held = OnStage(Holds(chance.whole(0, 2), chance.pick([0.0, 0.25]), leaving=chance.pick([0.0, 0.25])))
             parts["behaviors"] = {actor.name: held for role in cast.roles for actor in role.actors if not actor.agent}
+        case "stubborn":
+            seconds = chance.pick([0.65, 1.15])
+            config = attrs.evolve(config, timeout=seconds, tool_execution=_graced(config.tool_execution))
+            options["run_config"] = config
+            parts["behaviors"] = {
+                actor.name: _refuses for role in cast.roles for actor in role.actors if not actor.agent
+            }
         case _:
             options["session"] = MemorySession
             parts["script"] = (say("That I may say."), *parts["script"])
@@ -96,6 +105,17 @@ def draw_further(chance: Chance, number: int) -> Further:
     order: Any = chance.pick(["gate", "gate", "passes", "steps"])
     world = World(**{**parts, "options": options}, order=order, tape=draw_tape(chance))
     return Further(world, chance.pick(BACKENDS), chance.one_in(3))
+
+
+def _graced(execution: ToolExecution) -> ToolExecution:
+    return attrs.evolve(execution, cleanup_grace=0.27, max_function_tool_concurrency=2)
+
+
+async def _refuses(body: Body) -> Any:
+    """Go on for longer than anybody waits, whatever is cancelled."""
+    with anyio.CancelScope(shield=True):
+        await body.sleep(2.6)
+    return await body.real()
 
 
 def _limits(chance: Chance) -> UsageLimits:
@@ -118,7 +138,8 @@ def evidence_of_further(run: WorldRun) -> Evidence:
     evidence = evidence_of(run)
     if isinstance(run.session, Earlier):
         return attrs.evolve(evidence, saved_before=EARLIER)
-    return attrs.evolve(evidence, faultless=False) if isinstance(run.hooks, Failing) else evidence
+    stubborn = _refuses in run.world.behaviors.values()
+    return attrs.evolve(evidence, faultless=False) if stubborn or isinstance(run.hooks, Failing) else evidence
 
 
 def forgotten(run: WorldRun) -> str | None:

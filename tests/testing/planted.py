@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import anyio
 import attrs
 
 from agentloop import events as ev
@@ -20,7 +21,7 @@ from agentloop.testing.cast import Actor, Cast, HookLog, Role
 from agentloop.testing.evidence import Evidence, Relation, Twin
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
-from agentloop.testing.runs import CancelAt, Verdict, World, run_one
+from agentloop.testing.runs import Body, CancelAt, Verdict, World, run_one
 from agentloop.testing.scripted import call, fail, reason, say
 from agentloop.usage import RequestUsage, Usage
 
@@ -137,6 +138,19 @@ def cancelled() -> Evidence:
         if (run := run_one(attrs.evolve(world, cancel=CancelAt(step)))).cancelled and len(run.bodies) == 2
     )
     return evidence_of(whole)
+
+
+@cache
+def outliving() -> Evidence:
+    """A run whose time is over, and a body of it that doesn't end."""
+
+    async def refuses(body: Body) -> str:
+        with anyio.CancelScope(shield=True):
+            await body.sleep(9.0)
+        return "done"
+
+    world = _world(_calls("plain"), actors=(PLAIN,), behaviors={"c1": refuses}, config=RunConfig(timeout=0.5))
+    return attrs.evolve(evidence_of(run_one(world)), faultless=False)
 
 
 @cache
@@ -459,6 +473,7 @@ PLANTED: dict[str, Plant] = {
         cleaning,
         lambda e: attrs.evolve(e, cleanups=[attrs.evolve(one, ended=None) for one in e.cleanups or ()]),
     ),
+    "what_outlives_its_run_is_reported": (outliving, lambda e: attrs.evolve(e, still_running=[])),
     "resources_are_left_in_reverse": (
         holding,
         lambda e: attrs.evolve(e, cleanups=(e.cleanups or ())[::-1]),
