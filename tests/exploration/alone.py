@@ -23,6 +23,7 @@ from agentloop.abc import Instrument, Journal, LateResult
 from agentloop.agents import Agent
 from agentloop.config import RunConfig, ToolExecution
 from agentloop.context import ToolContext
+from agentloop.events import CallProgress
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
@@ -289,13 +290,14 @@ class _Late(Instrument):
 
 
 def threads(backend: Backend) -> None:
-    """A thread that was left behind holds its place until it ends, and what comes of it is reported once."""
+    """A thread left behind holds its place until it ends, reports no progress, and what comes of it is told once."""
     late, began, release = _Late(), threading.Event(), threading.Event()
 
-    def stays() -> str:
+    def stays(ctx: ToolContext[Any]) -> str:
         """Stay."""
         began.set()
         release.wait(10)
+        ctx.report_nowait(1.0)
         return "stayed"
 
     def quick() -> str:
@@ -320,10 +322,19 @@ def threads(backend: Backend) -> None:
     tools = [tool(stays, abandon_on_cancel=True), *map(tool, (quick, lets_go, leaves))]
     agent: Agent[Any, Any] = Agent("a", tools=tools, model=ScriptedModel([*script, say("done")]))
     config = RunConfig(tool_execution=ToolExecution(max_threads=1), instruments=[late])
+    events: list[Any] = []
+
+    async def read() -> Any:
+        async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+            events.extend([event async for event in stream])
+        return stream.result
+
     try:
-        result = anyio.run(partial(Runner.run, agent, "go", run_config=config), backend=backend)
+        result = anyio.run(read, backend=backend)
     finally:
         release.set()
+    if any(isinstance(event, CallProgress) for event in events):
+        raise Faulty("signals_have_their_place", f"progress was reported of a call that had ended, on {backend}")
     ends = [(one.outcome.status, one.outcome.abandoned) for one in result.calls]
     if ends != [
         ("cancelled", True),

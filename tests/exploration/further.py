@@ -1,13 +1,15 @@
 """Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
 verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources,
-bodies that outlive their run.
+bodies that outlive their run, a journal that takes its time.
 
 Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -17,6 +19,7 @@ from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
 from agentloop.config import RunConfig, ToolExecution
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
+from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing.cast import Cast, HookLog
 from agentloop.testing.clockwork import BACKENDS, Backend
@@ -34,7 +37,7 @@ EARLIER: tuple[Item, ...] = (
     ToolOutput("earlier", "a_0 2"),
     AssistantMessage("then"),
 )
-KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn")
+KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn", "written")
 SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
 
 
@@ -44,6 +47,36 @@ class Earlier(MemorySession):
     def __init__(self) -> None:
         super().__init__()
         self._items += EARLIER
+
+
+class Slow(MemoryJournal):
+    """A journal that takes its time."""
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Append them, after a while."""
+        await anyio.sleep(0.05)
+        await super().append(records)
+
+    @property
+    def settled(self) -> set[str]:
+        """The calls whose outcome it has."""
+        kept = (json.loads(line) for line in self._records)
+        return {one["call_id"] for one in kept if one.get("kind") == "call_settled"}
+
+
+class Witness(MemorySession):
+    """A session that looks into the run's journal whenever it is written to."""
+
+    def __init__(self, journal: Slow) -> None:
+        super().__init__()
+        self._journal = journal
+        self.early: set[str] = set()
+        """Calls whose outputs came here before their outcome was in the journal."""
+
+    async def add_items(self, items: Sequence[Item]) -> None:
+        """Take them, and note which of them came too early."""
+        self.early |= {item.call_id for item in items if isinstance(item, ToolOutput)} - self._journal.settled
+        await super().add_items(items)
 
 
 class Failing(HookLog):
@@ -90,6 +123,9 @@ def draw_further(chance: Chance, number: int) -> Further:
         case "resources":
             held = OnStage(Holds(chance.whole(0, 2), chance.pick([0.0, 0.25]), leaving=chance.pick([0.0, 0.25])))
             parts["behaviors"] = {actor.name: held for role in cast.roles for actor in role.actors if not actor.agent}
+        case "written":
+            journal = Slow()
+            options |= {"journal": journal, "session": partial(Witness, journal)}
         case "stubborn":
             seconds = chance.pick([0.65, 1.15])
             config = attrs.evolve(config, timeout=seconds, tool_execution=_graced(config.tool_execution))
@@ -148,6 +184,8 @@ def forgotten(run: WorldRun) -> str | None:
         heard = any(event == "tool_end" for event, _, _ in run.hooks.told)
         if heard and run.error is None and not run.cancelled:
             return "hooks failed at the end of a tool, and the run didn't"
+    if isinstance(run.session, Witness) and run.session.early:
+        return f"the session has outputs of which the journal doesn't know yet: {sorted(run.session.early)}"
     if isinstance(run.session, Earlier) and run.requests:
         shown = run.requests[0].items
         if tuple(shown[: len(EARLIER)]) != EARLIER or len(shown) == len(EARLIER):
