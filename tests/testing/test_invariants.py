@@ -78,7 +78,7 @@ def test_what_was_not_watched_is_not_judged() -> None:
 
 def test_a_failure_of_the_journal_behind_the_end_stands_in_no_log() -> None:
     """The end was there before it was found that it can't be written; any other error is the log's to tell."""
-    ended = attrs.evolve(queued(), result=None)
+    ended = attrs.evolve(queued(), result=None, faultless=False)
     assert findings_of(attrs.evolve(ended, error=JournalError("full"))) == []
     told = findings_of(attrs.evolve(ended, error=UserError("no")))
     assert [finding.law for finding in told] == ["exactly_one_end"]
