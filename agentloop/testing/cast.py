@@ -229,6 +229,11 @@ async def _odd_ones(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
     return bool(arguments.get("n", 1) % 2)
 
 
+def says_odd(needs_approval: object) -> bool:
+    """Tell whether this is how an actor's tool says which of its calls need approval: those with an odd number."""
+    return needs_approval is _odd_ones
+
+
 def _odd(arguments: dict[str, Any] | None) -> bool:
     number = (arguments or {}).get("n", 0)
     return isinstance(number, int) and number % 2 == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from agentloop import records as r
 from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
+from agentloop.testing.cast import says_odd
 from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 
@@ -322,6 +324,32 @@ def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
                     yield HELD
             if not call.started:
                 yield HELD
+
+
+@law("guards")
+def calls_that_need_approval_have_it(seen: Reading) -> Findings:
+    """A call of a tool that needs approval, always or of just this one, starts only after it was approved: itself,
+    or all calls of its agent to the tool.
+    """
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not (tool.needs_approval is True or (says_odd(tool.needs_approval) and _is_odd(call))):
+            continue
+        for n, _ in call.started:
+            own = any(at < n and one.approved for at, one in call.verdicts)
+            if own or _always(seen, call, n, approved=True):
+                yield HELD
+            else:
+                yield broken(f"call {call.call_id} needs approval, and started without one", n)
+
+
+def _is_odd(call: CallSeen) -> bool:
+    try:
+        arguments = json.loads(call.call.arguments)
+    except ValueError:
+        return False
+    number = arguments.get("n") if isinstance(arguments, dict) else None
+    return isinstance(number, int) and number % 2 == 1
 
 
 def _always(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:

@@ -162,11 +162,13 @@ def _limits(chance: Chance) -> UsageLimits:
 
 
 def _edited(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, ...]:
-    """Return the world's verdicts, some of which change what their calls are run with."""
-    return tuple(
-        attrs.evolve(one, arguments=f'{{"n": {chance.whole(100, 199)}}}') if one.approved and chance.one_in(2) else one
-        for one in parts["verdicts"]
-    )
+    """Return the world's verdicts: some change what their calls are run with, some hold for all calls of a tool."""
+    found = []
+    for one in parts["verdicts"]:
+        if one.approved and chance.one_in(2):
+            one = attrs.evolve(one, arguments=f'{{"n": {chance.whole(100, 199)}}}')
+        found.append(attrs.evolve(one, always=one.always or chance.one_in(2)))
+    return tuple(found)
 
 
 def evidence_of_further(run: WorldRun) -> Evidence:
@@ -176,6 +178,11 @@ def evidence_of_further(run: WorldRun) -> Evidence:
         return attrs.evolve(evidence, saved_before=EARLIER)
     stubborn = _refuses in run.world.behaviors.values()
     return attrs.evolve(evidence, faultless=False) if stubborn or isinstance(run.hooks, Failing) else evidence
+
+
+def not_judged(run: WorldRun) -> frozenset[str]:
+    """Return the invariants that say nothing of *run*: a slot is held, and not in use, while the journal is written."""
+    return frozenset({"slots_are_used"}) if isinstance(run.session, Witness) else frozenset()
 
 
 def forgotten(run: WorldRun) -> str | None:

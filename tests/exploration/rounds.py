@@ -273,7 +273,7 @@ class Round:
         self.counts.numbers[f"schedules on {one.backend}"] += 1
         self.counts.numbers["further worlds"] += 1
         self.counts.note(run)
-        check(further.evidence_of_further(run), self.counts.tally, but=SLOW)
+        check(further.evidence_of_further(run), self.counts.tally, but=SLOW | further.not_judged(run))
         if (words := further.forgotten(run)) is not None:
             self.broken(("what_was_given_is_heard",), f"further: {words}\n{one.world}")
 

@@ -496,6 +496,10 @@ PLANTED: dict[str, Plant] = {
     "output_is_judged_before_it_settles": (refused, lambda e: ended(e, "c2", status="succeeded")),
     "a_verdict_is_asked_for_once": (decided, lambda e: _again(e, find(e, r.ApprovalRequested))),
     "what_waits_for_a_verdict_waits": (decided, lambda e: drop(e, _at(e, "c1", r.VerdictGiven))),
+    "calls_that_need_approval_have_it": (
+        decided,
+        lambda e: drop(e, _at(e, "c1", r.VerdictGiven), _at(e, "c1", r.ApprovalRequested)),
+    ),
     "a_rejected_call_never_runs": (decided, lambda e: ended(e, "c2", status="succeeded")),
     "a_verdict_fits_one_call": (decided, lambda e: change(e, _at(e, "c1", r.VerdictGiven), digest="other")),
     "a_pause_has_something_to_ask": (
