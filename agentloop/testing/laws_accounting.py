@@ -17,13 +17,14 @@ from agentloop.items import (
     Reasoning,
     ToolCall,
     ToolOutput,
+    UserMessage,
 )
 from agentloop.record_codec import encode, record_to_json
 from agentloop.results import RunResult
 from agentloop.secret_values import Secrets
 from agentloop.stored_state import plain_line
 from agentloop.testing.cast import VEIL
-from agentloop.testing.evidence import CallSeen, Path, Reading, TurnSeen
+from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
 from agentloop.usage import RequestUsage
@@ -166,8 +167,52 @@ def history_is_valid(seen: Reading) -> Findings:
 
 
 @law("accounting")
+def models_are_shown_all_that_was(seen: Reading) -> Findings:
+    """What a model is shown leaves out nothing of the run: its input, each message, each call of an accepted turn and
+    each handoff with its answer; unless the log says that the history was replaced.
+    """
+    replaced = {one.path for one in seen.records if isinstance(one, r.HistoryReplaced) and not one.added}
+    shown: dict[Path, list[Sequence[Item]]] = {}
+    for path, items in seen.evidence.shown or ():
+        shown.setdefault(path, []).append(items)
+    for run in seen.runs.values():
+        requests = [n for turn in run.turns for n, _ in turn.requested]
+        if run.path in replaced or len(requests) != len(shown.get(run.path, ())):
+            continue  # one that was cancelled may not have reached the model
+        for n, items in zip(requests, shown.get(run.path, ()), strict=True):
+            given = Counter(_shown_as(item) for item in items)
+            if lost := Counter(_all_before(seen, run, n)) - given:
+                yield broken(f"run {'/'.join(run.path) or '(the root)'}: the model wasn't shown {next(iter(lost))}", n)
+            else:
+                yield HELD
+
+
+def _shown_as(item: Item) -> tuple[str, str]:
+    if isinstance(item, (*_CALLS, *_OUTPUTS)):
+        return ("output" if isinstance(item, _OUTPUTS) else "call", item.call_id)
+    return (type(item).__name__, item.text if isinstance(item, AssistantMessage | UserMessage) else "")
+
+
+def _all_before(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[str, str]]:
+    first = seen.records[run.began[0]]
+    assert isinstance(first, r.RunStarted)
+    yield from (_shown_as(item) for item in first.input if isinstance(item, UserMessage) and not item.secret)
+    for turn in run.turns:
+        for at, one in turn.responded:
+            if at < n:
+                said = (item for item in one.response.items if isinstance(item, AssistantMessage))
+                yield from (_shown_as(item) for item in said if not item.secret)
+        for call in turn.calls:
+            if any(at < n for at in turn.accepted) and _told(call):
+                yield from (("call", call.call_id), ("output", call.call_id))
+    for at, handed in run.handed:
+        for call_id in (handed.call_id, *handed.ignored) if at < n else ():
+            yield from (("call", call_id), ("output", call_id))
+
+
+@law("accounting")
 def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
-    """What a run gives back is its log folded: items, calls, responses and usage."""
+    """What a run gives back is its log folded: items, calls, responses and usage; and its log says who is at work."""
     data = seen.evidence.result
     if data is None or not seen.records:
         return
@@ -178,6 +223,8 @@ def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
         except Exception as error:
             yield broken(f"the log can't be folded: {type(error).__name__} at {type(record).__name__}", n)
             return
+    if fold.agent != (at_work := _at_work(seen)):
+        yield broken(f"the log folds to {fold.agent!r} at work, and {at_work!r} is")
     if fold.usage != data.usage:
         yield broken(f"the log folds to {fold.usage}, the run says {data.usage}")
     if len(fold.responses) != len(data.raw_responses):
@@ -189,6 +236,17 @@ def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
     if [(one.call.call_id, one.outcome) for one in data.calls] != settled:
         yield broken("the run gives other calls than its log")
     yield HELD
+
+
+def _at_work(seen: Reading) -> str:
+    """Return the key of the agent that was the last to come to work in the run that was asked for."""
+    found = ""
+    for record in seen.records:
+        if not record.path and isinstance(record, r.RunStarted | r.TurnStarted):
+            found = record.agent
+        elif not record.path and isinstance(record, r.HandedOff):
+            found = record.target or record.target_agent
+    return found
 
 
 @law("accounting")

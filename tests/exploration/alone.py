@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import tempfile
 import threading
 from collections.abc import Callable
@@ -19,13 +20,26 @@ import attrs
 
 from agentloop import records as r
 from agentloop._core.admit import Admission, Ticket
+from agentloop._core.history import nest_history
 from agentloop.abc import Instrument, Journal, LateResult
 from agentloop.agents import Agent
 from agentloop.config import RunConfig, ToolExecution
 from agentloop.context import ToolContext
 from agentloop.events import CallProgress
 from agentloop.exceptions import AgentLoopError, StateError
-from agentloop.items import ApprovalRequest
+from agentloop.items import (
+    ApprovalRequest,
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Image,
+    Item,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.run import Runner
@@ -58,7 +72,7 @@ def played(seed: str, number: int) -> list[tuple[str, str]]:
     chance = Seeded(f"{seed}/{number}/alone")
     parts: list[Callable[[], None]] = [partial(verdicts, chance)]
     if number % ADMISSIONS == 0:
-        parts.append(partial(admission, chance))
+        parts += [partial(admission, chance), partial(histories, chance)]
     if number % JOURNALS == 0:
         parts += [journals, partial(threads, chance.pick(BACKENDS))]
     found = []
@@ -145,6 +159,40 @@ def admission(chance: Chance) -> None:
                 raise Faulty("bodies_in_flight_fit_the_limits", f"{held} hold {limit!r}")
         if len(queue.admission) != len(queue.waiting):
             raise Faulty("slots_are_used", f"{len(queue.waiting)} wait, and {len(queue.admission)} are said to")
+
+
+# ---------------------------------------------------------------------------------------------- histories of handoffs
+
+
+def histories(chance: Chance) -> None:
+    """A nested history has each word of the conversation, but thoughts, once and in order; also nested again."""
+    items: list[Item] = []
+    said: list[str] = []
+    for place in range(chance.whole(0, 8)):
+        word = f"<{place}>\n" if chance.one_in(4) else f"<{place}>"
+        item: Item = chance.pick(
+            [
+                UserMessage(word),
+                AssistantMessage(word),
+                Reasoning(summary=(word,)),
+                ToolCall(f"c{place}", "t", f'{{"n": "<{place}>"}}'),
+                ToolOutput(f"c{place}", word),
+                HandoffCall(f"c{place}", "transfer", f'{{"n": "<{place}>"}}'),
+                HandoffOutput(f"c{place}", word, "a", "b"),
+                UserMessage([Image("https://x.test/i.png"), Text(word)]),
+            ]
+        )
+        items.append(item)
+        if not isinstance(item, Reasoning):
+            said.append(f"<{place}>")
+    nested = items
+    for _ in range(chance.whole(1, 3)):
+        nested = list(nest_history(nested))
+        texts = "".join(item.text for item in nested if isinstance(item, UserMessage | AssistantMessage))
+        if (found := re.findall(r"<[0-9]+>", texts)) != said:
+            raise Faulty("handoffs_lose_nothing", f"{said} was said, and a nested history has {found}")
+        if any(isinstance(item, Reasoning) for item in nested):
+            raise Faulty("handoffs_lose_nothing", "a nested history has a thought")
 
 
 # ---------------------------------------------------------------------------------------------- verdicts

@@ -1,6 +1,6 @@
 """Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
 verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources,
-bodies that outlive their run, a journal that takes its time.
+bodies that outlive their run, a journal that takes its time, policies.
 
 Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
 """
@@ -15,13 +15,16 @@ from typing import Any
 import anyio
 import attrs
 
+from agentloop import records as r
 from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
 from agentloop.config import RunConfig, ToolExecution
+from agentloop.guardrail_results import Allow
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
+from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import Cast, HookLog
+from agentloop.testing.cast import Cast, HookLog, Role
 from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Evidence
@@ -37,7 +40,18 @@ EARLIER: tuple[Item, ...] = (
     ToolOutput("earlier", "a_0 2"),
     AssistantMessage("then"),
 )
-KINDS = ("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn", "written")
+KINDS = (
+    "condition",
+    "limits",
+    "session",
+    "verdicts",
+    "hooks",
+    "refused",
+    "resources",
+    "stubborn",
+    "written",
+    "policies",
+)
 SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
 
 
@@ -79,6 +93,15 @@ class Witness(MemorySession):
         await super().add_items(items)
 
 
+class NothingOdd:
+    """A policy that denies calls with an odd number."""
+
+    def decide(self, pending: PendingCall) -> Decision:
+        """Judge a call by its number."""
+        number = (pending.arguments or {}).get("n", 0)
+        return Deny("nothing odd") if isinstance(number, int) and number % 2 else Allow()
+
+
 class Failing(HookLog):
     """Hooks that fail at the first end of a tool that they are told of."""
 
@@ -118,11 +141,14 @@ def draw_further(chance: Chance, number: int) -> Further:
             options["session"] = Earlier
         case "verdicts":
             parts["verdicts"] = _edited(chance, parts)
+            parts["agent"] = attrs.evolve(cast, roles=tuple(map(_asking, cast.roles)))
         case "hooks":
             options["hooks"] = Failing
         case "resources":
             held = OnStage(Holds(chance.whole(0, 2), chance.pick([0.0, 0.25]), leaving=chance.pick([0.0, 0.25])))
             parts["behaviors"] = {actor.name: held for role in cast.roles for actor in role.actors if not actor.agent}
+        case "policies":
+            options["run_config"] = attrs.evolve(config, policies=(NothingOdd(),))
         case "written":
             journal = Slow()
             options |= {"journal": journal, "session": partial(Witness, journal)}
@@ -161,6 +187,12 @@ def _limits(chance: Chance) -> UsageLimits:
     return UsageLimits(tool_calls=chance.whole(1, 4)) if kind == 1 else UsageLimits(total_tokens=chance.whole(5, 30))
 
 
+def _asking(role: Role) -> Role:
+    """Return *role* with tools of which each asks for approval."""
+    actors = (actor if actor.agent else attrs.evolve(actor, approval=True) for actor in role.actors)
+    return attrs.evolve(role, actors=tuple(actors))
+
+
 def _edited(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, ...]:
     """Return the world's verdicts: some change what their calls are run with, some hold for all calls of a tool."""
     found = []
@@ -191,6 +223,12 @@ def forgotten(run: WorldRun) -> str | None:
         heard = any(event == "tool_end" for event, _, _ in run.hooks.told)
         if heard and run.error is None and not run.cancelled:
             return "hooks failed at the end of a tool, and the run didn't"
+    if run.world.options["run_config"].policies:
+        for record in run.records:
+            if isinstance(record, r.CallStarted) and '"n"' in record.arguments:
+                number = json.loads(record.arguments)["n"]
+                if isinstance(number, int) and number % 2:
+                    return f"a policy denies odd numbers, and a call started with {record.arguments}"
     if isinstance(run.session, Witness) and run.session.early:
         return f"the session has outputs of which the journal doesn't know yet: {sorted(run.session.early)}"
     if isinstance(run.session, Earlier) and run.requests:

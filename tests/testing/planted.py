@@ -554,6 +554,10 @@ PLANTED: dict[str, Plant] = {
     ),
     "input_is_judged_once": (rich, lambda e: _again(e, _guards(e, "input")[0])),
     "who_ended_it_is_told": (cancelled, lambda e: ended(e, "c1", cancelled_by="deadline")),
+    "models_are_shown_all_that_was": (
+        queued,
+        lambda e: attrs.evolve(e, shown=[(path, items[1:]) for path, items in e.shown or ()]),
+    ),
     "results_hold_every_item": (watched, lambda e: result(e, new_items=e.result.new_items[:-2] if e.result else ())),
     "hooks_hear_of_each_step": (rich, lambda e: attrs.evolve(e, hooks=[*(e.hooks or ())][2:])),
     "events_are_the_log": (watched, lambda e: _events(e, ev.CallStarted)),
