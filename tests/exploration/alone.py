@@ -27,6 +27,8 @@ from agentloop.config import RunConfig, ToolExecution
 from agentloop.context import ToolContext
 from agentloop.events import CallProgress
 from agentloop.exceptions import AgentLoopError, StateError
+from agentloop.guardrail_results import Allow
+from agentloop.guardrails import ToolOutputData, ToolOutputGuardrail
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,
@@ -74,7 +76,7 @@ def played(seed: str, number: int) -> list[tuple[str, str]]:
     if number % ADMISSIONS == 0:
         parts += [partial(admission, chance), partial(histories, chance)]
     if number % JOURNALS == 0:
-        parts += [journals, partial(threads, chance.pick(BACKENDS))]
+        parts += [journals, *(partial(part, chance.pick(BACKENDS)) for part in (threads, too_late))]
     found = []
     for part in parts:
         try:
@@ -398,3 +400,39 @@ async def _comes(true: Callable[[], bool]) -> None:
     with anyio.fail_after(10):
         while not true():  # noqa: ASYNC110 - no event of the loop tells of it
             await anyio.sleep(0.001)
+
+
+# ---------------------------------------------------------------------------------------------- a cancellation too late
+
+
+def too_late(backend: Backend) -> None:
+    """A call whose body has ended can't be cancelled, and who tries is told so."""
+
+    async def program() -> list[tuple[str, Any]]:
+        judged, tried = anyio.Event(), anyio.Event()
+
+        async def judge(data: ToolOutputData) -> Allow:
+            judged.set()
+            await tried.wait()
+            return Allow()
+
+        async def ends() -> str:
+            """End."""
+            return "ended"
+
+        async def cancels(ctx: ToolContext[Any]) -> str:
+            """Cancel the one that is being judged."""
+            await judged.wait()
+            done = ctx.cancel_call("c0")
+            tried.set()
+            return f"cancelled: {done}"
+
+        tools = [tool(ends, tool_output_guardrails=[ToolOutputGuardrail(judge, name="slow")]), tool(cancels)]
+        model = ScriptedModel([[call("ends", {}, call_id="c0"), call("cancels", {}, call_id="c1")], say("done")])
+        agent: Agent[Any, Any] = Agent("a", tools=tools, model=model)
+        result = await Runner.run(agent, "go")
+        return [(one.outcome.status, one.outcome.output) for one in result.calls]
+
+    ends = anyio.run(program, backend=backend)
+    if ends != [("succeeded", "ended"), ("succeeded", "cancelled: False")]:
+        raise Faulty("finished_bodies_keep_their_end", f"cancelled after its body had ended: {ends} on {backend}")
