@@ -1,6 +1,7 @@
 """Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
 verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources,
-bodies that outlive their run, a journal that takes its time, policies.
+bodies that outlive their run, a journal that takes its time, policies,
+tools that are all under one limit.
 
 Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
 """
@@ -29,7 +30,7 @@ from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.parts import Holds, OnStage
+from agentloop.testing.parts import Holds, OnStage, Returns
 from agentloop.testing.runs import Body, Verdict, World, WorldRun
 from agentloop.testing.scripted import say
 
@@ -41,16 +42,8 @@ EARLIER: tuple[Item, ...] = (
     AssistantMessage("then"),
 )
 KINDS = (
-    "condition",
-    "limits",
-    "session",
-    "verdicts",
-    "hooks",
-    "refused",
-    "resources",
-    "stubborn",
-    "written",
-    "policies",
+    *("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn", "written"),
+    *("policies", "grouped"),
 )
 SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
 
@@ -147,6 +140,16 @@ def draw_further(chance: Chance, number: int) -> Further:
         case "resources":
             held = OnStage(Holds(chance.whole(0, 2), chance.pick([0.0, 0.25]), leaving=chance.pick([0.0, 0.25])))
             parts["behaviors"] = {actor.name: held for role in cast.roles for actor in role.actors if not actor.agent}
+        case "grouped":
+            options["run_config"] = attrs.evolve(config, tool_execution=ToolExecution())
+            limit = chance.pick([{"serial": "s"}, {"rated": True}, {"shares": True}])
+            parts["agent"] = attrs.evolve(cast, roles=tuple(_limited(role, limit) for role in cast.roles))
+            parts["behaviors"] = {
+                actor.name: Returns(chance.whole(0, 1), chance.pick([0.0, 0.25, 0.75]))
+                for role in cast.roles
+                for actor in role.actors
+                if not actor.agent
+            }
         case "policies":
             options["run_config"] = attrs.evolve(config, policies=(NothingOdd(),))
         case "written":
@@ -185,6 +188,13 @@ def _limits(chance: Chance) -> UsageLimits:
     if kind == 0:
         return UsageLimits(requests=chance.whole(1, 4))
     return UsageLimits(tool_calls=chance.whole(1, 4)) if kind == 1 else UsageLimits(total_tokens=chance.whole(5, 30))
+
+
+def _limited(role: Role, limit: Mapping[str, Any]) -> Role:
+    """Return *role* with tools that are all under one limit, and nothing else keeps their calls from starting."""
+    free: dict[str, Any] = {"exclusive": False, "idempotent": False, "before": (), "timeout": None, "serial": None}
+    actors = (actor if actor.agent else attrs.evolve(actor, **{**free, **limit}) for actor in role.actors)
+    return attrs.evolve(role, actors=tuple(actors), sequential=False)
 
 
 def _asking(role: Role) -> Role:
