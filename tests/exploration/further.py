@@ -45,6 +45,8 @@ KINDS = (
     *("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn", "written"),
     *("policies", "grouped"),
 )
+TRIES = 8
+"""How often a world with secrets is drawn for, where they matter most."""
 SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
 
 
@@ -96,14 +98,14 @@ class NothingOdd:
 
 
 class Failing(HookLog):
-    """Hooks that fail at the first end of a tool that they are told of."""
+    """Hooks that fail at the first end of a tool that they are told of, and repeat what is secret of it."""
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
         """Hear of it, and fail."""
         first = not any(event == "tool_end" for event, _, _ in self.told)
         await super().on_tool_end(ctx, agent, tool, outcome)
         if first:
-            raise LookupError("a hook that fails")
+            raise LookupError(f"a hook that fails: {json.loads(ctx.tool_arguments).get('key')}")
 
 
 @attrs.frozen
@@ -119,7 +121,10 @@ def draw_further(chance: Chance, number: int) -> Further:
     """Return a world with one thing that the others lack."""
     kind = KINDS[number % len(KINDS)]
     size = SIZE if kind != "limits" else attrs.evolve(SIZE, faults=chance.one_in(2))
-    parts = dict(draw_world(chance, attrs.evolve(size, approvals=kind == "verdicts", secrets=kind != "verdicts")))
+    taste = attrs.evolve(size, approvals=kind == "verdicts", secrets=kind != "verdicts")
+    parts = dict(draw_world(chance, taste))
+    for _ in range(TRIES if kind == "hooks" else 0):
+        parts = parts if parts["agent"].secretive else dict(draw_world(chance, taste))
     options: dict[str, Any] = dict(parts["options"])
     config: RunConfig = options["run_config"]
     cast: Cast = parts["agent"]
