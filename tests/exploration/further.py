@@ -1,7 +1,7 @@
 """Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
 verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources,
 bodies that outlive their run, a journal that takes its time, policies,
-tools that are all under one limit.
+tools that are all under one limit, calls that cancel what waits.
 
 Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
 """
@@ -30,7 +30,7 @@ from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.parts import Holds, OnStage, Returns
+from agentloop.testing.parts import CancelsCall, Holds, OnStage, Returns
 from agentloop.testing.runs import Body, Verdict, World, WorldRun
 from agentloop.testing.scripted import say
 
@@ -43,7 +43,7 @@ EARLIER: tuple[Item, ...] = (
 )
 KINDS = (
     *("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn", "written"),
-    *("policies", "grouped"),
+    *("policies", "grouped", "queued"),
 )
 TRIES = 8
 """How often a world with secrets is drawn for, where they matter most."""
@@ -155,6 +155,13 @@ def draw_further(chance: Chance, number: int) -> Further:
                 for actor in role.actors
                 if not actor.agent
             }
+        case "queued":
+            cap = chance.whole(1, 2)
+            execution = attrs.evolve(config.tool_execution, max_function_tool_concurrency=cap, queue_timeout=None)
+            options["run_config"] = attrs.evolve(config, tool_execution=execution)
+            others = chance.pick(["c2", "c3"]), chance.pick(["c3", "c4"])
+            cancels = (OnStage(CancelsCall(chance.whole(0, 2), chance.pick([0.0, 0.25]), one)) for one in others)
+            parts["behaviors"] = {**parts["behaviors"], **dict(zip(("c1", "c2"), cancels, strict=True))}
         case "policies":
             options["run_config"] = attrs.evolve(config, policies=(NothingOdd(),))
         case "written":
