@@ -283,8 +283,27 @@ def _ran_with_equal(seen: Reading, other: CallSeen, arguments: str, tool: Functi
     if tool is None or not other.started:
         return True
     limits = seen.config(other.path).json_limits
-    ran, asked = (read_arguments(tool, text, limits).receipt for text in (other.started[-1][1].arguments, arguments))
-    return ran == asked
+    texts = (other.started[-1][1].arguments, arguments)
+    ran, asked = (read_arguments(tool, text, limits).receipt for text in texts)
+    return ran == asked and not _contradict(*texts)
+
+
+def _contradict(one: str, other: str) -> bool:
+    """Tell whether two calls' arguments give one name different values, however these are written.
+
+    Without the library's own reading of them, a fault of which would make all calls equal.
+    """
+    try:
+        first, second = json.loads(one), json.loads(other)
+    except ValueError:
+        return False
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return False
+    return any(_written(first[name]) != _written(second[name]) for name in first.keys() & second.keys())
+
+
+def _written(value: object) -> str:
+    return str(int(value)) if isinstance(value, int | float) and value == value // 1 else str(value)
 
 
 @law("execution")
