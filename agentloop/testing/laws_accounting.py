@@ -27,6 +27,7 @@ from agentloop.testing.cast import VEIL
 from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
+from agentloop.tools import AgentCall
 from agentloop.usage import RequestUsage
 
 Findings = Iterator[Broken | None]
@@ -335,7 +336,9 @@ def exactly_one_end(seen: Reading) -> Findings:
 
 @law("accounting")
 def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
-    """A nested run's records stand between the start of the call that runs it and that call's end."""
+    """A nested run's records stand between the start of the call that runs it and that call's end; it has as many turns
+    as its tool says.
+    """
     for run in seen.runs.values():
         if not run.path or not run.began:
             continue
@@ -343,6 +346,12 @@ def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
         if call is None:
             yield broken(f"run {'/'.join(run.path)} belongs to no call", run.began[0])
             continue
+        tool = seen.tool(call)
+        most = tool.body.max_turns if tool is not None and isinstance(tool.body, AgentCall) else run.limits[0][1]
+        if run.limits[0][1] != most:
+            yield broken(
+                f"run {'/'.join(run.path)} may have {run.limits[0][1]} turns, its tool says {most}", run.began[0]
+            )
         starts = [n for n, _ in call.started]
         for began in run.began:
             before = [n for n in starts if n < began]
