@@ -1,7 +1,8 @@
 """Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
 verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources,
 bodies that outlive their run, a journal that takes its time, policies,
-tools that are all under one limit, calls that cancel what waits.
+tools that are all under one limit, calls that cancel what waits,
+resources that are left when the caller cancels.
 
 Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
 """
@@ -31,7 +32,7 @@ from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.parts import CancelsCall, Holds, OnStage, Returns
-from agentloop.testing.runs import Body, Verdict, World, WorldRun
+from agentloop.testing.runs import Body, CancelAt, Verdict, World, WorldRun
 from agentloop.testing.scripted import say
 
 EARLIER: tuple[Item, ...] = (
@@ -43,7 +44,7 @@ EARLIER: tuple[Item, ...] = (
 )
 KINDS = (
     *("condition", "limits", "session", "verdicts", "hooks", "refused", "resources", "stubborn", "written"),
-    *("policies", "grouped", "queued"),
+    *("policies", "grouped", "queued", "left"),
 )
 TRIES = 8
 """How often a world with secrets is drawn for, where they matter most."""
@@ -162,6 +163,11 @@ def draw_further(chance: Chance, number: int) -> Further:
             others = chance.pick(["c2", "c3"]), chance.pick(["c3", "c4"])
             cancels = (OnStage(CancelsCall(chance.whole(0, 2), chance.pick([0.0, 0.25]), one)) for one in others)
             parts["behaviors"] = {**parts["behaviors"], **dict(zip(("c1", "c2"), cancels, strict=True))}
+        case "left":
+            options["run_config"] = attrs.evolve(config, timeout=None, stream_buffer=256)
+            held = OnStage(Holds(0, 0.0, leaving=20.0))
+            parts["behaviors"] = {actor.name: held for role in cast.roles for actor in role.actors if not actor.agent}
+            parts["cancel"] = CancelAt(chance.whole(2, 8), waiting=True)
         case "policies":
             options["run_config"] = attrs.evolve(config, policies=(NothingOdd(),))
         case "written":
@@ -179,7 +185,7 @@ def draw_further(chance: Chance, number: int) -> Further:
             parts["script"] = (say("That I may say."), *parts["script"])
             role = attrs.evolve(cast.roles[0], judges=(("pass", True), ("trip", True)))
             parts["agent"] = attrs.evolve(cast, roles=(role, *cast.roles[1:]))
-    order: Any = chance.pick(["gate", "gate", "passes", "steps"])
+    order: Any = "gate" if kind == "left" else chance.pick(["gate", "gate", "passes", "steps"])
     world = World(**{**parts, "options": options}, order=order, tape=draw_tape(chance))
     return Further(world, chance.pick(BACKENDS), chance.one_in(3))
 
