@@ -170,7 +170,8 @@ def history_is_valid(seen: Reading) -> Findings:
 @law("accounting")
 def models_are_shown_all_that_was(seen: Reading) -> Findings:
     """What a model is shown leaves out nothing of the run: its input, each message, each call of an accepted turn and
-    each handoff with its answer; unless the log says that the history was replaced.
+    each handoff with its answer; unless the log says that the history was replaced, or the application or a server has
+    the last word on what a model is shown.
     """
     replaced = {one.path for one in seen.records if isinstance(one, r.HistoryReplaced) and not one.added}
     shown: dict[Path, list[Sequence[Item]]] = {}
@@ -178,7 +179,9 @@ def models_are_shown_all_that_was(seen: Reading) -> Findings:
         shown.setdefault(path, []).append(items)
     for run in seen.runs.values():
         requests = [n for turn in run.turns for n, _ in turn.requested]
-        if run.path in replaced or len(requests) != len(shown.get(run.path, ())):
+        if run.path in replaced or _chosen_elsewhere(seen, run):
+            continue
+        if len(requests) != len(shown.get(run.path, ())):
             continue  # one that was cancelled may not have reached the model
         for n, items in zip(requests, shown.get(run.path, ()), strict=True):
             given = Counter(_shown_as(item) for item in items)
@@ -186,6 +189,13 @@ def models_are_shown_all_that_was(seen: Reading) -> Findings:
                 yield broken(f"run {'/'.join(run.path) or '(the root)'}: the model wasn't shown {next(iter(lost))}", n)
             else:
                 yield HELD
+
+
+def _chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
+    """Tell whether a function of the application, or a server that keeps the conversation, decides what is shown."""
+    config, first = seen.config(run.path), seen.records[run.began[0]]
+    kept = isinstance(first, r.RunStarted) and first.kept
+    return kept or config.call_model_input_filter is not None or config.session_input_callback is not None
 
 
 def _shown_as(item: Item) -> tuple[str, str]:

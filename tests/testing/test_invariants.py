@@ -24,10 +24,13 @@ from testing.planted import (
     tripped,
 )
 
+from agentloop import Agent, RunConfig, tool
 from agentloop.exceptions import JournalError, UserError
 from agentloop.outcomes import CallOutcome
+from agentloop.testing import call, say
 from agentloop.testing.evidence import Evidence, Reading
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, findings_of
+from agentloop.testing.runs import World, WorldRun, run_one
 
 
 def test_each_invariant_has_a_log_that_breaks_it() -> None:
@@ -82,6 +85,30 @@ def test_a_failure_of_the_journal_behind_the_end_stands_in_no_log() -> None:
     assert findings_of(attrs.evolve(ended, error=JournalError("full"))) == []
     told = findings_of(attrs.evolve(ended, error=UserError("no")))
     assert [finding.law for finding in told] == ["exactly_one_end"]
+
+
+def test_an_application_may_keep_things_from_its_model() -> None:
+    """Who has a function for what a model is shown breaks no promise with it."""
+
+    def newest(data: Any) -> Any:
+        return attrs.evolve(data, input=data.input[-2:])
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    def shown(config: RunConfig) -> WorldRun:
+        steps = [call("look"), call("look"), say("done")]
+        return run_one(World(agent=Agent("a", tools=[look]), script=steps, options={"run_config": config}))
+
+    tally = Tally()
+    check(shown(RunConfig()), tally)
+    assert tally.exercised["models_are_shown_all_that_was"] == 1
+    run = shown(RunConfig(call_model_input_filter=newest))
+    assert [len(request.items) for request in run.requests] == [1, 2, 2]
+    check(run, tally)
+    assert tally.exercised["models_are_shown_all_that_was"] == 1
 
 
 def test_an_empty_log_breaks_nothing() -> None:
