@@ -17,12 +17,10 @@ from agentloop._shell.native import cancelled_types, cancelling, self_cancelled,
 from agentloop._shell.outcome_of_run import valid_history
 from agentloop.error_text import error_summary
 from agentloop.exceptions import (
-    InputGuardrailTripwireTriggered,
     JournalError,
     MaxTurnsExceeded,
     ModelTimeoutError,
     ModelTransportError,
-    OutputGuardrailTripwireTriggered,
     RunTimeout,
     UsageLimitExceeded,
 )
@@ -63,9 +61,11 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
     keeper = run.keeper
     if keeper is None or not run.state.run_id or keeper.failed:
         return
-    if isinstance(error, InputGuardrailTripwireTriggered):
+    # The log, not the error: a run that is cancelled in the moment in which a guardrail trips ends as cancelled.
+    tripped = run.state.tripped.stage if run.state.tripped is not None else None
+    if tripped == "input":
         await keeper.save(run, upto=lambda items: ())
-    elif isinstance(error, OutputGuardrailTripwireTriggered):
+    elif tripped == "output":
         await keeper.save(run, upto=_without_messages)
     elif not _cut_in_judgement(run, error):
         await keeper.save(run)

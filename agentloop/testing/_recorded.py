@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -160,8 +160,9 @@ class Recorded:
             record = self.records[index]
             if not isinstance(record, r.CallStarted) or record.queued_at is None or (record.path, record.turn) in found:
                 continue
-            place = self._after(record.queued_at, entry.start + 1, index)
-            if place is not None:
+            # Of records of that very moment nobody knows which came after it; none that is later did before.
+            place = bisect_right(self.records, record.queued_at, entry.start + 1, index, key=lambda one: one.at)
+            if place < index:
                 found[record.path, record.turn] = (place, record.queued_at)
         return found
 

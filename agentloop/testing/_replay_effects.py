@@ -276,7 +276,7 @@ class ReplayEffects(ReplayLog):
         if _is_skipped(self.records[index]):
             return  # its call was queued, and had waited long by then: the hook was over
         place, at = self.queued.get((path, self.records[index].turn), (index, 0.0))
-        if place < index and isinstance(self.records[index], r.CallStarted | r.GuardrailSettled):
+        if place < index and isinstance(self.records[index], r.CallStarted | r.GuardrailSettled | r.CallSettled):
             await self.until(place, "a hook", in_time=False)  # its calls were queued then: it was over
             self.come_up(at)
             return

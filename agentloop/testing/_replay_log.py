@@ -296,8 +296,9 @@ class ReplayLog:
     # -- waiting
 
     def release(self) -> bool:
-        """Let go on what waits for the record that is due; tell whether anything did."""
-        released = self.waiting.pop(self.cursor, [])
+        """Let go on what waits for the record that is due, or for one before it; tell whether anything did."""
+        due = sorted(index for index in self.waiting if index <= self.cursor)
+        released = [one for index in due for one in self.waiting.pop(index)]
         for event, _ in released:
             event.set()
         return bool(released)

@@ -73,6 +73,7 @@ def _must_be_made_again(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, se
         or settings.policy is not None
         or seen.evidence.cancellation is not None
         or seen.config(turn.path).timeout is not None
+        or seen.config(turn.path).limits is not None
         or any(one.verdict == "tripped" for _, one in run.guards)
     )
     return busy and not hindered and failed.attempt <= settings.max_retries and seen.evidence.faultless

@@ -13,6 +13,7 @@ from shell.scenario_kit import Watch, watched
 
 from agentloop import (
     Agent,
+    GuardrailFunctionOutput,
     MaxTurnsExceeded,
     ModelRetrySettings,
     ModelSettings,
@@ -24,10 +25,12 @@ from agentloop import (
     ToolContext,
     UserError,
     handoff,
+    input_guardrail,
+    output_guardrail,
     tool,
 )
 from agentloop import records as r
-from agentloop.exceptions import ModelTransportError
+from agentloop.exceptions import GuardrailTripwireTriggered, ModelTransportError
 from agentloop.items import (
     ITEM_TYPES,
     AssistantMessage,
@@ -41,7 +44,7 @@ from agentloop.items import (
 )
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession, SQLiteSession
-from agentloop.testing import ScriptedModel, call, fail, reason, say
+from agentloop.testing import ScriptedModel, WorldRun, call, fail, kill_sweep, reason, say
 
 
 @tool
@@ -352,6 +355,35 @@ async def test_failing_turn_leaves_earlier_turns_and_its_own_complete_pairs(run_
 
 
 @pytest.mark.scenario("SE-04")
+@pytest.mark.slow
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("stage", ["input", "output"])
+def test_nothing_refused_goes_into_the_session_of_a_run_that_is_cancelled(stage: str, streamed: bool) -> None:
+    """At whatever step: also in the one after a guardrail has tripped, where the run ends as cancelled."""
+
+    async def trips(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        await anyio.sleep(0.01)
+        return GuardrailFunctionOutput(None, True)
+
+    guards: dict[str, Any] = {
+        "input": {"input_guardrails": [input_guardrail(trips)]},
+        "output": {"output_guardrails": [output_guardrail(trips)]},
+    }
+    ended: set[Any] = set()
+
+    def kept(run: WorldRun) -> None:
+        if any(isinstance(one, r.GuardrailSettled) for one in run.records):
+            ended.add(run.records[-1].status)  # type: ignore[union-attr]
+            assert text_of(run.session._items) == ["go"]
+
+    script = [[say("Let me see."), call("fine")], say("done")] if stage == "input" else [say("refused")]
+    agent: Agent[Any, Any] = Agent("guide", tools=[fine], **guards[stage])
+    kill_sweep(
+        agent, script, kept, options={"session": MemorySession}, allow=(GuardrailTripwireTriggered,), streamed=streamed
+    )
+    assert ended == ({"failed", "cancelled"} if stage == "input" else {"failed"})
+
+
 async def test_failing_model_leaves_input_and_earlier_turns(run_mode: Run) -> None:
     """The run that failed can be told from the session."""
     session = MemorySession()
