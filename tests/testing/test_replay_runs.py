@@ -733,6 +733,45 @@ def test_hooks_before_calls_that_wait_too_long() -> None:
     assert statuses.count("skipped") == 3
 
 
+def test_a_turn_whose_first_call_never_starts_queues_its_calls_in_time() -> None:
+    """Its first record tells of a call that waited for a limit until another run gave it back, and only failed then."""
+
+    class Quick(RunHooks):
+        async def on_llm_end(self, *_: Any) -> None:
+            ran("llm")
+
+    @tool(capacity=Capacity(1, "shared"))
+    async def hold(n: int) -> str:
+        """Hold what is shared."""
+        ran("hold")
+        await anyio.sleep(0.5)
+        return f"held {n}"
+
+    @tool
+    async def cancels(ctx: ToolContext[None]) -> str:
+        """Cancel itself after a while."""
+        ran("cancels")
+        await anyio.sleep(0.3)
+        ctx.cancel_call("c0")
+        await anyio.sleep(1)
+        return "never"
+
+    one = Agent("one", tools=[hold], tool_execution="sequential")
+    one.model = scripted([call("hold", {"n": 1}, "i1"), call("hold", {"n": 2}, "i2")], say("one is done"))
+    two = Agent("two", tools=[hold], tool_execution="sequential")
+    two.model = scripted([call("hold", {"m": 1}, "j1"), call("hold", {"n": 3}, "j2")], say("two is done"))
+    asks = [one.as_tool(), two.as_tool()]
+    turn = [call("cancels", {}, "c0"), call("one", {"input": "x"}, "c1"), call("two", {"input": "x"}, "c2")]
+    agent = Agent("a", tools=[cancels, *asks], model=scripted(turn, say("done")))
+
+    async def with_hooks(agent: Agent[Any, Any], config: RunConfig) -> None:
+        await Runner.run(agent, "go", hooks=Quick(), run_config=config)
+
+    replayed = comes_out_the_same(agent, run=with_hooks, start=VirtualClock().run)
+    settled = [one.call_id for one in replayed[0].records if isinstance(one, CallSettled)]
+    assert settled == ["c0", "i1", "j1", "i2", "c1", "j2", "c2"]
+
+
 def test_a_loop_that_was_late() -> None:
     """What was due meanwhile came in one pass: a call had waited for too long, though there was room by then."""
     rated = attrs.evolve(double, capacity=(Rate(1, 40.0),))
