@@ -26,7 +26,7 @@ from agentloop.testing.runs import World, WorldRun
 
 from .counts import SLOW, Counts
 
-EVERY = 8
+EVERY = 7
 """Every so manyth round has crash points."""
 POINTS = 8
 WITHIN = 12

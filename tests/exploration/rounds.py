@@ -40,10 +40,10 @@ SMALL = Taste(turns=1, calls=3, tools=1, nesting=0)
 MIDDLE = Taste(turns=2, calls=3, tools=2)
 LARGE = Taste(turns=3, calls=4, tools=3)
 """What full-stack worlds are of: most faults show in small ones, of which there is time for many more."""
-CORE_WORLDS = 104
+CORE_WORLDS = 120
 CORE_TAPES = 4
 """Schedules of one world of the core, the natural one and drawn ones: each is played as a world of its own."""
-MALFORMED = 22
+MALFORMED = 24
 REPEATED = 19
 REPLAYED = 5
 """Every so manyth round runs its first world once more, or replays it."""

@@ -30,7 +30,7 @@ def test_a_round_is_a_function_of_seed_and_number() -> None:
     assert once.violations == []
     assert (once.numbers, digest) == (again.numbers, same)
     assert digest != other
-    assert once.numbers["core worlds"] == 104
+    assert once.numbers["core worlds"] == 120
     assert once.numbers["crash points"] >= 7
     assert once.numbers["replayed"] == 1
 
