@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import anyio
 import attrs
 import pytest
 from testing.planted import (
@@ -27,9 +28,10 @@ from testing.planted import (
 from agentloop import Agent, RunConfig, tool
 from agentloop.exceptions import JournalError, UserError
 from agentloop.outcomes import CallOutcome
+from agentloop.records import RunEnded
 from agentloop.testing import call, say
-from agentloop.testing.evidence import Evidence, Reading
-from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, findings_of
+from agentloop.testing.evidence import Evidence, Reading, Twin
+from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, check_twins, findings_of
 from agentloop.testing.runs import World, WorldRun, run_one
 
 
@@ -109,6 +111,37 @@ def test_an_application_may_keep_things_from_its_model() -> None:
     assert [len(request.items) for request in run.requests] == [1, 2, 2]
     check(run, tally)
     assert tally.exercised["models_are_shown_all_that_was"] == 1
+
+
+def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_another_backend() -> None:
+    """One that failed otherwise may not, and on the same backend neither may any."""
+
+    @tool
+    async def nap() -> str:
+        """Nap."""
+        await anyio.sleep(1)
+        return "rested"
+
+    @tool(failure_error_function=None)
+    async def breaks() -> str:
+        """Break."""
+        raise ValueError("no luck")
+
+    agent = Agent("a", tools=[Agent("inner", tools=[nap]).as_tool("ask", "Ask."), breaks])
+    turn = [call("ask", {"input": "x"}, "c1"), call("ask", {"input": "y"}, "c2"), call("breaks", {}, "c3")]
+    nested = {path: [call("nap"), say("rested")] for path in ("c1", "c2")}
+    run = run_one(World(agent=agent, script=[turn], nested=nested))
+    records = list(run.records)
+    one, two = (n for n, record in enumerate(records) if isinstance(record, RunEnded) and record.path)
+    assert [records[n].status for n in (one, two)] == ["cancelled", "cancelled"]  # type: ignore[union-attr]
+    records[one], records[two] = records[two], records[one]
+    twin = Twin(relation="backend", name="another", records=tuple(records), error=type(run.error))
+    check_twins(run, twin)
+    with pytest.raises(InvariantError, match="worlds_repeat_themselves"):
+        check_twins(run, attrs.evolve(twin, relation="again"))
+    records[one] = attrs.evolve(records[one], status="failed")  # type: ignore[call-arg]
+    with pytest.raises(InvariantError, match="backends_agree"):
+        check_twins(run, attrs.evolve(twin, records=tuple(records)))
 
 
 def test_an_empty_log_breaks_nothing() -> None:
