@@ -184,6 +184,8 @@ class Batch:
         self._followers: dict[str, list[LiveCall]] = {}
         self._opened_at = anyio.current_time()
         self._sleeps_until = math.inf
+        self._report_next = -math.inf
+        """When bodies that go on are reported again."""
         self._build(plan, sequential)
         self.pump = self._choose_pump()
 
@@ -543,7 +545,7 @@ class Batch:
         now = anyio.current_time()
         if self.stopped is not None:
             deadline = self.run.cleanup.deadline
-            return now + 1.0 if deadline is None or deadline <= now else deadline + CLOCK_SLACK
+            return now + 1.0 if deadline is None else max(deadline, self._report_next) + CLOCK_SLACK
         limit = self.execution.queue_timeout
         expiry = math.inf
         if limit is not None and not self.halted and any(self._may_expire(live) for live in self.calls):
@@ -553,8 +555,9 @@ class Batch:
     def _report(self) -> None:
         deadline = self.run.cleanup.deadline
         now = anyio.current_time()
-        if deadline is None or now < deadline:
-            return
+        if deadline is None or now < max(deadline, self._report_next):
+            return  # woken by something else
+        self._report_next = now + 1.0
         for live in self.calls:
             if live.phase in ("starting", "body"):
                 self.run.report_still_running(

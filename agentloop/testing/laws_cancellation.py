@@ -222,9 +222,7 @@ def what_outlives_its_run_is_reported(seen: Reading) -> Findings:
         over = last.ended_at - ended - seen.evidence.config.tool_execution.cleanup_grace
         # One at the deadline, one each second after it; of what is due in the moment of the end, either may be.
         least, most = (math.ceil(max(over - one, 0.0)) for one in (SLACK, -SLACK))
-        # A failure beside it wakes who reports, too.
-        others = sum(1 for call in seen.calls.values() for _, one in call.settled if one.at - EPOCH > ended)
-        if not least <= count <= most + others * (most > 0):
+        if not least <= count <= most:
             yield broken(f"{count} reports on call {last.call_id}, {over:g} s past the deadline", last.began)
         elif count:
             yield HELD

@@ -1,5 +1,6 @@
 """What a failing call does to the others of its batch, and which failure leaves the run."""
 
+from collections import Counter
 from typing import Any
 
 import anyio
@@ -320,6 +321,40 @@ class Watching(Instrument):
 
     def on_late_result(self, report: LateResult) -> None:
         self.late.append(report)
+
+
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_a_body_that_goes_on_is_reported_once_a_second_whatever_ends_beside_it(run_mode: Run) -> None:
+    """One that fails past the deadline, and wakes who reports, adds nothing."""
+    waiting = Rendezvous(4)
+    watching = Watching()
+
+    @tool
+    async def stubborn(seconds: float) -> str:
+        try:
+            await waiting.wait()
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(seconds)
+            if seconds < 1:
+                raise Fatal(f"after {seconds}")
+        return "never"
+
+    @tool(failure_error_function=None)
+    async def bad() -> str:
+        await waiting.wait()
+        raise ValueError("no")
+
+    calls = [call("stubborn", {"seconds": seconds}, call_id=f"{seconds}") for seconds in (2.75, 0.8, 1.1)]
+    agent = agent_with([stubborn, bad], [*calls, call("bad", {}, "b")])
+    config = RunConfig(tool_execution=executing(cleanup_grace=0.5).tool_execution, instruments=[watching])
+    with pytest.raises(Fatal):
+        await run_mode(agent, "go", run_config=config)
+    reported = Counter(report.call.call_id for report in watching.running)
+    assert reported == {"2.75": 3, "0.8": 1, "1.1": 1}
+    ages = [report.age for report in watching.running if report.call.call_id == "2.75"]
+    assert ages == [pytest.approx(age, abs=0.01) for age in (0.5, 1.5, 2.5)]
 
 
 @pytest.mark.scenario("SF-05")
