@@ -69,7 +69,7 @@ class JournalWriter:
         after it has the grace once more: what took all the time until there was something else, and the run has ended.
         """
         try:
-            with anyio.CancelScope(shield=True):  # whoever closes the writer ends its waits
+            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - whoever closes the writer ends its waits
                 while self.error is None and not (self._closed and not self._due):
                     if not self._due:
                         self._wake = anyio.Event()

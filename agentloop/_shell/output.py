@@ -13,7 +13,7 @@ from agentloop._shell.outcome_of_run import data_of
 from agentloop._shell.wind_up import save
 from agentloop.agents import ToolResult, ToolsToFinalOutput
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
-from agentloop.exceptions import AgentLoopError, ModelBehaviorError, OutputGuardrailTripwireTriggered, UserTypeError
+from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserTypeError
 from agentloop.items import AssistantMessage, ToolOutput
 from agentloop.records import HistoryReplaced
 
@@ -47,12 +47,13 @@ async def _judged(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
         await resolved(run.hooks.on_agent_end(run.context, agent, output))
     try:
         await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
-    except OutputGuardrailTripwireTriggered:
-        if made_by is not None:
+    except BaseException as error:
+        # The log, not the error: where the run is cancelled as a guardrail trips, its cancellation leaves.
+        tripped = run.state.tripped is not None
+        if tripped and made_by is not None:
             _withhold(run, made_by)
-        raise
-    except Exception:
-        await save(run)  # noqa: ASYNC120 - shielded; the turn is kept, and what fails here takes precedence
+        if isinstance(error, Exception) and not tripped:
+            await save(run)  # noqa: ASYNC102, ASYNC120 - shielded; the turn is kept, and what fails here has precedence
         raise
     await save(run)
     return output

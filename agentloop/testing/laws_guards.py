@@ -146,7 +146,7 @@ def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
             yield broken("completed although an output guardrail had tripped", tripped[-1], *ended)
         elif not run.path and seen.evidence.saved is not None and _said_last(seen, run) in _texts(seen):
             yield broken("the session holds an output that a guardrail tripped on", tripped[-1])
-        elif not run.path and _gave_last(seen, run) in _outputs(seen):
+        elif not run.path and _gave_last(seen, run, tripped[-1]) in _outputs(seen):
             yield broken("a call's output that a guardrail tripped on was kept", tripped[-1])
         elif not run.path and not isinstance(error, OutputGuardrailTripwireTriggered) and seen.evidence.result:
             yield broken("an output guardrail tripped, and the run has a result", tripped[-1])
@@ -162,14 +162,21 @@ def _said_last(seen: Reading, run: RunSeen) -> str | None:
     return None
 
 
-def _gave_last(seen: Reading, run: RunSeen) -> tuple[str, Any] | None:
-    """Return the call whose output was to be the final one, and that output."""
+def _gave_last(seen: Reading, run: RunSeen, judged: int) -> tuple[str, Any] | None:
+    """Return the call whose output was to be the final one, and that output.
+
+    None where an earlier entry than that of record *judged* had it: it had been kept before anybody could judge it.
+    """
     turn = run.turns[-1] if run.turns else None
     agent = seen.agent_named(turn.agent) if turn is not None else None
     if turn is None or agent is None or agent.tool_use_behavior != "stop_on_first_tool":
         return None
-    ends = ((call.call_id, call.settled[-1][1].outcome.output) for call in turn.calls if call.settled)
-    return next(((call_id, output) for call_id, output in ends if output is not None), None)
+    began = max(n for n in run.began if n < judged)
+    ends = (call for call in turn.calls if call.settled and call.settled[-1][1].outcome.output is not None)
+    made = next(ends, None)
+    if made is None or made.settled[-1][0] < began:
+        return None
+    return made.call_id, made.settled[-1][1].outcome.output
 
 
 def _outputs(seen: Reading) -> list[tuple[str, Any]]:

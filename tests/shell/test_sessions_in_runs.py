@@ -357,7 +357,7 @@ async def test_failing_turn_leaves_earlier_turns_and_its_own_complete_pairs(run_
 @pytest.mark.scenario("SE-04")
 @pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("stage", ["input", "output"])
+@pytest.mark.parametrize("stage", ["input", "output", "tool"])
 def test_nothing_refused_goes_into_the_session_of_a_run_that_is_cancelled(stage: str, streamed: bool) -> None:
     """At whatever step: also in the one after a guardrail has tripped, where the run ends as cancelled."""
 
@@ -365,23 +365,34 @@ def test_nothing_refused_goes_into_the_session_of_a_run_that_is_cancelled(stage:
         await anyio.sleep(0.01)
         return GuardrailFunctionOutput(None, True)
 
+    async def slow(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        try:
+            await anyio.sleep(1)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.01)
+        return GuardrailFunctionOutput(None, False)
+
+    judges = [output_guardrail(trips), output_guardrail(slow)]
     guards: dict[str, Any] = {
         "input": {"input_guardrails": [input_guardrail(trips)]},
-        "output": {"output_guardrails": [output_guardrail(trips)]},
+        "output": {"output_guardrails": judges},
+        "tool": {"output_guardrails": judges, "tool_use_behavior": "stop_on_first_tool"},
     }
     ended: set[Any] = set()
 
     def kept(run: WorldRun) -> None:
         if any(isinstance(one, r.GuardrailSettled) for one in run.records):
             ended.add(run.records[-1].status)  # type: ignore[union-attr]
-            assert text_of(run.session._items) == ["go"]
+            assert text_of(run.session._items) == (["go"] if stage != "tool" else ["go", "c1", "=c1"])
+            assert not any(isinstance(one, ToolOutput) and one.output == "fine" for one in run.session._items)
 
-    script = [[say("Let me see."), call("fine")], say("done")] if stage == "input" else [say("refused")]
+    script = [say("refused")] if stage == "output" else [[say("Let me see."), call("fine", call_id="c1")], say("done")]
     agent: Agent[Any, Any] = Agent("guide", tools=[fine], **guards[stage])
     kill_sweep(
         agent, script, kept, options={"session": MemorySession}, allow=(GuardrailTripwireTriggered,), streamed=streamed
     )
-    assert ended == ({"failed", "cancelled"} if stage == "input" else {"failed"})
+    assert ended == {"failed", "cancelled"}
 
 
 async def test_failing_model_leaves_input_and_earlier_turns(run_mode: Run) -> None:
