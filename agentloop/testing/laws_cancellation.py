@@ -237,6 +237,8 @@ def _ended_at(seen: Reading) -> float | None:
         return given.at if given.came_out and timeout is None else None
     if timeout is None or not isinstance(seen.evidence.error, RunTimeout) or seen.root is None:
         return None
+    if any(one.outcome.cancelled_by == "sibling" for call in seen.calls.values() for _, one in call.settled):
+        return None  # a failure had begun the cleanup before
     return seen.records[seen.root.began[-1]].at - EPOCH + timeout
 
 

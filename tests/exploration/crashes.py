@@ -133,6 +133,12 @@ def fickle(run: CrashRun) -> bool:
 def ran_out(run: WorldRun) -> bool:
     """Tell whether something of *run* took too long, or a model of it failed."""
     return any(
-        isinstance(one, r.ModelFailed) or (isinstance(one, r.CallSettled) and one.outcome.status == "timed_out")
-        for one in run.records
+        isinstance(one, r.ModelFailed) or (isinstance(one, r.CallSettled) and _was_cut(one)) for one in run.records
     )
+
+
+def _was_cut(settled: r.CallSettled) -> bool:
+    """Tell whether a call timed out, whatever a guardrail made of that."""
+    outcome = settled.outcome
+    judged = outcome.status in ("failed", "rejected", "succeeded") and outcome.started_at is not None
+    return outcome.status == "timed_out" or (judged and not outcome.body_finished)
