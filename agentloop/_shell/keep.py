@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -109,17 +109,17 @@ class Keeper:
 def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
     """Return what of *items* isn't written yet, where *tail* is what a session ends with.
 
-    What was due when it was last written was complete pairs of these, in their order.
+    What was due when it was last written was complete pairs of these. Where that had been so several times, in entries
+    that didn't come to their ends, later ones came behind pairs that were completed before them.
     """
     for written in range(min(len(items), len(tail)), 0, -1):
-        left, there = [], deque(tail[-written:])
-        for item in items:
-            if there and item == there[0]:
-                there.popleft()
-            else:
-                left.append(item)
-        if not there:
-            return left
+        left = list(items)
+        try:
+            for item in tail[-written:]:
+                left.remove(item)
+        except ValueError:
+            continue
+        return left
     return items
 
 

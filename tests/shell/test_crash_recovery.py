@@ -37,7 +37,7 @@ from agentloop.abc import Instrument
 from agentloop.exceptions import EarlierFailure
 from agentloop.guardrail_results import ReplaceOutput
 from agentloop.sessions import MemorySession
-from agentloop.testing import call, say
+from agentloop.testing import ScriptedModel, call, say
 
 WORLDS: dict[str, Plot] = {
     "calls of every kind": Plot((("plain", "idem", "rerun"), ("guarded", "fails", "plain")), at_once=2, guarded=True),
@@ -120,6 +120,44 @@ async def test_a_session_gets_each_item_once_over_a_crash(also: bool) -> None:
             faults.append(f"{count}: {whole.lines[count][:100]!r}")
         assert recovered.result.final_output == "all is done"
     assert not faults
+
+
+async def test_a_session_gets_each_item_once_over_two_crashes_right_after_it_was_written() -> None:
+    """What the second life wrote stands behind what the first one had: another order than that of the run's items."""
+
+    def passing() -> Agent[Any, Any]:
+        @tool
+        async def look() -> str:
+            """Look."""
+            return "seen"
+
+        other: Agent[Any, Any] = Agent("other", model=ScriptedModel([say("done")]))
+        turn = [call("look", call_id="c"), call("transfer_to_other", call_id="h")]
+        return Agent("guide", model=by_turn(turn), tools=[look], handoffs=[other])
+
+    async def session_of(items: Sequence[Any]) -> MemorySession:
+        session = MemorySession()
+        await session.add_items(items)
+        return session
+
+    async def cut_behind(journal: Batches, kind: str) -> Batches:
+        lines = await journal.read()
+        [place] = [place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line]
+        return await journal_of(lines[: place + 1])
+
+    first, session = Batches(), MemorySession()
+    await Runner.run(passing(), "go", journal=first, session=session)
+    wanted = await session.get_items()
+    assert [type(item).__name__ for item in wanted[:5]] == [
+        *("UserMessage", "ToolCall", "ToolOutput", "HandoffCall", "HandoffOutput")
+    ]
+    second, session = await cut_behind(first, "batch_ended"), await session_of(wanted[:3])
+    await Runner.resume(passing(), second, session=session)
+    assert await session.get_items() == wanted
+    third, session = await cut_behind(second, "handed_off"), await session_of(wanted[:5])
+    assert not any(b"session_saved" in line for line in await third.read())
+    await Runner.resume(passing(), third, session=session)
+    assert await session.get_items() == wanted
 
 
 class CancelAt(Instrument):
