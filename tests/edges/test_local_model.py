@@ -143,8 +143,9 @@ async def test_a_child_that_died_is_named_as_the_cause() -> None:
 
 
 PARENT = """
-import sys, anyio
+import signal, sys, anyio
 from agentloop.models import LocalModel
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests in the background ignores it
 async def main():
     async with LocalModel() as model:
         print(model.pid, flush=True)
