@@ -354,7 +354,6 @@ async def test_failing_turn_leaves_earlier_turns_and_its_own_complete_pairs(run_
     assert list(raised.value.run_data.new_items) == saved[1:]
 
 
-@pytest.mark.scenario("SE-04")
 @pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("stage", ["input", "output", "tool"])
@@ -395,6 +394,7 @@ def test_nothing_refused_goes_into_the_session_of_a_run_that_is_cancelled(stage:
     assert ended == {"failed", "cancelled"}
 
 
+@pytest.mark.scenario("SE-04")
 async def test_failing_model_leaves_input_and_earlier_turns(run_mode: Run) -> None:
     """The run that failed can be told from the session."""
     session = MemorySession()
