@@ -91,6 +91,11 @@ def _one(error: BaseException) -> str:
     return f"{type(error).__name__}({redact(bounded(first_line(message_of(error))))})"
 
 
+def is_fatal(error: BaseException) -> bool:
+    """Tell whether no policy may answer *error*: it is no `Exception`, or what was kept of one that wasn't."""
+    return not isinstance(error, Exception) or (isinstance(error, EarlierFailure) and error.fatal)
+
+
 _SUMMARY = re.compile(r"(?P<name>\w+)\((?P<message>.*?)\)?\Z", re.DOTALL)
 
 

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from agentloop.error_text import error_summary, library_class
-from agentloop.exceptions import EarlierFailure, ToolCancelledError, ToolOutputGuardrailTripwireTriggered
+from agentloop.error_text import error_summary, is_fatal, library_class
+from agentloop.exceptions import ToolCancelledError, ToolOutputGuardrailTripwireTriggered
 
 Rank: TypeAlias = tuple[int, int, int]
 
@@ -26,8 +26,7 @@ class Failure:
 
 def _rank(failure: Failure) -> Rank:
     error = failure.error
-    fatal = not isinstance(error, Exception) or (isinstance(error, EarlierFailure) and error.fatal)
-    return _ranked(fatal, isinstance(error, ToolCancelledError), failure.phase == "post", failure.index)
+    return _ranked(is_fatal(error), isinstance(error, ToolCancelledError), failure.phase == "post", failure.index)
 
 
 def rank_of_summary(summary: str, index: int, *, fatal: bool) -> Rank:

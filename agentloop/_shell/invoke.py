@@ -41,7 +41,7 @@ from agentloop._shell.native import (
 from agentloop._shell.schedule import LiveCall, sibling_text
 from agentloop.abc import LateResult
 from agentloop.context import ToolContext
-from agentloop.error_text import error_summary
+from agentloop.error_text import error_summary, is_fatal
 from agentloop.exceptions import EarlierFailure
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallStarted
@@ -119,7 +119,7 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
                     raise
                 if isinstance(ending, end.Cancelled):
                     uncancel_to(count)
-                if isinstance(ending, end.Raised) and (live.phase != "body" or _is_fatal(ending.error)):
+                if isinstance(ending, end.Raised) and (live.phase != "body" or is_fatal(ending.error)):
                     ending = end.Raised(ending.error, "around")
     except cancelled_types():
         live.run_is_ending = enclosing_cancelled()
@@ -144,17 +144,11 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
 def _body_ended(live: LiveCall, ending: end.Returned | end.Raised) -> BodyEnded:
     where = live.run.here()
     if isinstance(ending, end.Raised):
-        error = error_summary(ending.error)
-        fatal = _is_fatal(ending.error)
+        error, fatal = error_summary(ending.error), is_fatal(ending.error)
         return BodyEnded(*where, live.call_id, failed=True, error=error, attempt=live.attempt, fatal=fatal)
     # What an output guardrail has not judged is kept nowhere.
     kept = not live.tool.tool_output_guardrails
     return BodyEnded(*where, live.call_id, value=ending.value if kept else None, attempt=live.attempt, kept=kept)
-
-
-def _is_fatal(error: BaseException) -> bool:
-    """Tell whether no policy may answer *error*; of a nested run's, also whether that was so in an earlier entry."""
-    return not isinstance(error, Exception) or (isinstance(error, EarlierFailure) and error.fatal)
 
 
 async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:

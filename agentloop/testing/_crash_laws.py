@@ -135,7 +135,11 @@ def _started(life: WorldRun, kept: int) -> Iterator[r.CallStarted]:
 
 def unknown(run: WorldRun) -> set[Name]:
     """Return the calls of which nobody knows whether they took effect."""
-    return {_name(one) for one in run.records if isinstance(one, r.CallSettled) and one.outcome.status == "unknown"}
+    return _settled_as(run, "unknown")
+
+
+def _settled_as(run: WorldRun, status: str) -> set[Name]:
+    return {_name(one) for one in run.records if isinstance(one, r.CallSettled) and one.outcome.status == status}
 
 
 def _name(record: r.CallStarted | r.BodyEnded | r.CallSettled) -> Name:
@@ -219,7 +223,8 @@ def _same_end(run: CrashRun) -> None:
     _equal("its status", run.result.status, whole.result.status)
     _equal("the number of its items", len(run.result.new_items), len(whole.result.new_items))
     # What a nested run doesn't know may be what it returned; what had been an equal call's answer may be another.
-    hidden = {(*path, call_id)[0] for path, call_id in lost | _raced(run) | (_shared(whole) if lost else set())}
+    shared = _settled_as(whole, "replayed") if lost else set()
+    hidden = {(*path, call_id)[0] for path, call_id in lost | shared | _raced(run)}
     for index, (one, other) in enumerate(zip(run.result.new_items, whole.result.new_items, strict=True)):
         _equal(f"item {index}", _told(one, hidden), _told(other, hidden))
     if not hidden:
@@ -234,17 +239,12 @@ def _raced(run: CrashRun) -> set[Name]:
     """Return the calls that failed in one of the two runs, and were cut by another's failure in the other: of several
     failures the schedule decides which one comes first, and a life that goes on has a schedule of its own.
     """
-    cut, failed = [], []
-    for one in (run, run.whole):
-        settled = [record for record in one.records if isinstance(record, r.CallSettled)]
-        cut.append({_name(record) for record in settled if record.outcome.cancelled_by == "sibling"})
-        failed.append({_name(record) for record in settled if record.outcome.status == "failed"})
-    return (cut[0] & failed[1]) | (cut[1] & failed[0])
+    return (_cut(run) & _settled_as(run.whole, "failed")) | (_cut(run.whole) & _settled_as(run, "failed"))
 
 
-def _shared(run: WorldRun) -> set[Name]:
-    """Return the calls that were answered by an equal one."""
-    return {_name(one) for one in run.records if isinstance(one, r.CallSettled) and one.outcome.status == "replayed"}
+def _cut(run: WorldRun) -> set[Name]:
+    settled = (one for one in run.records if isinstance(one, r.CallSettled))
+    return {_name(one) for one in settled if one.outcome.cancelled_by == "sibling"}
 
 
 def tells_of_earlier(run: CrashRun) -> bool:

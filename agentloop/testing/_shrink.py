@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -33,20 +34,22 @@ def shrunk_in_sweeps(finding: Finding, sweep: Callable[[World], Iterable[Finding
     """
     best, runs = finding, 0
     while True:
-        found: Finding | None = None
-        for world in _smaller_worlds(best.run.world):
-            for seen in sweep(world):
-                runs += 1
-                if runs >= MOST:
-                    return best, runs
-                if seen is not None and seen.key == best.key and seen.run.script_ran_out <= best.run.script_ran_out:
-                    found = seen
-                    break
-            if found is not None:
+        tries = (seen for world in _smaller_worlds(best.run.world) for seen in sweep(world))
+        for seen in islice(tries, MOST - runs):
+            runs += 1
+            if seen is not None and _is_the_same(seen, best):
+                best = seen
                 break
-        if found is None:
+        else:
             return best, runs
-        best = found
+
+
+def _is_the_same(finding: Finding, before: Finding) -> bool:
+    """Tell whether *finding* is of the same fault.
+
+    Taking an answer away breaks the run, and is no smaller way to break what should hold.
+    """
+    return finding.key == before.key and finding.run.script_ran_out <= before.run.script_ran_out
 
 
 @attrs.define
@@ -61,10 +64,8 @@ class _Shrinking:
         before = self.best.run
         seen = run_one(attrs.evolve(world, tape=tape), backend=before.backend, streamed=before.streamed)
         finding = self.judge(seen)
-        if finding is None or finding.key != self.best.key:
+        if finding is None or not _is_the_same(finding, self.best):
             return seen, False
-        if seen.script_ran_out and not before.script_ran_out:
-            return seen, False  # taking an answer away breaks the run, and is no smaller way to break what should hold
         self.best = finding
         return seen, True
 

@@ -234,7 +234,8 @@ def says_odd(needs_approval: object) -> bool:
     return needs_approval is _odd_ones
 
 
-def _odd(arguments: dict[str, Any] | None) -> bool:
+def odd(arguments: dict[str, Any] | None) -> bool:
+    """Tell whether a call's number is odd: that is what guardrails, approvals and policies of a cast go by."""
     number = (arguments or {}).get("n", 0)
     return isinstance(number, int) and number % 2 == 1
 
@@ -242,7 +243,7 @@ def _odd(arguments: dict[str, Any] | None) -> bool:
 def _before(verdict: InputVerdict) -> Callable[[ToolInputData], Any]:
     async def before(data: ToolInputData) -> Any:
         await checkpoint()
-        if verdict == "allow" or not _odd(data.arguments):
+        if verdict == "allow" or not odd(data.arguments):
             return Allow()
         if verdict == "reject odd":
             return RejectContent("not an odd one")
@@ -254,7 +255,7 @@ def _before(verdict: InputVerdict) -> Callable[[ToolInputData], Any]:
 def _after(verdict: OutputVerdict) -> Callable[[ToolOutputData], Any]:
     async def after(data: ToolOutputData) -> Any:
         await checkpoint()
-        if verdict == "allow" or not _odd(data.arguments):
+        if verdict == "allow" or not odd(data.arguments):
             return Allow()
         if verdict == "reject odd":
             return RejectContent("nothing odd")

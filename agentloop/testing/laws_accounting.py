@@ -69,7 +69,8 @@ def _crashed(seen: Reading, path: Path, since: int, until: int) -> bool:
     return until == len(seen.records) and not any(n > since for n, _ in run.ended)
 
 
-def _requests(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
+def requests_of(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
+    """Yield the requests of the whole tree that count, by their records' places, with what they used."""
     for n, record in enumerate(seen.records):
         if isinstance(record, r.ModelResponded):
             yield n, record.response.usage
@@ -83,11 +84,11 @@ def usage_counts_each_request_once(seen: Reading) -> Findings:
     data = seen.evidence.result
     if data is None or data.usage is None:
         return
-    used = [usage for _, usage in _requests(seen)]
+    used = [usage for _, usage in requests_of(seen)]
     if used:
         yield HELD
     if data.usage.requests != len(used):
-        yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in _requests(seen)))
+        yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in requests_of(seen)))
     for name in ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens"):
         wanted = sum(getattr(usage, name) for usage in used if usage is not None)
         if getattr(data.usage, name) != wanted:

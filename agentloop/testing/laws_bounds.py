@@ -10,7 +10,7 @@ from agentloop.conditions import ConditionView, as_condition
 from agentloop.items import AssistantMessage
 from agentloop.testing.evidence import Reading, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
-from agentloop.usage import RequestUsage
+from agentloop.testing.laws_accounting import requests_of
 
 Findings = Iterator[Broken | None]
 
@@ -39,12 +39,7 @@ def limits_of_use_hold(seen: Reading) -> Findings:
 
 def _spent(seen: Reading, limits: UsageLimits, before: int) -> str | None:
     """Return in words which limit was reached before record *before*; None where none was."""
-    used: list[RequestUsage | None] = []
-    for record in seen.records[:before]:
-        if isinstance(record, r.ModelResponded):
-            used.append(record.response.usage)
-        elif isinstance(record, r.ModelFailed) and record.counted:
-            used.append(record.usage)
+    used = [usage for n, usage in requests_of(seen) if n < before]
     if limits.requests is not None and len(used) >= limits.requests:
         return f"{len(used)} requests of {limits.requests} had been made"
     for name in ("input_tokens", "output_tokens", "total_tokens"):

@@ -10,7 +10,7 @@ from agentloop import records as r
 from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
-from agentloop.testing.cast import says_odd
+from agentloop.testing.cast import odd, says_odd
 from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 
@@ -355,8 +355,7 @@ def _is_odd(call: CallSeen) -> bool:
         arguments = json.loads(call.call.arguments)
     except ValueError:
         return False
-    number = arguments.get("n") if isinstance(arguments, dict) else None
-    return isinstance(number, int) and number % 2 == 1
+    return isinstance(arguments, dict) and odd(arguments)
 
 
 def _always(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:

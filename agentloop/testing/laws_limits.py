@@ -95,7 +95,7 @@ def exclusive_calls_run_alone(seen: Reading) -> Findings:
     sweep = _Sweep(seen)
     for one in sweep.moments():
         body, tool = one.body, one.tool
-        alone = (tool is not None and tool.exclusive) or _sequential(seen, body.path, _agent_of(seen, body))
+        alone = (tool is not None and tool.exclusive) or sequential(seen, body.path, _agent_of(seen, body))
         beside = [other for other in sweep.running.values() if other.turn == one.turn]
         others = [other for other in beside if alone or (other.tool is not None and other.tool.exclusive)]
         if others:
@@ -110,7 +110,8 @@ def _agent_of(seen: Reading, body: BodySeen) -> str:
     return call.turn.agent if call is not None else ""
 
 
-def _sequential(seen: Reading, path: Path, agent: str) -> bool:
+def sequential(seen: Reading, path: Path, agent: str) -> bool:
+    """Tell whether the turns of *agent* in the run at *path* run one call after the other."""
     mode = seen.config(path).tool_execution.mode
     if mode is None:
         found = seen.agent_named(agent)
@@ -121,7 +122,7 @@ def _sequential(seen: Reading, path: Path, agent: str) -> bool:
 def one_at_a_time(seen: Reading, turn: TurnSeen) -> bool:
     """Tell whether the calls of *turn* run one after the other."""
     cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-    return cap == 1 or _sequential(seen, turn.path, turn.agent)
+    return cap == 1 or sequential(seen, turn.path, turn.agent)
 
 
 @law("execution")
@@ -183,7 +184,7 @@ def slots_are_used(seen: Reading) -> Findings:
         return
     for turn in seen.batches:
         cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-        if cap is None or len(turn.calls) < 2 or _sequential(seen, turn.path, turn.agent):
+        if cap is None or len(turn.calls) < 2 or sequential(seen, turn.path, turn.agent):
             continue
         if any(call.requested for call in turn.calls):
             continue  # who waits for a verdict waits for no slot
@@ -219,7 +220,7 @@ def starts_follow_model_order(seen: Reading) -> Findings:
     """Under a cap of n a call starts while at most n - 1 earlier ones that will start are still held back."""
     for turn in seen.batches:
         cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-        if _sequential(seen, turn.path, turn.agent):
+        if sequential(seen, turn.path, turn.agent):
             cap = 1
         lanes: dict[tuple[frozenset[Limit], str | None], list[CallSeen]] = {}
         for call in turn.calls:

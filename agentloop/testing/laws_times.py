@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from agentloop import records as r
 from agentloop._core.retry import MAX_RETRY_AFTER
 from agentloop.config import ModelRetrySettings
-from agentloop.testing.evidence import CallSeen, Path, Reading, TurnSeen
+from agentloop.testing.evidence import CallSeen, Reading, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
+from agentloop.testing.laws_limits import sequential
 from agentloop.tools import FunctionTool
 
 EPSILON = 1e-5
@@ -150,9 +151,8 @@ def outcomes_say_when(seen: Reading) -> Findings:
 def waits_are_told(seen: Reading) -> Findings:
     """A call that stood in the queue while the only slot of its turn was taken says in its start what it waited for."""
     for turn in seen.batches:
-        if seen.config(turn.path).tool_execution.max_function_tool_concurrency != 1 or _sequential(
-            seen, turn.path, turn
-        ):
+        one_slot = seen.config(turn.path).tool_execution.max_function_tool_concurrency == 1
+        if not one_slot or sequential(seen, turn.path, turn.agent):
             continue
         tools = [seen.tool(call) for call in turn.calls]
         if any(tool is not None and (tool.exclusive or tool.idempotent) for tool in tools):
@@ -163,9 +163,3 @@ def waits_are_told(seen: Reading) -> Findings:
                     yield HELD
                 else:
                     yield broken(f"call {call.call_id} waited for the only slot, and its start doesn't say so", n)
-
-
-def _sequential(seen: Reading, path: Path, turn: TurnSeen) -> bool:
-    mode = seen.config(path).tool_execution.mode
-    agent = seen.agent_named(turn.agent)
-    return (mode or (agent.tool_execution if agent is not None else "concurrent")) == "sequential"

@@ -26,7 +26,7 @@ from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOut
 from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import Cast, HookLog, Role
+from agentloop.testing.cast import Cast, HookLog, Role, odd
 from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
 from agentloop.testing.evidence import Evidence
@@ -94,8 +94,7 @@ class NothingOdd:
 
     def decide(self, pending: PendingCall) -> Decision:
         """Judge a call by its number."""
-        number = (pending.arguments or {}).get("n", 0)
-        return Deny("nothing odd") if isinstance(number, int) and number % 2 else Allow()
+        return Deny("nothing odd") if odd(pending.arguments) else Allow()
 
 
 class Failing(HookLog):
@@ -253,10 +252,8 @@ def forgotten(run: WorldRun) -> str | None:
             return "hooks failed at the end of a tool, and the run didn't"
     if run.world.options["run_config"].policies:
         for record in run.records:
-            if isinstance(record, r.CallStarted) and '"n"' in record.arguments:
-                number = json.loads(record.arguments)["n"]
-                if isinstance(number, int) and number % 2:
-                    return f"a policy denies odd numbers, and a call started with {record.arguments}"
+            if isinstance(record, r.CallStarted) and odd(json.loads(record.arguments)):
+                return f"a policy denies odd numbers, and a call started with {record.arguments}"
     if isinstance(run.session, Witness) and run.session.early:
         return f"the session has outputs of which the journal doesn't know yet: {sorted(run.session.early)}"
     if isinstance(run.session, Earlier) and run.requests:
