@@ -57,7 +57,7 @@ PATIENCE = 32
 """How many later calls may pass one that waits: so it is promised, whatever the code says."""
 STEPS = 130
 ADMISSIONS = 5
-JOURNALS = 100
+JOURNALS = 500
 """Every so manyth round has a queue of its own; goes through what is promised of every journal, and of real threads."""
 
 
