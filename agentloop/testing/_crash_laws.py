@@ -17,6 +17,7 @@ from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutp
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.stored_state import plain_line
 from agentloop.testing._crash_lives import CrashRun
+from agentloop.testing._findings import has_its_end
 from agentloop.testing.runs import WorldRun
 from agentloop.tools import AgentCall, FunctionTool
 
@@ -203,8 +204,7 @@ def _all_is_there(run: CrashRun) -> None:
 
     Where the log tells by a call what the run fails with, the crash may have come before the end's own records.
     """
-    ended = isinstance(run.records[-1], r.RunEnded)
-    whole = run.whole.records if ended else run.whole.records[: len(run.records)]
+    whole = run.whole.records if has_its_end(run.records) else run.whole.records[: len(run.records)]
     for index, (one, other) in enumerate(zip_longest(run.records, whole)):
         lines = [None if record is None else plain_line(record) for record in (one, other)]
         _equal(f"record {index}", *lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -76,7 +76,7 @@ def whole(kind: Kind) -> Check:
         begun = Counter(one.path for one in run.records if isinstance(one, r.RunStarted))
         ended = Counter(one.path for one in run.records if isinstance(one, r.RunEnded))
         assert begun == ended, f"runs that didn't end: {sorted(begun - ended)}"
-        assert not run.records or isinstance(run.records[-1], r.RunEnded), f"the last record is {run.records[-1]!r}"
+        assert not run.records or has_its_end(run.records), f"the last record is {run.records[-1]!r}"
         if run.cancelled_at is not None:
             late = [one for one in run.records[run.mark :] if isinstance(one, r.ModelRequested | r.CallStarted)]
             assert not late, f"begun after the cancellation: {late}"
@@ -84,6 +84,11 @@ def whole(kind: Kind) -> Check:
         assert run.cancelling == native, f"{run.cancelling} native cancellations are pending, and {native} were given"
 
     return check
+
+
+def has_its_end(records: Sequence[r.Record]) -> bool:
+    """Tell whether the last of *records* is the end of the run that was asked for, not of one nested in it."""
+    return isinstance(last := records[-1], r.RunEnded) and not last.path
 
 
 def _calls(run: WorldRun, kind: type[r.CallStarted] | type[r.CallSettled]) -> Counter[tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing._world_parts import EPOCH
 from agentloop.testing.evidence import CallSeen, Reading
 from agentloop.testing.laws import HELD, Broken, broken, law
+from agentloop.testing.laws_outcomes import raises
 
 Findings = Iterator[Broken | None]
 SLACK = 1e-3
@@ -233,12 +234,13 @@ def what_outlives_its_run_is_reported(seen: Reading) -> Findings:
 def _ended_at(seen: Reading) -> float | None:
     """Return when the run was ended by its caller or its time, on the clock of bodies; None where neither was."""
     given, timeout = seen.evidence.cancellation, seen.evidence.config.timeout
+    settled = (one for call in seen.calls.values() for _, one in call.settled)
+    if any(raises(one) or one.outcome.cancelled_by == "sibling" for one in settled):
+        return None  # a failure may have begun the cleanup before
     if given is not None:
         return given.at if given.came_out and timeout is None else None
     if timeout is None or not isinstance(seen.evidence.error, RunTimeout) or seen.root is None:
         return None
-    if any(one.outcome.cancelled_by == "sibling" for call in seen.calls.values() for _, one in call.settled):
-        return None  # a failure had begun the cleanup before
     return seen.records[seen.root.began[-1]].at - EPOCH + timeout
 
 

@@ -14,6 +14,7 @@ from agentloop import records as r
 from agentloop.sessions import MemorySession
 from agentloop.testing._crash_laws import said_raise, sound, unknown
 from agentloop.testing._crash_lives import CrashRun, run_crashing, undisturbed
+from agentloop.testing._findings import has_its_end
 from agentloop.testing._timeline import script_as_code
 from agentloop.testing.cast import CANARIES, Cast
 from agentloop.testing.crashing import WAYS
@@ -85,7 +86,7 @@ def _count(run: CrashRun, counts: Counts) -> None:
         numbers["lives that crashed or went on"] += 1
     numbers["unknown after a crash"] += len(unknown(run))
     if run.over:
-        numbers["over by a failure in the journal"] += not isinstance(run.records[-1], r.RunEnded)
+        numbers["over by a failure in the journal"] += not has_its_end(run.records)
         return
     numbers["recovered"] += 1
     held = run.records[: run.kept[-1]]

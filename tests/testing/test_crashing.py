@@ -22,6 +22,7 @@ from agentloop import (
     Runner,
     RunState,
     StateError,
+    ToolCallError,
     ToolContext,
     UserError,
     handoff,
@@ -33,9 +34,10 @@ from agentloop._core.state import RunFold
 from agentloop._shell import journaling
 from agentloop.items import ToolOutput
 from agentloop.journal import _checks
-from agentloop.records import GuardrailSettled
+from agentloop.records import GuardrailSettled, RunEnded
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say
+from agentloop.testing._crash_laws import sound
 from agentloop.testing.crashing import CrashRun, CrashSwept
 from agentloop.testing.disk import MODES, CrashAt
 from agentloop.testing.drawing import Seeded
@@ -233,6 +235,37 @@ def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
         lives.clear()
         t.crash_sweep(agent, script, note, allow=(AgentLoopError,), at=CrashAt(operation, "after"), ways=ONE_WAY)
     assert AgentLoopError in ended
+
+
+def test_crash_right_behind_the_end_of_a_nested_run_that_a_failure_cut_off() -> None:
+    """The log tells by the failed call that the run is over; that it ends with a run's end makes it no whole log."""
+
+    @tool
+    async def nap() -> str:
+        """Nap."""
+        await anyio.sleep(1)
+        return "rested"
+
+    @tool(failure_error_function=None)
+    async def breaks() -> str:
+        """Break."""
+        await anyio.sleep(0.01)
+        raise ValueError("no luck")
+
+    agent: Agent[Any, Any] = Agent("outer", tools=[Agent("inner", tools=[nap]).as_tool("ask", "Ask."), breaks])
+    script = [[call("ask", {"input": "x"}, "c1"), call("breaks", call_id="c2")], say("done")]
+    over: list[CrashRun] = []
+
+    def note(run: CrashRun) -> None:
+        over.extend([run] if run.over else [])
+
+    nested = {"c1": [call("nap"), say("rested")]}
+    t.crash_sweep(agent, script, note, nested=nested, allow=(ValueError, ToolCallError), ways=ONE_WAY)
+    whole = over[0].whole.records
+    end = next(n for n, record in enumerate(whole) if isinstance(record, RunEnded) and record.path)
+    sound(attrs.evolve(over[0], records=whole[: end + 1]))
+    with pytest.raises(AssertionError, match=f"record {end}: .*run_ended.*, and without a crash"):
+        sound(attrs.evolve(over[0], records=(*whole[:end], whole[-1])))
 
 
 def test_call_that_shares_an_output_runs_itself_where_that_output_was_lost() -> None:

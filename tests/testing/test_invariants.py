@@ -25,14 +25,14 @@ from testing.planted import (
     tripped,
 )
 
-from agentloop import Agent, RunConfig, tool
+from agentloop import Agent, RunConfig, ToolExecution, tool
 from agentloop.exceptions import JournalError, UserError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import RunEnded
 from agentloop.testing import call, say
 from agentloop.testing.evidence import Evidence, Reading, Twin
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, check_twins, findings_of
-from agentloop.testing.runs import World, WorldRun, run_one
+from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 
 
 def test_each_invariant_has_a_log_that_breaks_it() -> None:
@@ -111,6 +111,34 @@ def test_an_application_may_keep_things_from_its_model() -> None:
     assert [len(request.items) for request in run.requests] == [1, 2, 2]
     check(run, tally)
     assert tally.exercised["models_are_shown_all_that_was"] == 1
+
+
+@pytest.mark.parametrize("by", ["its time", "its caller"])
+def test_a_body_that_a_failure_had_cut_before_the_run_was_ended_has_the_failures_deadline(by: str) -> None:
+    """So its reports begin earlier than the end of the run says."""
+
+    @tool
+    async def stays() -> str:
+        """Take no notice of being cancelled."""
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(2.6)
+        return "done"
+
+    @tool(failure_error_function=None)
+    async def breaks() -> str:
+        """Break."""
+        raise ValueError("no luck")
+
+    config = RunConfig(tool_execution=ToolExecution(cleanup_grace=0.27), timeout=0.65 if by == "its time" else None)
+    agent = Agent("a", tools=[stays, breaks])
+    turn = [call("stays", call_id="c1"), call("breaks", call_id="c2")]
+    world = World(agent=agent, script=[turn], options={"run_config": config}, order="passes")
+    steps = run_one(world).steps if by == "its caller" else 0
+    runs = [run_one(attrs.evolve(world, cancel=CancelAt(step) if steps else None)) for step in range(steps or 1)]
+    late = [run for run in runs if len(run.still_running) == 3]  # 0.27, 1.27 and 2.27 s after the failure
+    assert late
+    for run in late:
+        check(run)
 
 
 def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_another_backend() -> None:
