@@ -148,6 +148,7 @@ def drop_repeats(
 
 _DEFAULT_LIMITS = JsonLimits()
 _CALLS = (ToolCall, HandoffCall)
+_MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
 class RunFold:
@@ -344,8 +345,7 @@ class RunFold:
         return record
 
     def _marked(self, record: r.Record) -> r.Record:
-        kind = type(record)
-        if kind not in OF_CALLS and kind is not r.RunEnded:
+        if type(record) not in _MAY_HOLD_SECRETS:
             return record
         fold = self.at(record.path)
         if fold is None:

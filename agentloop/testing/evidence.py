@@ -18,6 +18,7 @@ from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.handoffs import target_of
 from agentloop.items import HandoffCall, Item, ToolCall
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.results import RunData
 from agentloop.testing._world_parts import CleanupRun
 from agentloop.tools import AgentCall, FunctionTool
@@ -285,6 +286,16 @@ class Reading:
         for body in self.evidence.bodies or ():
             found.setdefault((body.path, body.call_id), []).append(body)
         return found
+
+    @cached_property
+    def from_above(self) -> list[tuple[CallSeen, int, r.CallSettled]]:
+        """The calls that ended because something around them was ended, with the places of the records that say so."""
+        return [
+            (call, n, record)
+            for call in self.calls.values()
+            for n, record in call.settled
+            if record.outcome.cancelled_by in FROM_ABOVE and record.outcome.status == "cancelled"
+        ]
 
     # -- reading, record by record
 

@@ -89,11 +89,12 @@ def usage_counts_each_request_once(seen: Reading) -> Findings:
         yield HELD
     if data.usage.requests != len(used):
         yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in requests_of(seen)))
+    told = [usage for usage in used if usage is not None]
     for name in ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens"):
-        wanted = sum(getattr(usage, name) for usage in used if usage is not None)
+        wanted = sum([getattr(usage, name) for usage in told])
         if getattr(data.usage, name) != wanted:
             yield broken(f"{name} is {getattr(data.usage, name)}, the requests' sum is {wanted}")
-    entries = [usage for usage in used if usage is not None and _says_something(usage)]
+    entries = [usage for usage in told if _says_something(usage)]
     if list(data.usage.entries) != entries:
         yield broken(f"{len(data.usage.entries)} entries of usage, the requests have {len(entries)}, or others")
 

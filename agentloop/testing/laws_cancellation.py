@@ -10,23 +10,14 @@ from collections.abc import Iterator
 from agentloop import records as r
 from agentloop.exceptions import RunTimeout
 from agentloop.items import ToolOutput
-from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing._world_parts import EPOCH
-from agentloop.testing.evidence import CallSeen, Reading
+from agentloop.testing.evidence import Reading
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_outcomes import raises
 
 Findings = Iterator[Broken | None]
 SLACK = 1e-3
 """Seconds beyond the cleanup grace that an end may take on a clock that stands still while tasks run."""
-
-
-def from_above(seen: Reading) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
-    """Return the calls that ended because something around them was ended."""
-    for call in seen.calls.values():
-        for n, record in call.settled:
-            if record.outcome.cancelled_by in FROM_ABOVE and record.outcome.status == "cancelled":
-                yield call, n, record
 
 
 @law("cancellation")
@@ -76,7 +67,7 @@ def _known_over(seen: Reading) -> bool:
 @law("cancellation")
 def an_end_from_above_is_not_told(seen: Reading) -> Findings:
     """A call that the run's end cancelled has no output, and no model is shown one in that entry."""
-    for call, n, record in from_above(seen):
+    for call, n, record in seen.from_above:
         until = seen.next_entry(call.path, n)
         if record.outcome.output is not None:
             yield broken(f"call {call.call_id} was ended from above and has an output for the model", n)
@@ -95,7 +86,7 @@ def an_end_from_above_is_not_told(seen: Reading) -> Findings:
 @law("cancellation")
 def nothing_begins_while_ending(seen: Reading) -> Findings:
     """Once a run's end has reached one of its calls, none of its turns, model calls or queued calls begin."""
-    for call, n, _ in from_above(seen):
+    for call, n, _ in seen.from_above:
         until = seen.next_entry(call.path, n)
         begun = [
             at
@@ -147,7 +138,7 @@ def a_cancelled_run_says_so(seen: Reading) -> Findings:
 @law("cancellation")
 def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
     """A call is cancelled by parent or deadline only where a run around it has ended early."""
-    for call, n, _ in from_above(seen):
+    for call, n, _ in seen.from_above:
         until = seen.next_entry(call.path, n)
         run = seen.runs.get(call.path)
         ends = [one.status for at, one in run.ended if n < at <= until] if run is not None else []
@@ -167,7 +158,7 @@ def who_ended_it_is_told(seen: Reading) -> Findings:
         wanted = "parent"
     else:
         return
-    for call, n, record in from_above(seen):
+    for call, n, record in seen.from_above:
         if call.path and wanted == "deadline":
             continue  # a tool's timeout may have ended the run that it is in
         by = record.outcome.cancelled_by

@@ -183,8 +183,10 @@ def slots_are_used(seen: Reading) -> Findings:
     if seen.evidence.hooks is not None:
         return
     for turn in seen.batches:
+        if len(turn.calls) < 2:
+            continue
         cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-        if cap is None or len(turn.calls) < 2 or sequential(seen, turn.path, turn.agent):
+        if cap is None or sequential(seen, turn.path, turn.agent):
             continue
         if any(call.requested for call in turn.calls):
             continue  # who waits for a verdict waits for no slot
@@ -219,6 +221,8 @@ def _free_slots(bodies: list[BodySeen], cap: int) -> Findings:
 def starts_follow_model_order(seen: Reading) -> Findings:
     """Under a cap of n a call starts while at most n - 1 earlier ones that will start are still held back."""
     for turn in seen.batches:
+        if len(turn.calls) < 2:
+            continue
         cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
         if sequential(seen, turn.path, turn.agent):
             cap = 1
