@@ -30,7 +30,7 @@ from agentloop.testing.normal import normal
 from agentloop.testing.replaying import replay
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 
-from . import alone, crashes, further
+from . import alone, crashes, further, rare
 from .counts import SLOW, Counts, Violation
 from .malformed_stores import feed
 
@@ -122,6 +122,8 @@ class Round:
             self.full_stack(stop=stop)
         if not (stop and self.counts.violations):
             self.judged("further", self.further)
+        if self.number % rare.EVERY == 0 and not (stop and self.counts.violations):
+            self.judged("rare", self.rare)
         if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("crash", lambda: crashes.crash_points(self.chance, self.number, self.counts))
 
@@ -268,14 +270,23 @@ class Round:
 
     def further(self) -> None:
         """A world with one thing that the others lack."""
-        one = further.draw_further(Seeded(f"{self.seed}/{self.number}/further"), self.number)
-        run = run_one(one.world, backend=one.backend, streamed=one.streamed)
-        self.counts.numbers[f"schedules on {one.backend}"] += 1
-        self.counts.numbers["further worlds"] += 1
-        self.counts.note(run)
+        run = self.beside(further.draw_further(Seeded(f"{self.seed}/{self.number}/further"), self.number))
         check(further.evidence_of_further(run), self.counts.tally, but=SLOW | further.not_judged(run))
         if (words := further.forgotten(run)) is not None:
-            self.broken(("what_was_given_is_heard",), f"further: {words}\n{one.world}")
+            self.broken(("what_was_given_is_heard",), f"further: {words}\n{run.world}")
+
+    def rare(self) -> None:
+        """A small world with something that the others seldom meet."""
+        run = self.beside(rare.draw_rare(Seeded(f"{self.seed}/{self.number}/rare"), self.number))
+        check(run, self.counts.tally, but=SLOW)
+
+    def beside(self, one: further.Further) -> WorldRun:
+        """Run a world that has nothing to do with the round's own."""
+        run = run_one(one.world, backend=one.backend, streamed=one.streamed)
+        self.counts.numbers[f"schedules on {one.backend}"] += 1
+        self.counts.numbers["worlds beside"] += 1
+        self.counts.note(run)
+        return run
 
     # -- the core alone
 

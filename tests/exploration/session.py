@@ -143,7 +143,7 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
     yield f"crash points: {numbers['crash points']}, gone on with {numbers['recovered']} times"
     for name in AFTER_CRASHES:
         yield f"  {name}: {numbers[name]}"
-    yield f"further worlds: {numbers['further worlds']}, rounds with parts alone: {numbers['parts alone']}"
+    yield f"further and rare worlds: {numbers['worlds beside']}, rounds with parts alone: {numbers['parts alone']}"
     yield f"loop-free worlds: {numbers['core worlds']}"
     yield f"malformed inputs: {malformed}" + "".join(
         f", {name.removeprefix('malformed ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("malf")

@@ -3,13 +3,14 @@
 import hashlib
 
 import pytest
-from exploration import rounds
+from exploration import rare, rounds
 from exploration.counts import Counts
 from exploration.rounds import Round
 from exploration.session import Wanted, explore, explore_all, report, untouched
 from testing.planted import PLAIN, queued
 
 from agentloop.testing.cast import Cast, Role
+from agentloop.testing.drawing import Seeded
 from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import InvariantError, Tally, check, check_twins, twin_of
 from agentloop.testing.laws import LAWS, Broken, Finding
@@ -46,6 +47,28 @@ def test_a_session_of_some_rounds_plays_each_once() -> None:
     assert "violations: 0" in said
     assert "rates_hold" in said
     assert set(untouched(Counts())) >= set(LAWS)
+
+
+@pytest.mark.parametrize("kind", rare.KINDS)
+def test_rare_worlds_meet_what_they_are_for(kind: str) -> None:
+    """Nearly each of them, and none breaks anything."""
+    tally = Tally()
+    for draw in range(8):
+        number = (draw * len(rare.KINDS) + rare.KINDS.index(kind)) * rare.EVERY
+        one = rare.draw_rare(Seeded(f"rare {number}"), number)
+        check(run_one(one.world, backend=one.backend, streamed=one.streamed), tally)
+    for law in MET[kind]:
+        assert tally.exercised[law] >= 3, law
+
+
+MET = {
+    "behind a failure": ("failures_that_leave_end_the_run", "unstarted_calls_end_as_such"),
+    "beside a failure": ("siblings_end_with_the_failure", "siblings_fall_to_failures_only"),
+    "failures": ("the_first_failure_is_raised",),
+    "slots": ("slots_are_used", "bodies_in_flight_fit_the_limits"),
+    "rates": ("rates_hold",),
+    "verdicts": ("a_verdict_is_asked_for_once", "a_verdict_fits_one_call"),
+}
 
 
 def small() -> World:
