@@ -28,9 +28,9 @@ from testing.planted import (
 from agentloop import Agent, RunConfig, ToolExecution, tool
 from agentloop.exceptions import JournalError, UserError
 from agentloop.outcomes import CallOutcome
-from agentloop.records import RunEnded
+from agentloop.records import CallStarted, RunEnded
 from agentloop.testing import call, say
-from agentloop.testing.evidence import Evidence, Reading, Twin
+from agentloop.testing.evidence import Evidence, Reading, Relation, Twin
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, check_twins, findings_of
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 
@@ -170,6 +170,23 @@ def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_anothe
     records[one] = attrs.evolve(records[one], status="failed")  # type: ignore[call-arg]
     with pytest.raises(InvariantError, match="backends_agree"):
         check_twins(run, attrs.evolve(twin, records=tuple(records)))
+
+
+def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another_backend() -> None:
+    """His steps and the call's are the backend's to order; what the call does isn't."""
+    evidence = slowly_read()
+    held = next(n for n, one in enumerate(evidence.records) if isinstance(one, CallStarted) and one.waited_for)
+    assert "stream_buffer" in evidence.records[held].waited_for  # type: ignore[union-attr]
+
+    def broken_by(relation: Relation, **changes: Any) -> set[str]:
+        records = list(evidence.records)
+        records[held] = attrs.evolve(records[held], **changes)
+        twin = Twin(relation=relation, name="another", records=tuple(records))
+        return {one.law for one in findings_of(attrs.evolve(evidence, twins=(twin,)))}
+
+    assert broken_by("backend", waited_for=()) == set()
+    assert broken_by("backend", waited_for=(), arguments="{}") == {"backends_agree"}
+    assert broken_by("mode", waited_for=()) == {"streaming_changes_nothing"}
 
 
 def test_an_empty_log_breaks_nothing() -> None:
