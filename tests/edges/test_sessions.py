@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ import pytest
 import trio
 import trio.testing
 from definitions.item_strategies import ITEMS
+from edges.door import Door, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -565,39 +566,6 @@ def test_one_object_serves_two_loops_at_once(path: Path) -> None:
     anyio.run(session.aclose)
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
-        while not condition():
-            await anyio.lowlevel.checkpoint()
-
-
-class Door:
-    """Stands in for the lock inside the thread: closed until opened, and counts who has come and gone."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.opened = threading.Event()
-        self.arrived = 0
-        self.left = 0
-
-    def __enter__(self) -> None:
-        self.arrived += 1
-        assert self.opened.wait(20)
-        self.lock.acquire()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.lock.release()
-        self.left += 1
-
-
-@pytest.fixture
-def door() -> Iterator[Door]:
-    """A door that is open at the end, so that no thread stays behind it."""
-    made = Door()
-    yield made
-    made.opened.set()
-
-
 @pytest.fixture
 def held(path: Path, door: Door) -> SQLiteSession:
     """A session whose threads stop at the door."""
@@ -613,9 +581,9 @@ async def test_a_call_that_has_begun_completes_and_a_waiting_one_never_begins(
     limiter = held._limiter_here()
     async with anyio.create_task_group() as group:
         group.start_soon(held.add_items, [A, B])
-        await _until(lambda: door.arrived == 1)
+        await until(lambda: door.arrived == 1)
         group.start_soon(held.add_items, [C])
-        await _until(lambda: limiter.statistics().tasks_waiting == 1)
+        await until(lambda: limiter.statistics().tasks_waiting == 1)
         group.cancel_scope.cancel()
         door.opened.set()
     assert await held.get_items() == [A, B]
@@ -628,15 +596,15 @@ async def test_a_native_cancellation_leaves_the_session_consistent(
 ) -> None:
     """asyncio lets go of a thread that has begun; what follows waits for it inside the thread."""
     adding = asyncio.create_task(held.add_items([A, B]))
-    await _until(lambda: door.arrived == 1)
+    await until(lambda: door.arrived == 1)
     adding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await adding
     reading = asyncio.create_task(held.get_items())
-    await _until(lambda: door.arrived == 2)
+    await until(lambda: door.arrived == 2)
     door.opened.set()
     assert await reading in ([], [A, B])
-    await _until(lambda: door.left == 2)
+    await until(lambda: door.left == 2)
     assert await held.get_items() == [A, B]
     await held.aclose()
 
