@@ -23,6 +23,7 @@ from agentloop.testing.invariants import evidence_of
 from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
 from agentloop.testing.runs import Body, CancelAt, Verdict, World, run_one
 from agentloop.testing.scripted import call, fail, reason, say
+from agentloop.tools import tool
 from agentloop.usage import RequestUsage, Usage
 
 USED = RequestUsage(input_tokens=3, output_tokens=2, total_tokens=5)
@@ -41,6 +42,19 @@ def _world(*turns: Any, actors: tuple[Actor, ...], role: dict[str, Any] | None =
 PLAIN = Actor(name="plain")
 RAISING = Actor(name="raising", raises=True)
 INNER = Role(name="an", actors=(Actor(name="deep"),))
+
+
+@tool
+async def nap() -> str:
+    """Nap."""
+    await anyio.sleep(1)
+    return "rested"
+
+
+@tool(failure_error_function=None)
+async def breaks() -> str:
+    """Break."""
+    raise ValueError("no luck")
 
 
 @cache

@@ -10,6 +10,7 @@ import pytest
 from exploration.counts import Counts
 from exploration.crashes import crash_points
 from exploration.malformed_stores import feed
+from testing.planted import breaks, nap
 
 from agentloop import (
     Agent,
@@ -239,19 +240,6 @@ def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
 
 def test_crash_right_behind_the_end_of_a_nested_run_that_a_failure_cut_off() -> None:
     """The log tells by the failed call that the run is over; that it ends with a run's end makes it no whole log."""
-
-    @tool
-    async def nap() -> str:
-        """Nap."""
-        await anyio.sleep(1)
-        return "rested"
-
-    @tool(failure_error_function=None)
-    async def breaks() -> str:
-        """Break."""
-        await anyio.sleep(0.01)
-        raise ValueError("no luck")
-
     agent: Agent[Any, Any] = Agent("outer", tools=[Agent("inner", tools=[nap]).as_tool("ask", "Ask."), breaks])
     script = [[call("ask", {"input": "x"}, "c1"), call("breaks", call_id="c2")], say("done")]
     over: list[CrashRun] = []

@@ -10,12 +10,14 @@ import pytest
 from testing.planted import (
     PLANTED,
     both_failing,
+    breaks,
     cancelled,
     cleaning,
     decided,
     failing,
     judged_again,
     many,
+    nap,
     queued,
     rated,
     receipted,
@@ -124,11 +126,6 @@ def test_a_body_that_a_failure_had_cut_before_the_run_was_ended_has_the_failures
             await anyio.sleep(2.6)
         return "done"
 
-    @tool(failure_error_function=None)
-    async def breaks() -> str:
-        """Break."""
-        raise ValueError("no luck")
-
     config = RunConfig(tool_execution=ToolExecution(cleanup_grace=0.27), timeout=0.65 if by == "its time" else None)
     agent = Agent("a", tools=[stays, breaks])
     turn = [call("stays", call_id="c1"), call("breaks", call_id="c2")]
@@ -143,18 +140,6 @@ def test_a_body_that_a_failure_had_cut_before_the_run_was_ended_has_the_failures
 
 def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_another_backend() -> None:
     """One that failed otherwise may not, and on the same backend neither may any."""
-
-    @tool
-    async def nap() -> str:
-        """Nap."""
-        await anyio.sleep(1)
-        return "rested"
-
-    @tool(failure_error_function=None)
-    async def breaks() -> str:
-        """Break."""
-        raise ValueError("no luck")
-
     agent = Agent("a", tools=[Agent("inner", tools=[nap]).as_tool("ask", "Ask."), breaks])
     turn = [call("ask", {"input": "x"}, "c1"), call("ask", {"input": "y"}, "c2"), call("breaks", {}, "c3")]
     nested = {path: [call("nap"), say("rested")] for path in ("c1", "c2")}
