@@ -40,6 +40,10 @@ NOT_OURS = (
     "ASYNC911",
 )
 CLOSING_LINE = re.compile(r"(=+ )?(\d+ (failed|passed|skipped|errors?|deselected|xfailed)|no tests ran)\b.* in [\d.]+s")
+FAILURES = re.compile(r"=+ (FAILURES|ERRORS) =+")
+SUMMARY = re.compile(r"=+ short test summary info =+")
+SAID_AGAIN = 60
+"""Lines of the reports on failures that a job's last words repeat, so that they stand at the end of a long output."""
 QUESTIONS = (
     "How many lines does README.md have?",
     "What is 17 times 23?",
@@ -114,6 +118,15 @@ class Job(NamedTuple):
     measured: bool = False
 
 
+class Outcome(NamedTuple):
+    """What came of a job: pytest's status, its closing line, its reports on failures, and a line for each of them."""
+
+    status: int
+    closing: str
+    reports: list[str]
+    failed: list[str]
+
+
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """Run every test, the local model's included, on the newest Python found, and judge its coverage; beside that run
@@ -127,9 +140,9 @@ def tests(session: nox.Session) -> None:
     coverage_data = Path("build", "coverage")
     shutil.rmtree(coverage_data, ignore_errors=True)
     coverage_data.mkdir(parents=True)
-    closing_lines: list[str] = []
-    # nox reports on the session after it; whoever reads the last line wants pytest's.
-    atexit.register(lambda: print("\n".join(closing_lines), flush=True))
+    last_words: list[str] = []
+    # nox reports on the session after it; whoever reads the last lines wants pytest's, what failed above all.
+    atexit.register(lambda: print("\n".join(last_words), flush=True))
     newest, *others = found
     venv = _installed(session, newest, model=True)
     if session.posargs:
@@ -141,10 +154,11 @@ def tests(session: nox.Session) -> None:
             what = OLDEST if python == others[-1] else BETWEEN
             jobs.append(Job(_version(python), _installed(session, python, model=False), what))
     with ThreadPoolExecutor(max_workers=2) as pool:
-        done = list(pool.map(lambda job: (job, *_pytest(session, job, coverage_data)), jobs))
-    closing_lines += [closing for _, _, closing in done]
-    failed = [job.name for job, status, _ in done if status]
-    if failed:
+        done = list(pool.map(lambda job: (job, _pytest(session, job, coverage_data)), jobs))
+    last_words += [f"[{job.name}] {line}" for job, outcome in done for line in outcome.reports[-SAID_AGAIN:]]
+    last_words += [f"[{job.name}] {line}" for job, outcome in done for line in outcome.failed]
+    last_words += [outcome.closing for _, outcome in done]
+    if failed := [job.name for job, outcome in done if outcome.status]:
         session.error(f"tests failed: {', '.join(failed)}")
     _judge_coverage(session, venv, coverage_data)
 
@@ -169,8 +183,8 @@ def _installed(session: nox.Session, python: str, *, model: bool) -> Path:
     return found
 
 
-def _pytest(session: nox.Session, job: Job, coverage_data: Path) -> tuple[int, str]:
-    """Run the tests against the installed package, show what pytest shows, and return its status and closing line."""
+def _pytest(session: nox.Session, job: Job, coverage_data: Path) -> Outcome:
+    """Run the tests against the installed package and show what pytest shows, as it shows it."""
     # By the script, not `-m pytest`: the latter puts the source folder before the installed package.
     measured = ["-m", "coverage", "run"] if job.measured else []
     command = [str(job.bin / "python"), *measured, str(job.bin / "pytest"), "--color=no", "-p", "no:cacheprovider"]
@@ -181,13 +195,24 @@ def _pytest(session: nox.Session, job: Job, coverage_data: Path) -> tuple[int, s
     environment["PATH"] = f"{job.bin}{os.pathsep}{environment['PATH']}"
     session.log(" ".join(command))
     closing = ""
+    reports: list[str] = []
+    failed: list[str] = []
+    part = "progress"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(f"[{job.name}] {line}", end="", flush=True)
             if CLOSING_LINE.match(line):
                 closing = line.strip()
-    return process.returncode, closing
+            elif FAILURES.match(line):
+                part = "reports"
+            elif SUMMARY.match(line):
+                part = "summary"
+            elif part == "reports":
+                reports.append(line.rstrip())
+            elif part == "summary" and line.startswith(("FAILED", "ERROR")):
+                failed.append(line.rstrip())
+    return Outcome(process.returncode, closing, reports, failed)
 
 
 def _judge_coverage(session: nox.Session, venv: Path, coverage_data: Path) -> None:
