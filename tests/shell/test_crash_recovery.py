@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from shell.crash_kit import (
     KINDS,
@@ -497,7 +497,6 @@ _plots = st.builds(
     max_examples=20,
     # Explaining a failure traces every line, which takes minutes for a run.
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(plot=_plots, data=st.data())
 def test_generated_runs_recover_on_either_backend(plot: Plot, data: st.DataObject) -> None:
