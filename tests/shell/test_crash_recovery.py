@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 from hypothesis import Phase, given, settings
@@ -28,7 +29,7 @@ from shell.crash_kit import (
     told,
     undisturbed,
 )
-from shell.kit import outcome_of, records_of, shown, statuses
+from shell.kit import Rendezvous, outcome_of, records_of, shown, statuses
 from shell.resume_kit import Batches, by_turn, journal_of
 
 from agentloop import Agent, RejectContent, Runner, ToolCallError, ToolContext, tool, tool_output_guardrail
@@ -355,11 +356,18 @@ class Fatal(BaseException):
 
 
 def nests(error: BaseException, *, siblings: int = 0) -> Agent[Any, Any]:
-    """Return an agent that asks another one, whose call raises *error*; so do *siblings* beside it, each its own."""
+    """Return an agent that asks another one, whose call raises *error*; so do *siblings* beside it, each its own.
+
+    They do so together, or the first to raise would cut off those that have hardly begun: in which order they begin is
+    the backend's affair.
+    """
+    together = Rendezvous(siblings + 1)
 
     @tool(failure_error_function=None)
     async def work(n: int = 0) -> str:
         """Work."""
+        await together.wait()
+        await anyio.lowlevel.checkpoint()  # who came last hasn't waited
         if n:
             raise ValueError(f"no luck {n}")
         raise error
