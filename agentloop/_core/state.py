@@ -197,6 +197,8 @@ class RunFold:
         """Names of the tools whose calls have settled."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
         """Last output of a call by tool and arguments, and how often in a row it was that."""
+        self.warned_in = 0
+        """The last turn after which the model was told that it repeats itself."""
         self.turn_began = 0
         """Where in `new_items` the current turn begins."""
         self.response: list[Item] | None = None
@@ -490,6 +492,8 @@ class RunFold:
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:
             self.receipts.setdefault(record.receipt, record.call_id)
         self.called.add(call.call.name)
+        if record.outcome.cancelled_by in FROM_ABOVE:
+            return  # it is due again, if the run goes on
         key = (record.tool, call.call.arguments)
         last, count = self.repeats.get(key, (None, 0))
         self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
@@ -519,6 +523,8 @@ class RunFold:
 
     def _history_replaced(self, record: r.HistoryReplaced) -> None:
         self.history[record.keep :] = record.items
+        if record.reason == "loop_warning":
+            self.warned_in = record.turn
         if record.added:
             self.new_items.extend(record.items)
         elif record.reason == "output_withheld":

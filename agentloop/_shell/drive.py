@@ -55,7 +55,6 @@ async def drive(run: LiveRun) -> Ended:
             case Settle():
                 view = await _view(run)
                 await settle(run, view, await plan_turn(run, view))
-                check_loop(run)
                 await save_turn(run)
             case Transfer():
                 await transfer(run, await _view(run), action)
@@ -84,8 +83,11 @@ async def _turn_over(run: LiveRun) -> Ended | None:
     """Return how the run ends between two turns, if it does."""
     if run.stop_after_turn:
         return Ended("cancelled")
-    if run.state.turn > run.looked_at and not run.state.turn_open and (found := await fired(run)) is not None:
+    if run.state.turn_open:
+        return None  # it began in an earlier entry, which has looked at the turn before
+    if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
         return Ended("stopped", stop_reason=str(found))
+    check_loop(run)
     return None
 
 

@@ -274,7 +274,6 @@ class LiveRun:
     """Whether the input guardrails have had their say."""
     guards_settled: anyio.Event | None = None
     """Set when the input guardrails beside the first model call have all passed; None where there are none."""
-    loop_warned: set[tuple[str, str]] = attrs.field(factory=set)
     budget: Budget | None = None
     stop_after_turn: bool = False
     looked_at: int = 0

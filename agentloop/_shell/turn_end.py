@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from agentloop._shell.asking import ask
@@ -44,22 +45,21 @@ def _view(run: LiveRun) -> ConditionView:
 def check_loop(run: LiveRun) -> None:
     """Warn the model once when it repeats a call with the same result; end the run at the next repeat.
 
+    What has been told follows from the log, so that whoever goes on with the run knows it too: a count that was over
+    the limit before this turn was told of then.
+
     Raises:
         ToolLoopDetected: naming the call.
     """
-    limit = run.config.loop_detection
-    if limit is None:
+    limit, state = run.config.loop_detection, run.state
+    if limit is None or state.warned_in == state.turn:
         return
-    state = run.state
-    for key in dict.fromkeys((call.tool or call.call.name, call.call.arguments) for call in state.batch):
+    again = Counter((call.tool or call.call.name, call.call.arguments) for call in state.batch)
+    for key, here in again.items():
         _, count = state.repeats.get(key, (None, 0))
         if count < limit:
-            run.loop_warned.discard(key)
-        elif key in run.loop_warned:
+            continue
+        if count - here >= limit:
             raise ToolLoopDetected(f"The model has called tool {key[0]} {count} times with equal arguments and results")
-        else:
-            run.loop_warned.add(key)
-            text = f"Tool {key[0]} has given the same result {count} times for the same arguments. Do something else."
-            run.append(
-                HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True)
-            )
+        text = f"Tool {key[0]} has given the same result {count} times for the same arguments. Do something else."
+        run.append(HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True))

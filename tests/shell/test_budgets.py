@@ -7,7 +7,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 from shell.kit import Rendezvous, Run, agent_with, records_of, requests_of, shown, statuses
-from shell.scenario_kit import Backend, HookLog, Watch, lasting, time_passes, watched
+from shell.resume_kit import Batches, by_turn
+from shell.scenario_kit import Backend, HookLog, Watch, cancelled_at, lasting, time_passes, watched
 
 from agentloop import (
     Agent,
@@ -522,6 +523,76 @@ async def test_model_that_heeds_the_warning_goes_on(run_mode: Run) -> None:
     result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
     assert result.final_output == "done"
     assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+
+
+@pytest.mark.scenario("LX-76")
+async def test_a_result_that_changes_within_a_turn_begins_a_new_circle(run_mode: Run) -> None:
+    """The first two of the new kind earn a warning of their own."""
+    results = iter(["old", "old", "new", "new", "new"])
+
+    @tool
+    async def look() -> str:
+        return next(results)
+
+    agent = agent_with([look], call("look"), call("look"), [call("look"), call("look")], call("look"))
+    with pytest.raises(ToolLoopDetected, match="3 times"):
+        await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
+    assert [len(warnings_in(request.items)) for request in requests_of(agent)] == [0, 0, 1, 2]
+
+
+CIRCLES = RunConfig(loop_detection=2)
+
+
+@pytest.mark.scenario("LX-76")
+@pytest.mark.parametrize("kept", range(1, 10))
+async def test_who_goes_on_with_a_run_knows_what_its_model_was_told(kept: int) -> None:
+    """Cut after any record of its second turn: one warning in all, and the next repeat ends the run."""
+
+    def build() -> Agent[Any, Any]:
+        return Agent("guide", model=by_turn(*[call("fine") for _ in range(6)]), tools=[again])
+
+    @tool(name="fine", in_doubt="rerun")
+    async def again() -> str:
+        return "fine"
+
+    whole = Batches()
+    with pytest.raises(ToolLoopDetected) as undisturbed:
+        await Runner.run(build(), "go", journal=whole, run_config=CIRCLES)
+    lines = await whole.read()
+    second = next(place for place, line in enumerate(lines) if b'"kind":"turn_started"' in line and b'"turn":2' in line)
+    journal, agent = Batches(), build()
+    await journal.append(lines[: second + kept])
+    with pytest.raises(ToolLoopDetected) as raised:
+        await Runner.resume(agent, journal, run_config=CIRCLES)
+    assert str(raised.value) == str(undisturbed.value)
+    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+    assert raised.value.run_data is not None
+    assert statuses(raised.value.run_data) == ["succeeded"] * 3
+
+
+@pytest.mark.scenario("LX-76")
+async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Run) -> None:
+    """What it was told of the cancellation doesn't count; what it gives afterwards does."""
+    journal, agent = Batches(), Agent[Any, Any]("guide", model=by_turn(*[call("fine") for _ in range(4)]), tools=[])
+    started = anyio.Event()
+    turn = 0
+
+    @tool(name="fine", in_doubt="rerun")
+    async def second_hangs() -> str:
+        nonlocal turn
+        turn += 1
+        if turn == 2:
+            started.set()
+            await anyio.sleep_forever()
+        return "fine"
+
+    agent.tools.append(second_hangs)
+    await cancelled_at(started, lambda: run_mode(agent, "go", journal=journal, run_config=CIRCLES))
+    with pytest.raises(ToolLoopDetected, match="3 times") as raised:
+        await Runner.resume(agent, journal, run_config=CIRCLES)
+    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+    assert raised.value.run_data is not None
+    assert statuses(raised.value.run_data) == ["succeeded"] * 3
 
 
 # ---------------------------------------------------------------------------------------------- side by side
