@@ -44,8 +44,9 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
     def notice_of(cut: int) -> str:
         return f"\n[… {cut} of {len(text)} characters cut{kept_at} …]\n"
 
-    # The statement takes room itself, and its own length depends on the number in it: a second round settles that.
-    gone = len(text) - max(limit - len(notice_of(gone)), 0)
+    # The statement takes room itself, and its own length depends on the number in it.
+    while (more := len(text) - max(limit - len(notice_of(gone)), 0)) > gone:
+        gone = more
     notice = notice_of(gone)
     room = len(text) - gone
     head = (room + 1) // 2

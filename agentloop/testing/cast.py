@@ -62,10 +62,13 @@ class Actor:
     """Whether calls with an odd number wait for a verdict."""
     secret: bool = False
     """Whether it takes a key that is secret, and gives a secret word."""
+    wordy: bool = False
+    """Whether what it gives is long: LONG characters."""
     agent: Role | None = None
     """Given: an agent tool that runs this one."""
 
 
+LONG = 300
 KEY = "sesame"
 WORD = "oracle"
 CANARIES = (KEY, WORD, "confidant")
@@ -189,7 +192,7 @@ def _free_tool(actor: Actor) -> FunctionTool:
 
 def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionTool:
     return attrs.evolve(
-        _secret_base() if actor.secret else _base(),
+        _secret_base() if actor.secret else _wordy_base() if actor.wordy else _base(),
         name=actor.name,
         serial=actor.serial,
         exclusive=actor.exclusive,
@@ -208,6 +211,15 @@ def _base() -> FunctionTool:
             playing.set(None)
             return str(await part[0].play(part[1], ctx))
         return f"{ctx.tool_name} {n}"
+
+    return tool(body)
+
+
+@cache
+def _wordy_base() -> FunctionTool:
+    async def body(ctx: ToolContext[Any], n: int) -> str:
+        """Say much about a number."""
+        return f"{ctx.tool_name} {n}".ljust(LONG - 1, ".") + "!"
 
     return tool(body)
 

@@ -1,5 +1,6 @@
 """Small worlds of a round in which something is sure to come that the drawn ones seldom meet: calls that wait behind a
-failure or beside one, several failures, slots and rates that are fought for, verdicts on all calls of a tool.
+failure or beside one, several failures, slots and rates that are fought for, verdicts on all calls of a tool, models
+that turn in circles, long outputs.
 
 Their draws are their own, as those of `alone` and `further` are: nothing here moves a world of a seed.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop.config import RunConfig, ToolExecution
-from agentloop.testing.cast import Actor, Cast, Role
+from agentloop.testing.cast import LONG, Actor, Cast, Role
 from agentloop.testing.clockwork import BACKENDS
 from agentloop.testing.drawing import Chance, draw_tape
 from agentloop.testing.parts import Hangs, Raises, Returns
@@ -18,12 +19,13 @@ from agentloop.testing.scripted import Step, call, say
 
 from .further import Further
 
-KINDS = ("behind a failure", "beside a failure", "failures", "slots", "rates", "verdicts")
+KINDS = ("behind a failure", "beside a failure", "failures", "slots", "rates", "verdicts", "circles", "lengths")
 EVERY = 2
 """Every so manyth round has one."""
 PLAIN = Actor(name="plain")
 RAISING = Actor(name="raising", raises=True)
 RATED = Actor(name="rated", rated=True)
+WORDY = Actor(name="wordy", wordy=True)
 ASKED = (Actor(name="asked", approval=True), Actor(name="other", approval=True))
 SECONDS = (0.0, 0.25, 0.5, 0.75)
 
@@ -31,7 +33,8 @@ SECONDS = (0.0, 0.25, 0.5, 0.75)
 def draw_rare(chance: Chance, number: int) -> Further:
     """Return a world of the kind whose turn it is."""
     kind = KINDS[number // EVERY % len(KINDS)]
-    world = _verdicts(chance) if kind == "verdicts" else _batch(chance, kind)
+    drawn = {"verdicts": _verdicts, "circles": _circles, "lengths": _lengths}.get(kind)
+    world = drawn(chance) if drawn is not None else _batch(chance, kind)
     return Further(world, chance.pick(BACKENDS), chance.one_in(3))
 
 
@@ -71,9 +74,54 @@ def _verdicts(chance: Chance) -> World:
     return _world(chance, [*steps, say("done")], role, verdicts=verdicts, serialize=chance.one_in(2))
 
 
-def _world(chance: Chance, script: list[Step], role: Role, *, cap: int | None = None, **parts: Any) -> World:
+def _circles(chance: Chance) -> World:
+    """Turns of few calls that are often equal, with results that seldom differ; some wait for a verdict in between."""
+    names: list[list[str]] = [
+        [chance.pick(["plain", "plain", "plain", "asked"]) for _ in range(chance.pick([1, 1, 1, 2, 3]))]
+        for _ in range(chance.whole(4, 6))
+    ]
+    steps: list[Step] = []
+    behaviors: dict[str, Behavior] = {}
+    verdicts: list[Verdict] = []
+    for turn, named in enumerate(names):
+        steps.append([call(name, {"n": name == "asked"}, call_id=f"c{turn}{one}") for one, name in enumerate(named)])
+        for one, name in enumerate(named):
+            if name == "asked":
+                verdicts.append(Verdict(call_id=f"c{turn}{one}", approved=True))
+            elif chance.one_in(6):
+                behaviors[f"c{turn}{one}"] = Raises()
+    role = Role(name="a", actors=(PLAIN, *ASKED), sequential=chance.one_in(3))
+    return _world(
+        chance,
+        [*steps, say("done")],
+        role,
+        config=RunConfig(loop_detection=chance.whole(2, 3)),
+        behaviors=behaviors,
+        verdicts=tuple(verdicts),
+        serialize=chance.one_in(2),
+    )
+
+
+def _lengths(chance: Chance) -> World:
+    """Some calls with long outputs and one with a short one, under a bound on what the model is shown."""
+    names = [*(["wordy"] * chance.whole(1, 2)), "plain"]
+    calls = [call(name, {"n": 2 * one}, call_id=f"c{one}") for one, name in enumerate(names)]
+    config = RunConfig(tool_execution=ToolExecution(max_output_chars=chance.pick([20, 150, LONG - 1, LONG])))
+    return _world(chance, [calls, say("done")], Role(name="a", actors=(PLAIN, WORDY)), config=config)
+
+
+def _world(
+    chance: Chance,
+    script: list[Step],
+    role: Role,
+    *,
+    cap: int | None = None,
+    config: RunConfig | None = None,
+    **parts: Any,
+) -> World:
     cast = Cast(roles=(role,), rate=chance.whole(1, 2), per=chance.pick([0.6, 1.3]))
-    config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=cap))
+    if config is None:
+        config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=cap))
     order: Any = chance.pick(["gate", "passes", "steps"])
     options = {"run_config": config}
     return World(agent=cast, script=script, options=options, order=order, tape=draw_tape(chance), **parts)

@@ -8,6 +8,7 @@ import pytest
 from shell.kit import Run, agent_with, executing, outcome_of, outputs_in, shown, statuses
 
 from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserValueError, tool
+from agentloop._shell.render import cut_text
 from agentloop.items import File, Image, Text, ToolCall, ToolOutput
 from agentloop.testing import ScriptedModel, call, say
 
@@ -51,6 +52,16 @@ async def test_a_result_at_the_limit_is_whole(run_mode: Run) -> None:
     agent = agent_with([f], call("f", {"n": 100_000}, "a"))
     await run_mode(agent, "go", run_config=executing(max_output_chars=None))
     assert shown(agent) == {"a": "x" * 100_000}
+
+
+@pytest.mark.scenario("LX-27")
+@pytest.mark.parametrize("limit", [60, 99, 100, 199, 1_000, 9_999])
+def test_a_result_just_past_the_limit_keeps_to_it(limit: int) -> None:
+    """Where saying how much is gone takes more digits than what was too much would have."""
+    for length in range(limit + 1, limit + 250):
+        kept = cut_text("x" * length, limit)
+        assert limit - 1 <= len(kept) <= limit, length
+        assert kept.count("x") + int(kept.split("… ")[1].split()[0]) == length
 
 
 @pytest.mark.scenario("LX-27")
