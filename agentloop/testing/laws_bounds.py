@@ -125,7 +125,8 @@ def _circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
         due = [key for key in here if repeats[key][1] >= limit]
         over = [key for key in due if repeats[key][1] - here[key] >= limit]
         if len(warned) > len(due) - len(over):
-            yield broken(f"{len(warned)} warnings of circles after turn {turn.number}, not {len(due)}", *warned)
+            new = len(due) - len(over)
+            yield broken(f"{len(warned)} warnings of circles after turn {turn.number}, not {new}", *warned)
         elif following is not None and following.number > turn.number:
             if over:
                 yield broken(f"{over[0]} came again after a warning, and another turn began", following.n)

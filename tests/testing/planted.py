@@ -17,7 +17,7 @@ from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolE
 from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import Actor, Cast, HookLog, Role
+from agentloop.testing.cast import LONG, Actor, Cast, HookLog, Role
 from agentloop.testing.evidence import Evidence, Relation, Twin
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
@@ -272,6 +272,15 @@ def bounded() -> Evidence:
     """A run that may ask its model twice, and wants to ask once more."""
     config = RunConfig(limits=UsageLimits(requests=2))
     return evidence_of(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
+
+
+@cache
+def circling() -> Evidence:
+    """A run whose model makes an equal call three times and is warned, and then stops with a long output."""
+    config = RunConfig(loop_detection=3, tool_execution=ToolExecution(max_output_chars=LONG - 1))
+    turns = [_calls("plain", first=place) for place in range(1, 4)]
+    world = _world(*turns, _calls("wordy", first=4), actors=(PLAIN, Actor(name="wordy", wordy=True)), config=config)
+    return evidence_of(run_one(world))
 
 
 @cache
@@ -562,6 +571,8 @@ PLANTED: dict[str, Plant] = {
         stopped,
         lambda e: attrs.evolve(e, config=attrs.evolve(e.config, stop_when=MaxTurns(1))),
     ),
+    "circles_are_warned_of_then_ended": (circling, lambda e: drop(e, find(e, r.HistoryReplaced))),
+    "outputs_keep_to_their_length": (circling, lambda e: ended(e, "c4", output="wordy")),
     "blocking_guardrails_come_before_the_model": (
         rich,
         lambda e: move(e, _guards(e, "input")[0], find(e, r.ModelRequested) + 1),

@@ -12,12 +12,17 @@ from testing.planted import (
     both_failing,
     breaks,
     cancelled,
+    circling,
     cleaning,
     decided,
+    ended,
     failing,
+    find,
     judged_again,
     many,
+    move,
     nap,
+    put,
     queued,
     rated,
     receipted,
@@ -28,9 +33,9 @@ from testing.planted import (
 )
 
 from agentloop import Agent, RunConfig, ToolExecution, tool
-from agentloop.exceptions import JournalError, UserError
+from agentloop.exceptions import JournalError, ToolLoopDetected, UserError
 from agentloop.outcomes import CallOutcome
-from agentloop.records import CallStarted, RunEnded
+from agentloop.records import CallStarted, HistoryReplaced, RunEnded, TurnStarted
 from agentloop.testing import call, say
 from agentloop.testing.evidence import Evidence, Reading, Relation, Twin
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, check_twins, findings_of
@@ -236,3 +241,29 @@ def test_a_damaged_log_is_judged_and_most_damage_is_found(made: Callable[[], Evi
     found = [bool(findings_of(attrs.evolve(evidence, records=records))) for records in logs]
     assert len(found) > 20
     assert sum(found) / len(found) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("2 warnings of circles", lambda e: put(e, find(e, HistoryReplaced), e.records[find(e, HistoryReplaced)])),
+        ("nobody warns", lambda e: attrs.evolve(e, config=attrs.evolve(e.config, loop_detection=2))),
+        ("nobody was warned of", lambda e: attrs.evolve(e, error=ToolLoopDetected("plain"))),
+        ("lost more of its output", lambda e: ended(e, "c4", output="!" * 299)),
+        ("past 299", lambda e: ended(e, "c4", output="." * 300)),
+        ("the model is shown 'plain'", lambda e: ended(e, "c1", output="plain")),
+    ],
+)
+def test_circles_and_lengths_are_held_against_all_that_was_said(what: str, fault: Callable[[Evidence], Any]) -> None:
+    """More warnings than circles, fewer, an end without any; an output that lost its end, is too long, or changed."""
+    assert findings_of(circling()) == []
+    assert any(what in str(finding.broken.words) for finding in findings_of(fault(circling())))
+
+
+def test_a_circle_that_goes_on_after_its_warning_is_found() -> None:
+    """The run of a model that was let go on in a circle: another turn began."""
+    letting = circling()
+    place = find(letting, HistoryReplaced)
+    earlier = move(letting, place, find(letting, TurnStarted, 2))
+    found = findings_of(attrs.evolve(earlier, config=attrs.evolve(earlier.config, loop_detection=2)))
+    assert any("came again after a warning" in finding.broken.words for finding in found)
