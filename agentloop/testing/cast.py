@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from itertools import cycle
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -64,6 +65,8 @@ class Actor:
     """Whether it takes a key that is secret, and gives a secret word."""
     wordy: bool = False
     """Whether what it gives is long: LONG characters."""
+    says: tuple[bool, ...] = ()
+    """What it answers, in turn and over again, when it is asked whether it is enabled; nobody asks one without."""
     agent: Role | None = None
     """Given: an agent tool that runs this one."""
 
@@ -157,7 +160,7 @@ class Cast:
     def _tool(self, actor: Actor, shared: Capacity, rated: Rate) -> FunctionTool:
         if actor.agent is not None:
             return self._agent(actor.agent, shared, rated).as_tool(actor.name, "An agent.", **_common(actor))
-        if not actor.shares and not actor.rated:
+        if not actor.shares and not actor.rated and not actor.says:
             return _free_tool(actor)
         return _function_tool(actor, [*([shared] if actor.shares else []), *([rated] if actor.rated else [])])
 
@@ -181,6 +184,8 @@ def _common(actor: Actor) -> dict[str, Any]:
         common["failure_error_function"] = None
     if actor.approval:
         common["needs_approval"] = _odd_ones
+    if actor.says:
+        common["is_enabled"] = _answering(actor.says)
     return common
 
 
@@ -235,6 +240,16 @@ def _secret_base() -> FunctionTool:
         return f"{WORD} {n}"
 
     return tool(secret=["key"], secret_output=True)(body)
+
+
+def _answering(says: Sequence[bool]) -> Callable[..., Any]:
+    answers = cycle(says)
+
+    async def enabled(ctx: Any, agent: Any) -> bool:
+        await checkpoint()
+        return next(answers)
+
+    return enabled
 
 
 async def _odd_ones(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:

@@ -8,7 +8,7 @@ from agentloop import records as r
 from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
-from agentloop.testing.evidence import BodySeen, CallSeen, Reading, RunSeen, TurnSeen
+from agentloop.testing.evidence import BodySeen, CallSeen, Path, Reading, RunSeen, TurnSeen
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
 from agentloop.testing.laws_limits import one_at_a_time
@@ -282,3 +282,40 @@ def only_shown_tools_run(seen: Reading) -> Findings:
                 yield broken(f"call {call.call_id} of {name}, which turn {call.turn.number} didn't show, ran", *ran)
             else:
                 yield HELD
+
+
+_ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelResponded, r.BatchEnded, r.HandedOff)
+
+
+@law("execution")
+def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
+    """A tool that says it is off isn't shown in the turn; its calls start only where it has said twice more, of the
+    model's answer and of each call, that it is on.
+    """
+    said: dict[Path, dict[str, list[bool]]] = {}
+    for n, record in enumerate(seen.records):
+        if isinstance(record, r.Answered) and record.what == "is_enabled":
+            said.setdefault(record.path, {}).setdefault(record.key, []).append(bool(record.answer))
+            continue
+        answers = said.get(record.path, {})
+        if isinstance(record, r.TurnStarted):
+            for key, on in answers.items():
+                name = key.partition(":")[2]  # before it stands the turn
+                if name.startswith("deferred:"):
+                    continue  # it is shown when it has been loaded
+                if any(on) != (name in record.tools or name in record.handoffs):
+                    yield broken(f"{name} said {on}, and turn {record.turn} shows {record.tools}", n)
+                else:
+                    yield HELD
+        elif isinstance(record, r.CallStarted):
+            call = seen.calls.get((record.path, record.call_id))
+            tool = seen.tool(call) if call is not None else None
+            if tool is None or isinstance(tool.is_enabled, bool):
+                continue
+            asked = (f"{record.turn}:{tool.lookup_key}", record.call_id)
+            if all(answers.get(key, [False])[-1] for key in asked):
+                yield HELD
+            else:
+                yield broken(f"call {record.call_id} of {record.tool} started, and it hadn't said that it is on", n)
+        if isinstance(record, _ANSWERS_BEFORE_ARE_OLD):
+            said.pop(record.path, None)

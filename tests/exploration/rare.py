@@ -1,6 +1,6 @@
 """Small worlds of a round in which something is sure to come that the drawn ones seldom meet: calls that wait behind a
 failure or beside one, several failures, slots and rates that are fought for, verdicts on all calls of a tool, models
-that turn in circles, long outputs.
+that turn in circles, long outputs, tools that are off now and then.
 
 Their draws are their own, as those of `alone` and `further` are: nothing here moves a world of a seed.
 """
@@ -19,7 +19,7 @@ from agentloop.testing.scripted import Step, call, say
 
 from .further import Further
 
-KINDS = ("behind a failure", "beside a failure", "failures", "slots", "rates", "verdicts", "circles", "lengths")
+KINDS = ("behind a failure", "beside a failure", "failures", "slots", "rates", "verdicts", "circles", "lengths", "off")
 EVERY = 2
 """Every so manyth round has one."""
 PLAIN = Actor(name="plain")
@@ -33,7 +33,7 @@ SECONDS = (0.0, 0.25, 0.5, 0.75)
 def draw_rare(chance: Chance, number: int) -> Further:
     """Return a world of the kind whose turn it is."""
     kind = KINDS[number // EVERY % len(KINDS)]
-    drawn = {"verdicts": _verdicts, "circles": _circles, "lengths": _lengths}.get(kind)
+    drawn = {"verdicts": _verdicts, "circles": _circles, "lengths": _lengths, "off": _off}.get(kind)
     world = drawn(chance) if drawn is not None else _batch(chance, kind)
     return Further(world, chance.pick(BACKENDS), chance.one_in(3))
 
@@ -108,6 +108,21 @@ def _lengths(chance: Chance) -> World:
     calls = [call(name, {"n": 2 * one}, call_id=f"c{one}") for one, name in enumerate(names)]
     config = RunConfig(tool_execution=ToolExecution(max_output_chars=chance.pick([20, 150, LONG - 1, LONG])))
     return _world(chance, [calls, say("done")], Role(name="a", actors=(PLAIN, WORDY)), config=config)
+
+
+def _off(chance: Chance) -> World:
+    """Turns with calls of a tool that is now on, now off."""
+    says = tuple(not chance.one_in(5) for _ in range(chance.whole(4, 9)))
+    actors = (PLAIN, Actor(name="fickle", says=says), Actor(name="moody", says=(True, *reversed(says))))
+    steps: list[Step] = []
+    for turn in range(chance.whole(1, 3)):
+        names = ["fickle", *(chance.pick(actors).name for _ in range(chance.whole(0, 2)))]
+        steps.append([call(name, {"n": 2 * one}, call_id=f"c{turn}{one}") for one, name in enumerate(names)])
+    behavior: Any = chance.pick(["raise_error", "return_error_to_model", "return_error_to_model"])
+    cap = chance.pick([None, 1, 2])
+    execution = ToolExecution(max_function_tool_concurrency=cap)
+    config = RunConfig(tool_not_found_behavior=behavior, tool_execution=execution)
+    return _world(chance, [*steps, say("done")], Role(name="a", actors=actors), config=config)
 
 
 def _world(

@@ -275,6 +275,12 @@ def bounded() -> Evidence:
 
 
 @cache
+def fickle() -> Evidence:
+    """A run with a call of a tool that decides for itself whether it is on."""
+    return evidence_of(run_one(_world(_calls("fickle"), actors=(Actor(name="fickle", says=(True,)),))))
+
+
+@cache
 def circling() -> Evidence:
     """A run whose model makes an equal call three times and is warned, and then stops with a long output."""
     config = RunConfig(loop_detection=3, tool_execution=ToolExecution(max_output_chars=LONG - 1))
@@ -573,6 +579,10 @@ PLANTED: dict[str, Plant] = {
     ),
     "circles_are_warned_of_then_ended": (circling, lambda e: drop(e, find(e, r.HistoryReplaced))),
     "outputs_keep_to_their_length": (circling, lambda e: ended(e, "c4", output="wordy")),
+    "what_is_off_is_neither_shown_nor_run": (
+        fickle,
+        lambda e: change(e, find(e, r.Answered, key="c1"), answer=False),
+    ),
     "blocking_guardrails_come_before_the_model": (
         rich,
         lambda e: move(e, _guards(e, "input")[0], find(e, r.ModelRequested) + 1),

@@ -12,11 +12,14 @@ from testing.planted import (
     both_failing,
     breaks,
     cancelled,
+    change,
     circling,
     cleaning,
     decided,
+    drop,
     ended,
     failing,
+    fickle,
     find,
     judged_again,
     many,
@@ -35,7 +38,7 @@ from testing.planted import (
 from agentloop import Agent, RunConfig, ToolExecution, tool
 from agentloop.exceptions import JournalError, ToolLoopDetected, UserError
 from agentloop.outcomes import CallOutcome
-from agentloop.records import CallStarted, HistoryReplaced, RunEnded, TurnStarted
+from agentloop.records import Answered, CallStarted, HistoryReplaced, RunEnded, TurnStarted
 from agentloop.testing import call, say
 from agentloop.testing.evidence import Evidence, Reading, Relation, Twin
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, check_twins, findings_of
@@ -267,3 +270,20 @@ def test_a_circle_that_goes_on_after_its_warning_is_found() -> None:
     earlier = move(letting, place, find(letting, TurnStarted, 2))
     found = findings_of(attrs.evolve(earlier, config=attrs.evolve(earlier.config, loop_detection=2)))
     assert any("came again after a warning" in finding.broken.words for finding in found)
+
+
+def _said_no(key: str) -> Evidence:
+    return change(fickle(), find(fickle(), Answered, key=key), answer=False)
+
+
+def _never_asked(key: str) -> Evidence:
+    return drop(fickle(), find(fickle(), Answered, key=key))
+
+
+@pytest.mark.parametrize(
+    ("fault", "key"),
+    [(_said_no, "0:fickle"), *((fault, key) for fault in (_said_no, _never_asked) for key in ("1:fickle", "c1"))],
+)
+def test_a_tool_that_is_off_is_looked_at_wherever_it_is_asked(fault: Callable[[str], Evidence], key: str) -> None:
+    """Before the turn, before its calls are planned, and before one of them starts."""
+    assert "what_is_off_is_neither_shown_nor_run" in {finding.law for finding in findings_of(fault(key))}
