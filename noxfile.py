@@ -268,6 +268,17 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def repeat(session: nox.Session) -> None:
+    """Run the quick tests of runs twenty times each on trio, whose tasks go on in another order each time: about ten
+    minutes. `nox -s repeat -- tests/edges` takes other tests.
+    """
+    python = _environment(session, interpreters()[0], "repeat", ".[test,local]", "pytest-repeat") / "python"
+    chosen = ["--count", "20", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual"]
+    what = session.posargs or ["tests/shell"]
+    session.run(str(python), "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *what, external=True)
+
+
+@nox.session(python=False)
 def explore(session: nox.Session) -> None:
     """Search the runtime for broken promises, as long as it is given: `nox -s explore -- --budget SECONDS --seed S`.
 
