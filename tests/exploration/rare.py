@@ -77,14 +77,16 @@ def _verdicts(chance: Chance) -> World:
 def _circles(chance: Chance) -> World:
     """Turns of few calls that are often equal, with results that seldom differ; some wait for a verdict in between."""
     names: list[list[str]] = [
-        [chance.pick(["plain", "plain", "plain", "asked"]) for _ in range(chance.pick([1, 1, 1, 2, 3]))]
+        [chance.pick(["plain", "plain", "plain", "asked"]) for _ in range(chance.pick([1, 1, 2, 3]))]
         for _ in range(chance.whole(4, 6))
     ]
     steps: list[Step] = []
     behaviors: dict[str, Behavior] = {}
     verdicts: list[Verdict] = []
     for turn, named in enumerate(names):
-        steps.append([call(name, {"n": name == "asked"}, call_id=f"c{turn}{one}") for one, name in enumerate(named)])
+        steps.append(
+            [call(name, {"n": int(name == "asked")}, call_id=f"c{turn}{one}") for one, name in enumerate(named)]
+        )
         for one, name in enumerate(named):
             if name == "asked":
                 verdicts.append(Verdict(call_id=f"c{turn}{one}", approved=True))
@@ -112,8 +114,8 @@ def _lengths(chance: Chance) -> World:
 
 def _off(chance: Chance) -> World:
     """Turns with calls of a tool that is now on, now off."""
-    says = tuple(not chance.one_in(5) for _ in range(chance.whole(4, 9)))
-    actors = (PLAIN, Actor(name="fickle", says=says), Actor(name="moody", says=(True, *reversed(says))))
+    says = tuple(not chance.one_in(3) for _ in range(chance.whole(3, 7)))
+    actors = (PLAIN, Actor(name="fickle", says=(True, True, *says)), Actor(name="moody", says=(True, *reversed(says))))
     steps: list[Step] = []
     for turn in range(chance.whole(1, 3)):
         names = ["fickle", *(chance.pick(actors).name for _ in range(chance.whole(0, 2)))]

@@ -68,7 +68,7 @@ MET = {
     "slots": ("slots_are_used", "bodies_in_flight_fit_the_limits"),
     "rates": ("rates_hold",),
     "verdicts": ("a_verdict_is_asked_for_once", "a_verdict_fits_one_call"),
-    "circles": ("circles_are_warned_of_then_ended",),
+    "circles": ("circles_are_warned_of_then_ended", "a_verdict_fits_one_call"),
     "lengths": ("outputs_keep_to_their_length",),
     "off": ("what_is_off_is_neither_shown_nor_run",),
 }
