@@ -142,7 +142,7 @@ async def no_leaks(anyio_backend: tuple[str, dict[str, Any]]) -> AsyncIterator[N
     yield
     left = [task for key, task in _live_tasks(backend).items() if key not in before]
     assert not left, f"tasks left behind: {left}"
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 2.0
     while (busy := _busy_threads()) and time.monotonic() < until:
         time.sleep(0.001)  # noqa: ASYNC251 - one that has told of its end still has to return from our code
     assert not busy, f"threads left behind: {busy}"
