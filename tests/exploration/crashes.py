@@ -6,6 +6,7 @@ goes on. Which, and how, depends on the round alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -121,14 +122,26 @@ def fickle(run: CrashRun) -> bool:
     """Tell whether the run without a crash needn't end as the one with it did.
 
     So it is where the schedule or what is outside decides: a time that ran out, a call that another one cancels, a
-    model that failed (how often it was asked again isn't remembered over a crash).
+    model that failed (how often it was asked again isn't remembered over a crash), which of two guardrails trips first.
     """
     config: Any = run.world.options["run_config"]
     if said_raise(run) or config.timeout is not None or config.tool_execution.queue_timeout is not None:
         return True
     if any(isinstance(getattr(part, "part", None), CancelsCall) for part in run.world.behaviors.values()):
         return True
+    tripped = _first_tripped(run.whole.records)
+    if any(tripped.get(where, name) != name for where, name in _first_tripped(run.records).items()):
+        return True
     return any(ran_out(one) for one in (run.whole, *run.lives))
+
+
+def _first_tripped(records: Sequence[r.Record]) -> dict[tuple[tuple[str, ...], str], str]:
+    """Return which guardrail was the first to trip, for each run and stage where one did."""
+    first: dict[tuple[tuple[str, ...], str], str] = {}
+    for one in records:
+        if isinstance(one, r.GuardrailSettled) and one.verdict == "tripped":
+            first.setdefault((one.path, one.stage), one.guardrail)
+    return first
 
 
 def ran_out(run: WorldRun) -> bool:
