@@ -292,6 +292,9 @@ def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
     """A tool that says it is off isn't shown in the turn; its calls start only where it has said twice more, of the
     model's answer and of each call, that it is on.
     """
+    asked = any(isinstance(one, r.Answered) and one.what == "is_enabled" for one in seen.records)
+    if not asked and all(isinstance(tool.is_enabled, bool) for tool in seen.definitions.values()):
+        return  # as in nearly every run
     said: dict[Path, dict[str, list[bool]]] = {}
     for n, record in enumerate(seen.records):
         if isinstance(record, r.Answered) and record.what == "is_enabled":
@@ -312,8 +315,8 @@ def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
             tool = seen.tool(call) if call is not None else None
             if tool is None or isinstance(tool.is_enabled, bool):
                 continue
-            asked = (f"{record.turn}:{tool.lookup_key}", record.call_id)
-            if all(answers.get(key, [False])[-1] for key in asked):
+            keys = (f"{record.turn}:{tool.lookup_key}", record.call_id)
+            if all(answers.get(key, [False])[-1] for key in keys):
                 yield HELD
             else:
                 yield broken(f"call {record.call_id} of {record.tool} started, and it hadn't said that it is on", n)
