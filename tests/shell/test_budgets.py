@@ -573,8 +573,7 @@ async def test_who_goes_on_with_a_run_knows_what_its_model_was_told(kept: int) -
 @pytest.mark.scenario("LX-76")
 async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Run) -> None:
     """What it was told of the cancellation doesn't count; what it gives afterwards does."""
-    journal, agent = Batches(), Agent[Any, Any]("guide", model=by_turn(*[call("fine") for _ in range(4)]), tools=[])
-    started = anyio.Event()
+    journal, started = Batches(), anyio.Event()
     turn = 0
 
     @tool(name="fine", in_doubt="rerun")
@@ -586,7 +585,7 @@ async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Ru
             await anyio.sleep_forever()
         return "fine"
 
-    agent.tools.append(second_hangs)
+    agent = Agent("guide", model=by_turn(*[call("fine") for _ in range(4)]), tools=[second_hangs])
     await cancelled_at(started, lambda: run_mode(agent, "go", journal=journal, run_config=CIRCLES))
     with pytest.raises(ToolLoopDetected, match="3 times") as raised:
         await Runner.resume(agent, journal, run_config=CIRCLES)

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from shell.kit import Run, agent_with
+from shell.kit import Rendezvous, Run, agent_with
 from shell.scenario_kit import Watch, time_passes, watched
 
 from agentloop import Agent, ModelRetrySettings, ModelSettings, RunConfig, RunHooks, Runner, Usage, handoff, tool
@@ -242,15 +242,10 @@ async def test_usage_is_counted_when_the_response_is_done_not_when_it_is_read() 
 @pytest.mark.scenario("CO-10")
 async def test_runs_of_one_agent_share_no_usage(run_mode: Run) -> None:
     """Two runs at once on the same agent object, one of them with a tool call: each counts its own requests."""
-    together = anyio.Event()
-    waiting = 0
+    together = Rendezvous(2)
 
     @tool
     async def meet() -> str:
-        nonlocal waiting
-        waiting += 1
-        if waiting == 2:
-            together.set()
         await together.wait()
         return "met"
 

@@ -51,14 +51,14 @@ def test_a_session_of_some_rounds_plays_each_once() -> None:
 
 @pytest.mark.parametrize("kind", rare.KINDS)
 def test_rare_worlds_meet_what_they_are_for(kind: str) -> None:
-    """A good part of them, and none breaks anything."""
+    """Three in eight of them at the least, and none breaks anything."""
     tally = Tally()
-    for draw in range(12):
-        number = (draw * len(rare.KINDS) + rare.KINDS.index(kind)) * rare.EVERY
-        one = rare.draw_rare(Seeded(f"rare {number}"), number)
+    for draw in range(40):
+        # Seeded by its kind: what is drawn for one has nothing to do with how many others there are.
+        one = rare.draw_rare(Seeded(f"rare {kind} {draw}"), rare.KINDS.index(kind) * rare.EVERY)
         check(run_one(one.world, backend=one.backend, streamed=one.streamed), tally)
     for law in MET[kind]:
-        assert tally.exercised[law] >= 3, law
+        assert tally.exercised[law] >= 15, law
 
 
 MET = {
