@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.sessions = ["lint", "types", "docs", "tests"]
 nox.options.default_venv_backend = "venv"
@@ -286,6 +287,40 @@ def explore(session: nox.Session) -> None:
     """
     given = session.posargs or ["--budget", "600"]
     session.run(_explorer(session), "-m", "tests.exploration", *given, external=True)
+
+
+LONG = {
+    "sweeps": ["tests/sweeps"],
+    "orders": ["--count", "5", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual", "tests/shell"],
+    "uvloop": ["--backends", "asyncio-uvloop", "tests/shell"],
+    "eager": ["--backends", "asyncio-eager", "tests/shell"],
+}
+"""The passes of pytest of the session `long`: the sweeps are run whole there."""
+
+
+@nox.session(python=False)
+def long(session: nox.Session) -> None:
+    """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
+    the tests of runs five times in other orders of tasks, on uvloop and with eager tasks, and ten minutes of
+    exploration. All of it runs, whatever fails. `nox -s long -- uvloop exploration` takes these parts.
+    """
+    python = (
+        _environment(session, interpreters()[0], "long", "-e", ".[test,local]", "pytest-repeat", "uvloop") / "python"
+    )
+    passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *what] for name, what in LONG.items()}
+    passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
+    if unknown := set(session.posargs) - set(passes):
+        session.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(passes)}")
+    environment = {"AGENTLOOP_SWEEP": "whole"}
+    failed = []
+    for name in session.posargs or passes:
+        session.log(name)
+        try:
+            session.run(str(python), *passes[name], env=environment, external=True)
+        except CommandFailed:
+            failed.append(name)
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session(python=False)

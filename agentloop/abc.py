@@ -19,6 +19,21 @@ from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.records import Record
 from agentloop.spans import Span, Trace
 
+__all__ = [
+    "Codec",
+    "Effects",
+    "Instrument",
+    "Journal",
+    "LateResult",
+    "Model",
+    "ModelProvider",
+    "ReplaceableSession",
+    "SealingJournal",
+    "Session",
+    "SpanSource",
+    "StillRunning",
+]
+
 
 @runtime_checkable
 class Model(Protocol):
@@ -193,7 +208,10 @@ class Effects(Protocol):
 
 @attrs.frozen(kw_only=True)
 class StillRunning:
-    """A call that outlives its run's cleanup deadline: `age` is seconds since its body started."""
+    """A call that outlives its run's cleanup deadline.
+
+    `age` is seconds since its body started, or, where it hasn't, since the call was admitted.
+    """
 
     path: tuple[str, ...]
     call: ToolCall

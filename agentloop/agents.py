@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import attrs
 
+from agentloop import checks
 from agentloop.abc import Model
 from agentloop.config import ModelSettings, check_count
 from agentloop.config_checks import check_run_config
@@ -18,6 +19,7 @@ from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
 from agentloop.items import Content, ToolCall
 from agentloop.naming import snake_case
+from agentloop.options import takes_options
 from agentloop.output_schema import TypedOutput, output_schema, typed_output
 from agentloop.schema import FunctionSchema, function_schema
 from agentloop.secret_text import MASK, masked_repr
@@ -28,7 +30,13 @@ OutputT = TypeVar("OutputT")
 
 
 def _to_names(names: str | Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+    given: object = names
+    if isinstance(given, str):
+        return (given,)
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not checks.is_texts(found):
+        raise UserTypeError(f"StopAtTools.names: names of tools are needed, not {names!r}")
+    return found
 
 
 @attrs.frozen
@@ -161,6 +169,7 @@ def settings_for(agent: Agent[Any, Any], model: object) -> ModelSettings:
     return implicit_settings(model) if own == implicit_settings(agent.model) else own
 
 
+@takes_options("Agent(…, OPTION=…)")
 @attrs.define(eq=False, repr=False)
 class Agent(Generic[ContextT, OutputT]):
     """An agent. An identity object: two agents are equal only if they are one.
@@ -293,11 +302,16 @@ class Agent(Generic[ContextT, OutputT]):
                 where that may repeat it, its tools' arguments and the output (*secret_output*) have to be marked too.
         """
         check_count("max_turns", max_turns)
+        checks.check("tool_name", "text", checks.is_text, tool_name, optional=True)
+        checks.check("tool_description", "text", checks.is_text, tool_description, optional=True)
         if run_config is not None:
             check_run_config(run_config)
         name = tool_name or snake_case(self.name)
         schema = _schema_of_asking(name)
-        typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
+        try:
+            typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
+        except UserError as error:
+            raise UserTypeError(f"parameters of tool {name!r}: {error}") from error
         return FunctionTool(
             name=name,
             description=tool_description if tool_description is not None else f"Ask the agent {self.name}.",
@@ -317,8 +331,8 @@ class Agent(Generic[ContextT, OutputT]):
             needs_approval=needs_approval,
             is_enabled=is_enabled,
             failure_error_function=failure_error_function,
-            tool_input_guardrails=tuple(tool_input_guardrails),
-            tool_output_guardrails=tuple(tool_output_guardrails),
+            tool_input_guardrails=tool_input_guardrails,
+            tool_output_guardrails=tool_output_guardrails,
             timeout=timeout,
             timeout_behavior=timeout_behavior,
             timeout_error_function=timeout_error_function,

@@ -8,7 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from agentloop import checks
 from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.options import takes_options
 
 
 def check_seconds(name: str, value: float | None, *, zero: bool = False) -> float | None:
@@ -136,12 +138,13 @@ class ModelRetrySettings:
 
     The wait before retry n is `initial_delay * multiplier ** (n - 1)` seconds, at most `max_delay`, with *jitter*
     between half and all of that; never less than the provider's Retry-After. Nothing is retried once a part of the
-    response was shown, nor a cancellation.
+    response was shown to the consumer of a stream (a plain run shows none), nor a cancellation.
 
     Attributes:
         max_retries: Attempts after the first.
         policy: `(RetryContext) -> bool`, sync or async, decides in the place of `RetryContext.advice`; None leaves it
-            to that: no answer, timeouts and status 408, 409, 429 and from 500 on, unless the provider says otherwise.
+            to that: no answer, timeouts and status 408, 409, 429 and from 500 on, unless the provider says otherwise
+            or the account's quota is spent.
     """
 
     max_retries: int = attrs.field(validator=_needed(_count(0)))
@@ -157,29 +160,38 @@ def _retry(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
         raise UserTypeError(f"ModelSettings.{attribute.name}: ModelRetrySettings are needed, not {value!r}")
 
 
+@takes_options("Agent(…, model_settings=ModelSettings(OPTION=…))")
 @attrs.frozen(kw_only=True)
 class ModelSettings:
     """How to ask a model. None means not given: the next level down decides (run over agent over model)."""
 
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float | None = attrs.field(default=None, validator=checks.number_or_none)
+    top_p: float | None = attrs.field(default=None, validator=checks.number_or_none)
     max_tokens: int | None = attrs.field(default=None, validator=_count())
-    tool_choice: str | Mapping[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning: Mapping[str, Any] | None = None
-    verbosity: str | None = None
-    truncation: str | None = None
-    store: bool | None = None
-    metadata: Mapping[str, str] | None = None
-    include: Sequence[str] | None = None
+    tool_choice: str | Mapping[str, Any] | None = attrs.field(
+        default=None,
+        validator=checks.needs(
+            "text or a mapping", lambda value: isinstance(value, str) or checks.is_named(value), optional=True
+        ),
+    )
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=checks.flag_or_none)
+    reasoning: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
+    verbosity: str | None = attrs.field(default=None, validator=checks.text_or_none)
+    truncation: str | None = attrs.field(default=None, validator=checks.text_or_none)
+    store: bool | None = attrs.field(default=None, validator=checks.flag_or_none)
+    metadata: Mapping[str, str] | None = attrs.field(default=None, validator=checks.mapping_or_none)
+    include: Sequence[str] | None = attrs.field(
+        default=None, validator=checks.needs("a sequence of texts", checks.is_texts, optional=True)
+    )
     timeout: float | None = attrs.field(default=None, validator=_seconds())
     """Seconds for one attempt."""
     retry: ModelRetrySettings | None = attrs.field(default=None, validator=_retry)
-    """None: a failed request is final."""
-    extra_headers: Mapping[str, str] | None = attrs.field(default=None, repr=False)
-    extra_query: Mapping[str, str] | None = None
-    extra_body: Mapping[str, Any] | None = None
-    extra_args: Mapping[str, Any] | None = None
+    """None: two retries where the error speaks for them, of an answer that fell silent one, of `timeout` none.
+    `ModelRetrySettings(max_retries=0)`: none."""
+    extra_headers: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=checks.mapping_or_none)
+    extra_query: Mapping[str, str] | None = attrs.field(default=None, validator=checks.mapping_or_none)
+    extra_body: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
+    extra_args: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
 
     def resolve(self, override: ModelSettings | None) -> ModelSettings:
         """Return these settings with every value that *override* gives laid over them."""
@@ -193,6 +205,7 @@ class ModelSettings:
         return attrs.evolve(self, **changes) if changes else self
 
 
+@takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")
 @attrs.frozen(kw_only=True)
 class ToolExecution:
     """How a run executes its tool calls."""
@@ -203,15 +216,19 @@ class ToolExecution:
     """Calls of one response that may run; the others are answered with a refusal."""
     queue_timeout: float | None = attrs.field(default=None, validator=_seconds())
     """Seconds a call may wait to start before it is skipped."""
-    pre_approval_tool_input_guardrails: bool = False
-    cleanup_grace: float = attrs.field(default=5.0, validator=_seconds(zero=True))
+    pre_approval_tool_input_guardrails: bool = attrs.field(default=False, validator=checks.flag)
+    cleanup_grace: float = attrs.field(default=5.0, validator=_needed(_seconds(zero=True)))
     """Seconds that cleanup gets, in all, once a run is being cancelled."""
     max_output_chars: int | None = attrs.field(default=32_000, validator=_count())
     max_threads: int = attrs.field(default=32, validator=_needed(_count()))
     mode: Literal["concurrent", "sequential"] | None = attrs.field(
-        default=None, validator=attrs.validators.in_((None, "concurrent", "sequential"))
+        default=None, validator=checks.needs_one_of(None, "concurrent", "sequential")
     )
     """None: the agent's `tool_execution`."""
+
+
+def _is(kind: type, *, optional: bool = False) -> Any:
+    return checks.needs(f"{kind.__name__}(…)", lambda value: isinstance(value, kind), optional=optional)
 
 
 def _callable_or_none(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -273,6 +290,7 @@ class ErrorHandlerResult:
     include_in_history: bool = True
 
 
+@takes_options("Runner.run(…, run_config=RunConfig(OPTION=…))")
 @attrs.frozen(kw_only=True)
 class RunConfig:
     """How to run, for one run and the runs nested in it.
@@ -310,15 +328,15 @@ class RunConfig:
     """
 
     model: Any = None
-    model_settings: ModelSettings | None = None
-    tool_execution: ToolExecution = attrs.field(factory=ToolExecution)
+    model_settings: ModelSettings | None = attrs.field(default=None, validator=_is(ModelSettings, optional=True))
+    tool_execution: ToolExecution = attrs.field(factory=ToolExecution, validator=_is(ToolExecution))
     timeout: float | None = attrs.field(default=None, validator=_seconds())
     tool_error_formatter: Any = attrs.field(default=None, validator=_callable_or_none)
     tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = attrs.field(
-        default="raise_error", validator=attrs.validators.in_(("raise_error", "return_error_to_model"))
+        default="raise_error", validator=checks.needs_one_of("raise_error", "return_error_to_model")
     )
     tool_name_collision_policy: Literal["warn", "error"] = attrs.field(
-        default="warn", validator=attrs.validators.in_(("warn", "error"))
+        default="warn", validator=checks.needs_one_of("warn", "error")
     )
     output_store: Any = None
     limits: Any = None
@@ -331,17 +349,25 @@ class RunConfig:
     nest_handoff_history: bool | tuple[str, str] = attrs.field(default=False, validator=_nesting)
     call_model_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)
     session_input_callback: Any = attrs.field(default=None, validator=_callable_or_none)
-    session_settings: SessionSettings | None = None
+    session_settings: SessionSettings | None = attrs.field(default=None, validator=_is(SessionSettings, optional=True))
     loop_detection: int | None = attrs.field(default=None, validator=_count(2))
     policies: Sequence[Any] = ()
-    hold_text_until_guarded: bool = False
-    json_limits: JsonLimits = attrs.field(factory=JsonLimits)
+    hold_text_until_guarded: bool = attrs.field(default=False, validator=checks.flag)
+    json_limits: JsonLimits = attrs.field(factory=JsonLimits, validator=_is(JsonLimits))
     stream_buffer: int = attrs.field(default=256, validator=_count())
-    max_depth: int = attrs.field(default=16, validator=_count())
-    workflow_name: str = "Agent workflow"
-    group_id: str | None = None
-    trace_metadata: Mapping[str, Any] | None = None
-    trace_include_sensitive_data: bool = True
-    tracing_disabled: bool = False
+    max_depth: int = attrs.field(default=16, validator=_needed(_count()))
+    workflow_name: str = attrs.field(default="Agent workflow", validator=checks.text)
+    group_id: str | None = attrs.field(default=None, validator=checks.text_or_none)
+    trace_metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
+    trace_include_sensitive_data: bool = attrs.field(default=True, validator=checks.flag)
+    tracing_disabled: bool = attrs.field(default=False, validator=checks.flag)
     effects: Any = None
     instruments: Sequence[Any] = ()
+
+    def __attrs_post_init__(self) -> None:
+        for look_at in run_config_checks:
+            look_at(self)
+
+
+run_config_checks: list[Callable[[RunConfig], object]] = []
+"""Asked about each configuration that is made: what looks at fields whose values this module doesn't know."""

@@ -14,6 +14,24 @@ from agentloop.items import Item, ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.records import RunStatus
 
+__all__ = [
+    "AgentUpdated",
+    "ApprovalRequested",
+    "ArgumentsDelta",
+    "CallProgress",
+    "CallSettled",
+    "CallStarted",
+    "Event",
+    "GuardrailSettled",
+    "ItemCreated",
+    "RawModelEvent",
+    "ReasoningDelta",
+    "RunEnded",
+    "TextDelta",
+    "TurnEnded",
+    "TurnStarted",
+]
+
 
 @attrs.frozen
 class _Event:
@@ -110,7 +128,9 @@ class GuardrailSettled(_Event):
 
 @attrs.frozen
 class TurnEnded(_Event):
-    """A turn is over, its outputs accepted."""
+    """A turn is over, its outputs accepted. `finish_reason` is the provider's word for why its answer ended."""
+
+    finish_reason: str | None = None
 
 
 @attrs.frozen
@@ -118,6 +138,8 @@ class RunEnded(_Event):
     """The run is over."""
 
     status: RunStatus
+    finish_reason: str | None = None
+    """The provider's word for why the last answer ended; `"length"` and `"content_filter"` mean that it was cut."""
 
 
 Event: TypeAlias = (

@@ -10,6 +10,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+__all__ = [
+    "AgentLoopError",
+    "EarlierFailure",
+    "GuardrailTripwireTriggered",
+    "InputGuardrailTripwireTriggered",
+    "JournalError",
+    "MaxTurnsExceeded",
+    "ModelBehaviorError",
+    "ModelRefusalError",
+    "ModelTimeoutError",
+    "ModelTransportError",
+    "OutputGuardrailTripwireTriggered",
+    "ReplayDivergence",
+    "RunTimeout",
+    "SessionConflict",
+    "StateError",
+    "ToolCallError",
+    "ToolCancelledError",
+    "ToolInputGuardrailTripwireTriggered",
+    "ToolLoopDetected",
+    "ToolOutputGuardrailTripwireTriggered",
+    "ToolTimeoutError",
+    "UsageLimitExceeded",
+    "UserError",
+    "UserTypeError",
+    "UserValueError",
+]
+
 if TYPE_CHECKING:
     from agentloop.items import ToolCall
     from agentloop.outcomes import CallOutcome
@@ -87,7 +115,7 @@ class ModelTransportError(AgentLoopError):
 
     Attributes:
         status: HTTP status, or None where no response came.
-        code: The provider's own error code, if it gave one.
+        code: The provider's own error code, if it gave one; `silence_timeout` where an answer fell silent.
         retry_after: Seconds the provider asked to wait, clamped to a sane range, or None.
         should_retry: The provider's explicit advice, or None where it gave none.
         request_id: The provider's id of the request, for its support.

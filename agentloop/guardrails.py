@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import attrs
 
+from agentloop import checks
 from agentloop.context import Callback, ToolContext
 from agentloop.exceptions import UserTypeError
 from agentloop.items import Content
@@ -62,8 +63,10 @@ class InputGuardrail:
     """
 
     fn: Callback = attrs.field(validator=_check_callable)
-    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
-    run_in_parallel: bool = attrs.field(default=True, kw_only=True)
+    name: str = attrs.field(
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+    )
+    run_in_parallel: bool = attrs.field(default=True, kw_only=True, validator=checks.flag)
 
 
 @attrs.frozen(eq=False)
@@ -71,7 +74,9 @@ class OutputGuardrail:
     """Judges a candidate for the final output: *fn(ctx, agent, output)* gives `GuardrailFunctionOutput`."""
 
     fn: Callback = attrs.field(validator=_check_callable)
-    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
+    name: str = attrs.field(
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+    )
 
 
 @attrs.frozen(eq=False)
@@ -82,7 +87,9 @@ class ToolInputGuardrail:
     """
 
     fn: Callback = attrs.field(validator=_check_callable)
-    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
+    name: str = attrs.field(
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+    )
 
 
 @attrs.frozen(eq=False)
@@ -93,7 +100,9 @@ class ToolOutputGuardrail:
     """
 
     fn: Callback = attrs.field(validator=_check_callable)
-    name: str = attrs.field(default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True)
+    name: str = attrs.field(
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+    )
 
 
 @overload

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from agentloop import checks
 from agentloop.config import JsonLimits
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UserTypeError, UserValueError
@@ -56,6 +57,12 @@ def _bool_or_callable(instance: Handoff, attribute: attrs.Attribute[Any], value:
         raise UserTypeError(f"handoff to {instance.agent!r}: {attribute.name}: a bool or a callable is needed")
 
 
+def _agent(_instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
+    # `agents` imports this module, so an agent is known by what a handoff asks of it.
+    if not isinstance(getattr(value, "name", None), str) or not hasattr(value, "handoff_description"):
+        raise UserTypeError(f"handoff: {attribute.name}: an Agent is needed, not {value!r}")
+
+
 @attrs.frozen(eq=False)
 class Handoff:
     """One way to hand over. Made by `handoff`; an agent in `Agent.handoffs` stands for `handoff(agent)`.
@@ -63,15 +70,15 @@ class Handoff:
     Attributes are those of `handoff`; `name`, `description` and `params_json_schema` are what the model is shown.
     """
 
-    agent: Any
-    tool_name: str | None = attrs.field(default=None, kw_only=True)
-    tool_description: str | None = attrs.field(default=None, kw_only=True)
+    agent: Any = attrs.field(validator=_agent)
+    tool_name: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
+    tool_description: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
     on_handoff: Callback | None = attrs.field(default=None, kw_only=True, validator=_callable_or_none)
     input_type: Any = attrs.field(default=None, kw_only=True)
     input_filter: Callback | None = attrs.field(default=None, kw_only=True, validator=_callable_or_none)
     nest_handoff_history: bool | tuple[str, str] | None = attrs.field(default=None, kw_only=True, validator=_nesting)
     is_enabled: bool | Callback = attrs.field(default=True, kw_only=True, validator=_bool_or_callable)
-    _typed: TypedOutput | None = attrs.field(default=None, kw_only=True, repr=False)
+    _typed: TypedOutput | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if self.input_type is not None:

@@ -15,6 +15,31 @@ import attrs
 from agentloop.exceptions import UserTypeError
 from agentloop.secret_text import MASK, masked_arguments, masked_repr
 
+__all__ = [
+    "ApprovalRequest",
+    "AssistantMessage",
+    "Compaction",
+    "Content",
+    "File",
+    "HandoffCall",
+    "HandoffOutput",
+    "HostedToolCall",
+    "ITEM_TYPES",
+    "Image",
+    "Item",
+    "JsonObject",
+    "OpaqueItem",
+    "Part",
+    "Reasoning",
+    "Refusal",
+    "SystemMessage",
+    "Text",
+    "ToolCall",
+    "ToolOutput",
+    "UserMessage",
+    "to_items",
+]
+
 JsonObject: TypeAlias = Mapping[str, Any]
 
 
@@ -291,10 +316,11 @@ def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
     if isinstance(given, ITEM_TYPES):
         return (given,)  # type: ignore[return-value]  # isinstance over a tuple of the union's members
     try:
-        items = tuple(given)
+        items: tuple[Any, ...] = (given,) if isinstance(given, Mapping) else tuple(given)
     except TypeError:
         raise UserTypeError(f"input: text or a sequence of items is needed, not {type(given).__name__}") from None
     for index, item in enumerate(items):
         if not isinstance(item, ITEM_TYPES):
-            raise UserTypeError(f"input[{index}]: an item is needed, not {type(item).__name__}")
+            hint = ": agentloop.items has them, UserMessage(text) for what a user says" if type(item) is dict else ""
+            raise UserTypeError(f"input[{index}]: an item is needed, not {type(item).__name__}{hint}")
     return items

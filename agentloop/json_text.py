@@ -20,7 +20,11 @@ _QUOTED = 200
 
 # An unterminated string matches up to the end of the text: were it no match, the search would start anew at each quote
 # inside it, in quadratic time.
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]|[-0-9][0-9.eE+-]*+', re.DOTALL)
+_STRING = r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
+_TOKEN = re.compile(rf"{_STRING}|[-0-9][0-9.eE+-]*+", re.DOTALL)
+# All up to the next bracket outside of strings, or up to the end, so that there is a match wherever a search begins.
+_TO_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_STRING})*+([\[{{]|[\]}}]|\Z)', re.DOTALL)
+_LIKE_A_NUMBER = re.compile(r"[0-9.eE+-]++")
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 _KINDS = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
@@ -94,6 +98,10 @@ def _parse(text: str, limits: JsonLimits) -> Any:
         return _mended(value) if _MAYBE_SURROGATE.search(text) else value
     except RecursionError:
         raise _Fault("are nested too deeply") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # of `int`: the interpreter's own limit, where JsonLimits sets none
+        raise _Fault("hold a number with too many digits") from None
 
 
 def _check_size(text: str, most: int | None) -> None:
@@ -105,21 +113,30 @@ def _check_size(text: str, most: int | None) -> None:
 
 
 def _check_tokens(text: str, limits: JsonLimits) -> None:
-    depth_left = math.inf if limits.max_depth is None else limits.max_depth
-    most_digits = math.inf if limits.max_digits is None else limits.max_digits
-    # Nearly all arguments are too small to break a limit, which two counts tell without a scan.
-    if text.count("{") + text.count("[") <= depth_left and len(text) <= most_digits:
-        return
+    # Nearly all arguments are too small to break a limit, which counts tell without a look at each token.
+    if limits.max_depth is not None and text.count("{") + text.count("[") > limits.max_depth:
+        _check_depth(text, limits.max_depth)
+    most = limits.max_digits
+    if most is not None and len(text) > most and max(map(len, _LIKE_A_NUMBER.findall(text)), default=0) > most:
+        _check_digits(text, most)
+
+
+def _check_depth(text: str, most: int) -> None:
+    left = most
+    for match in _TO_BRACKET.finditer(text):
+        if match[1] in ("{", "["):
+            left -= 1
+            if left < 0:
+                raise _Fault(f"are nested too deeply (the limit is {most} levels)")
+        else:
+            left += 1
+
+
+def _check_digits(text: str, most: int) -> None:
     for match in _TOKEN.finditer(text):
         token = match.group()
-        if token in ("{", "["):
-            depth_left -= 1
-            if depth_left < 0:
-                raise _Fault(f"are nested too deeply (the limit is {limits.max_depth} levels)")
-        elif token in ("}", "]"):
-            depth_left += 1
-        elif token[0] != '"' and len(token) > most_digits and sum(map(str.isdigit, token)) > most_digits:
-            raise _Fault(f"hold a number with too many digits (the limit is {limits.max_digits})")
+        if token[0] != '"' and len(token) > most and sum(map(str.isdigit, token)) > most:
+            raise _Fault(f"hold a number with too many digits (the limit is {most})")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -138,20 +155,11 @@ def _finite(literal: str) -> float:
     return number
 
 
-def _whole(literal: str) -> int:
-    try:
-        return int(literal)
-    except ValueError:  # the interpreter's own limit, where JsonLimits sets none
-        raise _Fault("hold a number with too many digits") from None
-
-
 def _not_a_number(literal: str) -> Never:
     raise _Fault(f"hold {literal}, which isn't JSON")
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_float=_finite, parse_int=_whole, parse_constant=_not_a_number
-)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_a_number)
 
 
 def _holds_surrogate(text: str) -> bool:

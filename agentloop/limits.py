@@ -7,12 +7,14 @@ use and is not thread-safe: using it from a second loop while the first lives is
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
+from agentloop import checks
 from agentloop.config import check_count, check_seconds
 from agentloop.exceptions import UserError, UserTypeError
 
@@ -21,11 +23,24 @@ class Limit:
     """What an admission asks of a limit. `ordered` ones are taken strictly in arrival order."""
 
     ordered = False
+    freed_by_calls = True
+    """Whether room comes from calls that end; else it comes from time, or from whoever reads the stream."""
     name: str | None = None
+    line: Any = None
+    """What the admission keeps here while calls wait that want the limit."""
+
+    @property
+    def name_shown(self) -> str:
+        """The limit's name, or its kind."""
+        return self.name or type(self).__name__
+
+    def free(self, now: float) -> float:
+        """Return how many more calls may start at *now* (seconds on the loop's clock)."""
+        raise NotImplementedError
 
     def room(self, now: float) -> bool:
-        """Tell whether one more call may start at *now* (seconds on the loop's clock)."""
-        raise NotImplementedError
+        """Tell whether one more call may start at *now*."""
+        return self.free(now) > 0
 
     def take(self, now: float) -> None:
         """Count a call that starts at *now*."""
@@ -35,8 +50,13 @@ class Limit:
         """Count a call that has ended."""
         raise NotImplementedError
 
+    def report_room(self) -> None:
+        """Report to the admission that there may be more room than before."""
+        if self.line is not None:
+            self.line.mark()
+
     def next_room(self, now: float) -> float:
-        """Return when room will come by itself; infinity where only `give` makes any."""
+        """Return when more room will come by itself; infinity where only `give` makes any."""
         return math.inf
 
 
@@ -48,6 +68,8 @@ class LoopBinding:
     """Stands for the loop, and doesn't hold it."""
     alive: Callable[[], bool] | None = None
     changed: Callable[[], None] | None = None
+    _lock: Any = attrs.field(factory=threading.Lock, init=False, repr=False)
+    """Of two loops in two threads that bind at once, when the earlier loop has ended, one gets the limit."""
 
     def tell(self) -> None:
         """Tell whoever waits on the loop that the numbers have changed, if the loop lives."""
@@ -62,9 +84,10 @@ class LoopBinding:
         """
         if self.loop is loop:
             return
-        if self.loop is not None and self.alive is not None and self.alive():
-            raise UserError(f"{what!r} belongs to another event loop, which is still running")
-        self.loop, self.alive, self.changed = loop, alive, changed
+        with self._lock:
+            if self.loop is not None and self.alive is not None and self.alive():
+                raise UserError(f"{what!r} belongs to another event loop, which is still running")
+            self.loop, self.alive, self.changed = loop, alive, changed
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +104,7 @@ class Capacity(Limit):
 
     def __init__(self, tokens: int | None, name: str | None = None) -> None:
         self._total = check_count("tokens", tokens)
+        checks.check("name", "text", checks.is_text, name, optional=True)
         self.name = name
         self._in_use = 0
         self._peak = 0
@@ -98,15 +122,16 @@ class Capacity(Limit):
     @total_tokens.setter
     def total_tokens(self, value: int | None) -> None:
         self._total = check_count("total_tokens", value)
+        self.report_room()
         self.binding.tell()
 
     def statistics(self) -> CapacityStatistics:
         """Return the numbers of this moment."""
         return CapacityStatistics(tokens_in_use=self._in_use, total_tokens=self._total, peak=self._peak)
 
-    def room(self, now: float) -> bool:
-        """Tell whether a token is free."""
-        return self._total is None or self._in_use < self._total
+    def free(self, now: float) -> float:
+        """Return how many tokens are free."""
+        return math.inf if self._total is None else self._total - self._in_use
 
     def take(self, now: float) -> None:
         """Take a token."""
@@ -117,6 +142,8 @@ class Capacity(Limit):
     def give(self) -> None:
         """Give a token back."""
         self._in_use -= 1
+        if self.line is not None:
+            self.line.mark()
 
 
 class OrderedCapacity(Capacity):
@@ -137,11 +164,14 @@ class RateStatistics:
 class Rate(Limit):
     """At most *count* calls started within any window of *per* seconds. Spent at the start, never given back."""
 
+    freed_by_calls = False
+
     def __init__(self, count: int, per: float, name: str | None = None) -> None:
         checked_count, checked_per = check_count("count", count), check_seconds("per", per)
         if checked_count is None or checked_per is None:
             raise UserTypeError("Rate: count and per are both needed")
         self.count, self.per = checked_count, checked_per
+        checks.check("name", "text", checks.is_text, name, optional=True)
         self.name = name
         self._starts: deque[float] = deque()
         self.binding = LoopBinding()
@@ -154,13 +184,13 @@ class Rate(Limit):
         """Return the numbers of this moment."""
         return RateStatistics(started_in_window=len(self._starts), count=self.count, per=self.per)
 
-    def room(self, now: float) -> bool:
-        """Tell whether the window that ends at *now* has room for a start."""
+    def free(self, now: float) -> float:
+        """Return how many starts the window that ends at *now* has room for."""
         starts = self._starts
         # A clock that ran backwards belongs to another loop: its starts say nothing about this one.
         while starts and (starts[0] + self.per <= now or starts[0] > now):
             starts.popleft()
-        return len(starts) < self.count
+        return self.count - len(starts)
 
     def take(self, now: float) -> None:
         """Count a start."""
@@ -171,4 +201,5 @@ class Rate(Limit):
 
     def next_room(self, now: float) -> float:
         """Return when the oldest start leaves the window."""
-        return now if self.room(now) else self._starts[0] + self.per
+        self.free(now)
+        return self._starts[0] + self.per if self._starts else math.inf

@@ -6,18 +6,26 @@ A response is a stream of events with exactly one `ResponseDone`, last. Transpor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 
 from agentloop.config import ModelSettings
+from agentloop.exceptions import UserTypeError
 from agentloop.items import Item
-from agentloop.usage import RequestUsage
+from agentloop.usage import RequestUsage, Usage
 
 
 def _to_tuple(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(items)
+
+
+def _check_usage(_instance: object, _attribute: object, value: Any) -> None:
+    if isinstance(value, Usage):
+        raise UserTypeError(
+            "ResponseDone.usage: one request's RequestUsage is needed, not a Usage, which adds up those of a run"
+        )
 
 
 class ToolDefinition(Protocol):
@@ -48,7 +56,7 @@ class OutputSchema:
 
 @attrs.frozen(kw_only=True)
 class ModelRequest:
-    """One request to a model. `turn` and `path` tell where in the run it stands; providers don't send them."""
+    """One request to a model. `turn`, `path` and `call_ids` place it in its run; providers don't send them."""
 
     system: str | None
     items: Sequence[Item]
@@ -62,6 +70,8 @@ class ModelRequest:
     prompt: Any = None
     turn: int = 1
     path: tuple[str, ...] = ()
+    call_ids: Collection[str] = attrs.field(default=(), eq=False, repr=False)
+    """Ids of the run's calls so far, also of those that a filter has taken out of `items`."""
 
 
 @attrs.frozen
@@ -109,22 +119,33 @@ class Raw:
 
 @attrs.frozen
 class ResponseDone:
-    """The answer is complete. `items` are all its items in order; `usage` is None where the provider gave none."""
+    """The answer is complete. `items` are all its items in order; `usage` is None where the provider gave none.
+
+    `finish_reason` is the provider's word for why the answer ended; `"length"` and `"content_filter"` mean that it was
+    cut.
+    """
 
     items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
-    usage: RequestUsage | None = None
+    usage: RequestUsage | None = attrs.field(default=None, validator=_check_usage)
     response_id: str | None = None
     request_id: str | None = None
+    finish_reason: str | None = None
 
 
 @attrs.frozen
 class ModelResponse:
-    """One complete answer of a model. `usage` is None where the provider gave none."""
+    """One complete answer of a model. `usage` and `finish_reason` are None where the provider gave none."""
 
     items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
     usage: RequestUsage | None = None
     response_id: str | None = None
     request_id: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether the answer ended before the model was done: at its length limit, or at a content filter."""
+        return self.finish_reason in ("length", "content_filter")
 
 
 ModelEvent: TypeAlias = ResponseStarted | TextDelta | ReasoningDelta | ArgumentsDelta | ItemDone | Raw | ResponseDone

@@ -9,6 +9,13 @@ import attrs
 from agentloop.items import Content
 from agentloop.secret_text import MASK, error_repr, masked_repr
 
+__all__ = [
+    "CallOutcome",
+    "CancelledBy",
+    "FROM_ABOVE",
+    "Status",
+]
+
 Status: TypeAlias = Literal[
     "succeeded", "failed", "timed_out", "cancelled", "rejected", "replayed", "skipped", "unknown"
 ]

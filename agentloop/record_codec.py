@@ -34,11 +34,18 @@ from agentloop.secret_values import DIGESTS, Secrets
 from agentloop.usage import RequestUsage
 from agentloop.value_codec import read_value, value_to_json
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 """The form of records that this library writes."""
 
 Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
-UPGRADES: Mapping[str, Upgrade] = {}
+
+
+def _from_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Return data of schema 1 as of schema 2, which only adds fields that may be missing."""
+    return {**data, "schema": "2"}
+
+
+UPGRADES: Mapping[str, Upgrade] = {"1": _from_1}
 """By version: a pure function that brings stored data of it to the next one, and says so under its schema key."""
 SUPPORTED: tuple[str, ...] = (*UPGRADES, SCHEMA_VERSION)
 """The forms of records that this library reads."""

@@ -19,6 +19,33 @@ from agentloop.outcomes import CallOutcome
 from agentloop.secret_text import masked_arguments, masked_repr
 from agentloop.usage import RequestUsage
 
+__all__ = [
+    "Answered",
+    "ApprovalRequested",
+    "BatchEnded",
+    "BodyEnded",
+    "CallSettled",
+    "CallStarted",
+    "CleanupCut",
+    "GraphChanged",
+    "GuardrailSettled",
+    "HandedOff",
+    "HistoryReplaced",
+    "InputAdded",
+    "ItemReleased",
+    "ModelFailed",
+    "ModelRequested",
+    "ModelResponded",
+    "Record",
+    "RunEnded",
+    "RunResumed",
+    "RunStarted",
+    "RunStatus",
+    "SessionSaved",
+    "TurnStarted",
+    "VerdictGiven",
+]
+
 RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
 
 
@@ -81,12 +108,14 @@ class RunResumed(_Record):
 class TurnStarted(_Record):
     """A turn began: one logical model call and its consequences. `turn` is its number.
 
-    `tools` and `handoffs` name what the model is shown and may call in it.
+    `tools` and `handoffs` name what the model is shown and may call in it, `guardrails` what is to judge input that has
+    not been accepted yet.
     """
 
     agent: str
     tools: tuple[str, ...] = ()
     handoffs: tuple[str, ...] = ()
+    guardrails: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -104,6 +133,11 @@ class ModelResponded(_Record):
     response: ModelResponse
     cost: str | None = None
     """What the request took of the run's cost limit, as a decimal number."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The provider's word for why the answer ended."""
+        return self.response.finish_reason
 
 
 @attrs.frozen
@@ -135,6 +169,8 @@ class GuardrailSettled(_Record):
     call_id: str | None = None
     index: int = 0
     """Place in declaration order among the guardrails of its stage."""
+    nth: int = 0
+    """Place among those of the run's input or output that have its name: it is known by both, wherever it stands."""
     info: Any = attrs.field(default=None, eq=False, repr=False)
     detail: Any = attrs.field(default=None, eq=False, repr=False)
     """What a tool guardrail answered with: a message, arguments, or a value."""
@@ -159,7 +195,7 @@ class ApprovalRequested(_Record):
     policy: str | None = None
     """The policies that ask, by the names of their classes; None where the tool itself does."""
     reason: str | None = None
-    """Why, in the policies' words, without what is secret of the call."""
+    """Why, in the policies' words; `[redacted]` for a call with secret arguments."""
     secret: tuple[str, ...] = _secret_names()
 
     def __repr__(self) -> str:

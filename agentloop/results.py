@@ -68,6 +68,11 @@ class RunResult(RunData, Generic[OutputT]):
         secret = isinstance(last, RunEnded) and last.secret
         return masked_repr(self, {"final_output": repr(MASK)} if secret else {})
 
+    @property
+    def finish_reason(self) -> str | None:
+        """The provider's word for why the last answer ended; `"length"` and `"content_filter"` mean that it was cut."""
+        return self.raw_responses[-1].finish_reason if self.raw_responses else None
+
     def final_output_as(self, type: type[AsT]) -> AsT:
         """Return the final output, checked to be an instance of *type*.
 

@@ -6,17 +6,16 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import Context
 from types import EllipsisType
 from typing import Any, Literal, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
 from agentloop._core.state import RunFold
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import Entry
+from agentloop._shell.interrupts import uninterrupted
 from agentloop._shell.journaling import journal_opener
 from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveEffects, LiveRun, Log, OfRun, ServerConversation, loop_shared
@@ -29,6 +28,7 @@ from agentloop.abc import Instrument, Journal, Model, Session
 from agentloop.agent_graph import AgentGraph
 from agentloop.agents import Agent
 from agentloop.budget import Budget
+from agentloop.checks import check, is_flag, is_text
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig, check_count
 from agentloop.config_checks import check_run_config
@@ -38,6 +38,7 @@ from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, to_items
 from agentloop.models.registry import Providers
+from agentloop.options import function_takes_options
 from agentloop.results import RunResult
 from agentloop.run_state import RunState
 from agentloop.runtime import current_runtime
@@ -58,6 +59,8 @@ class Runner:
     """Runs agents. Every way of running takes the same path; they differ in who reads the events."""
 
     @staticmethod
+    @function_takes_options("Runner.run", "Runner.run(…, OPTION=…)")
+    @uninterrupted
     async def run(
         agent: Agent[ContextT, OutputT],
         input: str | Iterable[Item] | RunState,
@@ -116,6 +119,7 @@ class Runner:
         return stream.result
 
     @staticmethod
+    @function_takes_options("Runner.run_streamed")
     def run_streamed(
         agent: Agent[ContextT, OutputT],
         input: str | Iterable[Item] | RunState,
@@ -209,7 +213,7 @@ def _stream(
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
     config = _USUAL if run_config is None else check_run_config(run_config)
-    handlers = _checked_handlers(error_handlers or {})
+    handlers = _checked_handlers(error_handlers)
     if isinstance(given, RunState):
         start = resumption(given, agent, kept)
         context = context if context is not None else given.context
@@ -220,14 +224,14 @@ def _stream(
     if session is not None and start.kept is not None:
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
-    def begin(stream: RunStream[Any], group: TaskGroup, task_context: Context) -> LiveRun:
-        run = _live_run(agent, start, context, hooks, config, group, task_context)
+    def begin(stream: RunStream[Any]) -> LiveRun:
+        run = _live_run(agent, start, context, hooks, config)
         run.error_handlers = handlers
         run.server = start.kept
         run.graph_changes = start.changed
         run.keeper = Keeper.of(session, start.fold) if session is not None else None
         if journal is not None:
-            run.open_journal = journal_opener(run, journal, start, group)
+            run.open_journal = journal_opener(run, journal, start)
         return run
 
     return RunStream(begin, entry, subscribe=subscribe)
@@ -235,6 +239,9 @@ def _stream(
 
 def _kept(conversation_id: str | None, previous_response_id: str | None, auto: bool) -> ServerConversation | None:
     """Return what the provider keeps of the conversation, or None where it keeps nothing."""
+    check("conversation_id", "text", is_text, conversation_id, optional=True)
+    check("previous_response_id", "text", is_text, previous_response_id, optional=True)
+    check("auto_previous_response_id", "True or False", is_flag, auto)
     if conversation_id is not None and (previous_response_id is not None or auto):
         raise UserError(
             "conversation_id and previous_response_id are two ways to go on from the same thing: choose one"
@@ -244,7 +251,10 @@ def _kept(conversation_id: str | None, previous_response_id: str | None, auto: b
     return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 
-def _checked_handlers(handlers: Mapping[str, Callback]) -> Mapping[str, Callback]:
+def _checked_handlers(handlers: Mapping[str, Callback] | None) -> Mapping[str, Callback]:
+    if handlers is None:
+        return {}
+    check("error_handlers", "a mapping of callables by name", lambda given: isinstance(given, Mapping), handlers)
     for name, handler in handlers.items():
         if name not in HANDLERS:
             raise UserValueError(f"error_handlers: no {name!r}; there are {', '.join(HANDLERS)}")
@@ -259,8 +269,6 @@ def _live_run(
     context: object,
     hooks: RunHooks | None,
     config: RunConfig,
-    group: TaskGroup,
-    task_context: Context,
 ) -> LiveRun:
     shared = loop_shared()
     runtime = current_runtime()
@@ -286,7 +294,7 @@ def _live_run(
         cleanup=Cleanup(config.tool_execution.cleanup_grace),
         shared=shared,
         threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
-        resources=Resources(lambda host: group.create_task(host(), context=task_context.copy())),
+        resources=Resources(),
         resolve_model=resolve_model,
         nest=run_agent_tool,
         span_opener=_span_opener,

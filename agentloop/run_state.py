@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from agentloop import records as r
-from agentloop._core.identity import arguments_digest
+from agentloop._core.identity import arguments_digest, find_tool
+from agentloop._core.plan import read_arguments
 from agentloop._core.state import CallState, RunFold
 from agentloop.abc import Codec, Journal
 from agentloop.agent_graph import AgentGraph, changes
 from agentloop.agents import Agent, StopAtTools
 from agentloop.config import JsonLimits
-from agentloop.exceptions import StateError, UserTypeError
+from agentloop.exceptions import ModelBehaviorError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import ApprovalRequest, Item, ToolCall, to_items
 from agentloop.json_text import parse_object
 from agentloop.seal import Keys
@@ -38,7 +39,7 @@ class RunState:
         records: The log.
     """
 
-    schema_version: ClassVar[str] = "1"
+    schema_version: ClassVar[str] = "2"
 
     def __init__(self, agent: Agent[Any, Any], records: Iterable[r.Record], *, context: Any = None) -> None:
         if not isinstance(agent, Agent):
@@ -87,7 +88,7 @@ class RunState:
             try:
                 _check_order(fold, record)
                 fold.apply(record)
-            except (LookupError, AttributeError, AssertionError, ValueError, TypeError) as error:
+            except (LookupError, AttributeError, AssertionError, ValueError, TypeError, RecursionError) as error:
                 kind = type(record).__name__
                 raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error!r}") from error
         return fold
@@ -111,11 +112,12 @@ class RunState:
         Args:
             call: What waits. The last verdict on it holds.
             arguments: JSON text or a mapping to run it with instead: another invocation, which policies and guardrails
-                judge again.
+                judge again. They must fit the tool's schema.
             always: Whether later calls of the same agent to the same tool are approved too, for the rest of the run.
 
         Raises:
             StateError: if no such call waits, or it isn't the call that was asked about.
+            UserError: if *arguments* don't fit the tool; names every fault. The call waits on.
         """
         text = None if arguments is None else as_text(arguments)
         self._decide(call, approved=True, arguments=text, always=always)
@@ -127,7 +129,7 @@ class RunState:
         self._decide(call, approved=False, message=message, always=always)
 
     def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
-        self._append(verdict_on(self.fold, call, **verdict))
+        self._append(verdict_on(self.fold, call, AgentGraph(self.agent), **verdict))
 
     def add_input(self, input: str | Iterable[Item]) -> None:
         """Add input that the model is shown at its next call, after the current agent's guardrails have judged it.
@@ -257,8 +259,14 @@ class RunState:
 _BETWEEN_ENTRIES = (r.VerdictGiven, r.InputAdded, r.GraphChanged)
 
 
+_DEEPEST = 500
+"""How deep runs may nest in a log; the interpreter's stack bounds what can be read of a deeper one."""
+
+
 def _check_order(root: RunFold, record: r.Record) -> None:
     """Check what no fold of its own making would do: a log that was tampered with is refused, not guessed at."""
+    if len(record.path) > _DEEPEST:
+        raise ValueError(f"agent tools nest deeper than {_DEEPEST}")
     fold = root.at(record.path)
     if fold is None:
         if not isinstance(record, r.RunStarted) or root.at(record.path[:-1]) is None:
@@ -299,12 +307,13 @@ Asking: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
 
 
 def verdict_on(
-    fold: RunFold, call: ApprovalRequest | str, asking: Asking | None = None, **verdict: Any
+    fold: RunFold, call: ApprovalRequest | str, graph: AgentGraph, asking: Asking | None = None, **verdict: Any
 ) -> r.VerdictGiven:
     """Return the record of a verdict on a call of the tree of *fold* that waits, or that is about to be asked about.
 
     Raises:
         StateError: if no such call waits, or it isn't the call that was asked about.
+        UserError: if the arguments given with it don't fit the tool of *graph* that the call means; names every fault.
     """
     path, call_id = _place(fold, call, asking or {})
     inner = fold.at(path)
@@ -322,9 +331,21 @@ def verdict_on(
             )
         if arguments_digest(call.call.arguments, inner.limits) != arguments_digest(shown, inner.limits):
             raise StateError(f"the interruption of call {call_id!r} has other arguments than the call that waits")
+    if (edited := verdict.get("arguments")) is not None:
+        _check_edited(edited, state.call, graph.find(request.agent), inner.limits)
     return r.VerdictGiven(
         path, inner.turn, time.time(), call_id, request.agent, request.tool, request.digest, **verdict
     )
+
+
+def _check_edited(text: str, call: ToolCall, agent: Agent[Any, Any] | None, limits: JsonLimits) -> None:
+    tools = {tool.lookup_key: tool for tool in agent.tools} if agent is not None else {}
+    tool = find_tool(tools, call.name, call.namespace)
+    if tool is None:  # of a source that only a run asks: checked when the call is planned
+        return
+    fault = read_arguments(tool, text, limits).fault
+    if fault is not None:
+        raise UserError(f"the arguments given for call {call.call_id!r} don't fit: {fault}")
 
 
 def _place(fold: RunFold, call: ApprovalRequest | str, asking: Asking) -> tuple[tuple[str, ...], str]:
@@ -354,13 +375,26 @@ def _waiting(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
 
 
 def as_text(arguments: str | Mapping[str, Any]) -> str:
+    """Return edited arguments as JSON text.
+
+    Raises:
+        UserTypeError, UserValueError: they are neither a mapping that has a JSON form nor text of a JSON object.
+    """
     if isinstance(arguments, Mapping):
         import json
 
-        return json.dumps(dict(arguments), ensure_ascii=False)
+        try:
+            return json.dumps(dict(arguments), ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserTypeError(f"arguments: they have no JSON form: {error}") from None
     if not isinstance(arguments, str):
         raise UserTypeError(f"arguments: JSON text or a mapping is needed, not {arguments!r}")
-    parse_object(arguments, JsonLimits(), tool="approve")
+    try:
+        # Not quoted: the call may have secret arguments, and whoever gave these knows them.
+        parse_object(arguments, JsonLimits(), tool="approve", quoted=False)
+    except ModelBehaviorError as error:
+        fault = str(error).removeprefix("Arguments of tool approve ")  # there is no such tool
+        raise UserValueError(f"the arguments given don't fit: they {fault}") from None
     return arguments
 
 

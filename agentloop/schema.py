@@ -125,19 +125,28 @@ class _Binder:
         if self.extra is None:
             return {}
         found: dict[str, Any] = {}
-        wrong: list[str] = []
+        wrong = 0
         for name, value in arguments.items():
-            found[name] = self._structured(self.extra, quote(name, 50), value, wrong)
-        if len(wrong) > _MOST_EXTRA_FAULTS:
-            wrong[_MOST_EXTRA_FAULTS:] = [f"{len(wrong) - _MOST_EXTRA_FAULTS} more don't fit"]
-        faults += wrong
+            if name in self.taken:
+                continue
+            try:
+                found[name] = self._structure(self.extra, value)
+            except Exception as error:
+                wrong += 1
+                if wrong <= _MOST_EXTRA_FAULTS:
+                    faults.append(_fault(quote(name, 50), error))
+        if wrong > _MOST_EXTRA_FAULTS:
+            faults.append(f"{wrong - _MOST_EXTRA_FAULTS} more don't fit")
         return found
 
-    def _structured(self, parameter: _Parameter, path: str, value: Any, faults: list[str]) -> Any:
+    def _structure(self, parameter: _Parameter, value: Any) -> Any:
         if self.schemas:
             value = drop_nulls(value, self.schemas[parameter.name], self.defs)
+        return parameter.structure(value)
+
+    def _structured(self, parameter: _Parameter, path: str, value: Any, faults: list[str]) -> Any:
         try:
-            return parameter.structure(value)
+            return self._structure(parameter, value)
         except Exception as error:
             # Not only the engines' own: a user's validator may raise anything, and it is the value that is wrong.
             faults.append(_fault(path, error))
@@ -200,6 +209,11 @@ class FunctionSchema:
     is_async: bool
     _binder: _Binder = attrs.field(alias="binder", repr=False, eq=False)
 
+    @property
+    def extra_parameter(self) -> str | None:
+        """Name of the parameter that takes what no other does (`**kwargs`), or None."""
+        return None if self._binder.extra is None else self._binder.extra.name
+
     def bind(self, arguments: dict[str, Any]) -> BoundArguments:
         """Return *arguments* (a parsed JSON object) fitted to the parameters.
 
@@ -219,7 +233,7 @@ class FunctionSchema:
         rest = {name: value for name, value in sent.items() if name not in known}
         unknown = [name for name in rest if binder.extra is None or name in binder.taken]
         row = binder.slow_row(sent, faults)
-        extras = binder.extras({name: value for name, value in rest.items() if name not in unknown}, faults)
+        extras = binder.extras(rest, faults)
         if unknown:
             faults.append(f"unknown: {_cut(', '.join(unknown))}")
         if faults:

@@ -42,6 +42,9 @@ class SealKey:
         check_seconds("SealKey.expires_in", self.expires_in)
 
 
+_FAR_OFF = 1e12
+"""Seconds since 1970; no seal is valid for thirty thousand years, and numbers of any length can't be written."""
+
 Keys: TypeAlias = SealKey | bytes | str | Mapping[str, SealKey]
 """A key; a secret; or, for reading, keys by id."""
 
@@ -74,6 +77,9 @@ def check_seal(text: bytes, seal: object, given: Keys) -> None:
     told = {name: value for name, value in seal.items() if name != "mac"}
     if set(told) - {"algorithm", "key", "expires_at"} or told.get("algorithm") != ALGORITHM:
         raise StateError(f"the state's seal is of a kind that isn't known here (known: {ALGORITHM})")
+    expires = told.get("expires_at")
+    if expires is not None and not (isinstance(expires, int | float) and abs(expires) < _FAR_OFF):
+        raise StateError("the state's seal expires at no time that there is")
     name = told.get("key")
     key = given.get(name) if isinstance(given, Mapping) and isinstance(name, str) else None
     if not isinstance(given, Mapping):
@@ -85,8 +91,7 @@ def check_seal(text: bytes, seal: object, given: Keys) -> None:
         mac.encode("utf-8", "replace"), _mac(text, told, key).encode()
     ):
         raise StateError("the state's seal is broken: it was changed, or sealed with another key")
-    expires = told.get("expires_at")
-    if expires is not None and not (isinstance(expires, int | float) and time.time() < expires):
+    if expires is not None and not time.time() < expires:
         raise StateError("the state's seal has expired")
 
 

@@ -18,7 +18,7 @@ import attrs
 from agentloop.exceptions import StateError
 from agentloop.items import ToolCall
 from agentloop.json_bytes import decode, encode
-from agentloop.secret_text import Span, replaced, spans_of
+from agentloop.secret_text import ALL_ARGUMENTS, Span, replaced, spans_of
 
 Mark: TypeAlias = Literal["$digest", "$sealed"]
 MARKS = ("$digest", "$sealed")
@@ -43,6 +43,14 @@ class WithheldText(str):
     """A text that was stored with secrets and can't be read whole: arguments with gaps, or the mark of an output."""
 
     __slots__ = ()
+
+    def mark(self) -> Mapping[str, str] | None:
+        """Return the mark that the text is; None for arguments."""
+        try:
+            data = json.loads(self)
+        except ValueError:
+            return None
+        return data if is_mark(data) else None
 
 
 def is_mark(data: object) -> TypeGuard[Mapping[str, str]]:
@@ -106,7 +114,7 @@ def hide_arguments(text: str, names: Collection[str], secrets: Secrets) -> str:
     """Return a call's JSON text with the values of the arguments *names* hidden."""
     if isinstance(text, WithheldText) or not names or not text.strip():
         return str.__str__(text)
-    spans = spans_of(text)
+    spans = None if ALL_ARGUMENTS in names else spans_of(text)
     if spans is None:
         ((mark, hidden),) = secrets.hide(_bytes(text)).items()
         return f"{mark}:{hidden}"

@@ -6,21 +6,26 @@ runtime interprets its `body`. `attrs.evolve(tool, …)` makes a copy with other
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import attrs
 
+from agentloop import checks
 from agentloop.config import JsonLimits, check_seconds
 from agentloop.context import Callback, RunContext, ToolContext
-from agentloop.error_text import error_summary
+from agentloop.error_text import error_summary, is_redacted
 from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.json_text import parse_object
 from agentloop.limits import Capacity, Limit, Rate
 from agentloop.output_schema import TypedOutput
 from agentloop.schema import FunctionSchema, function_schema
+from agentloop.secret_text import ALL_ARGUMENTS
+
+logger = logging.getLogger("agentloop")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 CONTEXT_TYPES = (RunContext, ToolContext)
@@ -32,9 +37,13 @@ def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
     Secrets are redacted, the length is bounded, a group names every leaf.
     """
     name = getattr(ctx, "tool_name", "tool")
-    if isinstance(error, ModelBehaviorError) and str(error).startswith(f"Arguments of tool {name} aren't valid JSON"):
-        return str(error)
+    undecodable = f"Arguments of tool {name} aren't valid JSON"
+    if isinstance(error, ModelBehaviorError) and str(error).startswith(undecodable):
+        return undecodable if is_redacted(error) else str(error)
     return f"Tool {name} failed with: {error_summary(error)}"
+
+
+_CALLBACK = checks.needs("a callable", callable, optional=True)
 
 
 @attrs.frozen
@@ -59,15 +68,18 @@ class AgentCall:
     agent: Any
     schema: FunctionSchema
     typed: TypedOutput | None = None
-    input_builder: Callback | None = None
+    input_builder: Callback | None = attrs.field(default=None, validator=_CALLBACK)
     max_turns: int | None = 10
     run_config: Any = None
-    session: Any = None
-    on_stream: Callback | None = None
-    custom_output_extractor: Callback | None = None
+    session: Any = attrs.field(
+        default=None, validator=checks.needs("a Session", checks.has("get_items", "add_items"), optional=True)
+    )
+    on_stream: Callback | None = attrs.field(default=None, validator=_CALLBACK)
+    custom_output_extractor: Callback | None = attrs.field(default=None, validator=_CALLBACK)
 
 
 Body: TypeAlias = PythonBody | RawBody | AgentCall
+_BODIES = (PythonBody, RawBody, AgentCall)
 InDoubt: TypeAlias = Literal["tell_model", "rerun", "raise"]
 
 
@@ -168,12 +180,18 @@ class FunctionTool:
     """
 
     name: str = attrs.field(validator=_tool_name)
-    description: str = ""
-    params_json_schema: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    description: str = attrs.field(default="", validator=checks.text)
+    params_json_schema: Mapping[str, Any] = attrs.field(
+        factory=dict, repr=False, validator=checks.needs("a JSON schema, as a mapping,", checks.is_named)
+    )
     on_invoke_tool: Callable[[ToolContext[Any], str], Any] | None = attrs.field(
         default=None, repr=False, validator=_callable_or_none
     )
-    body: Body | None = attrs.field(default=None, repr=False)
+    body: Body | None = attrs.field(
+        default=None,
+        repr=False,
+        validator=checks.needs("a body", lambda value: isinstance(value, _BODIES), optional=True),
+    )
     strict_mode: bool = attrs.field(default=True, repr=False, validator=_flag)
     is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_bool_or_callable)
     needs_approval: bool | Callback = attrs.field(default=False, repr=False, validator=_bool_or_callable)
@@ -225,6 +243,9 @@ class FunctionTool:
             object.__setattr__(self, "body", RawBody(self.on_invoke_tool))
         elif self.on_invoke_tool is None:
             object.__setattr__(self, "on_invoke_tool", self._invoke_text)
+        if isinstance(self.body, PythonBody) and self.body.schema.extra_parameter in self.secret:
+            # The names of what `**kwargs` takes are keys of a secret mapping, among the names of the other arguments.
+            object.__setattr__(self, "secret", (ALL_ARGUMENTS,))
         if isinstance(self.body, AgentCall) and self.capacity:
             raise UserValueError(
                 f"tool {self.name!r}: an agent tool holds a slot of its own turn only; give the capacity to the tools "
@@ -304,6 +325,22 @@ class ToolOptions(TypedDict, total=False):
     custom_data_extractor: Callback | None
 
 
+_undescribed: set[str] = set()
+"""Functions that a warning was logged for: one that is made a tool for each request is warned of once."""
+
+
+def _warn_of_no_description(fn: Callable[..., Any], name: str) -> None:
+    # Logged, not raised: the tool works. But the model chooses among tools by their descriptions, and nobody would see
+    # from its bad choices that this one has none. Not a Python warning: those are errors in many test suites.
+    known = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', name)}"
+    if known not in _undescribed:
+        _undescribed.add(known)
+        logger.warning(
+            "tool %r has neither a docstring nor a description: the model knows it by its name and parameters alone",
+            name,
+        )
+
+
 def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool:
     if isinstance(fn, FunctionTool):
         raise UserTypeError(f"{fn.name!r} is a tool already; make a copy with attrs.evolve")
@@ -311,6 +348,8 @@ def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool:
     name, description = fields.pop("name", None), fields.pop("description", None)
     strict = fields.get("strict_mode", True)
     schema = function_schema(fn, name=name, description=description, strict=strict, context_types=CONTEXT_TYPES)
+    if description is None and not schema.description:
+        _warn_of_no_description(fn, schema.name)
     return FunctionTool(
         name=schema.name,
         description=schema.description,
@@ -334,7 +373,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
     Args:
         fn: The function: also a wrapped one, a partial, a bound method or a callable object.
         name: What the model calls it by; the function's name if not given.
-        description: What the model is told; the docstring's text if not given.
+        description: What the model is told; the docstring's text if not given. Without either a warning is logged.
         strict_mode: Whether the schema is made strict (every parameter required, nothing else allowed).
         is_enabled: Whether the tool is shown and may be called; a callable is asked as `(ctx, agent)`, every turn.
         needs_approval: Whether a call waits for somebody's verdict; a callable is asked as `(ctx, arguments, call_id)`.
@@ -356,7 +395,8 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         defer_loading: Whether the provider shows it only after a search.
         examples: `(request, arguments)` pairs, shown to small models.
         secret: Names of arguments whose values stand in no log, span, repr or error text, and in a journal or state
-            only sealed by its codec, or as digests.
+            only sealed by its codec, or as digests. An error of such a call shows its type alone, `TYPE([redacted])`;
+            texts that guardrails, policies and error functions make of it are told to the model and are secret, too.
         secret_output: The same for the output.
         cost: `(arguments) -> number`, what a call costs of the run's cost limit; reserved before it starts.
         custom_data_extractor: `(ctx, value) -> data`, kept beside the output for the application.

@@ -59,7 +59,7 @@ from agentloop.json_forms import (
     write_number,
     write_whole,
 )
-from agentloop.secret_values import DIGESTS, Secrets, Withheld
+from agentloop.secret_values import DIGESTS, Secrets, Withheld, WithheldText
 
 MAX_DEPTH = 64
 """Levels of nesting that are kept; what lies deeper becomes a repr."""
@@ -220,6 +220,8 @@ def _write_simple(value: Any) -> Any:
         return _NOT_SIMPLE
     if isinstance(value, Shown):
         return {"$repr": str.__str__(value)}
+    if isinstance(value, WithheldText) and (mark := value.mark()) is not None:
+        return mark
     if isinstance(value, str):
         return str.__str__(value)  # of a subclass: its text, not what it says of itself
     if isinstance(value, int):

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from agentloop import Agent, RunConfig, RunHooks, Runner, RunState, ToolExecution, tool
+from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, RunState, ToolExecution, tool
 from agentloop.abc import Model
 from agentloop.events import TextDelta
 from agentloop.items import ToolCall, ToolOutput
@@ -91,7 +91,7 @@ class Ours:
         return attrs.evolve(self, config=RunConfig(tool_execution=execution))
 
 
-def ours(script: Script, on_request: Callable[[], None] | None = None) -> Ours:
-    """Return *script* as an agent with one tool; *on_request* is called at each model call."""
-    work = tool(script.body, name="work", description="Does the work.")
+def ours(script: Script, on_request: Callable[[], None] | None = None, capacity: Capacity | tuple[()] = ()) -> Ours:
+    """Return *script* as an agent with one tool under *capacity*; *on_request* is called at each model call."""
+    work = tool(script.body, name="work", description="Does the work.", capacity=capacity)
     return Ours(Agent("benchmark", model=ScriptModel(script, on_request), tools=[work]))

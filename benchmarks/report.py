@@ -46,6 +46,7 @@ TARGETS: dict[str, Target] = {
     "W4 concurrent runs, CPU per run": Target((8, 5), (4.4, 2.1)),
     "W4 all runs against a tenth, collector off": _same(1.3, 1.1),
     "W4 all runs against a tenth, collector on": _same(1.9, 1.6),
+    "W4 runs that share a Capacity(10), against unshared": _same(1.5, 1.2),
     "W4 memory per run": Target((32, 36), (20, 24), "KiB"),
     "W5 per streamed text delta": _same(3, 1.8),
     "W6 import, CPU": _same(130, 90, "ms"),

@@ -12,7 +12,7 @@ from statistics import median
 import anyio
 import attrs
 
-from agentloop import RunState
+from agentloop import Capacity, RunState
 from benchmarks.bare import Ended, Job, Limit
 from benchmarks.measure import Effort, collector, paired, traced
 from benchmarks.ours import ours
@@ -112,7 +112,19 @@ async def w4(limit: Limit, effort: Effort) -> list[Row]:
         await limit.together([lambda: limit.run(script)] * effort.runs)
         bare = memory.peak / effort.runs
     rows.append(Row("W4 memory per run", limit.name, used / KIB, used, bare, f"{effort.runs} runs, at the peak"))
+    rows.append(await _sharing(limit, effort))
     return rows
+
+
+async def _sharing(limit: Limit, effort: Effort) -> Row:
+    """Measure runs that share a capacity of ten against the same runs that share nothing."""
+    script = conversation(limit.sleep, turns=1, calls=5)
+    free, sharing = ours(script), ours(script, capacity=Capacity(10))
+    runs = 2 * effort.runs
+    found = await paired(
+        lambda: limit.together([sharing.run] * runs), lambda: limit.together([free.run] * runs), effort.least
+    )
+    return Row("W4 runs that share a Capacity(10), against unshared", limit.name, found.ratio, note=f"{runs} runs")
 
 
 # ------------------------------------------------------------------------------------------------ memory of a batch

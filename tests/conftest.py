@@ -21,6 +21,8 @@ from agentloop.testing.fixtures import VirtualClock
 pytest_plugins = ["pytester", "plugins.scenarios"]
 
 BACKENDS = ("asyncio", "asyncio-eager", "trio", "trio-virtual")
+UVLOOP = "asyncio-uvloop"
+"""asyncio on uvloop, which is no dependency of the tests: only where `--backends` names it (`nox -s long`)."""
 ASKED_FOR = "asyncio-virtual"
 """asyncio on a clock that jumps, wherever `asyncio` is chosen: only for tests that name it."""
 
@@ -42,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _chosen_backends(definition: pytest.Function) -> list[str]:
     """Return the ids a test runs on, after its markers have narrowed the matrix."""
     wanted = definition.config.getoption("--backends").split(",")
-    chosen = [name for name in BACKENDS if name in wanted]
+    chosen = [name for name in (*BACKENDS, UVLOOP) if name in wanted]
     if "asyncio" in wanted:
         chosen.append(ASKED_FOR)
     if sys.version_info < (3, 12):
@@ -50,7 +52,7 @@ def _chosen_backends(definition: pytest.Function) -> list[str]:
     if definition.get_closest_marker("real_clock") is not None:
         chosen = [name for name in chosen if name != "trio-virtual"]
     if (only := definition.get_closest_marker("backends")) is not None:
-        unknown = set(only.args) - {*BACKENDS, ASKED_FOR}
+        unknown = set(only.args) - {*BACKENDS, UVLOOP, ASKED_FOR}
         if unknown:
             raise pytest.UsageError(f"{definition.nodeid}: unknown backends {sorted(unknown)}")
         return [name for name in chosen if name in only.args]
@@ -83,6 +85,8 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
             return "asyncio", {}
         case "asyncio-eager":
             return "asyncio", {"loop_factory": _eager_loop}
+        case "asyncio-uvloop":
+            return "asyncio", {"use_uvloop": True}
         case "asyncio-virtual":
             return VirtualClock().backend("asyncio")
         case "trio":
@@ -153,6 +157,17 @@ def _leaks_are_checked(request: pytest.FixtureRequest) -> None:
     # Not autouse itself: an async fixture in a test without a backend would never be awaited.
     if "anyio_backend" in request.fixturenames and request.node.get_closest_marker("leaves_threads") is None:
         request.getfixturevalue("no_leaks")
+
+
+@pytest.fixture(autouse=True)
+def _tracer_is_given_back() -> Iterator[None]:
+    """Fail a test that takes the interpreter's trace function away: nothing after it would be measured."""
+    before = sys.gettrace()
+    yield
+    after = sys.gettrace()
+    if after is not before:
+        sys.settrace(before)
+    assert after is before, f"the trace function was {before!r}, and is {after!r}"
 
 
 # ---------------------------------------------------------------------------------------------- running agents

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import attrs
@@ -18,6 +19,8 @@ PAGES = [
 
 _FENCE = re.compile(r"^```(?P<kind>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _UNRUN = "<!-- no-run -->"
+_BY_PYTEST = "<!-- pytest -->"
+"""Before a block that is a test file of its own, with fixtures: pytest runs it."""
 
 
 @attrs.frozen
@@ -36,7 +39,7 @@ def examples(page: str) -> Iterator[Example]:
     """Yield the blocks of *page* that are to be run, in order."""
     fences = list(_FENCE.finditer(page))
     for fence, following in zip(fences, [*fences[1:], None], strict=True):
-        if fence["kind"] != "python" or page[: fence.start()].rstrip().endswith(_UNRUN):
+        if fence["kind"] != "python" or page[: fence.start()].rstrip().endswith((_UNRUN, _BY_PYTEST)):
             continue
         prints = following is not None and following["kind"] == "text"
         between = page[fence.end() : following.start()].strip() if following is not None else ""
@@ -67,6 +70,27 @@ def test_examples_of_a_page_run_and_print_what_it_shows(
     run_examples(path, path.read_text(encoding="utf-8"), capsys)
 
 
+def _test_files() -> Iterator[tuple[str, str]]:
+    """Yield the pages' blocks that pytest runs, each with the name of its page."""
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        for fence in _FENCE.finditer(page):
+            if page[: fence.start()].rstrip().endswith(_BY_PYTEST):
+                yield path.stem, fence["text"]
+
+
+def test_blocks_that_are_test_files_pass_alone(pytester: pytest.Pytester) -> None:
+    """As a reader would copy them: nothing of the page's other blocks is there."""
+    blocks = list(_test_files())
+    assert any("no_orphans" in text for _, text in blocks)
+    for number, (name, text) in enumerate(blocks):
+        pytester.makepyfile(**{f"test_{name}_{number}": text})
+    plugin = "agentloop.testing.plugin"
+    loaded = any(getattr(one, "__name__", "") == plugin for one in pytester._request.config.pluginmanager.get_plugins())
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *([] if loaded else ["-p", plugin]))
+    result.assert_outcomes(passed=len(blocks))
+
+
 def test_the_readme_and_the_tutorial_have_examples() -> None:
     """The newcomer's pages aren't prose alone; guards the reader of fences too."""
     for path in (ROOT / "README.md", ROOT / "docs" / "tutorial" / "first-run.md"):
@@ -91,3 +115,17 @@ def test_reader_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_examples(Path("page.md"), page.format(2), capsys) == 2
     with pytest.raises(AssertionError, match=r"page\.md:15"):
         run_examples(Path("page.md"), page.format(3), capsys)
+
+
+@pytest.mark.parametrize("module", agentloop._SUBMODULES)
+def test_every_public_name_of_a_public_module_is_in_the_reference(module: str) -> None:
+    """By the page of its module or of the one that defines it, else by an entry of its own."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    entries = re.findall(r"^\.\. (?:auto(?:class|function|exception)|py:data):: ([\w.]+)", pages, re.MULTILINE)
+    whole = set(re.findall(r"^\.\. automodule:: ([\w.]+)$", pages, re.MULTILINE))
+    named = {entry.rpartition(".")[2] for entry in entries}
+    found = import_module(f"agentloop.{module}")
+    if found.__name__ in whole:
+        return
+    missing = [name for name in found.__all__ if name not in named]
+    assert [name for name in missing if getattr(getattr(found, name), "__module__", None) not in whole] == []

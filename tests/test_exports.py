@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -31,6 +32,30 @@ def test_public_name_resolves_and_is_documented(name: str) -> None:
         # attrs and Protocol classes without one inherit or generate a signature-like line, which documents nothing.
         assert text.strip(), f"agentloop.{name} has no docstring"
         assert not text.startswith(f"{name}("), f"agentloop.{name} has only a generated docstring"
+
+
+@pytest.mark.parametrize("module", agentloop._SUBMODULES)
+def test_public_module_says_what_is_public(module: str) -> None:
+    """Every name of its `__all__` exists, and every public class and function that is defined in it is named there."""
+    named = import_module(f"agentloop.{module}")
+    assert len(named.__all__) == len(set(named.__all__))
+    assert [name for name in named.__all__ if not hasattr(named, name)] == []
+    own = {
+        name
+        for name, value in vars(named).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == named.__name__
+    }
+    assert own <= set(named.__all__), own - set(named.__all__)
+
+
+def test_events_of_a_star_import_are_events() -> None:
+    """Nothing that the module only uses itself comes along."""
+    space: dict[str, object] = {}
+    exec("from agentloop.events import *", space)  # the statement itself is what is tested
+    assert {"TextDelta", "CallSettled", "Event"} <= set(space)
+    assert {"attrs", "Any", "Item", "ToolCall", "annotations"} & set(space) == set()
 
 
 def test_all_names_each_public_thing_once() -> None:

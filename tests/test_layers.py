@@ -33,6 +33,8 @@ LAYERS: dict[str, frozenset[str]] = {
             "config",
             "model_events",
             "naming",
+            "options",
+            "checks",
             "spans",
             "json_text",
             "error_text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from agentloop.items import (
@@ -20,6 +21,7 @@ from agentloop.secret_text import MASK, masked_arguments
 
 DEFAULT_WRAPPER = ("<CONVERSATION HISTORY>", "</CONVERSATION HISTORY>")
 _INDENT = "   "
+_ENTRY = re.compile(r"^([0-9]+)\. ", re.MULTILINE)
 _MESSAGES = (SystemMessage, UserMessage, AssistantMessage)
 _INTRO = "For context, here is what was said before you took over:"
 
@@ -34,21 +36,30 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     *wrapper* are the lines before and after a segment's.
     """
     nested: list[Item] = []
+    begun: tuple[str, ...] = ()  # the entries of a summary that begins the segment, as they stand
+    count = 0  # how many entries they are
     lines: list[str] = []
     secret = False
 
     def close() -> None:
-        nonlocal secret
-        if lines:
+        nonlocal secret, begun, count
+        if begun or lines:
             # Indented, a line of a message is never taken for an entry or for the closing line.
-            numbered = [f"{number}. {line}".replace("\n", f"\n{_INDENT}") for number, line in enumerate(lines, 1)]
-            text = "\n".join([_INTRO, wrapper[0], *numbered, wrapper[1]])
+            numbered = [
+                f"{number}. {line}".replace("\n", f"\n{_INDENT}") for number, line in enumerate(lines, count + 1)
+            ]
+            text = "\n".join([_INTRO, wrapper[0], *begun, *numbered, wrapper[1]])
             nested.append(AssistantMessage(text, secret=secret))
             lines.clear()
-            secret = False
+            secret, begun, count = False, (), 0
 
     for item in items:
         if isinstance(item, Reasoning):
+            continue
+        if not begun and not lines and (summary := _entries_of_summary(item)) is not None:
+            entries, count = summary
+            begun = (entries,)
+            secret = isinstance(item, _MESSAGES) and item.secret
             continue
         found = _lines_of_summary(item)
         if found is None and (line := _line(item)) is not None:
@@ -62,6 +73,24 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
         secret = secret or (isinstance(item, _MESSAGES) and item.secret)
     close()
     return tuple(nested)
+
+
+def _entries_of_summary(item: Item) -> tuple[str, int] | None:
+    """Return the entries of a summary, and how many they are, if they are numbered as `nest_history` does it.
+
+    It takes the same few steps for a summary of any length: one is made at each handoff, of the one before.
+    """
+    if not isinstance(item, AssistantMessage) or not item.text.startswith(f"{_INTRO}\n"):
+        return None
+    _, _, rest = item.text.partition("\n")[2].partition("\n")
+    entries, newline, _ = rest.rpartition("\n")
+    numbers = _ENTRY.findall(entries)
+    indented = entries.count(f"\n{_INDENT}")
+    if not newline or not numbers or len(numbers) + indented != entries.count("\n") + 1:
+        return None
+    if not entries.startswith("1. ") or numbers[-1] != str(len(numbers)):
+        return None
+    return entries, len(numbers)
 
 
 def _lines_of_summary(item: Item) -> list[str] | None:

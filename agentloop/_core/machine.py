@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from agentloop._core.demands import is_call
 from agentloop._core.state import CallState, RunFold
 from agentloop._core.turn import TurnView
 from agentloop.agents import StopAtTools
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelRefusalError
-from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall
+from agentloop.items import AssistantMessage, HandoffCall
 from agentloop.records import RunEnded
 
 
@@ -84,7 +85,7 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
     """Return what is due. *view* is the current turn's, or None before the first turn of this entry."""
     if state.ended is not None:
         return Finish(state.ended)
-    if state.conflict is not None or state.unnamed is not None:
+    if state.conflict is not None or state.unnamed is not None or state.unusable is not None:
         return Settle()
     if state.batch_open:
         due = state.due_calls()
@@ -111,11 +112,13 @@ def turn_or_give_up(state: RunFold) -> CallModel | GiveUp:
 def _candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
     if state.batch:
         return _from_tools(state.batch, view.agent.tool_use_behavior, typed=view.output is not None)
+    if state.only_repeats:
+        return None  # the model asked again for what it has: it gets another turn with the same outputs
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]
     if messages:
         return _from_message(messages[-1], typed=view.output is not None)
-    if any(isinstance(item, HostedToolCall) for item in response) or _only_repeats(state):
+    if any(map(is_call, response)):
         return None
     return None if view.output is not None else CheckOutput("")
 
@@ -126,11 +129,6 @@ def _from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | Gi
     if typed and not message.text.strip():
         return None
     return CheckOutput(message.text)
-
-
-def _only_repeats(state: RunFold) -> bool:
-    """Tell whether the model only asked again for what it has: it gets another turn with the same outputs."""
-    return bool(state.responses and state.responses[-1].items) and not state.response
 
 
 def _from_tools(batch: list[CallState], behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:

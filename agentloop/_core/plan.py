@@ -12,17 +12,17 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._core.identity import find_tool, nearest_names
+from agentloop._core.identity import NearNames, find_tool
 from agentloop._core.state import CallState, RunFold
 from agentloop._core.turn import TurnView
 from agentloop.config import JsonLimits
+from agentloop.error_text import REDACTED, redact_message
 from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
 from agentloop.items import ToolCall
-from agentloop.json_text import canonical, parse_object
+from agentloop.json_text import canonical, parse_object, quote
 from agentloop.outcomes import CallOutcome
 from agentloop.records import ApprovalRequested, BodyEnded
 from agentloop.schema import BoundArguments
-from agentloop.secret_text import scrubbed, secret_texts
 from agentloop.secret_values import Withheld, missing_secrets
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
@@ -96,7 +96,7 @@ Disposition: TypeAlias = Execute | Deliver | Replay | Answer | Wait
 
 @attrs.frozen(kw_only=True)
 class PlanEntry:
-    """One call and what is to be done about it. `tool` is None where there is none of that name."""
+    """One call and what is to be done about it. `tool` is None where none was found, or looked for."""
 
     index: int
     call: ToolCall
@@ -126,7 +126,9 @@ def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Argumen
         return read
     fault, receipt = read.fault, read.receipt
     if fault is not None:
-        fault = ModelBehaviorError(scrubbed(str(fault), secret_texts(text, tool.secret)))
+        if read.parsed is not None:  # the words of a misfit repeat values and, as paths to them, keys
+            fault = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {REDACTED}")
+        redact_message(fault)
     if receipt is not None:
         receipt = hashlib.sha256(receipt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return attrs.evolve(read, fault=fault, receipt=receipt)
@@ -173,10 +175,11 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
 
     Raises:
         ModelBehaviorError: for a call without an id, an id reused for another call, an unknown tool (by policy) or one
-            that was disabled meanwhile. Nothing has been started then.
+            that was disabled meanwhile, and for a response that nothing can follow from. Nothing has been started then.
     """
     _check_identities(state)
-    entries = [_entry(view, state, rules, call) for call in state.due_calls()]
+    near = NearNames(tool.qualified_name for tool in view.tools)
+    entries = [_entry(view, state, rules, near, call) for call in state.due_calls()]
     return Plan(turn=state.turn, entries=tuple(entries))
 
 
@@ -228,21 +231,25 @@ def _check_identities(state: RunFold) -> None:
             f"The model used call id {conflict.call_id!r} again for another call (tool {conflict.name!r}): an id names "
             "one tool with one set of arguments for the whole run"
         )
+    if state.unusable is not None:
+        raise ModelBehaviorError(state.unusable)
 
 
-def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallState) -> PlanEntry:
+def _entry(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, call_state: CallState) -> PlanEntry:
     call, index = call_state.call, call_state.index
+    if rules.max_calls is not None and index >= rules.max_calls:
+        text = f"Tool {quote(call.name)} was not started: more than {rules.max_calls} calls in one turn."
+        answer = Answer(CallOutcome(status="skipped", output=text))
+        return PlanEntry(index=index, call=call, tool=None, disposition=answer)
     tool = find_tool(view.by_key, call.name, call.namespace)
+    if tool is None and state.begun:
+        tool = _switched_off(view, state, call)
     if tool is None:
-        return PlanEntry(index=index, call=call, tool=None, disposition=_missing(view, rules, call))
+        return PlanEntry(index=index, call=call, tool=None, disposition=_missing(view, rules, near, call))
     if tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
         )
-    if rules.max_calls is not None and index >= rules.max_calls:
-        text = f"Tool '{tool.name}' was not started: more than {rules.max_calls} calls in one turn."
-        answer = Answer(CallOutcome(status="skipped", output=text))
-        return PlanEntry(index=index, call=call, tool=tool, disposition=answer)
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
         return PlanEntry(index=index, call=call, tool=tool, disposition=_again(view, state, rules, call_state, tool))
     arguments = rules.read(tool, call.arguments, rules.limits)
@@ -252,6 +259,15 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, call_state: CallSta
     source = None if arguments.receipt is None or decided else state.receipts.get(arguments.receipt)
     disposition = Execute(arguments) if source is None else Replay(source, arguments)
     return PlanEntry(index=index, call=call, tool=tool, disposition=disposition)
+
+
+def _switched_off(view: TurnView, state: RunFold, call: ToolCall) -> FunctionTool | None:
+    """Return the tool of *call*, which was shown to the model and has been disabled since the call waited.
+
+    The call goes its way, and is refused alone where it would start.
+    """
+    tool = find_tool(view.disabled, call.name, call.namespace)
+    return tool if tool is not None and tool.qualified_name in state.shown else None
 
 
 def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool) -> Disposition:
@@ -267,7 +283,8 @@ def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, to
     attempt = call.attempt + 1
     if call.body is not None:
         return _finished(call, call.body, tool, arguments, attempt)
-    if tool.idempotent or tool.in_doubt == "rerun":
+    again = tool.idempotent or tool.in_doubt == "rerun"
+    if again and view.by_key.get(tool.lookup_key) is tool:
         return Execute(arguments, attempt=attempt, decided=True)
     text = f"Tool '{tool.name}' was interrupted when the run stopped; whether it took effect is unknown."
     outcome = CallOutcome(status="unknown", output=text)
@@ -306,13 +323,12 @@ def qualified(call: ToolCall) -> str:
     return f"{call.namespace}.{call.name}" if call.namespace else call.name
 
 
-def _missing(view: TurnView, rules: PlanRules, call: ToolCall) -> Answer:
+def _missing(view: TurnView, rules: PlanRules, near: NearNames, call: ToolCall) -> Answer:
     name = qualified(call)
     if rules.not_found == "raise_error":
-        raise ModelBehaviorError(f"Tool {name!r} not found: agent {view.agent.name!r} has no such tool")
-    text = f"Tool '{name}' not found."
-    near = nearest_names(name, (tool.qualified_name for tool in view.tools))
-    if near:
-        text += f" Did you mean {' or '.join(repr(found) for found in near)}?"
+        raise ModelBehaviorError(f"Tool {quote(name)} not found: agent {view.agent.name!r} has no such tool")
+    text = f"Tool {quote(name)} not found."
+    if found := near.of(name):
+        text += f" Did you mean {' or '.join(map(repr, found))}?"
     error = ModelBehaviorError(text)
     return Answer(CallOutcome(status="failed", output=text, error=error), kind="tool_not_found")

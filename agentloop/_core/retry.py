@@ -1,8 +1,8 @@
 """Whether a failed model request is made again, and when: a policy apart from the waiting.
 
-Knows no clock and no chance: the random number and the time left are handed in. Four things are final, whatever a
-policy says: without settings nothing is retried, a cancellation never is, neither is a response of which something was
-shown, and `max_retries` holds.
+Knows no clock and no chance: the random number and the time left are handed in. Three things are final, whatever a
+policy says: a cancellation is never retried, neither is a response of which something was shown, and `max_retries`
+holds. Without settings a request is retried twice, where its error speaks for that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,25 @@ from agentloop.exceptions import ModelTimeoutError, ModelTransportError
 
 MAX_RETRY_AFTER = 3600.0
 """Seconds; what a provider asks for beyond it is not believed."""
+SILENCE = "silence_timeout"
+"""The code of a transport error that says that an answer fell silent."""
 _RETRYABLE = frozenset({408, 409, 429})
 _LOCKED = "conversation_locked"
+_SPENT = "insufficient_quota"
+_USUAL = ModelRetrySettings(max_retries=2)
+_ONCE = ModelRetrySettings(max_retries=1)
+_NEVER = ModelRetrySettings(max_retries=0)
+
+
+def effective_settings(settings: ModelRetrySettings | None, error: BaseException) -> ModelRetrySettings:
+    """Return *settings*, or what holds without any: two retries; one of an answer that fell silent, which has taken
+    minutes already; none of an attempt that took longer than the application allows one.
+    """
+    if settings is not None:
+        return settings
+    if isinstance(error, ModelTimeoutError):
+        return _NEVER
+    return _ONCE if getattr(error, "code", None) == SILENCE else _USUAL
 
 
 def retry_advice(error: BaseException, *, stateful: bool = False) -> RetryAdvice:
@@ -35,6 +52,8 @@ def _judged(error: BaseException) -> tuple[bool, str]:
     match error:
         case ModelTimeoutError():
             return True, "the attempt timed out"
+        case ModelTransportError(code=code) if code == _SPENT:
+            return False, "the quota is spent"
         case ModelTransportError(should_retry=bool() as advised):
             return advised, "the provider says so" if advised else "the provider says not to"
         case ModelTransportError(status=None):
@@ -50,21 +69,20 @@ def _clamped(seconds: float | None) -> float | None:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
-def may_retry(settings: ModelRetrySettings | None, context: RetryContext, *, streamed: bool) -> bool:
+def may_retry(settings: ModelRetrySettings, context: RetryContext, *, streamed: bool) -> bool:
     """Tell whether the policy is still to be asked. Where it is False nothing can bring a retry about.
 
     *streamed*: something of the failed attempt's response was shown to the caller.
     """
     return (
-        settings is not None
-        and not streamed
+        not streamed
         and isinstance(context.error, Exception)  # cancellations and fatal errors aren't
         and context.attempt <= settings.max_retries
     )
 
 
 def next_delay(
-    settings: ModelRetrySettings | None,
+    settings: ModelRetrySettings,
     context: RetryContext,
     *,
     approved: bool | None,
@@ -78,14 +96,14 @@ def next_delay(
     attempt makes the error final at once.
 
     Args:
-        settings: None: no retries.
+        settings: What `effective_settings` gives.
         context: The failed attempt. Attempts count from 1.
         approved: What `settings.policy` answered; None where there is no policy, and the advice decides.
         random: From 0 up to 1.
         streamed: Whether something of the response was shown to the caller.
         left: Seconds until the nearest deadline; None = no deadline.
     """
-    if settings is None or not may_retry(settings, context, streamed=streamed):
+    if not may_retry(settings, context, streamed=streamed):
         return None
     if not (context.advice.retryable if approved is None else approved):
         return None

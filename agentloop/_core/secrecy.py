@@ -14,7 +14,7 @@ from agentloop import records as r
 from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, Item, SystemMessage, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.outcomes import CallOutcome
-from agentloop.secret_text import longest_first, secret_texts, spans_of
+from agentloop.secret_text import ALL_ARGUMENTS
 from agentloop.secret_values import WithheldText
 
 _WITH_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
@@ -41,14 +41,6 @@ def marked_outcome(outcome: CallOutcome) -> CallOutcome:
     return outcome if outcome.secret else attrs.evolve(outcome, secret=True)
 
 
-def hidden_texts(call: ToolCall, arguments: str | None = None) -> tuple[str, ...]:
-    """Return what no words about *call* may repeat, longest first; *arguments*: what it is run with, if not its own."""
-    texts = secret_texts(call.arguments, call.secret)
-    if call.secret and arguments is not None and arguments != call.arguments:
-        texts = longest_first({*texts, *secret_texts(arguments, call.secret)})
-    return texts
-
-
 # -- what a run is given
 
 
@@ -64,8 +56,8 @@ def secret_items(items: Iterable[Item]) -> tuple[Item, ...]:
         if isinstance(item, SystemMessage | UserMessage | AssistantMessage | ToolOutput):
             made.append(attrs.evolve(item, secret=True))
         elif isinstance(item, ToolCall):
-            spans = spans_of(item.arguments)
-            made.append(attrs.evolve(item, secret=("*",) if spans is None else [span.key for span in spans]))
+            # Not by their names: a builder may have made them of a mapping, whose keys are as secret as its values.
+            made.append(attrs.evolve(item, secret=(ALL_ARGUMENTS,)))
         else:
             raise UserTypeError(
                 f"input[{index}]: of a call with secret arguments, a {type(item).__name__} can't be made"

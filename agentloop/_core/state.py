@@ -10,20 +10,30 @@ A nested run is a subtree of the same log: records whose `path` goes on below th
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
 from agentloop import records as r
+from agentloop._core.demands import named, says_nothing, unanswered
 from agentloop._core.identity import same_invocation
 from agentloop._core.secrecy import OF_CALLS, has_gaps, is_secret, marked
 from agentloop._core.select import Rank, rank_of_summary
 from agentloop.config import JsonLimits
 from agentloop.digests import digestible
 from agentloop.error_text import bounded, library_class, summary_parts, tool_failure
-from agentloop.items import ApprovalRequest, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
+from agentloop.items import (
+    ApprovalRequest,
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    Reasoning,
+    ToolCall,
+    ToolOutput,
+)
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import FROM_ABOVE, CallOutcome
 from agentloop.secret_values import WithheldText
@@ -108,6 +118,16 @@ def asked_for(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
     return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
 
 
+def keyed(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return each of *names* with its place among those that are equal to it."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        keys.append((name, seen[name]))
+        seen[name] += 1
+    return tuple(keys)
+
+
 IGNORED_HANDOFF = "Multiple handoffs detected, ignoring this one."
 
 
@@ -162,6 +182,8 @@ class RunFold:
         self.limits = limits or _DEFAULT_LIMITS
         self.records: list[r.Record] = []
         self.nested: dict[str, RunFold] = {}
+        self._found: dict[tuple[str, ...], RunFold] = {}
+        """Runs below this one by path: the way to a deep one is gone once."""
         self.run_id = ""
         self.first_agent = ""
         self.agent = ""
@@ -175,6 +197,8 @@ class RunFold:
         """Whether input that is secret was stored and can't be read."""
         # Invariant: history holds an output for every call in it, outside a batch.
         self.history: list[Item] = []
+        self.given = 0
+        """How much of the history the run began with, or a handoff has left of it."""
         self.new_items: list[Item] = []
         self.responses: list[ModelResponse] = []
         self.calls: dict[str, CallState] = {}
@@ -187,8 +211,19 @@ class RunFold:
         self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
         """Verdicts that hold for all calls of an agent to a tool."""
         self.conflict: ToolCall | HandoffCall | None = None
+        self.begun = False
+        """Whether something has become of the current turn's calls: one was asked about or started, or an entry ended.
+
+        What the application says about a tool from then on concerns its calls alone, and no longer the response.
+        """
+        self.shown: tuple[str, ...] = ()
+        """Names of the tools that the model was shown in the current turn."""
         self.unnamed: ToolCall | HandoffCall | None = None
         """A call of the current turn's response that has no id."""
+        self.unusable: str | None = None
+        """Why nothing can follow from the current turn's response, in words."""
+        self.only_repeats = 0
+        """How many responses in a row have asked for nothing but calls that are answered already."""
         self.handoffs: dict[str, HandoffCall] = {}
         self.handoffs_due: list[HandoffCall] = []
         self.tool_users: set[str] = set()
@@ -207,13 +242,19 @@ class RunFold:
         self.guardrails: list[r.GuardrailSettled] = []
         self.tripped: r.GuardrailSettled | None = None
         """What ends this entry: the guardrail of the run's input or output that tripped."""
-        self.passed: set[tuple[int, str]] = set()
-        """Input guardrails that have passed the run's input, by place and name."""
+        self.judges: tuple[tuple[str, int], ...] = ()
+        """The input guardrails that the current turn began with, where they were to judge input."""
+        self.passed: set[tuple[str, int]] = set()
+        """Input guardrails that have passed `unguarded`, by name and place among those of that name."""
+        self.accepted = False
+        """Whether there is no input that still has to be judged."""
+        self.added = False
+        """Whether what has to be judged was added to a run whose own input had been accepted."""
         self.meter = UsageMeter()
         self.turn_open = False
         """Whether the turn has begun and the model has not answered in it."""
         self.unguarded: list[Item] = []
-        """Input added to the run under way that no model call has been shown yet."""
+        """The run's input, or what was added to it, until it is accepted."""
         self.saved: int | None = None
         """How many of the new items the session has been told of; None before the first write."""
         self.sent = 0
@@ -293,12 +334,17 @@ class RunFold:
 
     @property
     def broken(self) -> r.CallSettled | None:
-        """The failure that ends the run, where the log broke off before it had."""
-        return self.fatal if self.batch_open and self.ended is None else None
+        """The failure that ends the run, where the log broke off before it had, or where something else did first.
+
+        The run's deadline or its caller's cancellation may have ended an entry in the moment in which a call failed.
+        """
+        ended = self.ended
+        said = ended is not None and ended.status == "failed" and not ended.resumable
+        return self.fatal if self.batch_open and not said else None
 
     @property
     def broken_by(self) -> str | None:
-        """What ends the run, as `TYPE(MESSAGE)`, where the log broke off before it had: a failure, or a tripwire."""
+        """What ends the run, as `TYPE(MESSAGE)`, where the log doesn't say that it has: a failure, or a tripwire."""
         if self.broken is not None:
             error = self.broken.error or ""
             if library_class(error) is not None or self._is_fatal(self.broken):
@@ -325,9 +371,13 @@ class RunFold:
         """Return the fold of the run at *path* in the tree below this one, or None."""
         if len(path) == len(self.path):
             return self
-        fold: RunFold | None = self
-        for step in path[len(self.path) :]:
-            fold = fold.nested.get(step) if fold is not None else None
+        fold = self._found.get(path)
+        if fold is None:
+            fold = self
+            for step in path[len(self.path) :]:
+                fold = fold.nested.get(step) if fold is not None else None
+            if fold is not None:
+                self._found[path] = fold
         return fold
 
     def history_digest(self) -> str:
@@ -371,20 +421,33 @@ class RunFold:
         return call.secret_output or (nested is not None and nested.ended is not None and nested.ended.secret)
 
     def _fold(self, record: r.Record) -> None:
+        target = self
         if len(record.path) > len(self.path):
-            key = record.path[len(self.path)]
+            target = self.at(record.path) or self._open(record.path)
             if isinstance(record, r.ModelResponded):
-                self.meter.add(record.response.usage)
+                self._meter_below(record.path, record.response.usage)
             elif isinstance(record, r.ModelFailed) and record.counted:
-                self.meter.add(record.usage)
-            nested = self.nested.get(key)
-            if nested is None:
-                nested = self.nested[key] = RunFold((*self.path, key), limits=self.limits)
-            nested._fold(record)
-            return
+                self._meter_below(record.path, record.usage)
         fold = _FOLDS.get(type(record))
         if fold is not None:
-            fold(self, record)
+            fold(target, record)
+
+    def _open(self, path: tuple[str, ...]) -> RunFold:
+        """Return the fold of the run at *path* below this one, made if there is none."""
+        fold = self
+        for step in path[len(self.path) :]:
+            found = fold.nested.get(step)
+            if found is None:
+                found = fold.nested[step] = RunFold((*fold.path, step), limits=fold.limits)
+            fold = found
+        return fold
+
+    def _meter_below(self, path: tuple[str, ...], usage: RequestUsage | None) -> None:
+        """Count a request of the run at *path* for this run, and for those between: usage is that of a subtree."""
+        fold = self
+        for step in path[len(self.path) :]:
+            fold.meter.add(usage)
+            fold = fold.nested[step]
 
     def _run_started(self, record: r.RunStarted) -> None:
         self.started = record
@@ -392,7 +455,9 @@ class RunFold:
         self.agent = record.agent
         self.input = record.input
         self._note_secrets(record.input)
+        self.unguarded.extend(record.input)
         self.history.extend(record.input if record.shown is None else record.shown)
+        self.given = len(self.history)
 
     def _note_secrets(self, items: Iterable[Item]) -> None:
         for item in items:
@@ -402,6 +467,7 @@ class RunFold:
     def _run_resumed(self, record: r.RunResumed) -> None:
         self.resumed, self.ended, self.max_turns = record, None, record.max_turns
         self.tripped = None
+        self.begun = True
         if not self.batch_open:
             return
         for call in self.batch:
@@ -413,7 +479,10 @@ class RunFold:
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
         self.response = None
-        self.unnamed = None
+        self.begun, self.shown = False, record.tools
+        self.judges = keyed(record.guardrails)
+        self._accept_if_passed()
+        self.unnamed = self.unusable = None
         self.turn_open = True
         self.batch, self.batch_open, self.released = [], False, 0
         self.late.clear()
@@ -422,7 +491,8 @@ class RunFold:
     def _model_responded(self, record: r.ModelResponded) -> None:
         response = record.response
         self.turn_open = False
-        self.unguarded.clear()
+        if record.turn > 1:
+            self._accept()  # what was added is judged before the model is asked
         self.meter.add(response.usage)
         self.responses.append(response)
         kept, self.conflict = drop_repeats(response.items, self._known, self.limits)
@@ -440,9 +510,30 @@ class RunFold:
                 self.handoffs_due.append(item)
         self.response = kept
         self.batch_open = bool(self.batch)
+        if not self.batch and not self.handoffs_due:
+            self._look_for_progress(response.items, kept)
+        else:
+            self.only_repeats = 0
         self.history.extend(kept)
         self.new_items.extend(kept)
         self.sent = len(self.history)
+
+    def _look_for_progress(self, items: Iterable[Item], kept: list[Item]) -> None:
+        """Note whether a response that leads to no call and no handoff leads to anything at all."""
+        if not all(map(says_nothing, kept)):
+            self.only_repeats = 0
+            said = any(isinstance(item, AssistantMessage) and not says_nothing(item) for item in kept)
+            demand = None if said else unanswered(kept)
+            if demand is not None:
+                self.unusable = f"The model's response demands what nobody here gives: the answer to {named(demand)}"
+            return
+        again = next((item for item in items if isinstance(item, _CALLS) and item.call_id), None)
+        self.only_repeats = 0 if again is None else self.only_repeats + 1
+        if again is not None and self.only_repeats > 1:
+            self.unusable = (
+                "The model has asked twice in a row for nothing but calls that are answered already (call id "
+                f"{bounded(again.call_id, 80)!r}, tool {bounded(again.name, 80)!r}): it makes no progress"
+            )
 
     def _known(self, call_id: str) -> ToolCall | HandoffCall | None:
         call = self.calls.get(call_id)
@@ -455,11 +546,25 @@ class RunFold:
     def _guardrail_settled(self, record: r.GuardrailSettled) -> None:
         self.guardrails.append(record)
         if record.stage == "input" and record.verdict == "passed":
-            self.passed.add((record.index, record.guardrail))
+            self.passed.add((record.guardrail, record.nth))
+            self._accept_if_passed()
         elif record.stage in ("input", "output") and record.verdict == "tripped":
             self.tripped = record
 
+    def _accept_if_passed(self) -> None:
+        if self.judges and self.passed.issuperset(self.judges):
+            self._accept()
+
+    def _accept(self) -> None:
+        """Note that all input is accepted. Nothing comes of a response before that, so whatever does is a proof."""
+        if not self.accepted:
+            self.accepted = True
+            self.unguarded.clear()
+            self.passed.clear()
+
     def _call_started(self, record: r.CallStarted) -> None:
+        self.begun = True
+        self._accept()
         call = self.calls[record.call_id]
         call.tool, call.attempt, call.arguments = record.tool, record.attempt, record.arguments
         call.body = call.cut = None
@@ -468,6 +573,8 @@ class RunFold:
         self.calls[record.call_id].body = record
 
     def _approval_requested(self, record: r.ApprovalRequested) -> None:
+        self.begun = True
+        self._accept()
         call = self.calls[record.call_id]
         call.approval = record
         if call.verdict is not None and not fits(call.verdict, record):
@@ -481,6 +588,7 @@ class RunFold:
                 self.sticky[record.agent, record.tool] = record
 
     def _call_settled(self, record: r.CallSettled) -> None:
+        self._accept()
         call = self.calls[record.call_id]
         call.tool, call.outcome, call.cut = record.tool, record.outcome, None
         if call.index < self.released and not call.released:
@@ -514,6 +622,7 @@ class RunFold:
             self.tool_users.add(self.agent)
 
     def _handed_off(self, record: r.HandedOff) -> None:
+        self._accept()
         outputs = handoff_outputs(record)
         self.history.extend(outputs)
         self.new_items.extend(outputs)
@@ -527,7 +636,9 @@ class RunFold:
             self.warned_in = record.turn
         if record.added:
             self.new_items.extend(record.items)
-        elif record.reason == "output_withheld":
+        else:
+            self.given = len(self.history)
+        if record.reason == "output_withheld":
             withheld = {item.call_id: item for item in record.items if isinstance(item, ToolOutput)}
             self.new_items[:] = [
                 withheld.get(item.call_id, item) if isinstance(item, ToolOutput) else item for item in self.new_items
@@ -539,6 +650,8 @@ class RunFold:
         self._note_secrets(record.items)
         self.history.extend(record.items)
         self.new_items.extend(record.items)
+        self.added, self.accepted = self.added or self.accepted, False
+        self.passed.clear()  # other input: whoever has passed the rest has not seen it
         self.unguarded.extend(record.items)
 
     def _session_saved(self, record: r.SessionSaved) -> None:
@@ -546,6 +659,8 @@ class RunFold:
 
     def _run_ended(self, record: r.RunEnded) -> None:
         self.ended = record
+        if record.status in ("interrupted", "stopped"):
+            self._accept()
 
 
 _FOLDS: dict[type, Callable[[RunFold, Any], None]] = {

@@ -25,6 +25,7 @@ class TurnView:
         system: The resolved instructions.
         tools: Enabled tools in declaration order, collisions resolved.
         by_key: The same by lookup key.
+        disabled: By lookup key, tools of the agent that have said they are off.
         settings: Model settings after every overlay, with the tool choice of this turn.
         handoffs: Enabled handoffs in declaration order.
         output: The typed form of the final output; None for text.
@@ -36,6 +37,7 @@ class TurnView:
     system: str | None
     tools: tuple[FunctionTool, ...]
     by_key: Mapping[str, FunctionTool]
+    disabled: Mapping[str, FunctionTool] = attrs.field(factory=dict)
     settings: ModelSettings
     handoffs: tuple[Handoff, ...] = ()
     output: TypedOutput | None = None

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._shell.endings import raised_while_cancelled
-from agentloop._shell.native import cancelled_types, cancelling, outrank, self_cancelled, taken_back
+from agentloop._shell.interrupts import interruptible, uninterrupted
+from agentloop._shell.native import (
+    cancelled_by_others,
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    self_cancelled,
+    starter,
+    taken_back,
+)
+from agentloop.error_text import is_fatal
 
 ResultT = TypeVar("ResultT")
 
@@ -20,6 +32,7 @@ async def resolved(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
+@interruptible
 async def ask(fn: Callable[..., Any], *args: Any) -> Any:
     """Call *fn*, sync or async, on the event loop."""
     return await resolved(fn(*args))
@@ -28,42 +41,72 @@ async def ask(fn: Callable[..., Any], *args: Any) -> Any:
 async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[ResultT]:
     """Ask all at once and return the answers in order. The first error cancels the others and is raised bare.
 
-    Of errors that fall into one scheduler pass, the first in order is raised.
+    Of errors that fall into one scheduler pass, the first in order is raised. A BaseException outranks the others, and
+    a cancellation under way: it may come of the cleanup of a question that was cancelled.
     """
     if not questions:
         return []
     if len(questions) == 1:
-        return [await questions[0]()]
-    answers: dict[int, ResultT] = {}
-    errors: dict[int, BaseException] = {}
-    failed = anyio.Event()
-
-    async def one(index: int) -> None:
-        count = cancelling()
         try:
-            answers[index] = await questions[index]()
+            return [await questions[0]()]
+        except Exception:
+            await checkpoint_if_cancelled()  # noqa: ASYNC120 - who ends the run comes first, as where there are several
+            raise
+    asked = _Asked(questions)
+    try:
+        async with anyio.create_task_group() as group:
+            start = starter(group)
+            for index in range(len(questions)):
+                start(asked.one, index, f"agentloop question {index}")
+            await asked.settled.wait()
+            group.cancel_scope.cancel()
+    except cancelled_types():
+        raise_fatal(asked.errors)
+        raise
+    raise_fatal(asked.errors)
+    await checkpoint_if_cancelled()
+    if asked.errors:
+        raise asked.errors[min(asked.errors)]
+    if len(asked.answers) < len(questions):
+        raise cancelled_by_others()
+    return [asked.answers[index] for index in range(len(questions))]
+
+
+def raise_fatal(errors: Mapping[int, BaseException]) -> None:
+    """Raise the first of *errors*, by place, that is no Exception and so outranks a cancellation, if there is one."""
+    fatal = [place for place, error in errors.items() if is_fatal(error)]
+    if fatal:
+        raise errors[min(fatal)]
+
+
+class _Asked:
+    """Questions that are asked at once, and what has come of them."""
+
+    def __init__(self, questions: Sequence[Callable[[], Awaitable[Any]]]) -> None:
+        self.questions = questions
+        self.answers: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.settled = anyio.Event()
+        """Set when all have been answered, or one has failed."""
+
+    @uninterrupted
+    async def one(self, index: int) -> None:
+        """Ask one question; its error is kept, and ends the others."""
+        task, count = own_task(), cancelling()
+        try:
+            self.answers[index] = await self.questions[index]()
         except cancelled_types() as error:
             if not taken_back(count):
                 await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
-            errors[index] = self_cancelled(error)
-            failed.set()
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # noqa: ASYNC103 - raised below, bare; cancellations have gone on above
+            self.errors[index] = self_cancelled(error)
+            self.settled.set()
+        except BaseException as error:  # noqa: ASYNC103 - raised by `all_of`, bare; cancellations have gone on above
+            if is_closing(task):
+                raise
             # What comes of the cleanup of a question that was cancelled for another's error is not that error.
-            if not (errors and isinstance(error, Exception) and raised_while_cancelled(error)):
-                errors[index] = error
-            failed.set()
-        if len(answers) == len(questions):
-            failed.set()
-
-    async with anyio.create_task_group() as group:
-        for index in range(len(questions)):
-            group.start_soon(one, index)
-        await failed.wait()
-        group.cancel_scope.cancel()
-    await checkpoint_if_cancelled()
-    if errors:
-        raise errors[min(errors)]
-    return [answers[index] for index in range(len(questions))]
+            if not (self.errors and isinstance(error, Exception) and raised_while_cancelled(error)):
+                self.errors[index] = error
+            self.settled.set()
+        if len(self.answers) == len(self.questions):
+            self.settled.set()

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import anyio
 
+from agentloop._shell.native import cancelled_types, enclosing_cancelled, loop_is_left
+
 
 class Cleanup:
     """Gives a run's shielded sections one deadline: *grace* seconds after its cancellation was first seen.
@@ -58,6 +60,8 @@ class Cleanup:
 
         With *shield* false the block is still cancelled by the scopes around it: only a sibling's failure waits for it.
         A block that only begins when the deadline has passed is cut at once; with *late* it has the grace once more.
+        On asyncio no shield holds against the end of the loop, which cuts the block, too. Where the run was ending
+        already that is a second interrupt: the deadline is now.
         """
         now = anyio.current_time()
         deadline = now + seconds
@@ -70,11 +74,18 @@ class Cleanup:
             line._sections[scope] = None
             lines.append(line)
             line = line._outer
+        torn = False
         try:
             with scope:
-                yield scope
+                try:
+                    yield scope
+                except cancelled_types():
+                    torn = not enclosing_cancelled() and loop_is_left()
+                    raise
         finally:
             for line in lines:
                 line._sections.pop(scope, None)
-            if scope.cancelled_caught and on_cut is not None:
+            if torn and self.deadline is not None:
+                self.end_by(anyio.current_time())
+            if (scope.cancelled_caught or torn) and on_cut is not None:
                 on_cut()

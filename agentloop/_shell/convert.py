@@ -10,11 +10,12 @@ import attrs
 from agentloop._core.select import Failure
 from agentloop._shell import endings as end
 from agentloop._shell.asking import ask
+from agentloop._shell.failure_log import log_failure
 from agentloop._shell.guard import judge_output
 from agentloop._shell.live_context import call_context
-from agentloop._shell.render import bounded_output, render
+from agentloop._shell.render import UnwritableValue, bounded_output, render
 from agentloop._shell.schedule import LiveCall, sibling_text
-from agentloop.error_text import library_class, message_of, summary_parts, tool_failure
+from agentloop.error_text import REDACTED, library_class, message_of, summary_parts, tool_failure
 from agentloop.exceptions import (
     AgentLoopError,
     EarlierFailure,
@@ -25,7 +26,7 @@ from agentloop.exceptions import (
 )
 from agentloop.items import Content
 from agentloop.outcomes import CallOutcome
-from agentloop.secret_text import scrubbed
+from agentloop.tools import default_tool_error_function
 
 
 @attrs.frozen
@@ -59,12 +60,11 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
         case end.Returned(value):
             return await _returned(live, value)
         case end.Refused(outcome):
-            words = scrubbed(outcome.output, live.hidden_texts) if isinstance(outcome.output, str) else outcome.output
-            return Converted(attrs.evolve(outcome, output=await _bounded(live, words)))
+            return Converted(attrs.evolve(outcome, output=await _bounded(live, outcome.output)))
         case end.Raised(error, where):
             if where == "around" or not isinstance(error, Exception):
                 return _raised(live, CallOutcome(status="failed", error=error), error)
-            return await _failed(live, "failed", error)
+            return await _failed_and_logged(live, error)
         case end.Faulty(error):
             return await _failed(live, "failed", error, judged=False)
         case end.TimedOut(seconds):
@@ -73,7 +73,8 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
             text = sibling_text(live.tool.name)
             return Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text, error=live.error))
         case end.Cancelled(by, reason):
-            reason = scrubbed(reason, live.hidden_texts)
+            if live.redacts_errors:
+                reason = REDACTED
             error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
             started = live.started_at is not None
             return await _failed(live, "cancelled", error, judged=started, cancelled_by=by, reason=reason)
@@ -96,25 +97,35 @@ async def _returned(live: LiveCall, value: Any) -> Converted:
         custom = await live.run.question(
             "custom_data_extractor", live.call_id, lambda: ask(extract, live.context, value), told=False
         )
-    outcome = CallOutcome(status="succeeded", output=render(value), value=value, custom_data=custom)
-    return await _judged(live, outcome)
+    try:
+        output = render(value)
+    except UnwritableValue as error:
+        live.redact_error(error)
+        return await _failed_and_logged(live, error)
+    return await _judged(live, CallOutcome(status="succeeded", output=output, value=value, custom_data=custom))
 
 
 async def _judged(live: LiveCall, outcome: CallOutcome) -> Converted:
     """Steps 14 and 15 for an outcome that has an output."""
     if live.tool.tool_output_guardrails:
         assert outcome.output is not None
-        judged = await judge_output(live, outcome.value, outcome.output)
+        try:
+            judged = await judge_output(live, outcome.value, outcome.output)
+            replacement = render(judged.value) if judged.replaced else None
+        except UnwritableValue as error:  # what a guardrail gave in the place of the value
+            live.redact_error(error)
+            return await _failed_and_logged(live, error, judged=False)
         if judged.tripwire is not None:
             failed = CallOutcome(status="failed", error=judged.tripwire)
             return Converted(failed, Failure(index=live.entry.index, error=judged.tripwire, phase="post"))
         if judged.message is not None:
             # Nothing of what the tool gave may survive a rejection.
-            outcome = CallOutcome(status="rejected", output=judged.message, reason="output guardrail")
+            reason, secret = "output guardrail", live.redacts_errors
+            outcome = CallOutcome(status="rejected", output=judged.message, reason=reason, secret=secret)
         elif judged.replaced:
-            outcome = attrs.evolve(outcome, value=judged.value, output=render(judged.value), custom_data=None)
-    output = await _bounded(live, outcome.output)
-    return Converted(outcome if output is outcome.output else attrs.evolve(outcome, output=output))
+            outcome = attrs.evolve(outcome, value=judged.value, output=replacement, custom_data=None)
+    bounded = await _bounded(live, outcome.output)
+    return Converted(outcome if bounded is outcome.output else attrs.evolve(outcome, output=bounded))
 
 
 async def _bounded(live: LiveCall, output: Content | None) -> Content | None:
@@ -143,18 +154,28 @@ async def _text(live: LiveCall, what: str, fn: Any, error: Exception) -> str | N
     text = await run.question(what, live.call_id, lambda: ask(fn, context, error), told=False)
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
-    return text if text is None else scrubbed(text, live.hidden_texts)
+    return text
 
 
 async def _failed(live: LiveCall, status: Any, error: Exception, *, judged: bool = True, **fields: Any) -> Converted:
     fn = live.tool.failure_error_function
     text = None if fn is None else await _text(live, "failure_error_function", fn, error)
-    outcome = CallOutcome(status=status, output=text, error=error, **fields)
+    # Words of the application's own may repeat what is secret: the model is told them, and nobody else.
+    secret = text is not None and fn is not default_tool_error_function and live.redacts_errors
+    outcome = CallOutcome(status=status, output=text, error=error, secret=secret, **fields)
     if text is None:
         return _raised(live, outcome, error)
     if judged:
         return await _judged(live, outcome)
     return Converted(attrs.evolve(outcome, output=await _bounded(live, text)))
+
+
+async def _failed_and_logged(live: LiveCall, error: Exception, *, judged: bool = True) -> Converted:
+    """As `_failed`; where the model is told of *error*, and so nobody else, it is logged."""
+    failed = await _failed(live, "failed", error, judged=judged)
+    if failed.failure is None:
+        log_failure(live, error)
+    return failed
 
 
 async def _timed_out(live: LiveCall, seconds: float) -> Converted:
@@ -163,7 +184,8 @@ async def _timed_out(live: LiveCall, seconds: float) -> Converted:
     outcome = CallOutcome(status="timed_out", error=error)
     if tool.timeout_behavior == "raise_exception":
         return _raised(live, outcome, error)
-    text: str | None = str(error)
+    text = None
     if tool.timeout_error_function is not None:
-        text = await _text(live, "timeout_error_function", tool.timeout_error_function, error) or text
-    return await _judged(live, attrs.evolve(outcome, output=text))
+        text = await _text(live, "timeout_error_function", tool.timeout_error_function, error)
+    secret = bool(text) and live.redacts_errors
+    return await _judged(live, attrs.evolve(outcome, output=text or str(error), secret=secret))

@@ -14,18 +14,16 @@ import attrs
 
 from agentloop._core.identity import arguments_digest
 from agentloop._core.plan import Answer, Arguments, Disposition, Execute, Plan, PlanEntry, Wait, read_arguments
-from agentloop._core.secrecy import hidden_texts
 from agentloop._core.state import CallState
 from agentloop._shell.asking import all_of, ask
 from agentloop._shell.guard import judge_before_approval
 from agentloop._shell.live import LiveRun
-from agentloop.error_text import error_summary, hide_in
+from agentloop.error_text import REDACTED, error_summary, redact_message
 from agentloop.exceptions import UserTypeError
 from agentloop.guardrail_results import Allow
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Decision, Deny, PendingCall
 from agentloop.records import ApprovalRequested, VerdictGiven
-from agentloop.secret_text import longest_first, scrubbed
 from agentloop.secret_values import WithheldText
 from agentloop.tools import FunctionTool
 
@@ -74,7 +72,8 @@ async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: 
     try:
         return await _decision_on(run, entry, tool, planned)
     except Exception as error:
-        hide_in(error, hidden_texts(entry.call, planned.arguments.text))
+        if run.redacts_errors_of(entry.call):
+            redact_message(error)
         raise
     finally:
         run.root.asking.pop((run.path, entry.call.call_id), None)
@@ -94,7 +93,7 @@ async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plann
         asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
     decision = await _policies(run, entry, tool, arguments)
     if isinstance(decision, Deny):
-        return _refused(decision.message, tool, "policy")
+        return _denied(run, entry, tool, decision)
     verdict = verdict or _verdict(run, state, tool, arguments)
     if verdict is None and _fits(run, state, tool, arguments):
         return Wait(arguments)  # asked in an earlier entry, and nobody has said anything
@@ -111,7 +110,7 @@ async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plann
             asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
             decision = await _policies(run, entry, tool, arguments)
             if isinstance(decision, Deny):
-                return _refused(decision.message, tool, "policy")
+                return _denied(run, entry, tool, decision)
             wanted = decision if isinstance(decision, _Asked) else None
     verdict = verdict or _verdict(run, state, tool, arguments)
     if verdict is None:
@@ -133,12 +132,18 @@ async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: 
     if not run.config.policies:
         return None
     decision = await _policies(run, entry, tool, arguments)
-    return _refused(decision.message, tool, "policy").outcome if isinstance(decision, Deny) else None
+    return _denied(run, entry, tool, decision).outcome if isinstance(decision, Deny) else None
 
 
-def _refused(message: str | None, tool: FunctionTool, by: str) -> Answer:
+def _denied(run: LiveRun, entry: PlanEntry, tool: FunctionTool, denial: Deny) -> Answer:
+    # A policy sees the arguments, so its words may repeat them: the model is told them, and nobody else.
+    secret = denial.message is not None and run.redacts_errors_of(entry.call)
+    return _refused(denial.message, tool, "policy", secret=secret)
+
+
+def _refused(message: str | None, tool: FunctionTool, by: str, *, secret: bool = False) -> Answer:
     text = message if message is not None else f"Tool '{tool.name}' was not approved."
-    outcome = CallOutcome(status="rejected", output=text, reason=by)
+    outcome = CallOutcome(status="rejected", output=text, reason=by, secret=secret)
     return Answer(outcome, kind="approval_rejected" if message is None and by == "approval" else None)
 
 
@@ -212,7 +217,7 @@ async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, argument
             context=run.context,
             path=run.path,
         )
-        decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending, arguments.text)
+        decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending)
         if isinstance(decision, Deny):
             denied = denied or decision
         elif isinstance(decision, Ask):
@@ -223,34 +228,25 @@ async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, argument
     return _Asked(", ".join(asking), "; ".join(reasons) or None) if asking else Allow()
 
 
-def _without(decision: Any, texts: tuple[str, ...]) -> Any:
-    """Return *decision* with its words, which go into the log, but without *texts*."""
-    match decision:
-        case Ask(reason) if reason is not None:
-            return Ask(scrubbed(str(reason), texts))
-        case Deny(message) if message is not None:
-            return Deny(scrubbed(str(message), texts))
-        case _:
-            return decision
+def _plain(decision: Any, *, redact: bool) -> Any:
+    """Return what the log keeps of *decision*: its kind and its words, or `[redacted]` in place of these."""
+    words = decision.reason if isinstance(decision, Ask) else getattr(decision, "message", None)
+    return [type(decision).__name__, REDACTED if redact and words is not None else words]
 
 
-def _plain(texts: tuple[str, ...], decision: Any) -> Any:
-    told = _without(decision, texts)
-    return [type(told).__name__, told.reason if isinstance(told, Ask) else getattr(told, "message", None)]
-
-
-async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall, text: str) -> Decision:
-    texts = longest_first({*hidden_texts(pending.call, text), *run.hidden})
+async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall) -> Decision:
+    redact = run.redacts_errors_of(pending.call)
     try:
-        form = partial(_plain, texts)
+        form = partial(_plain, redact=redact)
         decision = await run.question("policy", key, lambda: ask(policy.decide, pending), form=form)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
-        told: Decision = _without(decision, texts)
-        return told
+        if redact and isinstance(decision, Ask) and decision.reason is not None:
+            return Ask(REDACTED)
+        return decision
     except Exception as error:
-        if texts:
-            hide_in(error, texts)
+        if redact:
+            redact_message(error)
             logger.warning("policy %r failed; the call is denied: %s", policy, error_summary(error))
         else:
             logger.warning("policy %r failed; the call is denied", policy, exc_info=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import assert_never
 
@@ -24,10 +23,18 @@ from agentloop._core.machine import (
     turn_or_give_up,
 )
 from agentloop._core.turn import TurnView
-from agentloop._shell.guard_run import guard_first_call, guards_missing, judge_added
+from agentloop._shell.guard_run import guarded, input_guardrails
 from agentloop._shell.live import LiveRun
 from agentloop._shell.model_call import call_model
-from agentloop._shell.native import cancelled_types, cancelling, outrank, self_cancelled, taken_back
+from agentloop._shell.native import (
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    self_cancelled,
+    taken_back,
+)
 from agentloop._shell.outcome_of_run import with_data
 from agentloop._shell.output import accept, ask_behavior, give_up
 from agentloop._shell.prepare import prepare_turn
@@ -36,6 +43,7 @@ from agentloop._shell.transfer import begin_agent, transfer
 from agentloop._shell.turn_end import check_loop, fired
 from agentloop._shell.wind_up import Ended, save_turn, wind_up
 from agentloop.effects import NewId
+from agentloop.error_text import is_fatal
 from agentloop.exceptions import RunTimeout, StateError
 from agentloop.items import Item
 from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted, TurnStarted
@@ -81,19 +89,18 @@ async def _view(run: LiveRun) -> TurnView:
 
 async def _turn_over(run: LiveRun) -> Ended | None:
     """Return how the run ends between two turns, if it does."""
-    if run.stop_after_turn:
-        return Ended("cancelled")
-    if run.state.turn_open:
-        return None  # it began in an earlier entry, which has looked at the turn before
-    if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
-        return Ended("stopped", stop_reason=str(found))
-    check_loop(run)
-    return None
+    if not run.stop_after_turn:
+        if not run.state.turn_open:  # else it began in an earlier entry, which has looked at the turn before
+            if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
+                return Ended("stopped", stop_reason=str(found))
+            check_loop(run)
+        if run.log.events is not None:
+            await run.log.events.room()
+    # Looked at last: the consumer may have said so while the run was waiting for him.
+    return Ended("cancelled") if run.stop_after_turn else None
 
 
 async def _begin_turn(run: LiveRun) -> TurnView:
-    if run.log.events is not None:
-        await run.log.events.room()
     run.check_request()
     if run.state.gaps:
         raise StateError(
@@ -106,24 +113,15 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     if not run.state.turn_open:  # else the turn began in an earlier entry, and no answer came
         turn += 1
     tools = tuple(tool.qualified_name for tool in view.tools)
-    run.append(TurnStarted(path, turn, at, run.agent_key, tools, tuple(handoff.name for handoff in view.handoffs)))
+    handoffs = tuple(handoff.name for handoff in view.handoffs)
+    judges = () if run.state.accepted else tuple(guard.name for guard in input_guardrails(run))
+    run.append(TurnStarted(path, turn, at, run.agent_key, tools, handoffs, judges))
     await run.log.durable()
     return view
 
 
 async def _call_model(run: LiveRun, view: TurnView) -> None:
-    if run.state.unguarded and run.guarded:
-        await judge_added(run, tuple(run.state.unguarded))
     await guarded(run, lambda: call_model(run, view))
-
-
-async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work*, behind and beside the input guardrails where these have not had their say yet."""
-    if run.guarded:
-        await work()
-        return
-    run.guarded = True
-    await guard_first_call(run, (*run.state.input, *run.state.unguarded), work)
 
 
 @attrs.frozen
@@ -150,9 +148,9 @@ async def execute(run: LiveRun, entry: Entry) -> Ended:
         run.scope = anyio.CancelScope()
     if run.scope is not None and entry.timeout is not None:
         run.scope.deadline = anyio.current_time() + entry.timeout
-    count = cancelling()
+    task, count = own_task(), cancelling()
+    ended: Ended | None = None
     try:
-        ended: Ended | None = None
         with run.scope or _UNBOUNDED:
             await _enter(run, entry)
             ended = await drive(run)
@@ -160,30 +158,30 @@ async def execute(run: LiveRun, entry: Entry) -> Ended:
             raise _cut_short(run, entry)
     except cancelled_types() as cancelled:
         if not taken_back(count):
-            await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+            broken = await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+            if broken is not None and is_fatal(broken):
+                raise broken from None
             await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
             raise
-        failed: BaseException | None = self_cancelled(cancelled)
-        ended = Ended("failed", error=failed)
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        await wind_up(run, Ended("failed", error=error))  # noqa: ASYNC102 - shielded inside
-        with_data(run, error)
-        raise
+        ended = Ended("failed", error=self_cancelled(cancelled))
+    except BaseException as error:  # noqa: ASYNC103 - raised again below
+        if is_closing(task):
+            raise
+        ended = Ended("failed", error=error)
     failed = await wind_up(run, ended)
     if failed is not None:
         raise with_data(run, failed)
     return ended
 
 
-def _cut_short(run: LiveRun, entry: Entry) -> Exception:
+def _cut_short(run: LiveRun, entry: Entry) -> BaseException:
     """Return why the run's own scope was cancelled."""
     journal = run.log.journal
     if journal is not None and journal.error is not None:
         return journal.error
     assert entry.timeout is not None
-    return RunTimeout(entry.timeout)
+    run.stopped_by = RunTimeout(entry.timeout)
+    return run.stopped_by
 
 
 async def _enter(run: LiveRun, entry: Entry) -> None:
@@ -231,14 +229,13 @@ async def _go_on(run: LiveRun, max_turns: int | None) -> None:
     state = run.state
     if state.ended is not None and state.ended.status == "stopped":
         run.looked_at = state.turn
-    run.guarded = not guards_missing(run)
     run.append(RunResumed(*run.here(), run.agent_key, max_turns, workflow=run.workflow, trace_id=run.trace_id))
     while (due := state.next_release()) is not None:  # settled when the log broke off, and not released yet
         run.append(ItemReleased(*run.here(), due.call.call_id))
     if run.graph_changes:
         run.append(GraphChanged(*run.here(), run.graph_changes))
     await checkpoint_if_cancelled()
-    if state.turn and not state.turn_open:
+    if state.turn and not state.turn_open and not state.added:
         await guarded(run, _nothing)  # the model has answered, but not every guardrail had
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._shell.native import cancelled_types, enclosing_cancelled
+from agentloop._shell.native import cancelled_types, run_is_cancelled
 from agentloop.error_text import leaves
 from agentloop.outcomes import CallOutcome
 
@@ -73,7 +73,7 @@ Ending: TypeAlias = Returned | Raised | Faulty | TimedOut | Cancelled | Refused 
 
 
 def classify(error: BaseException) -> Ending | None:
-    """Return what *error* means for the call, or None if a cancelled scope decides. Asked inside the call's scope."""
+    """Return what *error* means for the call, or None if a scope or the end of the run decides. Asked in its scope."""
     if not isinstance(error, BaseExceptionGroup) and isinstance(error, Exception):
         return Raised(error)
     cancelled = cancelled_types()
@@ -86,7 +86,7 @@ def classify(error: BaseException) -> Ending | None:
             failure = failure or leaf
         else:
             return Raised(leaf)
-    if own and enclosing_cancelled():
+    if own and run_is_cancelled():
         return None
     if failure is not None:
         # Of a group that mixes its own cancellation with errors the errors are the news.

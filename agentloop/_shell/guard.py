@@ -146,8 +146,9 @@ async def judge_input(live: LiveCall | _Waiting) -> InputJudged:
         result = await _verdict(live, "tool_input", guardrail, data)
         match result.output:
             case RejectContent(message):
-                outcome = CallOutcome(status="rejected", output=message, reason=f"input guardrail {guardrail.name}")
-                return InputJudged(refusal=outcome)
+                reason = f"input guardrail {guardrail.name}"
+                secret = live.run.redacts_errors_of(live.entry.call)
+                return InputJudged(refusal=CallOutcome(status="rejected", output=message, reason=reason, secret=secret))
             case RaiseException():
                 return InputJudged(
                     tripwire=ToolInputGuardrailTripwireTriggered(

@@ -11,10 +11,22 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
-from agentloop._shell.asking import all_of, ask
+from agentloop._core.state import keyed
+from agentloop._shell.asking import all_of, ask, raise_fatal
 from agentloop._shell.endings import raised_while_cancelled
+from agentloop._shell.interrupts import uninterrupted
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types, cancelling, outrank, self_cancelled, taken_back
+from agentloop._shell.native import (
+    cancelled_by_others,
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    self_cancelled,
+    starter,
+    taken_back,
+)
 from agentloop.error_text import error_summary
 from agentloop.exceptions import (
     InputGuardrailTripwireTriggered,
@@ -36,7 +48,7 @@ async def _asked(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: An
     return output, anyio.current_time() - began
 
 
-def _settled(run: LiveRun, stage: Any, index: int, result: Any) -> None:
+def _settled(run: LiveRun, stage: Any, index: int, result: Any, nth: int) -> None:
     output = result.output
     run.append(
         GuardrailSettled(
@@ -46,6 +58,7 @@ def _settled(run: LiveRun, stage: Any, index: int, result: Any) -> None:
             "tripped" if output.tripwire_triggered else "passed",
             result.duration,
             index=index,
+            nth=nth,
             info=output.output_info,
             result=result,
         )
@@ -57,40 +70,60 @@ def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
     return [*run.config.input_guardrails, *run.agent.input_guardrails]
 
 
-def guards_missing(run: LiveRun) -> list[tuple[int, InputGuardrail]]:
-    """Return the guardrails that have not passed the run's input yet, each with its place."""
-    if run.state.turn > 1 or run.state.agent not in ("", run.state.first_agent):
+@attrs.frozen
+class Judge:
+    """An input guardrail that is to judge: its place in declaration order, and among those of its name."""
+
+    index: int
+    nth: int
+    guardrail: InputGuardrail
+
+
+def guards_missing(run: LiveRun) -> list[Judge]:
+    """Return the guardrails that have not passed the input yet; none where it was accepted, whoever passed it then."""
+    state = run.state
+    if state.accepted:
         return []
-    return [
-        (index, guard)
-        for index, guard in enumerate(input_guardrails(run))
-        if (index, guard.name) not in run.state.passed
-    ]
+    guards = input_guardrails(run)
+    keys = keyed(guard.name for guard in guards)
+    return [Judge(index, keys[index][1], one) for index, one in enumerate(guards) if keys[index] not in state.passed]
 
 
-async def judge_added(run: LiveRun, added: tuple[Item, ...]) -> None:
-    """Judge input that was added to the run, by all guardrails at once, before the model is shown it.
+async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work*, behind and beside the input guardrails where these have not had their say yet.
+
+    Input that was added to a run under way is judged by all of them at once, before the model is shown it.
 
     Raises:
         InputGuardrailTripwireTriggered: by the first that trips.
+        Exception: what a guardrail or *work* raises.
     """
-    await all_of([_judge_input(run, index, guard, added) for index, guard in enumerate(input_guardrails(run))])
+    guards = guards_missing(run)
+    if guards and not run.state.added:
+        await guard_first_call(run, guards, work)
+        return
+    given = tuple(run.state.unguarded)
+    await all_of([_judge_input(run, judge, given) for judge in guards])
+    await work()
 
 
-def _judge_input(run: LiveRun, index: int, guardrail: InputGuardrail, given: tuple[Item, ...]) -> Any:
-    async def judge() -> None:
-        output, duration = await _asked(run, "input", index, guardrail, given)
+def _judge_input(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> Any:
+    guardrail = judge.guardrail
+
+    async def ask_it() -> None:
+        output, duration = await _asked(run, "input", judge.index, guardrail, given)
         secret = run.state.secret_input
         result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration, secret=secret)
-        _settled(run, "input", index, result)
+        _settled(run, "input", judge.index, result, judge.nth)
         if output.tripwire_triggered:
             raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
 
-    return judge
+    return ask_it
 
 
-async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Callable[[], Awaitable[None]]) -> None:
-    """Judge *given* and ask the model: blocking guardrails first, all at once; then the others beside the model call.
+@uninterrupted
+async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callable[[], Awaitable[None]]) -> None:
+    """Have *guards* judge the input and ask the model: the blocking ones first, all at once; the others beside it.
 
     Returns when everything has settled, so that nothing of the response can have had an effect before the verdicts.
 
@@ -100,9 +133,9 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
         InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
         Exception: what a guardrail or the model raises; likewise.
     """
-    guards = guards_missing(run)
-    blocking = [_judge_input(run, index, guard, given) for index, guard in guards if not guard.run_in_parallel]
-    beside = [_judge_input(run, index, guard, given) for index, guard in guards if guard.run_in_parallel]
+    given = tuple(run.state.unguarded)
+    blocking = [_judge_input(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
+    beside = [_judge_input(run, judge, given) for judge in guards if judge.guardrail.run_in_parallel]
     await all_of(blocking)
     if not beside:
         await call_model()
@@ -111,15 +144,15 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
     passed = 0
     settled = run.guards_settled = anyio.Event()
 
-    async def guard(place: int, judge: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
+    async def guard(place: int) -> None:
         nonlocal passed
-        await one(place, judge, group)
+        await one(place, beside[place], group)
         passed += 1
         if passed == len(beside) and not errors:
             settled.set()
 
     async def one(place: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
-        count = cancelling()
+        task, count = own_task(), cancelling()
         try:
             await work()
         except cancelled_types() as error:
@@ -128,24 +161,32 @@ async def guard_first_call(run: LiveRun, given: tuple[Item, ...], call_model: Ca
                 raise
             errors[place] = self_cancelled(error)
             group.cancel_scope.cancel()
-        except GeneratorExit:
-            raise
         except BaseException as error:  # noqa: ASYNC103 - raised again below, bare
-            run.hush(error)
-            if errors and raised_while_cancelled(error):
+            if is_closing(task):
+                raise
+            run.redact_error(error)
+            if errors and isinstance(error, Exception) and raised_while_cancelled(error):
                 next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
                 return  # noqa: ASYNC104 - stands on the first error as a note
             errors[place] = error
             group.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as group:
-        for place, judge in enumerate(beside):
-            group.start_soon(guard, place, judge, group)
-        await one(len(beside), call_model, group)
+    try:
+        async with anyio.create_task_group() as group:
+            start = starter(group)
+            for place in range(len(beside)):
+                start(guard, place, f"agentloop guardrail {place}")
+            await one(len(beside), call_model, group)
+    except cancelled_types():
+        raise_fatal(errors)
+        raise
+    raise_fatal(errors)
     await checkpoint_if_cancelled()
     if errors:
-        # Of one scheduler pass: a verdict says more than the model's own failure, and a KeyboardInterrupt than both.
-        raise errors[min(errors, key=lambda place: (isinstance(errors[place], Exception), place))]
+        # Of one scheduler pass: a verdict says more than the model's own failure.
+        raise errors[min(errors)]
+    if passed < len(beside):
+        raise cancelled_by_others()
 
 
 async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None = None) -> None:
@@ -159,6 +200,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         Exception: what a guardrail raises; likewise.
     """
     guards: list[OutputGuardrail] = [*run.config.output_guardrails, *run.agent.output_guardrails]
+    keys = keyed(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
 
     def judging(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
@@ -168,7 +210,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
                 guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
             )
             if withheld is None:
-                _settled(run, "output", index, result)
+                _settled(run, "output", index, result, keys[index][1])
             else:
                 held[index] = result
             if answer.tripwire_triggered:
@@ -189,7 +231,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         raise
     finally:
         for index in sorted(held):
-            _settled(run, "output", index, held[index])
+            _settled(run, "output", index, held[index], keys[index][1])
 
 
 def _emptied(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:

@@ -5,7 +5,8 @@ given back) · 13 failure or timeout conversion · 14 output bounded · 15 outpu
 17 CallSettled.
 
 Whatever happens, the call settles exactly once. The task itself ends normally, but for a cancellation of a scope around
-the call, which goes on after the call has settled as `cancelled`.
+the call, which goes on after the call has settled as `cancelled`. Until the task's first step the call belongs to the
+batch's owner, which settles it if the task never begins; after it, whatever ends the task settles the call.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ from agentloop._shell.asking import ask, resolved
 from agentloop._shell.convert import Converted, convert, raisable
 from agentloop._shell.decide import denial
 from agentloop._shell.guard import InputJudged, judge_input
+from agentloop._shell.interrupts import uninterrupted
 from agentloop._shell.live_context import call_context
 from agentloop._shell.native import (
     cancelled_types,
     cancelling,
     enclosing_cancelled,
     in_own_task,
+    is_closing,
     outrank,
+    own_task,
+    run_is_cancelled,
     uncancel_to,
 )
 from agentloop._shell.schedule import LiveCall, sibling_text
@@ -48,24 +53,30 @@ from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
 
+_UNSETTLED = ("starting", "body", "post")
 _OUT_OF_HAND = (end.Deferred, end.Paused)
 _BY_ITSELF = (end.Returned, end.Raised)
 _TO_ITS_END = (end.Returned, end.Raised, end.Cancelled)
 
 
+@uninterrupted
 async def run_call(live: LiveCall) -> None:
     """Run one admitted call to its outcome."""
+    if live.begun:  # the owner has settled it, or another task of it was started
+        return
+    live.begun = True
+    task = own_task()
     count = cancelling()
     try:
         if (deadline := anyio.current_effective_deadline()) < math.inf:
             await _check_in_time(deadline)
-        ending = _of_earlier(live) if live.body is not None else await _until_body_ended(live, count)
+        ending = _of_earlier(live) if live.body is not None else await _until_body_ended(live, count, task)
         if isinstance(ending, end.Paused):
             live.batch.pause(live)
         elif not isinstance(ending, end.Deferred):
             await _settle(live, ending)
     except cancelled_types() as cancelled:
-        if live.run_is_ending or enclosing_cancelled():
+        if live.run_is_ending or run_is_cancelled():
             await _settle_ended(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
             await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
             raise
@@ -73,15 +84,16 @@ async def run_call(live: LiveCall) -> None:
         uncancel_to(count)
         own = end.Cancelled("tool", end.own_reason(cancelled))
         await in_own_task(partial(_settle, live, own))  # noqa: ASYNC120 - and it may have left more of them
-    except GeneratorExit:  # the event loop is being torn down around us: nothing can be awaited any more
-        raise
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
+        if is_closing(task):
+            live.batch.close()
+            raise
         await _settle_broken(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
     finally:
-        live.run.threads.leave(live)
-        if live.run.budget is not None and live.reservation is not None:
-            live.run.budget.release(live.reservation)  # nothing to give back once the body has started
-        live.release_permit()
+        if not live.batch.closed:
+            if live.begun and live.phase in _UNSETTLED:  # else another task of the call goes on with it
+                live.batch.settle_left(live)
+            live.release_all()
 
 
 async def _check_in_time(deadline: float) -> None:
@@ -107,7 +119,7 @@ def _of_earlier(live: LiveCall) -> end.Ending:
 # -- steps 8 to 12
 
 
-async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
+async def _until_body_ended(live: LiveCall, count: int, task: object) -> end.Ending:
     ending: end.Ending | None = None
     try:
         with live.scope:
@@ -115,14 +127,14 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
                 ending = await _before_body(live) or await _body(live)
             except BaseException as error:  # noqa: ASYNC103 - the call boundary: it tells whose cancellation this is
                 ending = end.classify(error)
-                if ending is None or isinstance(error, GeneratorExit):
+                if ending is None or is_closing(task):
                     raise
                 if isinstance(ending, end.Cancelled):
                     uncancel_to(count)
                 if isinstance(ending, end.Raised) and (live.phase != "body" or is_fatal(ending.error)):
                     ending = end.Raised(ending.error, "around")
     except cancelled_types():
-        live.run_is_ending = enclosing_cancelled()
+        live.run_is_ending = run_is_cancelled()
         if live.run_is_ending:
             raise
         uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: nobody above asked for it
@@ -131,9 +143,9 @@ async def _until_body_ended(live: LiveCall, count: int) -> end.Ending:
     if isinstance(ending, _OUT_OF_HAND):
         return ending
     if isinstance(ending, end.Raised):
-        live.hush(ending.error)
+        live.redact_error(ending.error)
     if isinstance(ending, end.Returned) and live.tool.secret_output:
-        live.returned = ending.value
+        live.gave_secret = True
     if live.phase == "body":
         live.body_ended_at = live.run.log.wall()
         if isinstance(ending, _BY_ITSELF):
@@ -207,6 +219,8 @@ async def _before_body(live: LiveCall) -> end.Ending | None:
         judged = await _judge(live)
         if judged is not None:
             return judged
+    if tool.tool_input_guardrails or tool.is_enabled is not True:
+        await checkpoint_if_cancelled()  # a callback that shields itself may have hidden the end of the run
     if live.arguments.fault is not None:
         return end.Faulty(live.arguments.fault)
     if tool.runs_in_thread:
@@ -337,6 +351,7 @@ def _on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awa
     return value if inspect.isawaitable(value) else resolved(value)
 
 
+@uninterrupted
 async def _in_thread(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Any:
     bound, place = live.arguments.bound, live.place
     assert bound is not None
@@ -426,7 +441,7 @@ def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
         cleanup=live.cleanup,
         started_at=live.started_at,
         ended_at=live.run.log.wall(),
-        secret=live.run.state.gives_secret(live.entry.call),
+        secret=outcome.secret or live.run.state.gives_secret(live.entry.call),
     )
 
 
@@ -439,14 +454,15 @@ async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | No
         for hooks in reversed(hooked):  # the later hooks of one event are not started once one has failed
             await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
 
+    task = own_task()
     with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
         try:
             await in_own_task(deliver)
         except cancelled_types():
             raise
-        except GeneratorExit:
-            raise
         except BaseException as error:  # noqa: ASYNC103 - raised by the batch, after the call has settled
+            if is_closing(task):
+                raise
             return error  # noqa: ASYNC104
     return None
 
@@ -457,19 +473,20 @@ async def _settle_ended(live: LiveCall) -> None:
     run.cleanup.begin()
     if live.phase == "settled":
         return
-    by = run.ended_by()
+    by = await run.find_ended_by()
     outcome = CallOutcome(status="cancelled", cancelled_by=by)  # type: ignore[arg-type]  # "parent" or "deadline"
     outcome = _complete(live, outcome)
     error: BaseException | None = None
     try:
         error = await _end_hooks(live, outcome) if live.hooked else None
     finally:  # whatever becomes of the hooks, the owner waits for this
-        live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
+        if not live.batch.closed:
+            live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
 
 
 async def _settle_broken(live: LiveCall, error: BaseException) -> None:
     """Something around the body raised: a hook, a guardrail, an error function."""
-    live.hush(error)
+    live.redact_error(error)
     if live.phase == "settled":
         live.batch.failures.append(_failure(live, error, "post"))
         return
@@ -479,11 +496,11 @@ async def _settle_broken(live: LiveCall, error: BaseException) -> None:
 
 
 def _failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
-    live.hush(error)
+    live.redact_error(error)
     return Failure(index=live.entry.index, error=raisable(live, error), phase=phase)
 
 
 def _report_late(live: LiveCall, value: Any = None, error: BaseException | None = None) -> None:
     if error is not None:
-        live.hush(error)
+        live.redact_error(error)
     live.run.report_late(LateResult(path=live.run.path, call=live.entry.call, value=value, error=error))

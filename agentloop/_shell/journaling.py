@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import anyio
-from anyio.abc import TaskGroup
 
 from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.interrupts import uninterrupted
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types
+from agentloop._shell.native import (
+    cancelled_types,
+    enclosing_cancelled,
+    is_closing,
+    outlast,
+    own_task,
+    uncancel_to,
+)
 from agentloop._shell.resumption import Start
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
@@ -26,9 +33,13 @@ Header = Callable[[], bytes]
 class JournalWriter:
     """Writes records to *journal* as they are appended. Owned by the run; `run` is its task."""
 
-    def __init__(self, journal: Journal, encode: Encode, header: Header | None) -> None:
+    def __init__(
+        self, journal: Journal, encode: Encode, header: Header | None, cleanup: Cleanup, failed: Callable[[], None]
+    ) -> None:
         self.journal = journal
-        self.error: JournalError | None = None
+        self._cleanup = cleanup
+        self._failed = failed
+        self.error: BaseException | None = None
         """Why nothing more is written."""
         self._encode = encode
         self._header = header
@@ -37,7 +48,14 @@ class JournalWriter:
         self._written = 0
         self._wake = anyio.Event()
         self._progress = anyio.Event()
+        self._begun = False
+        self._task: object = None
         self._closed = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the task has had its first step. One that is cancelled natively before it never has it."""
+        return self._begun
 
     def add(self, record: Record) -> None:
         """Take *record* for the next batch."""
@@ -55,6 +73,7 @@ class JournalWriter:
 
         Raises:
             JournalError: it never will be.
+            BaseException: what the journal raised, where that is no Exception.
         """
         wanted = self._added
         while self._written < wanted:
@@ -62,20 +81,25 @@ class JournalWriter:
                 raise self.error
             await self._progress.wait()
 
-    async def run(self, cleanup: Cleanup, failed: Callable[[], None]) -> None:
-        """Write until closed; *failed* is called when the journal has failed, and no more is written then.
+    @uninterrupted
+    async def run(self) -> None:
+        """Write until closed. When the journal has failed no more is written. A second task of the writer does nothing.
 
         Cancellation: what has been added is still written, until the run's cleanup deadline. A write that only begins
         after it has the grace once more: what took all the time until there was something else, and the run has ended.
         """
+        if self._begun:
+            return
+        self._begun = True
+        self._task = own_task()
         try:
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - whoever closes the writer ends its waits
                 while self.error is None and not (self._closed and not self._due):
                     if not self._due:
                         self._wake = anyio.Event()
-                        await self._wake.wait()
+                        await outlast(self._wake.wait)
                         continue
-                    with cleanup.section(late=True) as scope:
+                    with self._cleanup.section(late=True) as scope:
                         await self._write()
                     if scope.cancelled_caught:
                         break
@@ -84,7 +108,7 @@ class JournalWriter:
                 self.error = JournalError("the journal was not written to its end before the cleanup deadline")
             self._tell()
             if self.error is not None:
-                failed()
+                self._failed()
 
     async def _write(self) -> None:
         due, self._due = self._due, []
@@ -95,12 +119,19 @@ class JournalWriter:
             await self.journal.append(lines)
             self._header = None
         except cancelled_types():
-            raise
+            if enclosing_cancelled():
+                raise
+            uncancel_to(0)
+            self.error = JournalError("a write to the journal was cancelled natively: whether it was done is unknown")
         except JournalError as error:
             self.error = error
         except Exception as error:
             self.error = JournalError(f"the journal failed: {type(error).__name__}: {error}")
             self.error.__cause__ = error
+        except BaseException as error:  # noqa: ASYNC103 - raised by `durable`, and by the run: they wait in other tasks
+            if is_closing(self._task):
+                raise
+            self.error = error
         else:
             self._written += len(due)
             self._tell()
@@ -110,7 +141,7 @@ class JournalWriter:
         progress.set()
 
 
-def journal_opener(run: LiveRun, journal: Journal, start: Start, group: TaskGroup) -> Callable[[], Awaitable[None]]:
+def journal_opener(run: LiveRun, journal: Journal, start: Start) -> Callable[[], Awaitable[None]]:
     """Return what begins *journal* for *run*, or goes on with it.
 
     Raises (when called):
@@ -136,12 +167,13 @@ def journal_opener(run: LiveRun, journal: Journal, start: Start, group: TaskGrou
             [stored_state.plain_line(record) for record in known],
             [stored_state.plain_line(record) for record in start.fold.records],
         )
-        writer = JournalWriter(journal, encode, None if held else header)
+        assert run.scope is not None  # a run with a journal has one
+        assert run.resources.spawn is not None  # and it has begun
+        writer = JournalWriter(journal, encode, None if held else header, run.cleanup, run.scope.cancel)
         for record in missing:
             writer.add(start.fold.records[record])
         run.log.journal = writer
-        assert run.scope is not None  # a run with a journal has one
-        group.start_soon(writer.run, run.cleanup, run.scope.cancel, name="agentloop journal")
+        run.resources.spawn(JournalWriter.run, writer, "agentloop journal")
 
     return open_journal
 

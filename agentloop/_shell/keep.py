@@ -112,15 +112,21 @@ def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
     What was due when it was last written was complete pairs of these. Where that had been so several times, in entries
     that didn't come to their ends, later ones came behind pairs that were completed before them.
     """
-    for written in range(min(len(items), len(tail)), 0, -1):
-        left = list(items)
-        try:
-            for item in tail[-written:]:
-                left.remove(item)
-        except ValueError:
-            continue
-        return left
-    return items
+    due = Counter(map(_key, items))
+    written: Counter[bytes] = Counter()
+    for item in reversed(tail):
+        key = _key(item)
+        if written[key] == due[key]:
+            break  # written by somebody else, or before: what is earlier in the session is none of these
+        written[key] += 1
+    left = []
+    for item in items:
+        key = _key(item)
+        if written[key]:
+            written[key] -= 1
+        else:
+            left.append(item)
+    return left
 
 
 def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:

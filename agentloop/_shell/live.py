@@ -19,7 +19,8 @@ from agentloop import effects as e
 from agentloop._core.state import RunFold
 from agentloop._core.turn import TurnView
 from agentloop._shell.cleanup import Cleanup
-from agentloop._shell.native import liveness
+from agentloop._shell.interrupts import interruptible
+from agentloop._shell.native import cancelled_outside, cancelled_types, liveness, loop_is_left
 from agentloop._shell.pump import Pump
 from agentloop._shell.resources import Resources
 from agentloop._shell.threads import Threads
@@ -30,9 +31,10 @@ from agentloop.budget import Budget
 from agentloop.conditions import Condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
-from agentloop.error_text import error_summary, hide_in
+from agentloop.error_text import error_summary, redact_message
+from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
-from agentloop.items import Item
+from agentloop.items import Item, ToolCall
 from agentloop.records import Answered, ApprovalRequested, CleanupCut, Record
 from agentloop.spans import Span
 from agentloop.tools import AgentCall
@@ -52,6 +54,7 @@ DEFAULT_MAX_THREADS = 32
 class LiveEffects:
     """The door that does things."""
 
+    @interruptible
     async def perform(self, effect: e.Effect) -> Any:
         """Do *effect* and return what it gives."""
         match effect:
@@ -126,11 +129,18 @@ class Log:
         """Says what is appended in the place of a record, if anything: how a replay compares, and keeps the times."""
         self.spans: SpanSource | None = None
         self.journal: JournalWriter | None = None
+        self.broken_by: BaseException | None = None
+        """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
+        self.on_broken: Callable[[], None] | None = None
+        """Ends the run that an instrument has broken. Set while the run is under way."""
         self._instruments = instruments
         self._warned: set[int] = set()
 
     def append(self, record: Record) -> None:
-        """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one."""
+        """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one.
+
+        It never raises what an instrument raises, since the caller is in the middle of a step: see `tell_to`.
+        """
         if self.expect is not None:
             expected = self.expect(record)
             if expected is None:
@@ -183,16 +193,28 @@ class Log:
         return any(each is instrument for told in (self._instruments, *heard) for each in told)
 
     def tell_to(self, instruments: Iterable[Instrument], method: str, report: object) -> None:
-        """Tell *instruments*."""
+        """Tell *instruments*. An Exception, or a cancellation made up by an instrument, is logged, once for each.
+
+        Any other BaseException ends the run: it is kept, and raised when everything of the run has ended.
+        """
         for instrument in instruments:
             try:
                 told = getattr(instrument, method, None)  # whoever has only some of the methods hears only of these
                 if told is not None:
                     told(report)
-            except Exception:
-                if id(instrument) not in self._warned:
+            except BaseException as error:  # noqa: ASYNC103 - kept, and raised at the end of the run
+                if not isinstance(error, (Exception, *cancelled_types())):
+                    self._break(error)
+                elif id(instrument) not in self._warned:
                     self._warned.add(id(instrument))
                     logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
+
+    def _break(self, error: BaseException) -> None:
+        """Keep the first *error* and end the run."""
+        if self.broken_by is None:
+            self.broken_by = error
+            if self.on_broken is not None:
+                self.on_broken()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -229,6 +251,11 @@ class OfRun:
     def deadline(self) -> float | None:
         """Seconds left until the nearest enclosing deadline, or None."""
         return seconds_left()
+
+
+def _ends_outside(scope: anyio.CancelScope) -> bool:
+    """Tell whether what is around *scope* is cancelled: another scope, or natively the task that holds the run."""
+    return cancelled_outside(scope) or loop_is_left()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -270,8 +297,9 @@ class LiveRun:
     server: ServerConversation | None = None
     error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
     stop_when: Condition | None = None
-    guarded: bool = False
-    """Whether the input guardrails have had their say."""
+    stopped_by: BaseException | None = None
+    """What the run's own loop was stopped by, where another entry may get past it: a limit that is set anew, a model
+    that answers again. An equal error that comes from a body, a hook or any other callback is not it."""
     guards_settled: anyio.Event | None = None
     """Set when the input guardrails beside the first model call have all passed; None where there are none."""
     budget: Budget | None = None
@@ -292,8 +320,8 @@ class LiveRun:
     """Begins or goes on with the run's trace; called once, before the entry's first record."""
     open_journal: Callable[[], Awaitable[None]] | None = None
     """Begins the run's journal, or goes on with it; called once, before the entry's first record."""
-    hidden: tuple[str, ...] = ()
-    """What no words about the run may repeat, longest first: it is secret in the call that the run is nested in."""
+    redacts_errors: bool = False
+    """Whether no text shows the message of an error of this run: it is nested in a call with secret arguments."""
     _ended_by: str | None = None
     warned: set[str] = attrs.field(factory=set)
     """What one warning was logged for already; the root's set is asked."""
@@ -348,13 +376,21 @@ class LiveRun:
         while run is not None:
             outer = run.parent
             if run.budget is not None and (outer is None or run.budget is not outer.budget):
-                run.budget.check_request(run.state.meter)
+                try:
+                    run.budget.check_request(run.state.meter)
+                except UsageLimitExceeded as error:
+                    self.stopped_by = error
+                    raise
             run = outer
 
-    def hush(self, error: BaseException) -> None:
-        """See that no words made of *error* repeat what is secret of the run."""
-        if self.hidden:
-            hide_in(error, self.hidden)
+    def redact_error(self, error: BaseException) -> None:
+        """See that no text shows the message of *error*, if the run's errors may repeat what is secret."""
+        if self.redacts_errors:
+            redact_message(error)
+
+    def redacts_errors_of(self, call: ToolCall) -> bool:
+        """Tell whether errors of *call*, and words that the application makes of it, may repeat what is secret."""
+        return self.redacts_errors or bool(call.secret)
 
     async def question(
         self,
@@ -392,22 +428,38 @@ class LiveRun:
 
     def let_go(self) -> None:
         """Leave nothing that holds the run and is held by it: what is over needn't wait for a garbage collection."""
-        self.log.events = self.log.spans = self.open_spans = self.open_journal = None
+        self.log.events = self.log.spans = self.log.on_broken = self.open_spans = self.open_journal = None
         self.children.clear()
 
     def ended_by(self) -> str:
         """Say who ends this run, asked when an enclosing scope is cancelled. The first answer stays.
 
-        A deadline that passes while the run winds up for another reason has ended nothing.
+        The caller comes first: a deadline that passes beside his cancellation has ended nothing.
         """
         if self._ended_by is None:
-            run: LiveRun | None = self
-            while run is not None and (run.scope is None or not run.scope.cancel_called):
-                run = run.parent
+            scope = self._scope_that_ends()
             journal = self.log.journal
-            by_deadline = run is not None and (journal is None or journal.error is None)
+            by_deadline = scope is not None and not _ends_outside(scope)
+            by_deadline = by_deadline and (journal is None or journal.error is None)
             self._ended_by = "deadline" if by_deadline else "parent"
         return self._ended_by
+
+    async def find_ended_by(self) -> str:
+        """Say who ends this run, as `ended_by`, once all is known that falls into the same pass of the scheduler."""
+        if self._ended_by is None and (scope := self._scope_that_ends()) is not None and not _ends_outside(scope):
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+        return self.ended_by()
+
+    def _scope_that_ends(self) -> anyio.CancelScope | None:
+        """Return the outermost scope of this run and those around it that is cancelled."""
+        found: anyio.CancelScope | None = None
+        run: LiveRun | None = self
+        while run is not None:
+            if run.scope is not None and run.scope.cancel_called:
+                found = run.scope
+            run = run.parent
+        return found
 
     def cut(self, section: str, call_id: str | None = None) -> None:
         """Record that a section of cleanup was cut at the deadline."""
@@ -422,7 +474,7 @@ class LiveRun:
     def report_still_running(self, report: StillRunning) -> None:
         """Tell instruments and the log of Python that a call outlives the cleanup deadline."""
         logger.warning(
-            "call %s of tool %s is still running %.1f s after it started, past the cleanup deadline",
+            "call %s of tool %s is still running after %.1f s, past the cleanup deadline",
             report.call.call_id,
             report.call.name,
             report.age,

@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from agentloop._core.identity import idempotency_key
 from agentloop._core.plan import Arguments
+from agentloop._shell.interrupts import uninterrupted
 from agentloop._shell.live import LiveRun
 from agentloop._shell.schedule import LiveCall
 from agentloop.context import ToolContext
@@ -28,11 +29,13 @@ class LiveCallServices:
     def __init__(self, live: LiveCall) -> None:
         self._live = live
 
+    @uninterrupted
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
         """Report and let others run."""
         self._report(progress, total, message)
         await checkpoint()
 
+    @uninterrupted
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
         """Report, from the loop or from the body's thread."""
         run = self._live.run
@@ -53,9 +56,10 @@ class LiveCallServices:
         run = live.run
         for buffer in run.log.buffers():
             event = CallProgress(live.entry.call, progress, total, message, path=run.path, turn=run.state.turn)
-            buffer.progress(event, live)
+            buffer.progress(event)
 
     @contextmanager
+    @uninterrupted
     def cleanup(self, seconds: float | None) -> Iterator[Any]:
         """Shield the block until the run's cleanup deadline, or for the grace where there is none."""
         live = self._live
@@ -71,10 +75,12 @@ class LiveCallServices:
         if live.cleanup is None:
             live.cleanup = "done"
 
+    @uninterrupted
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         """Return the run's one value of *factory*."""
         return await self._live.run.resources.get(factory)
 
+    @uninterrupted
     def cancel_call(self, call_id: str, reason: str | None) -> bool:
         """Cancel a call of the same run."""
         return self._live.run.cancel_call(self._live.run.path, call_id, reason)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 
 import anyio
 import attrs
@@ -14,7 +15,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop import effects as e
 from agentloop import model_events as m
 from agentloop._core.identity import find_tool
-from agentloop._core.retry import may_retry, next_delay, retry_advice
+from agentloop._core.retry import effective_settings, may_retry, next_delay, retry_advice
 from agentloop._core.turn import TurnView
 from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun, seconds_left
@@ -24,10 +25,13 @@ from agentloop.config import ModelInputData, RetryContext
 from agentloop.digests import digestible
 from agentloop.error_text import error_summary
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
-from agentloop.items import HandoffCall, Item, ToolCall, ToolOutput, to_items
+from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Item, ToolCall, ToolOutput, to_items
 from agentloop.model_events import ModelRequest, ModelResponse
 from agentloop.records import ModelFailed, ModelRequested, ModelResponded
+from agentloop.tools import FunctionTool
 from agentloop.usage import RequestUsage
+
+logger = logging.getLogger("agentloop")
 
 _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 
@@ -63,7 +67,10 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
 
 @attrs.define
 class _Attempt:
-    """One attempt under way: its number, the scope of its time limit if it has one, and whether any of it was shown."""
+    """One attempt under way: its number, the scope of its time limit if it has one, and whether any of it was shown.
+
+    A plain run shows nothing before the answer is complete.
+    """
 
     number: int
     scope: anyio.CancelScope | None = None
@@ -87,6 +94,8 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
             run.append(_failed(run, error, attempt))
             delay = await _retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - cancelled: that is what leaves
             if delay is None:
+                if isinstance(error, ModelTransportError | ModelTimeoutError):
+                    run.stopped_by = error
                 raise
         await run.effects.perform(e.Sleep(delay))
         run.check_request()
@@ -95,7 +104,7 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
 
 def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
     """Return the record of a failed attempt, with all that the decision about another one goes by."""
-    run.hush(error)
+    run.redact_error(error)
     failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
     if isinstance(error, ModelTimeoutError):
         return attrs.evolve(failed, error_kind="timeout")
@@ -113,10 +122,10 @@ def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
 
 async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
     """Return the seconds to wait before asking again, or None where the error stands."""
-    settings = request.settings.retry
+    settings = effective_settings(request.settings.retry, error)
     stateful = request.previous_response_id is not None or request.conversation_id is not None
     context = RetryContext(error=error, attempt=attempt.number, advice=retry_advice(error, stateful=stateful))
-    if settings is None or not may_retry(settings, context, streamed=attempt.streamed):
+    if not may_retry(settings, context, streamed=attempt.streamed):
         return None
     approved: bool | None = None
     policy = settings.policy
@@ -158,6 +167,7 @@ def _request(run: LiveRun, view: TurnView) -> ModelRequest:
         tool_choice=view.settings.tool_choice,
         turn=run.state.turn,
         path=run.path,
+        call_ids=run.state.calls.keys() | run.state.handoffs.keys() if run.state.handoffs else run.state.calls.keys(),
     )
 
 
@@ -192,17 +202,20 @@ def _latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
 def _sorted_out(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return a response's items with calls of handoffs as what they are, and calls with what of them is secret."""
     names = {handoff.name for handoff in view.handoffs}
-    return tuple(_call_of(run, view, item, names) if isinstance(item, ToolCall) else item for item in items)
+    # Made once, where a call needs it: a response may hold any number of unknown names.
+    every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.graph.agents()])
+    return tuple(_call_of(view, item, names, every) if isinstance(item, ToolCall) else item for item in items)
 
 
-def _call_of(run: LiveRun, view: TurnView, call: ToolCall, handoffs: set[str]) -> Item:
+def _call_of(
+    view: TurnView, call: ToolCall, handoffs: set[str], every: Callable[[], list[dict[str, FunctionTool]]]
+) -> Item:
     if call.namespace is None and call.name in handoffs:
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:
         # Of a tool that isn't shown now, or is another agent's: it won't run, and is in the log none the less.
-        each = ({one.lookup_key: one for one in agent.tools} for agent in run.graph.agents())
-        known = [find_tool(tools, call.name, call.namespace) for tools in each]
+        known = [find_tool(tools, call.name, call.namespace) for tools in every()]
         secret = frozenset().union(*(one.secret for one in known if one is not None))
         return attrs.evolve(call, secret=secret) if secret else call
     if not (tool.secret or tool.secret_output):
@@ -249,7 +262,7 @@ async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _A
                 done = event
             elif isinstance(event, m.ItemDone):
                 items.append(event.item)
-            if not attempt.streamed:
+            if audience and not attempt.streamed:
                 attempt.streamed = not isinstance(event, _SHOWS_NOTHING)
             # Most events need no wait, and there are many: a coroutine for each would cost more than all of this.
             if held is not None and isinstance(event, m.TextDelta) and not held.is_set():
@@ -261,7 +274,29 @@ async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _A
     if done is None:
         raise ModelBehaviorError("The model's response ended without being done")
     # Some servers leave the last event's items empty after having sent each on its own.
-    return ModelResponse(done.items or items, done.usage, done.response_id, done.request_id)
+    response = ModelResponse(
+        done.items or items, done.usage, done.response_id, done.request_id, finish_reason=done.finish_reason
+    )
+    if response.cut:
+        _look_at_cut(run, response)
+    return response
+
+
+def _look_at_cut(run: LiveRun, response: ModelResponse) -> None:
+    """Log that *response* was cut.
+
+    Raises:
+        ModelBehaviorError: nothing of it can be used.
+    """
+    if not any(map(_is_usable, response.items)):
+        raise ModelBehaviorError(f"The response was cut ({response.finish_reason}) before anything usable came.")
+    logger.warning("the model's answer in turn %d was cut: %s", run.state.turn, response.finish_reason)
+
+
+def _is_usable(item: Item) -> bool:
+    if isinstance(item, AssistantMessage):
+        return bool(item.text.strip()) or item.refusal is not None
+    return isinstance(item, ToolCall | HandoffCall | HostedToolCall)
 
 
 async def _untimed(attempt: _Attempt, wait: Callable[[], Awaitable[object]]) -> None:

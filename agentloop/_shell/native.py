@@ -2,6 +2,11 @@
 
 On asyncio a body can cancel its own task, or raise `CancelledError`, with no cancel scope involved. Those are the
 body's own doing, and the task must go on afterwards: its cancellation count is put back to what it was.
+
+The end of `asyncio.run` cancels every task of the loop natively, once, the tasks of a run among them. A `Holder` tells
+that from a body's own cancellation: the task that holds the run is then cancelled too, in the same step. A task that is
+cancelled natively before its first step never runs. So whatever a task is to do belongs to the code that started it
+until the task's first step takes it over; nothing may wait for a task that may never have begun.
 """
 
 from __future__ import annotations
@@ -9,27 +14,40 @@ from __future__ import annotations
 import asyncio
 import math
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 from anyio.lowlevel import EventLoopToken, checkpoint_if_cancelled
 
+from agentloop._shell.interrupts import uninterrupted
+from agentloop.error_text import leaves
 from agentloop.exceptions import UserError
 
 if TYPE_CHECKING:
     import trio
 
 
-Starter: TypeAlias = Callable[[Callable[[Any], Coroutine[Any, Any, None]], Any, str, Context], None]
-"""Starts a task: what it does, on what, under which name, and in a copy of which context."""
+Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+class Starter(Protocol):
+    """Starts tasks in one nursery."""
+
+    def __call__(self, work: Work, on: Any, name: str, context: Context | None = None) -> None:
+        """Start a task named *name* that does `work(on)`, in a copy of *context* (None: of the current one)."""
+        ...
 
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
     """Return what means cancellation here: the backend's exception, and asyncio's where a body raised it by hand."""
-    native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
+    try:
+        native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
+    except RuntimeError:  # the loop has gone
+        return (asyncio.CancelledError,)
     return (native,) if native is asyncio.CancelledError else (native, asyncio.CancelledError)
 
 
@@ -38,29 +56,95 @@ def enclosing_cancelled() -> bool:
     return anyio.current_effective_deadline() == -math.inf
 
 
-def _task() -> asyncio.Task[object] | None:
+def cancelled_outside(scope: anyio.CancelScope) -> bool:
+    """Tell whether a scope around *scope*, which the current task is in, is cancelled too.
+
+    Both backends ask themselves just that when a scope is left; in public neither says it to those still inside.
+    """
+    try:
+        if own_task() is not None:
+            return bool(scope._parent_cancellation_is_visible_to_us)  # type: ignore[attr-defined]
+        status = scope._CancelScope__original._cancel_status  # type: ignore[attr-defined]
+        return bool(status.parent_cancellation_is_visible_to_us)
+    except AttributeError:  # pragma: no cover - other internals than those of the versions we know
+        return False
+
+
+def own_task() -> asyncio.Task[object] | None:
+    """Return the current task on asyncio; None on trio, and outside of an event loop."""
     try:
         return asyncio.current_task()
     except RuntimeError:  # not on asyncio
         return None
 
 
+def is_closing(task: object) -> bool:
+    """Tell whether the code that is running now is not run by *task* (what `own_task` gave it), but being closed.
+
+    A coroutine whose event loop has gone ends by a `GeneratorExit` that is thrown into it. Nothing can be awaited then,
+    and a scope of anyio's that is left makes another error of it. A `GeneratorExit` that a body raises comes in its
+    own task.
+    """
+    if task is not None:
+        return own_task() is not task
+    try:
+        anyio.lowlevel.current_token()
+    except RuntimeError:
+        return True
+    return False
+
+
+class Holder:
+    """The task that holds a run: it entered the run's block, and is cancelled natively when the loop is left.
+
+    Known by a context variable to all code of the run. On trio there are no native cancellations, and nothing to ask.
+    """
+
+    __slots__ = ("_count", "_scope", "_task")
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self._scope = scope
+        self._task = own_task()
+        self._count = self._task.cancelling() if self._task is not None else 0
+
+    def is_leaving(self) -> bool:
+        """Tell whether the holder is cancelled natively. The run's scope is then cancelled, in this very step."""
+        if self._task is None or self._task.cancelling() <= self._count:
+            return False
+        self._scope.cancel()
+        return True
+
+
+current_holder: ContextVar[Holder | None] = ContextVar("agentloop holder", default=None)
+
+
+def run_is_cancelled() -> bool:
+    """Tell whether the run around the current code is being cancelled: by a scope, or natively with its holder."""
+    return enclosing_cancelled() or loop_is_left()
+
+
+def loop_is_left() -> bool:
+    """Tell whether the holder of the run around the current code is cancelled natively, as at the end of its loop."""
+    holder = current_holder.get()
+    return holder is not None and holder.is_leaving()
+
+
 def cancelling() -> int:
     """Return how many native cancellations of the current task are pending; 0 on trio."""
-    task = _task()
+    task = own_task()
     return task.cancelling() if task is not None else 0
 
 
 def uncancel_to(count: int) -> None:
     """Take back native cancellations of the current task down to *count*: the body's own, which its outcome tells."""
-    task = _task()
+    task = own_task()
     while task is not None and task.cancelling() > count:
         task.uncancel()
 
 
 def taken_back(count: int) -> bool:
     """Tell whether a cancellation just caught is nobody's but the code's own, and if so take it back to *count*."""
-    if enclosing_cancelled():
+    if run_is_cancelled():
         return False
     uncancel_to(count)
     return True
@@ -76,30 +160,61 @@ async def outrank(cancelled: BaseException) -> None:
         await checkpoint_if_cancelled()
 
 
+@final
+class _LazyCoroutine(Coroutine[Any, Any, None]):
+    """`work(on)`, called when its task first runs: a task that never does leaves no coroutine that nobody awaited."""
+
+    __slots__ = ("_on", "_work")
+
+    def __init__(self, work: Work, on: Any) -> None:
+        self._work = work
+        self._on = on
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._work(self._on).__await__()
+
+    def send(self, value: Any) -> Any:  # pragma: no cover - a Coroutine has these; it is awaited, never stepped
+        raise RuntimeError("only to be awaited")
+
+    def throw(self, *error: Any) -> Any:  # pragma: no cover - as above
+        raise RuntimeError("only to be awaited")
+
+    def close(self) -> None:
+        """Do nothing: nothing has begun."""
+
+
 def starter(group: TaskGroup) -> Starter:
     """Return what starts tasks in *group*, which the current task has just entered.
 
     On trio that is the nursery itself: each task that anyio's group makes has a handle with a scope and an event of its
-    own around it, which cost more than the task, and nobody here has a use for them.
+    own around it, which cost more than the task, and which an interrupt could tear.
     """
-    if _task() is not None:
+    if own_task() is not None:
         # Backends copy the context. An eager task runs before it is made, and may start others, inside of the context.
         eager = asyncio.get_running_loop().get_task_factory() is not None
 
-        def in_group(work: Callable[[Any], Coroutine[Any, Any, None]], on: Any, name: str, context: Context) -> None:
-            group.create_task(work(on), name=name, context=context.copy() if eager else context)
+        def start_in_group(work: Work, on: Any, name: str, context: Context | None = None) -> None:
+            group.create_task(
+                _LazyCoroutine(work, on),
+                name=name,
+                context=context.copy() if eager and context is not None else context,
+            )
 
-        return in_group
+        return start_in_group
     import trio  # an extra, and here only where it runs
 
     nursery = trio.lowlevel.current_task().child_nurseries[-1]
 
-    def in_nursery(work: Callable[[Any], Coroutine[Any, Any, None]], on: Any, name: str, context: Context) -> None:
-        context.run(lambda: nursery.start_soon(work, on, name=name))
+    def start_in_nursery(work: Work, on: Any, name: str, context: Context | None = None) -> None:
+        if context is None:
+            nursery.start_soon(work, on, name=name)
+        else:
+            context.run(lambda: nursery.start_soon(work, on, name=name))
 
-    return in_nursery
+    return start_in_nursery
 
 
+@uninterrupted
 async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
     """Do *work* where a native cancellation of the current task doesn't reach it; scopes around it do.
 
@@ -107,35 +222,68 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
     raises is raised here, bare; a cancellation that it makes up by itself is a `UserError`.
     """
     count = cancelling()
-    done = anyio.Event()
-    failure: BaseException | None = None
+    job = _Job(work)
+    while not job.begun:  # a task that is cancelled natively before its first step does nothing: start it again
+        async with anyio.create_task_group() as group:
+            starter(group)(_do_job, job, "agentloop own task")
+            while not job.done.is_set():
+                try:
+                    await job.done.wait()
+                except asyncio.CancelledError:  # noqa: ASYNC103 - a stray one: only a scope's goes on
+                    if enclosing_cancelled():
+                        raise
+                    uncancel_to(count)
+        await checkpoint_if_cancelled()
+    if job.failure is not None:
+        raise job.failure
 
-    async def run() -> None:
-        nonlocal failure
+
+async def outlast(wait: Callable[[], Awaitable[object]]) -> None:
+    """Await `wait()` in a task of the library's own, again each time that a native cancellation has ended it.
+
+    Cancellation: scopes around it end it.
+    """
+    while True:  # noqa: ASYNC913 - what it awaits has its own
         try:
-            await work()
-        except cancelled_types() as error:
-            if not taken_back(0):
-                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            await wait()
+        except asyncio.CancelledError:  # noqa: ASYNC103 - a native one: only a scope's goes on
+            if enclosing_cancelled():
                 raise
-            failure = self_cancelled(error)
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # noqa: ASYNC103 - carried to the task that waits
-            failure = error
-        finally:
-            done.set()
+            uncancel_to(0)
+        else:
+            return
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(run)
-        while not done.is_set():
-            try:
-                await done.wait()
-            except asyncio.CancelledError:  # noqa: ASYNC103 - a stray one: only a scope's goes on
-                if not taken_back(count):
-                    raise
-    if failure is not None:
-        raise failure
+
+@final
+class _Job:
+    """Work for a task of its own, and what came of it."""
+
+    __slots__ = ("begun", "done", "failure", "work")
+
+    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+        self.work = work
+        self.begun = False
+        self.done = anyio.Event()
+        self.failure: BaseException | None = None
+
+
+@uninterrupted
+async def _do_job(job: _Job) -> None:
+    job.begun = True
+    task = own_task()
+    try:
+        await job.work()
+    except cancelled_types() as error:
+        if not taken_back(0):
+            await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            raise
+        job.failure = self_cancelled(error)
+    except BaseException as error:  # noqa: ASYNC103 - carried to the task that waits
+        if is_closing(task):
+            raise
+        job.failure = error
+    finally:
+        job.done.set()
 
 
 def self_cancelled(error: BaseException) -> UserError:
@@ -143,6 +291,27 @@ def self_cancelled(error: BaseException) -> UserError:
     failure = UserError(f"a callback cancelled itself: {type(error).__name__}({error})")
     failure.__cause__ = error
     return failure
+
+
+def scope_left_open(error: BaseException) -> UserError | None:
+    """Return the error that says what broke the scopes of the run, if *error* is a backend's complaint of that.
+
+    Both backends raise a RuntimeError wherever an outer scope is left while an inner one is still open; the nursery
+    whose task ends so raises a group.
+    """
+    for leaf in leaves(error):
+        if isinstance(leaf, RuntimeError) and "cancel scope" in str(leaf).lower():
+            failure = UserError(
+                "a cancel scope was entered by a model, a hook or a callback of the run, and not left in the same task"
+            )
+            failure.__cause__ = leaf
+            return failure
+    return None
+
+
+def cancelled_by_others() -> UserError:
+    """Return the error for a task of a run that other code has cancelled natively, while the run goes on."""
+    return UserError("a task of this run was cancelled by other code of the event loop")
 
 
 def liveness(token: EventLoopToken) -> Callable[[], bool]:
@@ -204,7 +373,7 @@ class Bell(Protocol):
 
 def new_bell() -> Bell:
     """Return a bell for the running event loop."""
-    return _TrioBell() if _task() is None else _AsyncioBell()
+    return _TrioBell() if own_task() is None else _AsyncioBell()
 
 
 @final
@@ -220,7 +389,7 @@ class _AsyncioBell:
 
     def ring(self) -> None:
         future = self._future
-        if future is not None and not future.done():
+        if future is not None and not future.done() and not future.get_loop().is_closed():
             future.set_result(None)
 
     async def wait(self) -> None:

@@ -18,9 +18,18 @@ from agentloop._shell.asking import ask
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import Entry, execute
 from agentloop._shell.endings import Paused
+from agentloop._shell.interrupts import uninterrupted
 from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveRun, OfRun, Watch
-from agentloop._shell.native import cancelled_types, cancelling, outrank, taken_back
+from agentloop._shell.native import (
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    starter,
+    taken_back,
+)
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.resources import Resources
 from agentloop._shell.schedule import LiveCall
@@ -30,7 +39,7 @@ from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
-from agentloop.error_text import error_summary
+from agentloop.error_text import error_summary, is_fatal
 from agentloop.exceptions import EarlierFailure, UserError
 from agentloop.items import Item, to_items
 from agentloop.tools import AgentCall
@@ -38,6 +47,7 @@ from agentloop.tools import AgentCall
 logger = logging.getLogger("agentloop")
 
 
+@uninterrupted
 async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     """Run the agent of *body* on the call's input and return its final output.
 
@@ -113,30 +123,45 @@ async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaita
     log = run.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
     log.listeners.append(buffer)
-    hand_on = partial(_hand_on, run, buffer, on_stream)
     output: Any = None
-    failure: BaseException | None = None
-    async with anyio.create_task_group() as group:
-        group.start_soon(hand_on)
-        try:
-            output = await work()
-        except cancelled_types():
-            buffer.discard()
+    failures: list[BaseException] = []
+    task = own_task()
+    try:
+        async with anyio.create_task_group() as group:
+
+            def give_up(error: BaseException) -> None:
+                failures.append(error)
+                group.cancel_scope.cancel()
+
+            starter(group)(partial(_hand_on, run, buffer, give_up), on_stream, "agentloop on_stream")
+            try:
+                output = await work()
+            except cancelled_types():
+                buffer.discard()
+                raise
+            except BaseException as error:  # noqa: ASYNC103 - raised again below, outside of the group
+                if is_closing(task):
+                    raise
+                failures.append(error)
+            finally:
+                log.listeners.remove(buffer)
+                buffer.close()
+        await checkpoint_if_cancelled()
+    except cancelled_types():
+        failures = [error for error in failures if is_fatal(error)]
+        if not failures:
             raise
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # noqa: ASYNC103 - raised again below, outside of the group
-            failure = error
-        finally:
-            log.listeners.remove(buffer)
-            buffer.close()
-    await checkpoint_if_cancelled()
-    if failure is not None:
-        raise failure
+    if failures:
+        raise min(failures, key=lambda error: not is_fatal(error))
     return output
 
 
-async def _hand_on(run: LiveRun, buffer: EventBuffer, on_stream: Callback) -> None:
+@uninterrupted
+async def _hand_on(
+    run: LiveRun, buffer: EventBuffer, give_up: Callable[[BaseException], None], on_stream: Callback
+) -> None:
+    """Give *on_stream* every event; its Exceptions are logged, any other BaseException ends the nested run."""
+    task = own_task()
     while (event := await buffer.take()) is not None:
         count = cancelling()
         try:
@@ -145,13 +170,19 @@ async def _hand_on(run: LiveRun, buffer: EventBuffer, on_stream: Callback) -> No
             if not taken_back(count):
                 await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
-            logger.warning("on_stream cancelled itself: %r", error)
+            run.redact_error(error)
+            logger.warning("on_stream cancelled itself: %s", error_summary(error))
         except Exception as error:
-            if run.hidden:
-                run.hush(error)
+            if run.redacts_errors:
+                run.redact_error(error)
                 logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
             else:
                 logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
+        except BaseException as error:  # noqa: ASYNC103 - raised by `_streamed`, outside of its group
+            if is_closing(task):
+                raise
+            give_up(error)
+            return  # noqa: ASYNC104 - as above
 
 
 @contextmanager
@@ -218,7 +249,7 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
         shared=outer.shared,
         threads=threads,
-        resources=Resources(outer.resources.spawn),
+        resources=Resources(outer.resources),
         budget=_own_budget(config, outer, state) if body.run_config is not None else outer.budget,
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         resolve_model=outer.resolve_model,
@@ -226,7 +257,7 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         span_opener=outer.span_opener,
         spans=outer.spans,
         parent=outer,
-        hidden=live.hidden_texts,
+        redacts_errors=live.redacts_errors,
         calls=outer.calls,
         cancel_requests=outer.cancel_requests,
         children=outer.children,

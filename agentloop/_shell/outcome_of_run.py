@@ -45,8 +45,9 @@ def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
 def _fields(run: LiveRun) -> dict[str, Any]:
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
-    # Guardrails of the run settle in any order and are listed as they are declared; those of calls in theirs.
-    for record in sorted(state.guardrails, key=lambda settled: settled.index):
+    # They settle in any order. Those of the run are listed as they are declared, those of calls in model order.
+    places = {call_id: place for place, call_id in enumerate(state.calls)} if state.guardrails else {}
+    for record in sorted(state.guardrails, key=lambda settled: places.get(settled.call_id or "", settled.index)):
         by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
     return {
         "input": state.input,

@@ -13,7 +13,7 @@ from agentloop._shell.outcome_of_run import data_of
 from agentloop._shell.wind_up import save
 from agentloop.agents import ToolResult, ToolsToFinalOutput
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
-from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserTypeError
+from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
 from agentloop.items import AssistantMessage, ToolOutput
 from agentloop.records import HistoryReplaced
 
@@ -35,8 +35,18 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
         try:
             output = typed.parse(output, run.config.json_limits)
         except ModelBehaviorError as error:
-            return await handled(run, error, "invalid_final_output")
+            return await handled(run, _told_of_cut(run, error), "invalid_final_output")
     return await _judged(run, output, candidate.made_by)
+
+
+def _told_of_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
+    """Return *error*; where the answer was cut, one that says so, since that is the likely reason."""
+    last = run.state.responses[-1] if run.state.responses else None
+    if last is None or not last.cut:
+        return error
+    told = ModelBehaviorError(f"The model's answer was cut ({last.finish_reason}). {error}")
+    told.__cause__ = error
+    return told
 
 
 async def _judged(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
@@ -133,4 +143,6 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
 
 async def give_up(run: LiveRun, action: GiveUp) -> Any:
     """Return the handler's final output for what can't go on, or raise."""
+    if isinstance(action.error, MaxTurnsExceeded):
+        run.stopped_by = action.error
     return await handled(run, action.error, action.handler)

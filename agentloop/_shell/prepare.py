@@ -13,7 +13,7 @@ from agentloop._shell.asking import all_of, ask
 from agentloop._shell.live import LiveRun
 from agentloop.agents import settings_for
 from agentloop.config import ModelSettings
-from agentloop.exceptions import UserError, UserTypeError
+from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
 from agentloop.items import Item
 from agentloop.naming import takes
@@ -34,7 +34,8 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         Exception: what the application's callables raise.
     """
     agent = run.agent
-    tools = await _enabled(run, list(agent.tools))
+    declared = list(agent.tools)
+    tools = await _enabled(run, declared)
     handoffs = await _enabled(run, [target_of(entry) for entry in agent.handoffs])
     by_key = _by_key(run, tools)
     taken = _names_of_handoffs(run, handoffs, by_key)
@@ -44,6 +45,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         system=await _instructions(run),
         tools=tuple(tool for tool in tools if by_key.get(tool.lookup_key) is tool),
         by_key=by_key,
+        disabled={} if len(tools) == len(declared) else _disabled(declared, tools),
         handoffs=tuple(handoffs),
         settings=_settings(run),
         output=agent.typed_output(),
@@ -85,6 +87,11 @@ def _warn_once(run: LiveRun, key: str, text: str) -> None:
     if key not in run.root.warned:
         run.root.warned.add(key)
         logger.warning("%s", text)
+
+
+def _disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -> dict[str, FunctionTool]:
+    on = {id(tool) for tool in enabled}
+    return {tool.lookup_key: tool for tool in declared if id(tool) not in on}
 
 
 async def _instructions(run: LiveRun) -> str | None:
@@ -140,4 +147,8 @@ async def _model(run: LiveRun) -> Any:
             f"agent {run.agent.name!r} has no model: give it one (a Model, or a model string such as "
             "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
         )
-    return await run.resolve_model(run, given)
+    try:
+        return await run.resolve_model(run, given)
+    except (ModelTransportError, ModelTimeoutError) as error:
+        run.stopped_by = error
+        raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import anyio
@@ -17,8 +19,8 @@ class Pump:
         self._busy = False
         self._again = False
         self._looked_at = 0.0
-        self.sleepers: dict[Callable[[float], None], None] = {}
-        """Owners of waiting calls: told when a call may start by the mere passing of time."""
+        self.sleepers: OrderedDict[Callable[[float], None], None] = OrderedDict()
+        """Owners of waiting calls. The first is awake when a call may start by the mere passing of time."""
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Queue *tickets* in this order and start what may start."""
@@ -53,9 +55,21 @@ class Pump:
                     break
         finally:
             self._busy = False
-        if self.sleepers and (room := self.next_room()) < float("inf"):
-            for told in tuple(self.sleepers):
-                told(room)
+        self._set_alarm()
+
+    def leave(self, sleeper: Callable[[float], None]) -> None:
+        """Take *sleeper* out of the owners; if it was the first, the next one takes its place."""
+        if sleeper in self.sleepers:
+            del self.sleepers[sleeper]
+            self._set_alarm()
+
+    def alarm_of(self, sleeper: Callable[[float], None]) -> float:
+        """Return when *sleeper* has to be awake for the calls that wait: one of all owners is enough."""
+        return self.next_room() if next(iter(self.sleepers), None) == sleeper else math.inf
+
+    def _set_alarm(self) -> None:
+        if self.sleepers and (room := self.next_room()) < math.inf:
+            next(iter(self.sleepers))(room)
 
     def next_room(self) -> float:
         """Return when to pump again although nothing was given back; infinity if never.
@@ -63,4 +77,4 @@ class Pump:
         As of the last look: asked of a later moment, a limit that got room in between would not be waited for, and
         nobody would look again.
         """
-        return self.admission.next_room(self._looked_at) if len(self.admission) else float("inf")
+        return self.admission.next_room(self._looked_at) if len(self.admission) else math.inf

@@ -6,32 +6,65 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from agentloop.items import Content, File, Image, Refusal, Text
+import attrs
+
+from agentloop.error_text import bounded
+from agentloop.exceptions import UserValueError
+from agentloop.items import Content, File, Image, Part, Refusal, Text
 from agentloop.schema import to_json_value
+from agentloop.secret_values import WithheldText
 
 Put: TypeAlias = Callable[[str], Awaitable[Any]]
 """Takes a text that is too long and gives a reference to it."""
 
 NO_OUTPUT = "(no output)"
 _PARTS = (Text, Image, File, Refusal)
+_TEXTS = (str, WithheldText)
+
+
+class UnwritableValue(UserValueError):
+    """A tool, or a guardrail, gave a value that can't be put into words."""
 
 
 def render(value: Any) -> Content:
-    """Return *value* as the content of an output: text as it is, parts as parts, None as a placeholder, else JSON."""
+    """Return *value* as the content of an output: text as it is, parts as parts, None as a placeholder, else JSON.
+
+    Raises:
+        UnwritableValue: its own conversion to text fails, as does that of a number of thousands of digits.
+    """
+    try:
+        return _rendered(value)
+    except Exception as error:
+        raise UnwritableValue(
+            f"a value of type {type(value).__name__} can't be written as text: {type(error).__name__}"
+        ) from error
+
+
+def _rendered(value: Any) -> Content:
     if isinstance(value, str):
-        return value
+        # A subclass (an enum's member, a text marked as safe) may have methods that mean or do something else.
+        return value if type(value) in _TEXTS else str.__str__(value)
     if value is None:
         return NO_OUTPUT
     if isinstance(value, _PARTS):
-        return (value,)
+        return (_checked(value),)
     if isinstance(value, list | tuple) and value and all(isinstance(part, _PARTS) for part in value):
-        return tuple(value)
+        return tuple(map(_checked, value))
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
     try:
         return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
     except Exception:  # whatever a value's own conversion raises: it has a repr, and the body has run
         return str(value)
+
+
+def _checked(part: Part) -> Part:
+    """Return *part*; it is made by a tool, and nothing has looked at its fields yet."""
+    for field in attrs.fields(type(part)):
+        value = getattr(part, field.name)
+        if not isinstance(value, str) and not (value is None and field.default is None):
+            raise TypeError(f"{type(part).__name__}.{field.name}: text is needed, not {type(value).__name__}")
+    return part
 
 
 def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
@@ -48,10 +81,21 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
     while (more := len(text) - max(limit - len(notice_of(gone)), 0)) > gone:
         gone = more
     notice = notice_of(gone)
+    if len(notice) > limit:
+        return bounded(text, limit)  # no room to state it
     room = len(text) - gone
     head = (room + 1) // 2
     tail = room - head
     return text[:head] + notice + (text[-tail:] if tail else "")
+
+
+def cut_output(output: Content, limit: int) -> Content:
+    """Return *output* with each of its texts within *limit* characters."""
+    if isinstance(output, WithheldText):  # stands for a text that was cut
+        return output
+    if isinstance(output, str):
+        return cut_text(output, limit)
+    return tuple(Text(cut_text(part.text, limit)) if isinstance(part, Text) else part for part in output)
 
 
 async def bounded_output(output: Content, limit: int | None, put: Put | None) -> Content:

@@ -10,6 +10,8 @@ import anyio
 import attrs
 
 from agentloop._shell.cleanup import Cleanup
+from agentloop._shell.interrupts import uninterrupted
+from agentloop._shell.native import Work, is_closing, outlast, own_task
 from agentloop.exceptions import UserError
 
 Factory = Callable[[], AbstractAsyncContextManager[Any]]
@@ -24,34 +26,50 @@ class _Held:
     stop: anyio.Event = attrs.field(factory=lambda: anyio.Event())
     left: anyio.Event = attrs.field(factory=lambda: anyio.Event())
     scope: anyio.CancelScope = attrs.field(factory=lambda: anyio.CancelScope(shield=True))
+    begun: bool = False
+    """Whether the task has had its first step. One that is cancelled natively before it never has it."""
     ready: bool = False
     value: Any = None
     error: BaseException | None = None
 
-    async def host(self) -> None:
-        try:
-            # Shielded: bodies use the resource while they wind up; `Resources.close` ends it after them.
-            with self.scope:
-                if self.stop.is_set():
-                    return  # the run ended before this task came to anything
-                async with self.factory() as self.value:
-                    self.ready = True
-                    self.settled.set()
-                    await self.stop.wait()
-        except GeneratorExit:
+    def give_up(self) -> None:
+        """Have the task do nothing when it begins; whoever waits is told at once."""
+        self.begun = True
+        self.settled.set()
+        self.left.set()
+
+
+@uninterrupted
+async def _host(held: _Held) -> None:
+    """Enter the resource, wait until it is to be left, and leave it."""
+    if held.begun:
+        return
+    held.begun = True
+    task = own_task()
+    try:
+        # Shielded: bodies use the resource while they wind up; `Resources.close` ends it after them.
+        with held.scope:
+            if held.stop.is_set():
+                return  # the run ended before this task came to anything
+            async with held.factory() as held.value:
+                held.ready = True
+                held.settled.set()
+                await outlast(held.stop.wait)
+    except BaseException as error:  # noqa: ASYNC103 - carried to whoever waits; the scope is shielded and our own
+        if is_closing(task):
             raise
-        except BaseException as error:  # noqa: ASYNC103 - carried to whoever waits; the scope is shielded and our own
-            self.error = error
-        finally:
-            self.settled.set()
-            self.left.set()
+        held.error = error
+    finally:
+        held.settled.set()
+        held.left.set()
 
 
 class Resources:
-    """The resources of one run. *spawn* starts a task that outlives the run's bodies."""
+    """The resources of one run. Those of a nested run are held by tasks that *outer* starts."""
 
-    def __init__(self, spawn: Callable[..., object]) -> None:
-        self.spawn = spawn
+    def __init__(self, outer: Resources | None = None) -> None:
+        self.spawn: Callable[[Work, Any, str], None] | None = outer.spawn if outer is not None else None
+        """Starts a task that outlives the run's bodies: `work(on)`, by name. Set when the run's nursery is open."""
         self._held: dict[Any, _Held] = {}
         self._closed = False
 
@@ -69,7 +87,8 @@ class Resources:
         held = self._held.get(key)
         if held is None:
             held = self._held[key] = _Held(factory)
-            self.spawn(held.host)
+            assert self.spawn is not None  # somebody of the run asks
+            self.spawn(_host, held, "agentloop resource")
         await held.settled.wait()
         if held.ready and not held.stop.is_set():
             return held.value
@@ -79,7 +98,7 @@ class Resources:
 
     def stand_in(self, left: Any) -> None:
         """Hold something that *left* (its `wait`) says the leaving of: a replay has no resources, but their time."""
-        held = _Held(nullcontext, left=left, ready=True)
+        held = _Held(nullcontext, left=left, begun=True, ready=True)
         held.settled.set()
         self._held[left] = held
 
@@ -90,16 +109,18 @@ class Resources:
         while self._held:
             _, held = self._held.popitem()
             held.stop.set()
+            if not held.begun:
+                held.give_up()
             entering = not held.ready
             if entering:
                 held.scope.cancel()
             with cleanup.section() as section:
-                await held.left.wait()
+                await outlast(held.left.wait)
             if section.cancelled_caught or (entering and held.ready):  # entered all the same, and left under that
                 cut("resource exit")
             held.scope.cancel()
             with anyio.CancelScope(shield=True):
-                await held.left.wait()
+                await outlast(held.left.wait)
             if held.error is not None and held.ready:
                 errors.append(held.error)
         return errors

@@ -53,7 +53,7 @@ def _guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
         else [*run.config.output_guardrails, *run.agent.output_guardrails]
     )
     named = [guardrail for guardrail in known if guardrail.name == record.guardrail]
-    return named[0] if named else RestoredGuardrail(record.guardrail)
+    return named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)
 
 
 def _verdict(record: GuardrailSettled) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, final
 
@@ -13,11 +13,22 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop._shell.drive import Entry, execute
+from agentloop._shell.interrupts import protect, uninterrupted
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types, starter
+from agentloop._shell.native import (
+    Holder,
+    cancelled_by_others,
+    cancelled_types,
+    current_holder,
+    is_closing,
+    own_task,
+    scope_left_open,
+    starter,
+)
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.stream import EventBuffer, call_id_of
 from agentloop.agents import Agent
+from agentloop.error_text import is_fatal
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.results import RunResult
@@ -25,7 +36,7 @@ from agentloop.run_state import RunState, as_text, verdict_on
 
 OutputT = TypeVar("OutputT")
 
-Start = Callable[["RunStream[Any]", TaskGroup, Context], LiveRun]
+Start = Callable[["RunStream[Any]"], LiveRun]
 
 
 @final
@@ -51,21 +62,30 @@ class RunStream(Generic[OutputT]):
         self._error: BaseException | None = None
         self._error_raised = False
 
+    @uninterrupted
     async def __aenter__(self) -> Self:
         if self._live is not None:
             raise UserError("a streamed run can be entered once")
+        if own_task() is None:
+            protect()
         context = copy_context()
         group = anyio.create_task_group()
-        live = self._start(self, group, context)
+        live = self._start(self)
         if self._subscribe:
             self._events = EventBuffer(live.state, live.config.stream_buffer, live.agent_at)
             live.log.events = self._events
         self._live = live
         self._group = await group.__aenter__()
-        starter(group)(self._main, live, f"agentloop run of {live.agent.name}", copy_context())
+        context.run(current_holder.set, Holder(group.cancel_scope))
+        start = starter(group)
+        live.log.on_broken = self._stop
+        live.resources.spawn = lambda work, on, name: start(work, on, name, context)
+        start(self._main, live, f"agentloop run of {live.agent.name}", context)
         return self
 
+    @uninterrupted
     async def _main(self, live: LiveRun) -> None:
+        task, closing = own_task(), False
         try:
             with self._scope:
                 try:
@@ -79,35 +99,45 @@ class RunStream(Generic[OutputT]):
                     raise
         except cancelled_types():
             raise
-        except GeneratorExit:
-            raise
         except BaseException as error:  # noqa: ASYNC103 - see below; cancellations have gone on above
+            if is_closing(task):
+                closing = True
+                raise
             # Carried as a value: it leaves in the consumer's task, bare. A KeyboardInterrupt raised here would tear
             # down the event loop instead.
-            self._error = error
+            self._error = scope_left_open(error) or error
         finally:
-            if live.log.journal is not None:
-                live.log.journal.close()
-            self._finished.set()
-            if self._events is not None:
-                self._events.close()
-            live.let_go()
+            if not closing:
+                if live.log.journal is not None:
+                    live.log.journal.close()
+                self._finished.set()
+                if self._events is not None:
+                    self._events.close()
+                live.let_go()
 
+    @uninterrupted
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool:
-        assert self._group is not None
         if exc is not None and isinstance(exc, cancelled_types()):
             # The group's own scope ends the run. Cancelling an inner scope as well would make anyio take back one
             # native cancellation of this task too many (it moves an inner scope's count to the group's, another task).
             self._begin_cleanup()
             self._discard()
-            await self._group.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - joins; its tasks are being cancelled
+            try:
+                caught = await self._join(exc, exc_type, tb)  # noqa: ASYNC102 - its tasks are being cancelled
+            except cancelled_types():
+                self._raise_fatal()
+                raise
+            if caught:
+                # It was the group's own scope: anyio cancels it where a task of the group was cancelled natively.
+                raise cancelled_by_others() if self._error is None else self._error
+            self._raise_fatal()
             return False
         if not self._finished.is_set():
             self._stop()
         # The block's own exception is not the group's business: passed on, it would come back wrapped.
-        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - as above
+        await self._join(exc)  # noqa: ASYNC102 - as above
         await checkpoint_if_cancelled()  # noqa: ASYNC102 - the holder's own cancellation goes on, if there is one
         error = self._error
         if error is None:
@@ -118,6 +148,62 @@ class RunStream(Generic[OutputT]):
         if exc is not None and exc is not error and exc.__context__ is None:
             exc.__context__ = error
         return False
+
+    def _raise_fatal(self) -> None:
+        """Raise the run's error if it outranks the cancellation that leaves: a BaseException of the application's."""
+        if self._error is not None and is_fatal(self._error):
+            self._error_raised = True
+            raise self._error
+
+    async def _join(
+        self,
+        left_by: BaseException | None,
+        exc_type: type[BaseException] | None = None,
+        tb: TracebackType | None = None,
+    ) -> bool:
+        """Wait until every task of the run has ended; tell whether the group caught what it was given.
+
+        Args:
+            left_by: What the block was left by. With *exc_type* it is given to the group.
+            exc_type, tb: Of *left_by*, where it is a cancellation.
+
+        Raises:
+            KeyboardInterrupt: trio raised it here, bare.
+        """
+        assert self._group is not None
+        interrupt = None if own_task() is not None else await self._outlast_interrupts(left_by)
+        caught: bool | None = False
+        try:
+            caught = await self._group.__aexit__(exc_type, left_by if exc_type is not None else None, tb)
+        except BaseExceptionGroup as errors:
+            if errors.subgroup(KeyboardInterrupt) is not None:
+                interrupt = KeyboardInterrupt()
+            else:  # the run's own tasks raise nothing: one of them had its scopes broken
+                self._error = scope_left_open(errors)
+                if self._error is None:
+                    raise
+        if interrupt is not None and not isinstance(left_by, KeyboardInterrupt):
+            raise interrupt
+        return bool(caught)
+
+    async def _outlast_interrupts(self, left_by: BaseException | None) -> KeyboardInterrupt | None:
+        """On trio, wait for the end of the run; return the first KeyboardInterrupt that is raised meanwhile.
+
+        The second interrupt sets the cleanup deadline to now: the nursery, which joins, would only keep it.
+        """
+        interrupts = 1 if isinstance(left_by, KeyboardInterrupt) else 0
+        first: KeyboardInterrupt | None = None
+        with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - trio starts every task, so the run ends
+            while not self._finished.is_set():
+                try:
+                    await self._finished.wait()
+                except KeyboardInterrupt as interrupt:
+                    first = first or interrupt
+                    interrupts += 1
+                    self._stop()
+                    if interrupts > 1 and self._live is not None:
+                        self._live.cleanup.end_by(anyio.current_time())
+        return first
 
     def _stop(self) -> None:
         self._begin_cleanup()
@@ -133,6 +219,7 @@ class RunStream(Generic[OutputT]):
         if self._events is not None:
             self._events.discard()
 
+    @uninterrupted
     async def finished(self) -> None:
         """Wait until the run has ended, however it ended; events stay unread."""
         await self._finished.wait()
@@ -140,6 +227,7 @@ class RunStream(Generic[OutputT]):
     def __aiter__(self) -> Self:
         return self
 
+    @uninterrupted
     async def __anext__(self) -> ev.Event:
         if self._events is None:
             raise UserError("iterate a streamed run inside its `async with` block")
@@ -154,6 +242,7 @@ class RunStream(Generic[OutputT]):
 
     # -- control
 
+    @uninterrupted
     def cancel(self, mode: Literal["immediate", "after_turn"] = "immediate") -> None:
         """End the run: at once, or when the turn under way is complete. Idempotent; from any task of the run's loop."""
         if mode not in ("immediate", "after_turn"):
@@ -165,6 +254,7 @@ class RunStream(Generic[OutputT]):
         else:
             self._live.stop_after_turn = True
 
+    @uninterrupted
     def cancel_call(self, call: str | ToolCall | ev.Event, reason: str | None = None) -> bool:
         """Cancel one call while the run goes on; False if it has ended or is unknown. From any task or thread.
 
@@ -188,10 +278,12 @@ class RunStream(Generic[OutputT]):
         """Don't let a call that waits run, while the run is under way: as `RunState.reject`."""
         self._decide(call, approved=False, message=message, always=always)
 
+    @uninterrupted
     def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
         if self._live is None or self._finished.is_set():
             raise UserError("the run is not under way: decide on its state")
-        self._live.append(verdict_on(self._live.log.state, call, self._live.asking, **verdict))
+        live = self._live
+        live.append(verdict_on(live.log.state, call, live.graph, live.asking, **verdict))
 
     # -- what is known
 

@@ -25,22 +25,28 @@ from anyio.abc import TaskGroup
 
 from agentloop._core.admit import Ticket
 from agentloop._core.plan import Answer, Arguments, Deliver, Execute, Plan, PlanEntry, Replay, Wait
-from agentloop._core.secrecy import hidden_texts
 from agentloop._core.select import Failure, choose
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import Starter, cancelled_types, new_bell, starter
+from agentloop._shell.native import (
+    Starter,
+    cancelled_by_others,
+    cancelled_types,
+    new_bell,
+    run_is_cancelled,
+    starter,
+)
 from agentloop._shell.pump import Pump
+from agentloop._shell.render import cut_output
 from agentloop._shell.stacks import stack_of
 from agentloop._shell.threads import Place
 from agentloop.abc import StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
-from agentloop.error_text import error_summary, hide_in
+from agentloop.error_text import error_summary, is_fatal, redact_message
 from agentloop.items import Item
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallSettled, ItemReleased
-from agentloop.secret_text import longest_first, texts_of
 from agentloop.tools import FunctionTool
 
 CLOCK_SLACK = 1e-9
@@ -63,6 +69,9 @@ class LiveCall:
     phase: Phase = "waiting"
     scope: anyio.CancelScope = attrs.field(init=False)
     """Around steps 8 to 12; made when the task is."""
+    begun: bool = False
+    """Whether the call's task has had its first step, or is to do nothing when it has it. Until then the batch's owner
+    may settle the call: a task that asyncio cancels before its first step never runs."""
     cause: Literal["caller", "sibling"] | None = None
     reason: str | None = None
     ticket: Ticket | None = None
@@ -70,7 +79,7 @@ class LiveCall:
     place: Place | None = None
     reservation: Reservation | None = None
     over_budget: bool = False
-    cost_error: Exception | None = None
+    cost_error: BaseException | None = None
     holds_permit: bool = False
     queued_at: float = 0.0
     started_at: float | None = None
@@ -93,25 +102,22 @@ class LiveCall:
     """Whether an earlier entry of the run has recorded the start and told hooks of it."""
     body: BodyEnded | None = None
     """How the body ended in an earlier entry: it isn't run again."""
-    returned: Any = None
-    """What the body returned, where that is secret."""
+    gave_secret: bool = False
+    """Whether the body has returned, and what it returned is secret."""
 
     @property
     def call_id(self) -> str:
         return self.entry.call.call_id
 
     @property
-    def hidden_texts(self) -> tuple[str, ...]:
-        """What no words about the call may repeat, longest first."""
-        texts = hidden_texts(self.entry.call, self.arguments.text)
-        if self.returned is None and not self.run.hidden:
-            return texts
-        return longest_first({*texts, *self.run.hidden, *texts_of(self.returned)})
+    def redacts_errors(self) -> bool:
+        """Whether errors of the call, and words that the application makes of it, may repeat what is secret."""
+        return self.gave_secret or self.run.redacts_errors_of(self.entry.call)
 
-    def hush(self, error: BaseException) -> None:
-        """See that no words made of *error* repeat what is secret of the call."""
-        if texts := self.hidden_texts:
-            hide_in(error, texts)
+    def redact_error(self, error: BaseException) -> None:
+        """See that no text shows the message of *error*, if it may repeat what is secret."""
+        if self.redacts_errors:
+            redact_message(error)
 
     def start(self) -> None:
         """Start the call's task; called by the pump when its limits are taken."""
@@ -127,17 +133,24 @@ class LiveCall:
         try:
             cost: Any = 0 if price is None or parsed is None else price(parsed)
             self.reservation = budget.reserve_call(cost)
-        except Exception as error:  # the application's function: its error is the call's, raised in the call's task
+        except BaseException as error:  # noqa: ASYNC103 - the application's: it is raised in the call's own task
             self.cost_error = error
         self.over_budget = self.reservation is None
 
     def release_permit(self) -> None:
-        """Give the limits back; the next waiting call may start in this very step."""
+        """Give the limits back, and a budget's part that wasn't spent; the next call may start in this very step."""
         if self.holds_permit:
             self.holds_permit = False
+            if self.run.budget is not None and self.reservation is not None:
+                self.run.budget.release(self.reservation)  # nothing to give back once the body has started
             for limit in self.limits:
                 limit.give()
             self.batch.pump.pump()
+
+    def release_all(self) -> None:
+        """Give back all that the call holds of what calls share: a place in the queue for threads, limits, budget."""
+        self.run.threads.leave(self)
+        self.release_permit()
 
     def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
         """Cancel the call unless its body has ended; False if it has."""
@@ -174,6 +187,8 @@ class Batch:
         self.failures: list[Failure] = []
         self.halted = False
         self.stopped: str | None = None
+        self.closed = False
+        """Whether the event loop has gone, so that nothing can be awaited, woken or started any more."""
         self.spawn_context = context
         self._starter: Starter | None = None
         self._wake = new_bell()
@@ -183,6 +198,7 @@ class Batch:
         self._leaders: dict[str, LiveCall] = {}
         self._followers: dict[str, list[LiveCall]] = {}
         self._opened_at = anyio.current_time()
+        self._gate = run.log.events.new_gate() if run.log.events is not None else None
         self._sleeps_until = math.inf
         self._report_next = -math.inf
         """When bodies that go on are reported again."""
@@ -196,6 +212,8 @@ class Batch:
 
     def room(self) -> None:
         """The consumer has caught up: admit what waited for him."""
+        if self._gate is not None:
+            self._gate.report_room()
         self.pump.pump()
 
     # -- building
@@ -203,9 +221,8 @@ class Batch:
     def _build(self, plan: Plan, sequential: bool) -> None:
         cap = self.execution.max_function_tool_concurrency
         base: tuple[Limit, ...] = () if cap is None else (Capacity(cap, "max_function_tool_concurrency"),)
-        gate = self.run.log.events.gate if self.run.log.events is not None else None
-        if gate is not None:
-            base = (*base, gate)
+        if self._gate is not None:
+            base = (*base, self._gate)
         groups: dict[str, Limit] = {}
         segment: list[LiveCall] = []
         for entry in plan.entries:
@@ -282,7 +299,9 @@ class Batch:
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context whoever asks."""
         assert self._starter is not None
+        live.begun = False
         live.scope = anyio.CancelScope()
+        live.started_clock = anyio.current_time()
         if live.tool.runs_in_thread:
             self.run.threads.join(live)
         name = f"agentloop call {live.tool.name} {'/'.join((*self.run.path, live.call_id))}"
@@ -398,6 +417,10 @@ class Batch:
 
     def _append(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> None:
         run = self.run
+        # Outputs of bodies have been cut before. Here it is texts of the library, and words of the application.
+        output, limit = outcome.output, self.execution.max_output_chars
+        if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
+            outcome = attrs.evolve(outcome, output=cut_output(output, limit))
         error = None if outcome.error is None else error_summary(outcome.error)
         run.append(CallSettled(*run.here(), entry.call.call_id, tool, outcome, error=error, **fields))
         self._unsettled -= 1
@@ -461,6 +484,7 @@ class Batch:
         if self.stopped is not None:
             return
         self.stopped = by
+        self.pump.leave(self._look_at)
         self.halt()
         self.run.cleanup.begin()
         for live in self.calls:
@@ -501,6 +525,62 @@ class Batch:
             return False
         return live not in self._followers.get(live.arguments.receipt or "", ())
 
+    def settle_left(self, live: LiveCall) -> None:
+        """Settle a call whose task has ended without settling it, or will never begin.
+
+        If the run goes on, it fails: what the call did is not known.
+        """
+        run = self.run
+        live.begun = True
+        if self.stopped in ("parent", "deadline") or run_is_cancelled():
+            run.cleanup.begin()
+            by: Any = run.ended_by()
+            failure = None
+        else:
+            by = "parent"
+            failure = Failure(index=live.entry.index, error=cancelled_by_others(), phase="body")
+        outcome = CallOutcome(
+            status="cancelled" if live.started_at is None or failure is None else "unknown",
+            cancelled_by=by if live.started_at is None or failure is None else None,
+            body_finished=live.body_finished,
+            started_at=live.started_at,
+            ended_at=run.log.wall(),
+        )
+        self.settle(live, outcome, failure)
+        live.release_all()
+
+    def _settle_unbegun(self) -> None:
+        """Settle every call whose task was started and has not begun, as the run ends.
+
+        A call that hooks know of from an earlier entry is started again instead, to tell them; the first task of it to
+        begin does that.
+        """
+        for live in self.calls:
+            if live.phase == "starting" and not live.begun:
+                if live.hooked:
+                    self.spawn(live)
+                else:
+                    self.settle_left(live)
+
+    def close(self) -> None:
+        """Settle every call in one step, awaiting and waking nobody: the event loop has gone around the batch."""
+        if self.closed:
+            return
+        self.closed = self.halted = True
+        run = self.run
+        run.log.journal = run.log.events = None
+        for live in self.calls:
+            if live.phase not in ("settled", "paused"):
+                live.phase = "settled"
+                outcome = CallOutcome(
+                    status="cancelled",
+                    cancelled_by="parent",
+                    body_finished=live.body_finished,
+                    started_at=live.started_at,
+                    ended_at=run.log.wall(),
+                )
+                run.append(CallSettled(*run.here(), live.call_id, live.tool.name, outcome, attempt=live.attempt))
+
     # -- the owner
 
     async def join(self) -> None:
@@ -518,7 +598,9 @@ class Batch:
                 self.pump.pump()
         except cancelled_types():
             self.run.cleanup.begin()
-            self.stop(self.run.ended_by())
+            self.halt()
+            self.stop(await self.run.find_ended_by())  # noqa: ASYNC120 - shielded inside
+            self._settle_unbegun()
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
                 while self._unsettled:
                     await self._wait(self._next_look())
@@ -550,7 +632,7 @@ class Batch:
         expiry = math.inf
         if limit is not None and not self.halted and any(self._may_expire(live) for live in self.calls):
             expiry = self._opened_at + limit
-        return min(expiry, self.pump.next_room()) + CLOCK_SLACK
+        return min(expiry, self.pump.alarm_of(self._look_at)) + CLOCK_SLACK
 
     def _report(self) -> None:
         deadline = self.run.cleanup.deadline
@@ -559,7 +641,9 @@ class Batch:
             return  # woken by something else
         self._report_next = now + 1.0
         for live in self.calls:
-            if live.phase in ("starting", "body"):
+            if live.phase == "starting" and not live.begun:
+                self.settle_left(live)
+            elif live.phase in ("starting", "body"):
                 self.run.report_still_running(
                     StillRunning(
                         path=self.run.path,
@@ -570,8 +654,13 @@ class Batch:
                 )
 
     def forget(self) -> None:
-        """Leave no call without an outcome, also where the batch was ended before it was joined."""
-        self.pump.sleepers.pop(self._look_at, None)
+        """Leave no call without an outcome, also where the batch was ended before it was joined.
+
+        Called when the nursery has closed: a call whose task has not begun by now has none.
+        """
+        if self.closed:
+            return
+        self.pump.leave(self._look_at)
         self.halt()
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:
@@ -580,6 +669,8 @@ class Batch:
         for live in self.calls:
             if live.phase == "waiting":
                 self.settle(live, self._never_started(live, self.run.ended_by()))
+            elif live.phase == "starting" and not live.begun:
+                self.settle_left(live)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -593,6 +684,12 @@ class Batch:
         """Raise what is to be raised, if anything is."""
         if self.failures:
             raise choose(self.failures)
+
+    def raise_fatal(self) -> None:
+        """Raise the failure that outranks even the cancellation under way, if there is one: a BaseException."""
+        fatal = [failure for failure in self.failures if is_fatal(failure.error)]
+        if fatal:
+            raise choose(fatal)
 
 
 def sibling_text(name: str) -> str:

@@ -16,6 +16,7 @@ from agentloop._shell.asking import ask
 from agentloop._shell.decide import decide
 from agentloop._shell.invoke import run_call
 from agentloop._shell.live import LiveRun
+from agentloop._shell.native import cancelled_by_others, cancelled_types, is_closing, own_task
 from agentloop._shell.prepare import ask_enabled
 from agentloop._shell.schedule import Batch
 from agentloop.config import ToolErrorArgs
@@ -37,7 +38,11 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         max_calls=run.config.tool_execution.max_calls_per_turn,
         limits=run.config.json_limits,
     )
-    if run.state.conflict is None and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values()):
+    if (
+        run.state.conflict is None
+        and not run.state.begun
+        and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values())
+    ):
         rules = attrs.evolve(rules, disabled=await _disabled(run, view))
     plan = plan_response(view, run.state, rules)
     for call in run.state.handoffs_due[:1]:
@@ -76,17 +81,27 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     events = run.log.events
     if events is not None:
         events.on_room[batch.room] = None
+    task = own_task()
     try:
         for entry in batch.answers:
             batch.answer(entry, await _worded(run, entry))
         async with anyio.create_task_group() as group:
             batch.open(group)
             await batch.join()
+    except BaseException as error:
+        if is_closing(task):
+            batch.close()
+        elif isinstance(error, cancelled_types()):
+            batch.raise_fatal()
+        raise
     finally:
         if events is not None:
             events.on_room.pop(batch.room, None)
         batch.forget()
     await checkpoint_if_cancelled()
+    if batch.stopped in ("parent", "deadline"):
+        # The nursery ended by itself: anyio cancels one of whose tasks is cancelled natively.
+        raise cancelled_by_others()
     batch.raise_failure()
     if not run.state.due_calls():
         run.append(BatchEnded(*run.here()))

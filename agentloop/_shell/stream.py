@@ -7,6 +7,7 @@ What is woken is only the wish to look; an event stays in the deque until it is 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -28,17 +29,18 @@ from agentloop.limits import Limit
 
 
 class _Gate(Limit):
-    """Keeps calls from being admitted while the consumer is behind."""
+    """Keeps the calls of one turn from being admitted while the consumer is behind."""
 
     name = "stream_buffer"
+    freed_by_calls = False
 
     def __init__(self, buffer: EventBuffer) -> None:
-        self._buffer = weakref.ref(buffer)  # which holds the gate
+        self._buffer = weakref.ref(buffer)
 
-    def room(self, now: float) -> bool:
-        """Tell whether the consumer keeps up."""
+    def free(self, now: float) -> float:
+        """Return how many calls may start: none while the consumer is behind."""
         buffer = self._buffer()
-        return buffer is None or not buffer.full
+        return math.inf if buffer is None or not buffer.full else 0
 
     def take(self, now: float) -> None:
         """Do nothing: what fills the buffer are events."""
@@ -51,6 +53,10 @@ def as_run(state: CallState) -> ToolCall:
     """Return a call with the arguments it is run with, which somebody may have changed."""
     call, text = state.call, state.arguments
     return call if text is None or text == call.arguments else attrs.evolve(call, arguments=text)
+
+
+def _finish_reason(state: RunFold) -> str | None:
+    return state.responses[-1].finish_reason if state.responses else None
 
 
 class EventBuffer:
@@ -70,12 +76,18 @@ class EventBuffer:
         self._unread: deque[ev.Event] = deque()
         self._some = new_bell()
         self._room = anyio.Event()
-        self._progress: dict[int, ev.CallProgress] = {}
-        self.gate = _Gate(self)
+        self._taken = 0
+        """How many events have left: the number of the first unread one."""
+        self._progress: dict[tuple[tuple[str, ...], str], int] = {}
+        """The number of the last progress report of each call that has not settled."""
         self.on_room: dict[Callable[[], None], None] = {}
         """Pumps to run when the consumer has caught up, in this order."""
         self.closed = False
         self.discarding = False
+
+    def new_gate(self) -> Limit | None:
+        """Return a limit that keeps a turn's calls from starting while the consumer is behind."""
+        return _Gate(self)
 
     @property
     def full(self) -> bool:
@@ -109,26 +121,24 @@ class EventBuffer:
         elif isinstance(event, m.Raw):
             self.put(ev.RawModelEvent(event.data, path=path, turn=turn))
 
-    def progress(self, event: ev.CallProgress, call: object) -> None:
+    def progress(self, event: ev.CallProgress) -> None:
         """Add a progress report; while the consumer is behind, a newer one replaces the unread one of its call."""
-        if not self.hears(event.path):
+        if self.discarding or not self.hears(event.path):
             return
-        earlier = self._progress.get(id(call))
-        if self.full and earlier is not None:
-            for index in range(len(self._unread) - 1, -1, -1):
-                if self._unread[index] is earlier:
-                    self._unread[index] = self._progress[id(call)] = event
-                    return
-        self._progress[id(call)] = event
+        key = event.path, event.call.call_id
+        unread = self._progress.get(key, -1) - self._taken
+        if self.full and unread >= 0:
+            self._unread[unread] = event
+            return
+        self._progress[key] = self._taken + len(self._unread)
         self.put(event)
 
     def record(self, record: r.Record) -> None:
         """Add the events that *record* means."""
         if not self.hears(record.path):
             return
-        state: RunFold = self._state
-        for step in record.path:
-            state = state.nested[step]
+        state = self._state.at(record.path)
+        assert state is not None  # the record has been folded
         where: Any = {"path": record.path, "turn": record.turn}
         match record:
             case r.RunStarted():
@@ -146,6 +156,7 @@ class EventBuffer:
             case r.CallStarted(call_id=call_id):
                 self.put(ev.CallStarted(as_run(state.calls[call_id]), **where))
             case r.CallSettled(call_id=call_id, outcome=outcome):
+                self._progress.pop((record.path, call_id), None)
                 self.put(ev.CallSettled(state.calls[call_id].call, outcome, **where))
             case r.ItemReleased(call_id=call_id):
                 released = state.calls[call_id].outcome
@@ -156,9 +167,9 @@ class EventBuffer:
             case r.GuardrailSettled(result=result):
                 self.put(ev.GuardrailSettled(result, **where))
             case r.BatchEnded():
-                self.put(ev.TurnEnded(**where))
+                self.put(ev.TurnEnded(_finish_reason(state), **where))
             case r.RunEnded(status=status):
-                self.put(ev.RunEnded(status, **where))
+                self.put(ev.RunEnded(status, _finish_reason(state), **where))
             case _:
                 pass
 
@@ -177,6 +188,7 @@ class EventBuffer:
         """Drop what is unread and what will come: nobody will read it."""
         self.discarding = True
         self._unread.clear()
+        self._progress.clear()
         self._caught_up()
         self._some.ring()
 
@@ -186,6 +198,7 @@ class EventBuffer:
         if not unread:
             return None
         event = unread.popleft()
+        self._taken += 1
         if self._limit is not None and len(unread) == self._limit - 1:
             self._caught_up()
         return event

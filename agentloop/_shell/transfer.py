@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from agentloop._core.history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
@@ -12,7 +13,7 @@ from agentloop._shell.asking import ask, resolved
 from agentloop._shell.live import LiveRun
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
-from agentloop.items import Item
+from agentloop.items import HandoffOutput, Item
 from agentloop.records import HandedOff, HistoryReplaced
 
 logger = logging.getLogger("agentloop")
@@ -45,7 +46,8 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     run.append(handed)
     if shown is not None:
         reason, items = shown
-        run.append(HistoryReplaced(*run.here(), reason, 0, items))
+        keep = _count_same(run.state.history, items)
+        run.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
     if run.hooks is not None:
         await resolved(run.hooks.on_handoff(run.context, source, target))
     if source.hooks is not None:
@@ -100,24 +102,28 @@ async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str
 def _input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
     """Return what the target would be shown without a filter, told apart by when it came.
 
-    Read off the history, not off the run's own items: a session's items are in it, and what an earlier handoff left
-    out is not.
+    Read off the history, not off the run's own items: a session's items are in it, outputs stand in model order, and
+    what an earlier handoff left out is not there.
     """
     state = run.state
-    turn = state.new_items[state.turn_began :]
-    shown = state.history[: len(state.history) - len(turn)]
-    added = 0  # how far back the history is what the run added
-    for item, own in zip(reversed(shown), reversed(state.new_items[: state.turn_began]), strict=False):
-        if item != own:
-            break
-        added += 1
-    began = len(shown) - added
+    turn = len(state.history) - (len(state.new_items) - state.turn_began)
     return HandoffInputData(
-        input_history=tuple(shown[:began]),
-        pre_handoff_items=tuple(shown[began:]),
-        new_items=(*turn, *answers),
+        input_history=tuple(state.history[: state.given]),
+        pre_handoff_items=tuple(state.history[state.given : turn]),
+        new_items=(*state.history[turn:], *answers),
         context=run.context,
     )
+
+
+def _count_same(history: Sequence[Item], items: Sequence[Item]) -> int:
+    """Return how many items both begin with: they stay as they are, and the record needn't hold them again."""
+    count = 0
+    for old, new in zip(history, items, strict=False):
+        # The answers to the handoff were made twice. Of others an equal one may differ in what it keeps secret.
+        if old is not new and not (isinstance(new, HandoffOutput) and old == new):
+            break
+        count += 1
+    return count
 
 
 def _items_of(data: HandoffInputData) -> tuple[Item, ...]:

@@ -13,24 +13,23 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._shell.asking import resolved
 from agentloop._shell.live import LiveRun
-from agentloop._shell.native import cancelled_types, cancelling, self_cancelled, taken_back
-from agentloop._shell.outcome_of_run import valid_history
-from agentloop.error_text import error_summary
-from agentloop.exceptions import (
-    JournalError,
-    MaxTurnsExceeded,
-    ModelTimeoutError,
-    ModelTransportError,
-    RunTimeout,
-    UsageLimitExceeded,
+from agentloop._shell.native import (
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outlast,
+    own_task,
+    self_cancelled,
+    taken_back,
 )
+from agentloop._shell.outcome_of_run import valid_history
+from agentloop.error_text import error_summary, is_fatal
+from agentloop.exceptions import RunTimeout
 from agentloop.hooks import RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
 
 GOES_ON = ("interrupted", "cancelled", "stopped")
-PASSING = (RunTimeout, MaxTurnsExceeded, UsageLimitExceeded, ModelTransportError, ModelTimeoutError)
-"""What another entry of the run may get past: a limit that is set anew, a server that answers again."""
 
 
 @attrs.frozen
@@ -67,6 +66,9 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
         await keeper.save(run, upto=lambda items: ())
     elif tripped == "output":
         await keeper.save(run, upto=_without_messages)
+    elif run.state.unusable is not None:
+        refused = {id(item) for item in run.state.response or ()}  # a later run could go on from them no better
+        await keeper.save(run, upto=lambda items: valid_history(item for item in items if id(item) not in refused))
     elif not _cut_in_judgement(run, error):
         await keeper.save(run)
 
@@ -93,7 +95,8 @@ def _without_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
 async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
     """Keep, leave, tell, and append the last record; return what is to be raised of what failed, if anything is.
 
-    The first failure stays, with the others as notes; where a cancellation leaves, the record's details keep them.
+    The first failure stays, with the others as notes; where a cancellation leaves, the record's details keep them. A
+    BaseException that is no Exception outranks both.
     """
     if ended.error is not None:
         run.cleanup.begin()
@@ -101,6 +104,9 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
         run.scope is not None and run.scope.deadline < math.inf
     ):  # nothing is cut short, and still the run's time is to hold for all of it
         run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
+    journal, spawn = run.log.journal, run.resources.spawn
+    if journal is not None and not journal.begun and spawn is not None:
+        spawn(type(journal).run, journal, "agentloop journal")  # the first one may have been cancelled before it began
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _attempt(errors, lambda: _save_rest(run, ended.error))
@@ -108,9 +114,17 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
     if errors and ended.error is None:
         ended = Ended("failed", error=errors[0])
     ended = await _tell_hooks(run, ended, errors)
+    broken = run.log.broken_by if run.parent is None else None
+    if broken is not None:
+        errors.append(broken)
+    fatal = next(filter(is_fatal, errors), None)
+    if fatal is not None and not (ended.status == "failed" and ended.error is not None and is_fatal(ended.error)):
+        if ended.status == "failed" and ended.error is not None and not any(error is ended.error for error in errors):
+            errors.append(ended.error)
+        ended = Ended("failed", error=fatal)
     failed = ended.error if ended.status == "failed" else None
     for error in (*errors, *(() if failed is None else (failed,))):
-        run.hush(error)
+        run.redact_error(error)
     others = [error_summary(error) for error in errors if error is not failed]
     run.append(
         RunEnded(
@@ -120,15 +134,24 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
             stop_reason=ended.stop_reason,
             error=None if failed is None else error_summary(failed),
             details={"also_failed": others} if others else None,
-            resumable=ended.status in GOES_ON or isinstance(failed, PASSING),
+            resumable=_may_go_on(run, ended.status, failed),
         )
     )
     if run.parent is None:
         failed = await _written(run, failed)
+        if broken is None:  # the last record may have been what an instrument broke at
+            failed = _graver(failed, run.log.broken_by)
     if failed is not None:
         for other in others:
             failed.add_note(f"also failed: {other}")
     return failed
+
+
+def _may_go_on(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
+    """Tell whether another entry may go on: not past a call that failed, whatever else ended this entry as it did."""
+    if run.state.broken is not None:
+        return False
+    return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 
 
 async def _written(run: LiveRun, failed: BaseException | None) -> BaseException | None:
@@ -136,14 +159,26 @@ async def _written(run: LiveRun, failed: BaseException | None) -> BaseException 
     journal = run.log.journal
     if journal is None:
         return failed
+    task = own_task()
     try:
         with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
-            await journal.durable()
-    except JournalError as error:
-        if failed is None:
-            return error
-        if failed is not error:
-            failed.add_note(f"also failed: {error_summary(error)}")
+            await outlast(journal.durable)
+    except cancelled_types():
+        raise
+    except BaseException as error:  # noqa: ASYNC103 - the journal's, raised at the end of the run
+        if is_closing(task):
+            raise
+        return _graver(failed, error)  # noqa: ASYNC104
+    return failed
+
+
+def _graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
+    """Return what is to be raised of two failures: the first, unless only the *other* is no Exception."""
+    if failed is None or other is None or failed is other:
+        return other if failed is None else failed
+    if is_fatal(other) and not is_fatal(failed):
+        failed, other = other, failed
+    failed.add_note(f"also failed: {error_summary(other)}")
     return failed
 
 
@@ -167,13 +202,13 @@ async def _tell_hooks(run: LiveRun, ended: Ended, errors: list[BaseException]) -
 
 async def _attempt(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
     """Do *work*; what it raises is kept, so that the rest of the winding up is done whatever happens."""
-    count = cancelling()
+    task, count = own_task(), cancelling()
     try:
         await work()
     except cancelled_types() as error:
         taken_back(count)
         errors.append(self_cancelled(error))
-    except GeneratorExit:
-        raise
     except BaseException as error:  # noqa: ASYNC103 - raised at the end of the run, or a note on what is
+        if is_closing(task):
+            raise
         errors.append(error)

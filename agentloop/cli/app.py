@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
@@ -65,7 +66,7 @@ def _running(command: _Command) -> _Command:
             help="Calls that need approval: ask at the terminal, leave them pending, or approve them all. "
             "Not given: ask where there is a terminal, else leave them.",
         ),
-        click.option("--traceback", is_flag=True, help="Show the traceback of an error."),
+        click.option("--traceback", is_flag=True, help="Show the traceback of an error, of a tool's too."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -144,6 +145,8 @@ def _work(
     if approve == "ask" and not asks:
         raise click.UsageError("--approve ask needs a terminal, to ask and to be answered at.")
     with contextlib.ExitStack() as held:
+        if traceback:
+            held.enter_context(_tracebacks_of_tools())
         try:
             _check_backend(options["backend"])
             job = Job(
@@ -168,6 +171,22 @@ def _work(
             _refuse(err, error, traceback)
         code = _run_one(job, order.request) if order.request is not None else _run_batch(job, source)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def _tracebacks_of_tools() -> Iterator[None]:
+    """Show on standard error what the log says of tools that fail, which the model alone is told of."""
+    tools, handler = logging.getLogger("agentloop.tools"), logging.StreamHandler()
+    before = tools.level, tools.propagate
+    tools.setLevel(logging.DEBUG)
+    tools.addHandler(handler)
+    tools.propagate = False
+    try:
+        yield
+    finally:
+        tools.removeHandler(handler)
+        tools.setLevel(before[0])
+        tools.propagate = before[1]
 
 
 def _is_standard_input(source: BinaryIO) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from agentloop import exceptions
-from agentloop.error_text import bounded, redact
+from agentloop.error_text import bounded, is_redacted, leads_to_redacted, redact, traceback_of
+from agentloop.error_text import message_of as whole_message_of
 from agentloop.exceptions import UserError
 
 OK = 0
@@ -54,10 +55,7 @@ def code_of(error: BaseException) -> int:
 
 def message_of(error: BaseException) -> str:
     """Return the error's whole message, without secrets, bounded; the class's name where there is none."""
-    try:
-        text = str(error)
-    except Exception:  # a broken __str__ must not hide the failure it belongs to
-        text = "(its message can't be shown)"
+    text = whole_message_of(error)
     # What the journal tells has been through it already.
     told = text.strip() if isinstance(error, PastError) else redact(text.strip())
     return bounded(told, _MAX_CHARS) or kind_of(error)
@@ -66,9 +64,21 @@ def message_of(error: BaseException) -> str:
 def words_for(error: BaseException, *, with_traceback: bool = False) -> str:
     """Return the lines that tell a user of *error*, ended by a newline."""
     if with_traceback:
-        return redact("".join(traceback.format_exception(error)))
+        return _traceback_for(error)
     message = message_of(error)
     kind = kind_of(error)
     named = message if _is_of_user(error) or message == kind else f"{kind}: {message}"
-    notes = [f"  {redact(note)}" for note in getattr(error, "__notes__", ())]
+    notes = [f"  {redact(note)}" for note in _notes_of(error)]
     return "\n".join([f"Error: {named}", *notes]) + "\n"
+
+
+def _traceback_for(error: BaseException) -> str:
+    if leads_to_redacted(error):  # Python's own would show the messages of all that led to it
+        return f"Traceback:\n{traceback_of(error)}\n"
+    return redact("".join(traceback.format_exception(error)))
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    """Return the notes of *error*; of one whose message is redacted, those alone that the library has made."""
+    notes: list[str] = list(getattr(error, "__notes__", ()))
+    return [note for note in notes if note.startswith("also failed: ")] if is_redacted(error) else notes

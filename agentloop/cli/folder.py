@@ -97,7 +97,7 @@ class Folder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            self._refuse(error.strerror or str(error))
+            self._refuse(f"it can't be made a folder: {error.strerror or error}")
 
     def begin(self, order: Order) -> None:
         """Write *order*, or find that the folder holds that very one; the folder must be held.

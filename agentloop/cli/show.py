@@ -91,7 +91,8 @@ def unfinished(ending: Ending) -> str | None:
 class Narrator:
     """Tells on the error output what happens, and gives the answer on the output.
 
-    Where the output is a terminal the answer's text appears there as it comes, otherwise on the error output.
+    Where the output is a terminal the answer's text appears there as it comes, otherwise on the error output. Where
+    both lead to one place it appears once.
     """
 
     def __init__(self, out: Output, err: Output, *, with_traceback: bool = False) -> None:
@@ -99,7 +100,7 @@ class Narrator:
         self._err = err
         self._console = Console(stderr=True, highlight=False)
         self._with_traceback = with_traceback
-        self._live = out if out.is_terminal else err
+        self._live = out if out.is_terminal or out.goes_where(err) else err
         self._said = ""
         """The root run's text of this turn, as far as it was shown."""
 
@@ -132,7 +133,7 @@ class Narrator:
             await self._err.write(f"{reason}\n")
             return
         answer = answer_of(ending)
-        # On a terminal the answer stands there already, if it is what the model said last.
+        # On a terminal, or with both outputs in one, the answer stands there already, if the model said it last.
         already = self._live is self._out and bool(self._said) and answer == self._said
         await self._end_line()
         if not already:

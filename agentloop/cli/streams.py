@@ -52,6 +52,12 @@ class Output:
         self._lock = anyio.Lock()
         self.is_terminal = self._descriptor is not None and os.isatty(self._descriptor)
 
+    def goes_where(self, other: Output) -> bool:
+        """Tell whether both outputs lead to one place, as with `2>&1`."""
+        if self._descriptor is None or other._descriptor is None:
+            return False
+        return os.path.sameopenfile(self._descriptor, other._descriptor)
+
     async def write(self, text: str, *, encoding: str | None = None) -> None:
         """Write *text*; what the encoding lacks goes out as a backslash escape.
 

@@ -21,7 +21,7 @@ from agentloop.cli import failure
 from agentloop.cli.approver import asked_because, call_name, described, exact
 from agentloop.cli.folder import Folder
 from agentloop.cli.show import request_json
-from agentloop.exceptions import AgentLoopError
+from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal
 from agentloop.run_state import RunState
@@ -123,7 +123,10 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
         async with FileJournal(path) as journal:
             state = await _state_of(journal)
             known = len(state.records)
-            give(state, given)
+            try:
+                give(state, given)
+            except StateError as error:  # the call was named wrongly: no run has failed
+                raise kept.refusal(f"{error} (those that wait: {_names(waiting)})") from None
             await journal.append([record_line(record, journal.codec) for record in state.records[known:]])
         left = sum(one.name != name for one in waiting)
         click.echo(f"{exact(name)} is {decided}.")
@@ -151,6 +154,9 @@ def _found(folder: Folder, waiting: list[Waiting], call: str) -> tuple[Path, App
     of_line = _OF_LINE.fullmatch(call)
     path, call_id = (folder.journal(int(of_line[1])), of_line[2]) if of_line else (folder.journal(), call)
     if not path.exists():
-        names = ", ".join(exact(one.name) for one in waiting) or "none"
-        raise folder.refusal(f"no call {call!r} waits for approval (those that do: {names})")
+        raise folder.refusal(f"no call {call!r} waits for approval (those that do: {_names(waiting)})")
     return path, call_id, call
+
+
+def _names(waiting: list[Waiting]) -> str:
+    return ", ".join(exact(one.name) for one in waiting) or "none"

@@ -223,4 +223,4 @@ class FileJournal:
         except BlockingIOError as error:
             raise JournalError(f"{self!r} is being written by another journal object or process") from error
         except OSError as error:
-            raise JournalError(f"{self!r}: {error}") from error
+            raise JournalError(f"{self!r}: {error.strerror or error}") from error  # the path is named already

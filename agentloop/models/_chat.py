@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -51,9 +52,14 @@ from agentloop.models._common import (
     output_text,
     parse_object,
     plain_text,
+    renamed_call_id,
+    taken_call_ids,
     tool_choice,
 )
 from agentloop.usage import RequestUsage
+
+WIRE_ID = "chat_call_id"
+"""Under which `provider_data` of a call keeps the server's own id, where the run knows the call by another."""
 
 # ---------------------------------------------------------------------------------------------- request
 
@@ -162,6 +168,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self.done: list[JsonDict] = []
+        self._wire_ids: dict[str, str] = {}  # of calls that the run knows by another id than the server
         self._open: JsonDict | None = None  # the assistant message that calls may yet join
 
     def add(self, item: Item, place: str) -> None:
@@ -177,7 +184,8 @@ class _Messages:
                 self._call(item)
             case ToolOutput() | HandoffOutput():
                 text = output_text(item.output)
-                self._append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+                call_id = self._wire_ids.get(item.call_id, item.call_id)
+                self._append({"role": "tool", "tool_call_id": call_id, "content": text})
             case Reasoning():
                 pass
             case _:
@@ -191,8 +199,11 @@ class _Messages:
         if self._open is None:
             self._append({"role": "assistant", "content": None})
             self._open = self.done[-1]
+        call_id = item.call_id
+        if isinstance(item.provider_data, Mapping) and isinstance(wire_id := item.provider_data.get(WIRE_ID), str):
+            call_id = self._wire_ids[item.call_id] = wire_id
         function = {"name": item.name, "arguments": item.arguments or "{}"}
-        self._open.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        self._open.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
 
 def _messages(request: ModelRequest) -> list[JsonDict]:
@@ -219,6 +230,8 @@ class _Call:
     id: str | None
     name: str
     arguments: list[str] = attrs.field(factory=list)
+    known_as: str | None = None
+    """The id that the run knows it by."""
 
     @property
     def text(self) -> str:
@@ -238,7 +251,8 @@ class ChatDecoder:
         self._constrained = _constrained.CallText() if constrained and _constrained.offered(request) else None
         self._constrained_id = made_call_id(request, "local") if self._constrained else ""
         self._started = False
-        self._shown = False  # whether anything came that the caller has seen
+        self.shown = False
+        """Whether anything came that the caller has seen."""
         self._id: str | None = None
         self._model: str | None = None
         self._text: list[str] = []
@@ -267,7 +281,7 @@ class ChatDecoder:
         """Return the model events of one parsed chunk, or of a whole response that came unstreamed."""
         if chunk.get("error") or chunk.get("object") == "error":
             # What was shown can't be taken back, so only an answer that hasn't begun may be asked for again.
-            raise _broken_off(chunk) if self._shown else _server_error(chunk)
+            raise _broken_off(chunk) if self.shown else _server_error(chunk)
         events: list[ModelEvent] = []
         if isinstance(chunk.get("id"), str) and self._id is None:
             self._id = chunk["id"]
@@ -282,7 +296,7 @@ class ChatDecoder:
         for choice in _objects(chunk.get("choices"), "choices"):
             if choice.get("index") in (0, None):
                 shown = list(self._choice(choice))
-                self._shown = self._shown or bool(shown)
+                self.shown = self.shown or bool(shown)
                 events += shown
         return events
 
@@ -300,7 +314,7 @@ class ChatDecoder:
         if cut and not items:
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) before anything usable came.")
         usage = None if self._usage is None else _usage(self._usage, self._model)
-        return [*map(ItemDone, items), ResponseDone(items, usage, self._id, request_id)]
+        return [*map(ItemDone, items), ResponseDone(items, usage, self._id, request_id, self._finish_reason)]
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[ModelEvent]:
         delta = choice.get("delta") or choice.get("message") or {}
@@ -343,10 +357,26 @@ class ChatDecoder:
         if call.id is None:
             call.id = given_id
         if piece := _argument_text(function.get("arguments")):
-            if call.id is None:
-                call.id = made_call_id(self._request, "call", len(self._calls))
             call.arguments.append(piece)
-            yield ArgumentsDelta(call.id, piece)
+            yield ArgumentsDelta(self._call_id(call, len(self._calls)), piece)
+
+    @cached_property
+    def _taken(self) -> frozenset[str]:
+        return taken_call_ids(self._request)  # most responses have no call
+
+    def _call_id(self, call: _Call, number: int) -> str:
+        """Return the id that the run knows *call* by: the server's, unless it has none or has given that one before.
+
+        Some servers number the calls of each response anew.
+        """
+        if call.known_as is None:
+            if call.id is None:
+                call.id = call.known_as = made_call_id(self._request, "call", number)
+            elif call.id in self._taken:
+                call.known_as = renamed_call_id(self._request, call.id, self._taken)
+            else:
+                call.known_as = call.id
+        return call.known_as
 
     def _known(self, index: object, given_id: str | None, name: str) -> _Call | None:
         """Return the call that a part continues, or None if it begins one."""
@@ -394,8 +424,9 @@ class ChatDecoder:
             raise ModelBehaviorError("The response calls a function without naming it.")
         if cut and not _is_json(call.text):
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) within a call of {call.name!r}.")
-        call_id = call.id or made_call_id(self._request, "call", number)
-        return ToolCall(call_id, call.name, call.text or "{}")
+        call_id = self._call_id(call, number)
+        wire = None if call.id == call_id else {WIRE_ID: call.id}
+        return ToolCall(call_id, call.name, call.text or "{}", provider_data=wire)
 
     def _constrained_call(self, answer: _constrained.CallText, cut: bool) -> list[ToolCall]:
         if cut and answer.empty:

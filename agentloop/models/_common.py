@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
-from agentloop.items import Content, File, HandoffCall, Image, Item, Part, Refusal, Text, ToolCall
+from agentloop.items import Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall
 from agentloop.model_events import ModelRequest
 
 JsonDict = dict[str, Any]
@@ -109,8 +109,17 @@ def made_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:
 
     The turn makes it unique in a run, the path among nested runs; items of earlier runs may hold it already.
     """
-    base = "".join(f"{call}." for call in request.path) + f"{prefix}_{request.turn}" + (f"_{number}" if number else "")
-    taken = _call_ids(request.items)
+    base = f"{prefix}_{request.turn}" + (f"_{number}" if number else "")
+    return _untaken(request, base, taken_call_ids(request))
+
+
+def renamed_call_id(request: ModelRequest, given: str, taken: frozenset[str]) -> str:
+    """Return another id for a call whose id the server has *given* to another call of the run before."""
+    return _untaken(request, f"{given}_{request.turn}", taken)
+
+
+def _untaken(request: ModelRequest, made: str, taken: frozenset[str]) -> str:
+    base = "".join(f"{call}." for call in request.path) + made
     made, again = base, 1
     while made in taken:
         again += 1
@@ -118,8 +127,10 @@ def made_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:
     return made
 
 
-def _call_ids(items: Iterable[Item]) -> frozenset[str]:
-    return frozenset(item.call_id for item in items if isinstance(item, ToolCall | HandoffCall))
+def taken_call_ids(request: ModelRequest) -> frozenset[str]:
+    """Return the ids of calls of the run, and of those in the request's items, which earlier runs may have made."""
+    shown = (item.call_id for item in request.items if isinstance(item, ToolCall | HandoffCall))
+    return frozenset((*shown, *request.call_ids))
 
 
 def parse_object(text: str, what: str) -> JsonDict:

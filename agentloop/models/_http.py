@@ -17,7 +17,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import anyio
 import attrs
@@ -25,18 +25,31 @@ import httpx
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
 
-CONNECT_TIMEOUT = 15.0
-SILENCE_TIMEOUT = 600.0
-"""Seconds between two pieces of an answer. Reasoning models are silent for minutes; `ModelSettings.timeout` is the
-bound on the whole."""
+SILENT = "silence_timeout"
+"""The code of the error for an answer that fell silent."""
 CLOSE_TIMEOUT = 2.0
 MAX_RETRY_AFTER = 3600.0
-_TIMEOUT = (CONNECT_TIMEOUT, SILENCE_TIMEOUT, 60.0, SILENCE_TIMEOUT)  # connect, read, write, pool
+_WRITE_TIMEOUT = 60.0
 _CLIENT_DEFAULT = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": 5.0}
 _PIECE = 65_536
 _ERROR_BODY = 65_536
 _QUOTED = 300
 _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
+
+
+@attrs.frozen
+class Patience:
+    """How long one request waits, in seconds; None = no limit. `ModelSettings.timeout` bounds the whole.
+
+    Attributes:
+        connect: For a connection.
+        first: For the answer's first output. Reasoning models are silent for minutes.
+        silence: Between two pieces of an answer that has begun.
+    """
+
+    connect: float | None
+    first: float | None
+    silence: float | None
 
 
 # ---------------------------------------------------------------------------------------------- what headers say
@@ -86,6 +99,12 @@ def _failure(error: Exception, host: str, redact: Callable[[str], str]) -> Model
     """Return the error that says in the library's terms what the client's *error* is."""
     why = "it took too long" if _is_named(error, "TimeoutException") else str(error) or "the connection broke"
     return ModelTransportError(redact(f"No answer from {host}: {why[:_QUOTED]} ({type(error).__name__})"))
+
+
+def _silence(host: str, seconds: float | None) -> ModelTransportError:
+    return ModelTransportError(
+        f"No answer from {host}: it took too long, silent for {seconds:g} s (ReadTimeout)", code=SILENT
+    )
 
 
 _SECRET_NAMES = ("auth", "cookie", "key", "password", "secret", "token")
@@ -167,9 +186,14 @@ def _unpacker(encoding: str) -> _Plain | _Gzip:
 class Reply:
     """One answer, being read. Owned by `HttpDriver.post`, which closes it."""
 
-    def __init__(self, response: Any, host: str, redact: Callable[[str], str]) -> None:
+    def __init__(self, response: Any, url: str, redact: Callable[[str], str], patience: Patience | None) -> None:
+        self.begun = False
+        """Set by the reader once the answer shows something: from then on it may be silent for less long."""
+        self._patience = patience
         self._response = response
-        self._host = host
+        self._host = urlsplit(url).hostname or url
+        self.place = _place(url)
+        """Host and path of what was asked."""
         self.redact = redact
         self._raw: Any = None
         self._unpack: _Plain | _Gzip = _Plain()
@@ -181,6 +205,10 @@ class Reply:
         self.headers: Mapping[str, str] = response.headers
         self.request_id: str | None = response.headers.get("x-request-id")
         self.content_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def told_as_page(self) -> str:
+        """Return what is said of an answer that comes from a web site, not from a model."""
+        return f"{self.place} answered with {self.content_type}, not with a model's response.{_maybe_v1(self.place)}"
 
     async def receive(self) -> bytes:
         """Return the next piece of the unpacked body, at most a few tens of kilobytes; `b""` at its end.
@@ -203,12 +231,18 @@ class Reply:
             else:
                 self._unpack = _unpacker(self.headers.get("content-encoding", ""))
                 self._raw = self._response.aiter_raw()
-        try:
-            data = await anext(self._raw, None)
-        except Exception as error:
-            if not _is_http_error(error):
-                raise
-            raise _failure(error, self._host, self.redact) from error
+        patience = self._patience
+        limit = None if patience is None else patience.silence if self.begun else patience.first
+        data: bytes | None = None
+        with anyio.move_on_after(limit) as scope:
+            try:
+                data = await anext(self._raw, None)
+            except Exception as error:
+                if not _is_http_error(error):
+                    raise
+                raise _failure(error, self._host, self.redact) from error
+        if scope.cancelled_caught:
+            raise _silence(self._host, limit)
         if data is None:
             self._ended = True
             return ()
@@ -285,6 +319,7 @@ class HttpDriver:
         body: Mapping[str, Any],
         headers: Mapping[str, str],
         query: Mapping[str, str] | None = None,
+        patience: Patience,
     ) -> AsyncIterator[Reply]:
         """Post *body* as JSON and give the answer, whose head has come; leaving closes it, also when cancelled.
 
@@ -298,7 +333,10 @@ class HttpDriver:
         host = urlsplit(url).hostname or url
         options = {"content": _json(body), "headers": _checked(headers), "params": dict(query) if query else None}
         redact = _redactor({**headers, **(query or {})})
-        reply = Reply(await self._send(url, host, options, redact), host, redact)
+        # A client made without a thought for timeouts has five seconds, less than most models need. One that was given
+        # others keeps them.
+        patient = patience if self._default_timeouts() else None
+        reply = Reply(await self._send(url, host, options, redact, patient), url, redact, patient)
         try:
             if not 200 <= reply.status < 300:
                 raise await _refusal(reply, host)
@@ -308,23 +346,28 @@ class HttpDriver:
         finally:
             await reply.aclose()
 
-    async def _send(self, url: str, host: str, options: Mapping[str, Any], redact: Callable[[str], str]) -> Any:
+    async def _send(
+        self, url: str, host: str, options: Mapping[str, Any], redact: Callable[[str], str], patience: Patience | None
+    ) -> Any:
         trace = _Trace()
         try:
             try:
-                return await self._attempt(url, options, trace)
+                return await self._attempt(url, options, trace, patience)
             except Exception as error:
                 if not trace.died_on_reuse(error):
                     raise
-            return await self._attempt(url, options, _Trace())
+            return await self._attempt(url, options, _Trace(), patience)
         except Exception as error:
             if not _is_http_error(error):
                 raise
+            if patience is not None and _is_named(error, "ReadTimeout"):
+                raise _silence(host, patience.first) from error
             raise _failure(error, host, redact) from error
 
-    async def _attempt(self, url: str, options: Mapping[str, Any], trace: _Trace) -> Any:
-        # A client made without a thought for timeouts has five seconds, less than most models need.
-        timeouts = {"timeout": _TIMEOUT} if self._default_timeouts() else {}
+    async def _attempt(self, url: str, options: Mapping[str, Any], trace: _Trace, patience: Patience | None) -> Any:
+        timeouts: dict[str, Any] = {}
+        if patience is not None:  # connect, read, write, pool
+            timeouts["timeout"] = (patience.connect, patience.first, _WRITE_TIMEOUT, patience.first)
         request = self._client.build_request("POST", url, **options, **timeouts, extensions={"trace": trace})
         body: Any = type(request.stream)
         request.stream = _in_one_piece(body)(options["content"])
@@ -372,6 +415,11 @@ async def _refusal(reply: Reply, host: str) -> ModelTransportError:
     with anyio.move_on_after(5.0), suppress(ModelTransportError, ModelBehaviorError):
         body, _ = await reply.read(_ERROR_BODY)
     words, code = _error_body(body)
+    if 300 <= reply.status < 400:
+        place = _place(urljoin(f"//{reply.place}", reply.headers.get("location", "")))
+        said = f"{reply.content_type}, " if reply.content_type else ""
+        words = f"{said}sent on from {reply.place} to {place}, where nothing is sent, as the key would go along"
+        words = f"{words}.{_maybe_v1(reply.place)}"
     return ModelTransportError(
         reply.redact(f"{host} answered {reply.status}: {words}"),
         status=reply.status,
@@ -380,6 +428,19 @@ async def _refusal(reply: Reply, host: str) -> ModelTransportError:
         should_retry=_should_retry(reply.headers),
         request_id=reply.request_id,
     )
+
+
+def _place(url: str) -> str:
+    """Return host and path of *url*: its query and its user may be secret."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.hostname or ''}{parts.path}"
+    except ValueError:
+        return "a place that is no URL"
+
+
+def _maybe_v1(place: str) -> str:
+    return "" if "/v1/" in place else " The base URL may lack /v1."
 
 
 def _error_body(body: bytes) -> tuple[str, str | None]:

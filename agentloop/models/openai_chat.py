@@ -6,11 +6,12 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from agentloop.abc import Model
+from agentloop.config import check_seconds
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._chat import ChatDecoder, encode
@@ -19,7 +20,7 @@ from agentloop.models._shared import Shared
 from agentloop.models._sse import SSEDecoder
 
 if TYPE_CHECKING:
-    from agentloop.models._http import HttpDriver, Reply
+    from agentloop.models._http import HttpDriver, Patience, Reply
 
 VENDOR_URL = "https://api.openai.com/v1"
 _MAX_BODY = 64_000_000
@@ -35,6 +36,11 @@ class OpenAIChatModel(Model):
     tools: one call per turn, held to a schema (`"none"` as tool choice gives a text answer).
 
     Entering opens a connection pool. Several runs may enter one model at once; the last to leave closes the pool.
+
+    Timeouts are seconds, None = no limit, and each begins anew: `connect_timeout` for a connection,
+    `first_output_timeout` for the first output of an answer (not given: 300, and 600 where `ModelSettings.reasoning`
+    asks for effort), `silence_timeout` between two pieces of an answer that has begun. `ModelSettings.timeout` bounds a
+    whole attempt. An `http_client` that was given timeouts of its own keeps those.
     """
 
     holds_resources: bool = True
@@ -49,6 +55,9 @@ class OpenAIChatModel(Model):
         constrained: bool = False,
         organization: str | None = None,
         project: str | None = None,
+        connect_timeout: float | None = 10.0,
+        silence_timeout: float | None = 60.0,
+        first_output_timeout: float | EllipsisType | None = ...,
     ) -> None:
         if not isinstance(name, str):
             raise UserTypeError(f"name: text is needed, not {type(name).__name__}")
@@ -61,6 +70,11 @@ class OpenAIChatModel(Model):
         self._headers = _headers(self._key, organization, project)
         self._http_client = http_client
         self.holds_resources = http_client is None
+        self.connect_timeout = check_seconds("connect_timeout", connect_timeout)
+        self.silence_timeout = check_seconds("silence_timeout", silence_timeout)
+        self.first_output_timeout = first_output_timeout
+        if first_output_timeout is not ...:
+            check_seconds("first_output_timeout", first_output_timeout)
         self._drivers = Shared(self._open, _close)
 
     def __repr__(self) -> str:
@@ -110,8 +124,17 @@ class OpenAIChatModel(Model):
         settings = request.settings
         headers = self._headers | {name.lower(): value for name, value in (settings.extra_headers or {}).items()}
         query = self._query | dict(settings.extra_query or {})
-        async with driver.post(f"{self.base_url}/chat/completions", body=body, headers=headers, query=query) as reply:
+        url, patience = f"{self.base_url}/chat/completions", self._patience(request)
+        async with driver.post(url, body=body, headers=headers, query=query, patience=patience) as reply:
             yield _Events(reply, decoder)
+
+    def _patience(self, request: ModelRequest) -> Patience:
+        from agentloop.models._http import Patience  # as below
+
+        first = self.first_output_timeout
+        if first is ...:
+            first = 600.0 if (request.settings.reasoning or {}).get("effort") else 300.0
+        return Patience(self.connect_timeout, first, self.silence_timeout)
 
     def _driver(self) -> HttpDriver:
         driver = self._drivers.current()
@@ -139,7 +162,7 @@ class OpenAIChatModel(Model):
 
     def _require_key(self) -> None:
         if self._key is None and _is_vendor(self.base_url):
-            raise UserError(f"{self!r}: no API key. Set the environment variable OPENAI_API_KEY, or give api_key=….")
+            raise UserError(f"{self!r}: no API key. Set the environment variable OPENAI_API_KEY, or give `api_key`.")
 
 
 async def _close(driver: HttpDriver) -> None:
@@ -192,15 +215,22 @@ class _Events:
             self._pending.extend(self._decoder.feed_chunk(parse_object(words, "The response")))
             self._finish()
             return
+        if self._reply.content_type in _PAGES:
+            raise ModelBehaviorError(self._reply.redact(self._reply.told_as_page()))
         data = await self._reply.receive()
         for event in self._sse.feed(data):
             self._pending.extend(self._decoder.feed(event.data))
+        self._reply.begun = self._reply.begun or self._decoder.shown
         if self._decoder.done or not data:
             self._finish()
 
     def _finish(self) -> None:
         self._ended = self._reply.complete = True
         self._pending.extend(self._decoder.finish(self._reply.request_id))
+
+
+_PAGES = ("text/html", "application/xhtml+xml")
+"""What a web server answers with where there is no model server. Streams may come as any other type."""
 
 
 def _env(name: str) -> str | None:
@@ -214,7 +244,7 @@ def _is_vendor(url: str) -> bool:
 def _split_url(url: str) -> tuple[str, dict[str, str]]:
     """Return *url* without its query and trailing slash, and the query, which every request repeats."""
     if "@" in url:  # what stands before it may be a password, so it isn't quoted
-        raise UserValueError("base_url: credentials don't belong in the URL; give api_key=…")
+        raise UserValueError("base_url: credentials don't belong in the URL; give `api_key`")
     parts = _http_parts(url)
     if parts is None:
         raise UserValueError(f"base_url: an http or https URL is needed, not {url!r}")
@@ -231,7 +261,7 @@ def _http_parts(url: str) -> SplitResult | None:
 
 def _check_key(key: str | None) -> str | None:
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-        raise UserValueError("api_key: it holds characters that no key has.")
+        raise UserValueError("api_key holds characters that no key has.")
     return key or None
 
 

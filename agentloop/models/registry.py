@@ -41,25 +41,37 @@ def resolve_model(name: str, *, http_client: Any = None) -> Model:
     """
     if not isinstance(name, str):
         raise UserTypeError(f"model: a Model or a model string is needed, not {type(name).__name__}")
-    model: Model
     if name.startswith(("http://", "https://")):
         base_url, model_name = _split_url(name)
-        model = import_module(_URL_MODULE).OpenAIChatModel(model_name, base_url=base_url, http_client=http_client)
-        return model
-    prefix, colon, rest = name.partition(":")
-    module = _PREFIXES.get(prefix)
-    if module is None or not colon:
-        raise UserValueError(_unknown(name, prefix))
-    model = import_module(module).model_by_name(rest, http_client=http_client)
+        make = import_module(_URL_MODULE).OpenAIChatModel
+        options: dict[str, Any] = {"base_url": base_url}
+    else:
+        prefix, colon, model_name = name.partition(":")
+        module = _PREFIXES.get(prefix)
+        if module is None or not colon:
+            raise UserValueError(_unknown(name, prefix))
+        make, options = import_module(module).model_by_name, {}
+    try:
+        model: Model = make(model_name, http_client=http_client, **options)
+    except UserValueError as error:
+        # The provider names an argument of its own, which who wrote a model string has never seen.
+        raise UserValueError(f"model {_shown(name)!r}: {error}") from None
     return model
 
 
+def _shown(name: str) -> str:
+    # What stands before an @ may be a password, and a query may hold a key.
+    return "…" if "@" in name or "?" in name or len(name) > 200 else name
+
+
 def _unknown(name: str, prefix: str) -> str:
-    if "@" in name or len(name) > 200:  # what stands before an @ may be a password
-        name = prefix = "…"
+    if (name := _shown(name)) == "…":
+        prefix = name
     known = ", ".join(f"{known}:NAME" for known in _PREFIXES)
     near = difflib.get_close_matches(prefix, _PREFIXES, n=1)
     advice = f" Did you mean {near[0] + ':'!r}?" if near else ""
+    if not near and ":" not in name and name != "…":
+        advice = f" It begins with a provider: did you mean {f'{next(iter(_PREFIXES))}:{name}'!r}?"
     return f"model: {name!r} is no known model string.{advice} There are: {known}, URL#NAME (http:// or https://)."
 
 

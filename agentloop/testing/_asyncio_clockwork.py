@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from agentloop.testing._choosing import Choosing
+from agentloop.testing._in_place import note_one_step
 from agentloop.testing._waiting import REAL_PATIENCE, Deadlock, require
 from agentloop.testing.schedules import Scheduler, first
 
@@ -106,7 +107,11 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
 
     def unfinished(self) -> set[asyncio.Task[Any]]:
         """Return this loop's tasks that aren't done; asyncio's own list goes through those of every loop there was."""
-        return {task for task in self._serials if not task.done()}
+        return set(self.unfinished_in_order())
+
+    def unfinished_in_order(self) -> list[asyncio.Task[Any]]:
+        """Return this loop's tasks that aren't done, in the order of their creation."""
+        return [task for task in self._serials if not task.done()]
 
     # -- asyncio's own
 
@@ -140,6 +145,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[..., ResultT], *args: Any) -> asyncio.Future[ResultT]:  # type: ignore[override]
         """Call *func* now, in place of starting a thread, and return a future that has its result."""
         done: asyncio.Future[ResultT] = self.create_future()
+        note_one_step(func)
         try:
             done.set_result(func(*args))
         except (SystemExit, KeyboardInterrupt):

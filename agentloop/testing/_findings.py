@@ -12,7 +12,7 @@ import attrs
 from agentloop import records as r
 from agentloop.error_text import first_line
 from agentloop.testing._timeline import script_as_code, timeline
-from agentloop.testing.runs import CancelAt, WorldRun
+from agentloop.testing.runs import CancelAt, Verdict, WorldRun
 from agentloop.testing.stepping import Kind
 
 Check: TypeAlias = Callable[[WorldRun], Any]
@@ -31,6 +31,18 @@ class Finding:
     again: str | None = None
     """The line that repeats it."""
 
+    @property
+    def is_of_a_check(self) -> bool:
+        """Whether a check failed, and not the run itself."""
+        return bool(self.key[0] == "check")
+
+
+def makes_calls(run: WorldRun) -> bool:
+    """Tell whether a model called anything in *run*, or handed over."""
+    return any(
+        isinstance(one, r.CallStarted | r.CallSettled | r.ApprovalRequested | r.HandedOff) for one in run.records
+    )
+
 
 @attrs.frozen
 class Judge:
@@ -41,7 +53,9 @@ class Judge:
     also: Check | None = None
 
     def __call__(self, run: WorldRun) -> Finding | None:
-        """Return what is wrong with *run*, or None."""
+        """Return what is wrong with *run*, or None. One that followed no schedule is no finding: nothing repeats it."""
+        if run.waited_at:
+            return None
         if run.error is not None and not isinstance(run.error, self.allow):
             return Finding(run, run.error, ("raised", type(run.error)))
         if run.left:
@@ -142,9 +156,21 @@ def again(run: WorldRun) -> list[str]:
         arguments.append(f"context={context if context.isidentifier() else 'context'}")
     if world.options:
         arguments.append("options=options")
+    if world.verdicts:
+        arguments.append(f"verdicts=[{', '.join(_verdict(one) for one in world.verdicts)}]")
     if run.streamed:
         arguments.append("streamed=True")
     return arguments
+
+
+def _verdict(verdict: Verdict) -> str:
+    """Return the code that makes *verdict*."""
+    given = [f"call_id={verdict.call_id!r}"]
+    for field in attrs.fields(Verdict):
+        value = getattr(verdict, field.name)
+        if field.name != "call_id" and value != field.default:
+            given.append(f"{field.name}={value!r}")
+    return f"Verdict({', '.join(given)})"
 
 
 def _again(run: WorldRun) -> str:

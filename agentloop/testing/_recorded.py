@@ -288,6 +288,7 @@ _CHANCE = ("at", "duration", "queued_at", "body_ended_at")
 _CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "abandoned", "cleanup")
 """Times, and what only the body itself could have made."""
 _REDACTED = re.compile(r"\[redacted\]+")
+_REDACTED_LEAVES = re.compile(r"\(\w+\(\[redacted\]\).*", re.DOTALL)
 _OF_GROUP = re.compile(r"(ToolCallError\(Error running tool \S+: \w*Group: ).*", re.DOTALL)
 
 
@@ -351,6 +352,10 @@ def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
                 changes["should_retry"] = wanted.should_retry
         case r.CallStarted() if _own_waits(wanted) == _own_waits(got):
             changes["waited_for"] = wanted.waited_for
+        case r.TurnStarted():  # who is to judge shows where they do, and older logs don't say so
+            changes["guardrails"] = wanted.guardrails
+        case r.GuardrailSettled():  # follows from its place and name, which are compared
+            changes["nth"] = wanted.nth
         case r.ModelRequested() if lenient.digest:
             changes["digest"] = wanted.digest
         case _:
@@ -376,8 +381,9 @@ def _error(wanted: Any, got: Any) -> dict[str, Any]:
 
 def _words(error: str) -> str:
     """Return what of an error's text can be made again."""
-    # What was redacted is redacted a second time, and of a group that is a cause only its leaves are known.
-    return _OF_GROUP.sub(r"\1", _REDACTED.sub("", error))
+    # What was redacted is redacted a second time, be it the leaves of a group, which comes back as one error; and of a
+    # group that is a cause only its leaves are known.
+    return _OF_GROUP.sub(r"\1", _REDACTED.sub("", _REDACTED_LEAVES.sub("()", error)))
 
 
 def _outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:

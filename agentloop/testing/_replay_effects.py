@@ -215,7 +215,7 @@ class ReplayEffects(ReplayLog):
     def _verdict(self, settled: r.GuardrailSettled) -> Any:
         match settled.verdict:
             case "RejectContent":
-                return g.RejectContent(settled.detail if isinstance(settled.detail, str) else "", settled.info)
+                return g.RejectContent(self._refusal(settled), settled.info)
             case "RaiseException":
                 return g.RaiseException(settled.info)
             case "Rewrite":
@@ -224,6 +224,14 @@ class ReplayEffects(ReplayLog):
                 return g.ReplaceOutput(self._replaced(settled), settled.info)
             case _:
                 return g.Allow(settled.info)
+
+    def _refusal(self, settled: r.GuardrailSettled) -> str:
+        """Return the words of a refusal; those that were stored as a digest, as the call's outcome has them."""
+        if isinstance(settled.detail, str):
+            return settled.detail
+        call = None if settled.call_id is None else self.settled(settled.path, settled.call_id)
+        output = None if call is None else call.outcome.output
+        return output if isinstance(output, str) else ""
 
     def _rewritten(self, settled: r.GuardrailSettled) -> Any:
         if isinstance(settled.detail, dict):
@@ -318,7 +326,9 @@ class Consumer(EventBuffer):
     def __init__(self, effects: ReplayEffects, live: Any) -> None:
         super().__init__(live.state, None, live.agent_at)
         self._effects = effects
-        self.gate: Any = None  # a call's own record says when it was admitted
+
+    def new_gate(self) -> None:
+        """Return none: a call's own record says when it was admitted."""
 
     def record(self, record: r.Record) -> None:
         """Take no notice."""

@@ -8,8 +8,10 @@ from typing import Any, NoReturn, Protocol
 
 from agentloop import guardrail_results as g
 from agentloop import records as r
+from agentloop._core.state import handoff_outputs
 from agentloop.agents import ToolsToFinalOutput
 from agentloop.config import ErrorHandlerResult, ModelInputData
+from agentloop.error_text import REDACTED
 from agentloop.handoffs import HandoffInputData
 from agentloop.policies import Ask, Deny
 from agentloop.testing._recorded import Call, Path, Recorded
@@ -23,6 +25,7 @@ class Answering(Protocol):
     """What answers ask of the effects of a replay (`agentloop.testing._replay_effects.ReplayEffects`)."""
 
     recorded: Recorded
+    log: Any
     records: tuple[r.Record, ...]
     cursor: int
     references: dict[Call, list[str]]
@@ -58,7 +61,13 @@ async def told_elsewhere(fx: Answering, path: Path, what: str, key: str) -> Any:
 async def answered(fx: Answering, path: Path, what: str, key: str) -> Any:
     index = fx.find(r.Answered, path, lambda record: (record.what, record.key) == (what, key), claim=True)
     of_call = what == "is_enabled" and ":" not in key
-    return _form_of(what, (await fx.told(index, path, key if of_call else None, what)).answer)
+    answer = (await fx.told(index, path, key if of_call else None, what)).answer
+    if what == "policy" and answer == ["Deny", REDACTED]:
+        # What was said of a call with secret arguments stands in its outcome alone.
+        settled = fx.settled(path, key.rpartition(":")[0])
+        output = None if settled is None else settled.outcome.output
+        return Deny(output if isinstance(output, str) else None)
+    return _form_of(what, answer)
 
 
 async def _settling(fx: Answering, path: Path, key: str, what: str) -> tuple[r.CallSettled, r.Record]:
@@ -126,10 +135,13 @@ async def _tool_error(fx: Answering, path: Path, key: str) -> Any:
 
 
 async def _input_filter(fx: Answering, path: Path, key: str) -> Any:
-    await fx.told(fx.find(r.HandedOff, path), path, None, "input_filter")
+    handed = await fx.told(fx.find(r.HandedOff, path), path, None, "input_filter")
     replaced = fx.find(r.HistoryReplaced, path, lambda record: record.reason == "handoff_filter")
     found: Any = None if replaced is None else fx.records[replaced]
-    items = found.items if found is not None else ()
+    items: tuple[Any, ...] = ()
+    if found is not None:
+        history = [*fx.log.state.at(path).history, *handoff_outputs(handed)]
+        items = (*history[: found.keep], *found.items)
     return HandoffInputData(input_history=(), pre_handoff_items=(), new_items=(), input_items=items)
 
 

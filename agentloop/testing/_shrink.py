@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 
-from agentloop.testing._findings import Finding
+from agentloop.error_text import first_line
+from agentloop.testing._findings import Finding, makes_calls
 from agentloop.testing.runs import World, WorldRun, run_one
 from agentloop.testing.schedules import Exhaustive
 from agentloop.testing.scripted import Step
@@ -47,8 +48,13 @@ def shrunk_in_sweeps(finding: Finding, sweep: Callable[[World], Iterable[Finding
 def _is_the_same(finding: Finding, before: Finding) -> bool:
     """Tell whether *finding* is of the same fault.
 
-    Taking an answer away breaks the run, and is no smaller way to break what should hold.
+    Taking an answer away breaks the run, and is no smaller way to break what should hold. Nor is taking the last call
+    away, unless the check says just the same then: it may be one that demands a call.
     """
+    if finding.is_of_a_check and makes_calls(before.run) and not makes_calls(finding.run):
+        told = first_line(str(finding.error))
+        if not told or told != first_line(str(before.error)):
+            return False
     return finding.key == before.key and finding.run.script_ran_out <= before.run.script_ran_out
 
 
@@ -128,6 +134,8 @@ def _smaller_worlds(world: World) -> Iterator[World]:
         yield attrs.evolve(world, nested=rest)
         for script in _smaller_scripts(own):
             yield attrs.evolve(world, nested={**world.nested, path: script})
+    for verdict in world.verdicts:
+        yield attrs.evolve(world, verdicts=tuple(one for one in world.verdicts if one is not verdict))
     for key in world.behaviors:
         yield attrs.evolve(world, behaviors={name: one for name, one in world.behaviors.items() if name != key})
 

@@ -35,6 +35,7 @@ def timeline(run: WorldRun) -> str:
 
 def _asides(run: WorldRun, chosen: Mapping[int, Sequence[str]], index: int) -> list[str]:
     told = [f"          - the schedule lets go on: {label}" for label in chosen.get(index, ())]
+    told += [f"          - {line}" for place, line in run.lines if place == index]
     if run.cancelled_at is not None and run.mark == index:
         told.append(f"          - the caller cancels (step {run.cancelled_at})")
     return told

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
@@ -20,7 +22,9 @@ from agentloop.exceptions import UserError
 from agentloop.handoffs import target_of
 from agentloop.model_events import ModelRequest
 from agentloop.spans import Span
+from agentloop.testing._lines import LABEL
 from agentloop.testing.gate import Gate
+from agentloop.testing.observers import stamp
 from agentloop.testing.scripted import ScriptedModel, Step
 from agentloop.tools import AgentCall
 
@@ -49,6 +53,10 @@ class Body:
         """Wait in virtual time."""
         await anyio.sleep(seconds)
 
+    def reporting(self) -> None:
+        """Note that the body reports now."""
+        self._effects.reporting(self.path, self.call_id)
+
     def entered(self) -> int:
         """Return a number for a resource that is being entered: a later one's is larger."""
         self._effects.entered += 1
@@ -66,7 +74,9 @@ Behavior: TypeAlias = Callable[[Body], Awaitable[Any]]
 
 @attrs.define(eq=False, kw_only=True)
 class BodyRun:
-    """One execution of a body. `began` and `ended` count the records there were; times are on the virtual clock."""
+    """One execution of a body. `began` and `ended` count the records there were; times are on the virtual clock; stamps
+    tell it apart from what else was watched.
+    """
 
     path: tuple[str, ...]
     call_id: str
@@ -77,8 +87,14 @@ class BodyRun:
     ended: int | None = None
     ending: str | None = None
     """`"value"`, `"error"`, `"cancelled"`, or None where it never ended."""
+    real: bool = False
+    """Whether the tool's own body ran, and not only a behaviour in its place."""
     began_at: float = 0.0
     ended_at: float | None = None
+    stamps: tuple[int, int] = (0, 0)
+    """Of its beginning and of its end."""
+    reports: tuple[float, ...] = ()
+    """When it reported, on the virtual clock."""
 
 
 @attrs.define(eq=False)
@@ -104,6 +120,10 @@ class Watch(Instrument):
 
     def __init__(self) -> None:
         self.records: list[r.Record] = []
+        self.stamps: list[int] = []
+        """One for each record."""
+        self.pending: list[tuple[tuple[str, ...], str, int]] = []
+        """Calls in whose task native cancellations were counted when they settled, though nobody ended them."""
         self.bodies: list[BodyRun] = []
         self.cleanups: list[CleanupRun] = []
         self.late: list[LateResult] = []
@@ -119,14 +139,23 @@ class Watch(Instrument):
     def on_record(self, record: r.Record) -> None:
         """Keep *record*."""
         self.records.append(record)
+        self.stamps.append(stamp())
         if isinstance(record, r.CallStarted):
             self.started[record.path, record.call_id] = record
+        elif isinstance(record, r.CallSettled):
+            if count := _cancelling():
+                self.pending.append((record.path, record.call_id, count))
         elif isinstance(record, r.RunStarted):
             self.at_work[record.path] = record.agent
         elif isinstance(record, r.HandedOff):
             self.at_work[record.path] = record.target_agent
         elif isinstance(record, r.TurnStarted) and not record.path and (events := self._events()) is not None:
             self.unread.append((len(self.records) - 1, events.unread))
+
+    def goes_on_from(self, records: Sequence[r.Record]) -> None:
+        """Take *records*, the first of which are those kept, in their place."""
+        self.records[:] = records
+        self.stamps += [stamp() for _ in records[len(self.stamps) :]]
 
     def _events(self) -> EventBuffer | None:
         return None if self.stream is None else self.stream._events
@@ -146,6 +175,17 @@ class Watch(Instrument):
     def on_span_end(self, span: Span) -> None:
         """Keep *span*."""
         self.spans.append(("end", span))
+
+
+def _cancelling() -> int:
+    """Return how many native cancellations of the current task are pending that no scope around it has asked for."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # another backend's
+        return 0
+    if task is None or not task.cancelling() or anyio.current_effective_deadline() == -math.inf:
+        return 0
+    return task.cancelling()
 
 
 class WorldEffects:
@@ -182,6 +222,11 @@ class WorldEffects:
         self._watch.cleanups.append(seen)
         yield
         seen.ended = len(records)
+
+    def reporting(self, path: tuple[str, ...], call_id: str) -> None:
+        """Keep that the latest body of this call reports now."""
+        body = next(one for one in reversed(self._watch.bodies) if (one.path, one.call_id) == (path, call_id))
+        body.reports = (*body.reports, anyio.current_time())
 
     async def perform(self, effect: Any) -> Any:
         """Do *effect*, when the schedule lets it."""
@@ -231,28 +276,35 @@ class WorldEffects:
             attempt=effect.attempt,
             began=len(watch.records),
             began_at=anyio.current_time(),
+            stamps=(stamp(), 0),
         )
         watch.bodies.append(seen)
         ending = "cancelled"
+        label = LABEL.set(_place(effect.path, f"body {effect.call_id}"))
         try:
-            value = await self._body(effect, tool, arguments)
+            value = await self._body(effect, seen)
             ending = "value"
             return value
         except Exception:
             ending = "error"
             raise
         finally:
+            LABEL.reset(label)
             seen.ended, seen.ending, seen.ended_at = len(watch.records), ending, anyio.current_time()
+            seen.stamps = (seen.stamps[0], stamp())
 
-    async def _body(self, effect: e.CallTool, tool: str, arguments: str) -> Any:
-        behavior = self._behaviors.get("/".join((*effect.path, effect.call_id))) or self._behaviors.get(tool)
+    async def _body(self, effect: e.CallTool, seen: BodyRun) -> Any:
+        async def real() -> Any:
+            seen.real = True
+            return await self._do(effect)
+
+        behavior = self._behaviors.get("/".join((*effect.path, effect.call_id))) or self._behaviors.get(seen.tool)
         if behavior is None:
             await self._enter(_place(effect.path, f"body {effect.call_id}"))
-            return await self._do(effect)
-        body = Body(
-            effect.path, effect.call_id, tool, arguments, effect.attempt, lambda: self._do(effect), effects=self
+            return await real()
+        return await behavior(
+            Body(effect.path, effect.call_id, seen.tool, seen.arguments, effect.attempt, real, effects=self)
         )
-        return await behavior(body)
 
 
 class WorldModels(Model):
@@ -265,12 +317,15 @@ class WorldModels(Model):
         self._agents = {one.name: one for one in reversed(agents_of(agent))}
         self._scripts = {path: ScriptedModel(steps) for path, steps in (("", script), *nested.items())}
         self.requests: list[ModelRequest] = []
+        self.asked_at: list[float] = []
+        """When each was made, on the virtual clock."""
         self.open = 0
         """Answers under way."""
 
     @asynccontextmanager
     async def _opened(self, model: Model, request: ModelRequest) -> AsyncIterator[Any]:
         self.requests.append(request)
+        self.asked_at.append(anyio.current_time())
         self.open += 1
         try:
             async with model.stream(request) as events:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
 
 from agentloop import spans
+from agentloop._shell.live import loop_shared
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.events import Event
@@ -16,17 +18,20 @@ from agentloop.exceptions import UserTypeError
 from agentloop.limits import Capacity
 from agentloop.results import RunResult
 from agentloop.run import Runner
+from agentloop.testing._lines import SWITCHING, Switching, count_as_own, monitored
+from agentloop.testing._reach import REACH
 from agentloop.testing._world_parts import Watch, WorldEffects, WorldModels, agents_of
 from agentloop.testing.cast import VEIL, Cast
 from agentloop.testing.clockwork import Backend, Deadlock
 from agentloop.testing.gate import Gate
 from agentloop.testing.schedules import Recorder, first
 from agentloop.testing.stepping import Stepped, run_stepped
+from agentloop.tools import PythonBody
 
 if TYPE_CHECKING:
     from agentloop.testing.runs import World
 
-MADE_PER_RUN = ("hooks", "session", "run_config")
+MADE_PER_RUN = ("hooks", "session", "journal", "run_config")
 
 
 @attrs.define(eq=False)
@@ -47,8 +52,13 @@ class Driven:
     seen: Stepped = attrs.field(factory=Stepped)
     events: list[Event] = attrs.field(factory=list)
     entries: int = 0
+    switching: Switching = attrs.field(factory=lambda: Switching(False))
+    to_end_after: int | None = None
+    """How many records there were when the reader left, or wanted the run to end after its turn."""
     cancelled_at_time: float | None = None
     ended_at: float = 0.0
+    threads_held: int = 0
+    """Places of worker threads that were taken when it was over."""
 
     def mark(self) -> int:
         """Note that the cancellation was given, and return how many records there are."""
@@ -58,6 +68,7 @@ class Driven:
     async def program(self) -> RunResult[Any]:
         """Run the world's agent to its end, over pauses that its verdicts end."""
         token = spans._trace.set(spans.Trace(trace_id="trace"))
+        switching = SWITCHING.set(self.switching)
         try:
             given: Any = self.world.input if self.begin is None else await self.begin(self)
             while True:
@@ -65,8 +76,10 @@ class Driven:
                 if result.status != "interrupted" or (given := self._decided(result)) is None:
                     return result
         finally:
+            SWITCHING.reset(switching)
             spans._trace.reset(token)
             self.ended_at = anyio.current_time()
+            self.threads_held = len(loop_shared().threads)
 
     async def _enter(self, given: Any) -> RunResult[Any]:
         self.entries += 1
@@ -76,6 +89,13 @@ class Driven:
             self.watch.stream = stream
             async for event in stream:
                 self.events.append(event)
+                name = type(event).__name__
+                if name == self.world.reader_leaves:
+                    self.to_end_after = len(self.watch.records)
+                    break
+                if name == self.world.reader_stops and self.to_end_after is None:
+                    self.to_end_after = len(self.watch.records)
+                    stream.cancel("after_turn")
                 if self.world.slow_reader:
                     await self.effects.point("reader")
         return stream.result
@@ -102,7 +122,7 @@ class Driven:
             codec = VEIL if isinstance(self.world.agent, Cast) else None
             text = state.to_string(context_serializer=lambda _: None, codec=codec)  # the context is given again below
             state = type(state).from_string(self.agent, text, context=self.context, codec=codec)
-        self.watch.records[:] = state.records
+        self.watch.goes_on_from(state.records)
         return state
 
     def capacities(self) -> Iterator[Capacity]:
@@ -125,13 +145,27 @@ def drive_world(
     begin: Callable[[Driven], Awaitable[Any]] | None = None,
 ) -> Driven:
     """Run *world* once, from what *begin* gives in place of its input, and return what was seen of it."""
-    gated = world.order == "gate"
-    gate = Gate(scheduler) if gated else None
+    gate = Gate(scheduler) if world.order == "gate" else None
     driven = _prepared(world, streamed, gate)
     driven.begin = begin
     scheduler.mark = driven.watch.records.__len__
+    scheduler.is_off = lambda: bool(driven.switching.dropped)
+    with ExitStack() as stack:
+        if driven.switching.wanted:
+            tools = [tool.body for agent in agents_of(driven.agent) for tool in agent.tools]
+            count_as_own([body.fn for body in tools if isinstance(body, PythonBody)])
+            stack.enter_context(monitored())
+            stack.callback(driven.switching.close)
+        driven.seen = _stepped(world, driven, backend, scheduler)
+    if (reach := REACH.get()) is not None:
+        reach.note(driven.watch.records, driven.watch.bodies)
+    return driven
+
+
+def _stepped(world: World, driven: Driven, backend: Backend, scheduler: Recorder) -> Stepped:
+    gated = driven.gate is not None
     try:
-        driven.seen = run_stepped(
+        return run_stepped(
             driven.program,
             backend=backend,
             at=world.cancel.step if world.cancel is not None else None,
@@ -139,12 +173,11 @@ def drive_world(
             scheduler=first if gated else scheduler,
             order="passes" if world.order == "gate" else world.order,
             mark=driven.mark,
-            gate=gate,
+            gate=driven.gate,
             waiting=world.cancel is not None and world.cancel.waiting,
         )
     except Deadlock as deadlock:
-        driven.seen = Stepped(error=deadlock)
-    return driven
+        return Stepped(error=deadlock)
 
 
 def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
@@ -158,6 +191,9 @@ def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
     config: RunConfig = given or RunConfig()
     watch = Watch()
     models = None if world.script is None else WorldModels(agent, watch, world.script, world.nested)
+    if models is not None and isinstance(world.agent, Cast):
+        for one in agents_of(agent):  # made for this run: the model of a configuration that has none
+            one.model = models
     effects = WorldEffects(watch, world.behaviors, gate, config.effects)
     options["run_config"] = attrs.evolve(
         config,
@@ -166,4 +202,11 @@ def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
         model=config.model if models is None else models,
     )
     context = world.context() if world.context is not None else None
-    return Driven(world, agent, context, options, streamed, watch, effects, models, gate)
+    driven = Driven(world, agent, context, options, streamed, watch, effects, models, gate)
+    driven.switching = Switching(
+        # Every ready task goes on once in a pass: threads would only ever go on in step.
+        wanted=world.switch_lines and world.order != "passes",
+        give_way=gate.point if gate is not None else None,
+        mark=watch.records.__len__,
+    )
+    return driven

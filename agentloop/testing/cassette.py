@@ -136,13 +136,14 @@ def _event_to_json(event: m.ModelEvent) -> dict[str, Any]:
             return {"kind": "item_done", "item": item_to_json(item)}
         case m.Raw(data):
             return {"kind": "raw", "data": data}
-        case m.ResponseDone(items, usage, response_id, request_id):
+        case m.ResponseDone(items, usage, response_id, request_id, finish_reason):
             return {
                 "kind": "response_done",
                 "items": [item_to_json(item) for item in items],
                 "usage": None if usage is None else attrs.asdict(usage),
                 "response_id": response_id,
                 "request_id": request_id,
+                **({} if finish_reason is None else {"finish_reason": finish_reason}),
             }
 
 
@@ -215,7 +216,8 @@ def _event_from_json(data: Mapping[str, Any], where: str) -> m.ModelEvent:
         case "response_done":
             items = [item_from_json(one, path=f"{where}.items[{at}]") for at, one in enumerate(data["items"])]
             usage = None if data["usage"] is None else RequestUsage(**data["usage"])
-            return m.ResponseDone(items, usage, data["response_id"], data["request_id"])
+            reason = data.get("finish_reason")
+            return m.ResponseDone(items, usage, data["response_id"], data["request_id"], reason)
         case other:
             raise ValueError(f"no event is called {other!r}")
 

@@ -1,4 +1,4 @@
-"""Agents of generated worlds, as data: tools with every policy and limit, guardrails, handoffs, nesting.
+"""Agents of generated worlds, as data: tools with every policy and limit, guardrails, handoffs, nesting, hooks.
 
 A `Cast` called gives its first agent with everything fresh: no run of it knows of another. Its `repr` says all of it.
 """
@@ -10,10 +10,12 @@ from functools import cache, lru_cache
 from itertools import cycle
 from typing import Any, Literal, TypeAlias
 
+import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentloop.agents import Agent
+from agentloop.agents import Agent, StopAtTools
+from agentloop.config import ModelSettings, RunConfig
 from agentloop.context import ToolContext
 from agentloop.guardrail_results import (
     Allow,
@@ -31,15 +33,23 @@ from agentloop.guardrails import (
     ToolOutputData,
     ToolOutputGuardrail,
 )
-from agentloop.handoffs import handoff
-from agentloop.hooks import RunHooks
+from agentloop.handoffs import Handoff, HandoffInputData, handoff
+from agentloop.items import AssistantMessage, Item, UserMessage
 from agentloop.limits import Capacity, Rate
+from agentloop.testing.observers import AgentHookLog, Listener
 from agentloop.testing.parts import playing
+from agentloop.testing.scripted import ScriptedModel
 from agentloop.tools import FunctionTool, tool
 
 InputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "rewrite odd"]
 OutputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "replace odd"]
-RunVerdict: TypeAlias = Literal["pass", "trip"]
+RunVerdict: TypeAlias = Literal["pass", "trip", "pass late", "trip late"]
+HandoffFilter: TypeAlias = Literal["everything", "messages", "newest", "before", "nothing", "nested"]
+"""What the next agent is shown: all there is, messages alone, the turn of the handoff, what the run began with,
+nothing, a summary.
+"""
+LATE = 0.25
+"""Seconds that a guardrail takes that is late."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,11 +77,29 @@ class Actor:
     """Whether what it gives is long: LONG characters."""
     says: tuple[bool, ...] = ()
     """What it answers, in turn and over again, when it is asked whether it is enabled; nobody asks one without."""
+    namespace: str | None = None
+    in_thread: bool = False
+    """Whether it is a sync function."""
+    idle: float | None = None
+    """Seconds it may be silent."""
+    cost: int = 0
+    """What a call costs of a run's cost limit."""
     agent: Role | None = None
     """Given: an agent tool that runs this one."""
+    own: RunConfig | None = None
+    """The agent tool's own configuration."""
+    listens: tuple[float, int] | None = None
+    """Given: the agent tool has an `on_stream` that takes so many seconds, and fails at every so manyth event."""
+
+    @property
+    def qualified_name(self) -> str:
+        """The name with its namespace."""
+        return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
 LONG = 300
+EVEN = "something even"
+"""What a guardrail puts in the place of an odd call's output; none minds it."""
 KEY = "sesame"
 WORD = "oracle"
 CANARIES = (KEY, WORD, "confidant")
@@ -112,8 +140,17 @@ class Role:
     """Input guardrails: what they say, and whether they run beside the model."""
     last_judges: tuple[RunVerdict, ...] = ()
     """Output guardrails."""
-    behavior: Literal["run_llm_again", "stop_on_first_tool"] = "run_llm_again"
+    behavior: Literal["run_llm_again", "stop_on_first_tool", "stop_at_last"] = "run_llm_again"
+    """What follows calls; the last: the run is over when the last of its tools has been called."""
     sequential: bool = False
+    hooks: str | None = None
+    """Given: it has hooks, which fail when they are first told of this event, if it is one."""
+    chooses: bool = False
+    """Whether its model has to use a tool."""
+    resets: bool = True
+    """Whether that is over once it has."""
+    filter: HandoffFilter | None = None
+    """What those it hands over to are shown; None: all there is."""
 
 
 @attrs.frozen(kw_only=True)
@@ -136,7 +173,7 @@ class Cast:
         agents = {role.name: self._agent(role, shared, rated) for role in self.roles}
         for role in self.roles:
             targets: Any = agents[role.name].handoffs
-            targets.extend(handoff(agents[name]) for name in role.handoffs)
+            targets.extend(_handoff(agents[name], role.filter) for name in role.handoffs)
         return agents[self.roles[0].name]
 
     def _agent(self, role: Role, shared: Capacity, rated: Rate) -> Agent[Any, Any]:
@@ -146,23 +183,70 @@ class Cast:
             tools=[self._tool(actor, shared, rated) for actor in role.actors],
             handoffs=[],
             input_guardrails=[
-                InputGuardrail(_judge(verdict), name=f"input {index}", run_in_parallel=beside)
+                InputGuardrail(_judge(verdict), name=f"{role.name}: input {index}", run_in_parallel=beside)
                 for index, (verdict, beside) in enumerate(role.judges)
             ],
             output_guardrails=[
                 OutputGuardrail(_judge(verdict), name=f"output {index}")
                 for index, verdict in enumerate(role.last_judges)
             ],
-            tool_use_behavior=role.behavior,
+            tool_use_behavior=_behavior(role),
             tool_execution="sequential" if role.sequential else "concurrent",
+            hooks=AgentHookLog(role.hooks) if role.hooks is not None else None,
+            model=_NOBODY,
+            model_settings=_MUST_USE_A_TOOL if role.chooses else _NO_SETTINGS,
+            reset_tool_choice=role.resets,
         )
 
     def _tool(self, actor: Actor, shared: Capacity, rated: Rate) -> FunctionTool:
         if actor.agent is not None:
-            return self._agent(actor.agent, shared, rated).as_tool(actor.name, "An agent.", **_common(actor))
+            inner = self._agent(actor.agent, shared, rated)
+            listener = Listener(*actor.listens) if actor.listens is not None else None
+            return inner.as_tool(actor.name, "An agent.", on_stream=listener, run_config=actor.own, **_common(actor))
         if not actor.shares and not actor.rated and not actor.says:
             return _free_tool(actor)
         return _function_tool(actor, [*([shared] if actor.shares else []), *([rated] if actor.rated else [])])
+
+
+def _behavior(role: Role) -> Any:
+    return StopAtTools([role.actors[-1].name]) if role.behavior == "stop_at_last" else role.behavior
+
+
+_NOBODY = ScriptedModel(())
+"""Where a run is replayed nobody is asked; a world puts its own models in this one's place."""
+_NO_SETTINGS = ModelSettings()
+_MUST_USE_A_TOOL = ModelSettings(tool_choice="required")
+
+
+@attrs.frozen
+class Filter:
+    """What a handoff of a cast lets its target see."""
+
+    kind: HandoffFilter
+
+    def __call__(self, data: HandoffInputData) -> HandoffInputData:
+        """Return *data* without what it takes out."""
+        if self.kind == "everything":
+            return data
+        if self.kind == "nothing":
+            return attrs.evolve(data, input_items=())
+        if self.kind == "newest":
+            return attrs.evolve(data, input_history=(), pre_handoff_items=())
+        if self.kind == "before":
+            return attrs.evolve(data, input_items=data.input_history)
+        parts = (data.input_history, data.pre_handoff_items, data.new_items)
+        history, before, new = (tuple(filter(_is_message, items)) for items in parts)
+        return attrs.evolve(data, input_history=history, pre_handoff_items=before, new_items=new)
+
+
+def _is_message(item: Item) -> bool:
+    return isinstance(item, UserMessage | AssistantMessage)
+
+
+def _handoff(agent: Agent[Any, Any], kind: HandoffFilter | None) -> Handoff:
+    if kind is None:
+        return handoff(agent)
+    return handoff(agent, nest_handoff_history=True) if kind == "nested" else handoff(agent, input_filter=Filter(kind))
 
 
 def _keeps_secrets(role: Role) -> bool:
@@ -172,10 +256,12 @@ def _keeps_secrets(role: Role) -> bool:
 def _common(actor: Actor) -> dict[str, Any]:
     common: dict[str, Any] = {
         "tool_input_guardrails": [
-            ToolInputGuardrail(_before(verdict), name=f"before {index}") for index, verdict in enumerate(actor.before)
+            ToolInputGuardrail(_before(verdict), name=f"before {index}: {verdict}")
+            for index, verdict in enumerate(actor.before)
         ],
         "tool_output_guardrails": [
-            ToolOutputGuardrail(_after(verdict), name=f"after {index}") for index, verdict in enumerate(actor.after)
+            ToolOutputGuardrail(_after(verdict), name=f"after {index}: {verdict}")
+            for index, verdict in enumerate(actor.after)
         ],
         "timeout": actor.timeout,
         "timeout_behavior": "raise_exception" if actor.timeout_raises else "error_as_result",
@@ -196,9 +282,16 @@ def _free_tool(actor: Actor) -> FunctionTool:
 
 
 def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionTool:
+    name = actor.qualified_name
+    base = _secret_base() if actor.secret else _wordy_base(name) if actor.wordy else _base(name, actor.in_thread)
     return attrs.evolve(
-        _secret_base() if actor.secret else _wordy_base() if actor.wordy else _base(),
+        base,
         name=actor.name,
+        namespace=actor.namespace,
+        cost=_price(actor.cost) if actor.cost else None,
+        idle_timeout=actor.idle,
+        # A sync function can't be stopped.
+        abandon_on_cancel=actor.in_thread and actor.timeout is not None,
         serial=actor.serial,
         exclusive=actor.exclusive,
         idempotent=actor.idempotent,
@@ -207,26 +300,40 @@ def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionT
     )
 
 
-@cache
-def _base() -> FunctionTool:
+@lru_cache(256)
+def _base(name: str, in_thread: bool) -> FunctionTool:
+    """Return a tool that gives its *name* and its number, so that it can be told what ran with what."""
+
     async def body(ctx: ToolContext[Any], n: int) -> str:
         """Do something with a number."""
         part = playing.get()
         if part is not None and part[1].call_id == ctx.tool_call_id:
             playing.set(None)
             return str(await part[0].play(part[1], ctx))
-        return f"{ctx.tool_name} {n}"
+        return f"{name} {n}"
+
+    def in_its_thread(n: int) -> str:
+        """Do something with a number."""
+        return f"{name} {n}"
+
+    return tool(in_its_thread if in_thread else body)
+
+
+@lru_cache(256)
+def _wordy_base(name: str) -> FunctionTool:
+    async def body(ctx: ToolContext[Any], n: int) -> str:
+        """Say much about a number."""
+        return f"{name} {n}".ljust(LONG - 1, ".") + "!"
 
     return tool(body)
 
 
 @cache
-def _wordy_base() -> FunctionTool:
-    async def body(ctx: ToolContext[Any], n: int) -> str:
-        """Say much about a number."""
-        return f"{ctx.tool_name} {n}".ljust(LONG - 1, ".") + "!"
+def _price(cost: int) -> Callable[[dict[str, Any]], int]:
+    def price(arguments: dict[str, Any]) -> int:
+        return cost
 
-    return tool(body)
+    return price
 
 
 @cache
@@ -282,54 +389,18 @@ def _before(verdict: InputVerdict) -> Callable[[ToolInputData], Any]:
 def _after(verdict: OutputVerdict) -> Callable[[ToolOutputData], Any]:
     async def after(data: ToolOutputData) -> Any:
         await checkpoint()
-        if verdict == "allow" or not odd(data.arguments):
+        if verdict == "allow" or not odd(data.arguments) or data.output == EVEN:
             return Allow()
         if verdict == "reject odd":
             return RejectContent("nothing odd")
-        return RaiseException() if verdict == "raise odd" else ReplaceOutput("something even")
+        return RaiseException() if verdict == "raise odd" else ReplaceOutput(EVEN)
 
     return after
 
 
 def _judge(verdict: RunVerdict) -> Callable[..., Any]:
     async def judge(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
-        await checkpoint()
-        return GuardrailFunctionOutput(None, verdict == "trip")
+        await (anyio.sleep(LATE) if verdict.endswith("late") else checkpoint())
+        return GuardrailFunctionOutput(None, verdict.startswith("trip"))
 
     return judge
-
-
-class HookLog(RunHooks):
-    """Hooks that write down what they are told: `told` has event, path and the call's id or the agent's name."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, tuple[str, ...], str]] = []
-
-    def _add(self, event: str, ctx: Any, name: str) -> None:
-        # A nested run's id is its caller's, a slash, and the call it runs in.
-        path = tuple(ctx.run_id.split("/")[1:]) if ctx.run_id else ()
-        self.told.append((event, path, name))
-
-    async def on_run_end(self, ctx: Any, outcome: Any) -> None:
-        self._add("run_end", ctx, outcome.status)
-
-    async def on_agent_start(self, ctx: Any, agent: Any) -> None:
-        self._add("agent_start", ctx, agent.name)
-
-    async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
-        self._add("agent_end", ctx, agent.name)
-
-    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-        await checkpoint()
-        self._add("llm_start", ctx, agent.name)
-
-    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
-        self._add("llm_end", ctx, agent.name)
-
-    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        self._add("tool_start", ctx, ctx.tool_call_id)
-        await checkpoint()
-
-    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        self._add("tool_end", ctx, ctx.tool_call_id)
-        await checkpoint()

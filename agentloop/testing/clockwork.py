@@ -7,7 +7,7 @@ the ready tasks goes on is a scheduler's choice. So a run is a function of its p
   whatever order a set of tasks or a tie of two timers gave.
 * Worker threads (anyio's `to_thread`, and through it sync tools) don't start: the function runs in place, on the loop,
   between two checkpoints. It is one step: what happens inside it can't be interleaved with anything, and one that
-  waits for another task's doing never ends.
+  waits for another task's doing never ends. Worlds with `switch_lines` do start them: see `agentloop.testing._lines`.
 * Sockets, subprocesses and threads of the program's own are outside of the clock: nothing waits for them for longer
   than a moment. A program that needs them isn't for this.
 * When every task waits, and no timer is set, the run ends with `Deadlock`.

@@ -15,8 +15,9 @@ import attrs
 
 from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
 from agentloop.exceptions import ModelTransportError
-from agentloop.sessions import MemorySession
-from agentloop.testing.cast import KEY, Actor, Cast, Confidant, HookLog, Role
+from agentloop.model_events import ReasoningDelta, ResponseStarted
+from agentloop.testing.cast import KEY, Actor, Cast, Confidant, HandoffFilter, Role
+from agentloop.testing.observers import HookLog, SessionLog
 from agentloop.testing.parts import (
     CancelsCall,
     CancelsItself,
@@ -32,7 +33,7 @@ from agentloop.testing.parts import (
     Swallows,
 )
 from agentloop.testing.runs import Verdict
-from agentloop.testing.scripted import call, fail, reason, respond, say
+from agentloop.testing.scripted import call, fail, reason, respond, say, stream_of, wait
 from agentloop.usage import RequestUsage
 
 ValueT = TypeVar("ValueT")
@@ -96,9 +97,25 @@ class Taste:
     """Whether tools may keep secrets."""
     slow_readers: bool = True
     """Whether who reads the events may be behind."""
+    surroundings: bool = True
+    """Agents' hooks, listeners of agent tools and their own configurations, namespaces, threads, filters of handoffs,
+    tool choices, time limits of models.
+    """
 
 
-PLAIN = Taste(faults=False, guards=False, handoffs=False, nesting=0, limits=False, sessions=False, secrets=False)
+PLAIN = Taste(
+    faults=False,
+    guards=False,
+    handoffs=False,
+    nesting=0,
+    limits=False,
+    sessions=False,
+    secrets=False,
+    surroundings=False,
+)
+_BEGUN = (ResponseStarted(), ReasoningDelta("hm"))
+LONG_NUMBER = 10**17
+"""Added to a number, it makes arguments that only differ far behind."""
 FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 2}', "", '{"n": 1, "extra": true}')
 
 
@@ -123,16 +140,24 @@ def draw_cast(chance: Chance, taste: Taste) -> Cast:
 
 def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...], nesting: int) -> Role:
     """Return one agent with at least one tool, at most as many as *taste* says, and maybe one that is an agent."""
+    more = taste.surroundings
     actors = [draw_actor(chance, taste, f"{name}_{place}") for place in range(chance.whole(1, taste.tools))]
+    if more and chance.one_in(12):
+        actors.append(attrs.evolve(actors[0], namespace="z"))  # two of one name
     if nesting and chance.one_in(4):
         inner = draw_role(chance, attrs.evolve(taste, handoffs=False), f"{name}n", (), nesting - 1)
         actor = Actor(name=f"{name}_agent", agent=inner, raises=taste.faults and chance.one_in(6))
         if taste.times and chance.one_in(5):
             actor = attrs.evolve(actor, timeout=chance.pick([0.55, 1.05]))
+        if more and chance.one_in(3):
+            actor = attrs.evolve(actor, own=draw_config(chance, taste))
+        if more and chance.one_in(3):
+            actor = attrs.evolve(actor, listens=(chance.pick([0.0, 0.0, 0.03]), chance.pick([0, 0, 2])))
         actors.append(actor)
     guards = taste.guards
+    late = more and taste.times
     judges = [
-        (chance.pick(["pass", "pass", "pass", "trip"]), not chance.one_in(3))
+        (chance.pick(["pass", "pass", "pass", "trip"]) + " late" * (late and chance.one_in(4)), not chance.one_in(3))
         for _ in range(chance.whole(1, 2) if guards and chance.one_in(3) else 0)
     ]
     last = [
@@ -144,9 +169,16 @@ def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...]
         handoffs=handoffs,
         judges=tuple(judges),  # type: ignore[arg-type]  # of literals
         last_judges=tuple(last),  # type: ignore[arg-type]
-        behavior="stop_on_first_tool" if chance.one_in(10) else "run_llm_again",
+        behavior=chance.pick(["stop_on_first_tool", "stop_at_last"]) if chance.one_in(7) else "run_llm_again",
         sequential=taste.limits and chance.one_in(5),
+        hooks="" if more and chance.one_in(6) else None,
+        chooses=more and chance.one_in(8),
+        resets=not chance.one_in(3),
+        filter=chance.pick(FILTERS) if more and handoffs and chance.one_in(3) else None,
     )
+
+
+FILTERS: tuple[HandoffFilter, ...] = ("everything", "messages", "newest", "before", "nothing", "nested")
 
 
 def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
@@ -171,6 +203,12 @@ def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
         approval=taste.approvals and chance.one_in(2),
         secret=taste.secrets and chance.one_in(12),
     )
+    if taste.surroundings and not actor.secret:
+        actor = attrs.evolve(
+            actor,
+            namespace=chance.pick(["x", "y"]) if chance.one_in(10) else None,
+            in_thread=chance.one_in(10),
+        )
     if actor.approval and guards and actor.timeout_raises and not actor.before:
         return attrs.evolve(actor, before=("allow",))  # so that some are judged once more after a pause
     return actor
@@ -188,7 +226,7 @@ class _Play:
     cast: Cast
     nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
     behaviors: dict[str, Any] = attrs.field(factory=dict)
-    asked: list[tuple[tuple[str, ...], str, str, str]] = attrs.field(factory=list)
+    asked: list[tuple[tuple[str, ...], str, Actor, str]] = attrs.field(factory=list)
     """Path, id, tool and arguments of every call so far."""
     count: int = 0
     sessions: int = 0
@@ -198,7 +236,9 @@ class _Play:
         steps: list[Any] = []
         for _ in range(chance.whole(1, taste.turns if not depth else 2)):
             if taste.faults and chance.one_in(12):
-                steps.extend([fail(ModelTransportError("busy", status=503))] * chance.whole(1, 2))
+                busy = fail(ModelTransportError("busy", status=503))
+                begun = taste.surroundings and chance.one_in(4)
+                steps.extend([[stream_of(_BEGUN), busy] if begun else busy] * chance.whole(1, 2))
             pieces, target = self.response(role, path, depth)
             steps.append(pieces)
             if target is not None:
@@ -221,6 +261,8 @@ class _Play:
     def response(self, role: Role, path: tuple[str, ...], depth: int) -> tuple[list[Any], str | None]:
         chance, taste = self.chance, self.taste
         pieces: list[Any] = [respond(usage=self.tokens())]
+        if taste.surroundings and taste.times and chance.one_in(12):
+            pieces.append(wait(chance.pick([0.31, 0.31, 0.87])))
         if chance.one_in(4):
             pieces.append(say("Let me see."))
         if chance.one_in(4):
@@ -244,14 +286,19 @@ class _Play:
         chance, taste = self.chance, self.taste
         here = [one for one in self.asked if one[0] == path]
         if taste.faults and here and chance.one_in(14):
-            _, old, name, arguments = chance.pick(here)
+            _, old, again, arguments = chance.pick(here)
             if chance.one_in(4):
-                arguments = '{"n": 9999}'
+                digit = arguments[-2:-1]
+                arguments = f"{arguments[:-2]}{(int(digit) + 1) % 10}}}" if digit.isdigit() else '{"n": 9999}'
             elif chance.one_in(2) and arguments.startswith("{") and arguments.endswith("}"):
                 arguments = arguments.replace(": ", " :  ")
-            return call(name, arguments, call_id=old)
+            return call(again.name, arguments, call_id=old, namespace=again.namespace)
         if taste.faults and chance.one_in(20):
-            return call(chance.pick(["nothing", f"{role.actors[0].name}x"]), {"n": 1}, call_id=call_id)
+            first = role.actors[0]
+            unknown = [("nothing", None), (f"{first.name}x", first.namespace), (first.name, "w")]
+            unknown += [(first.name, None)] if first.namespace else []
+            name, namespace = chance.pick(unknown)
+            return call(name, {"n": 1}, call_id=call_id, namespace=namespace)
         actor = chance.pick(role.actors)
         if actor.agent is not None:
             arguments = json.dumps({"input": f"go {call_id}"})
@@ -259,6 +306,8 @@ class _Play:
             self.nested[key] = self.turns(actor.agent, (*path, call_id), depth + 1)
         else:
             number = chance.whole(0, 1) if actor.idempotent else chance.whole(0, 99)
+            if taste.surroundings and chance.one_in(4):
+                number += LONG_NUMBER
             arguments = json.dumps({"n": number, "key": f"{KEY} {call_id}"} if actor.secret else {"n": number})
             if taste.faults and chance.one_in(14):
                 arguments = chance.pick(FAULTY_ARGUMENTS)
@@ -267,8 +316,8 @@ class _Play:
             part = draw_part(chance, taste, actor, call_id, before, tells)
             if part is not None:
                 self.behaviors["/".join([*path, call_id])] = part
-        self.asked.append((path, call_id, actor.name, arguments))
-        return call(actor.name, arguments, call_id=call_id)
+        self.asked.append((path, call_id, actor, arguments))
+        return call(actor.name, arguments, call_id=call_id, namespace=actor.namespace)
 
 
 # Times of bodies never equal a timeout, a deadline or a window: of two things due at one moment, either may come first.
@@ -319,11 +368,14 @@ def draw_config(chance: Chance, taste: Taste) -> RunConfig:
         max_calls_per_turn=chance.pick([1000, 1000, 1000, 2]) if taste.limits else 1000,
         queue_timeout=chance.pick([0.6, 1.1]) if taste.limits and taste.times and chance.one_in(8) else None,
         cleanup_grace=chance.pick([5.0, 0.27]),
+        max_threads=1 if taste.surroundings and chance.one_in(4) else 32,
     )
     retry = ModelRetrySettings(1, initial_delay=0.12 if taste.times else 0.0, max_delay=0.12)
     return RunConfig(
         tool_execution=execution,
-        model_settings=ModelSettings(retry=retry),
+        model_settings=ModelSettings(
+            retry=retry, timeout=0.62 if taste.surroundings and taste.times and chance.one_in(6) else None
+        ),
         timeout=chance.pick([0.65, 1.15, 3.1]) if taste.times and taste.faults and chance.one_in(10) else None,
         tool_not_found_behavior=chance.pick(["return_error_to_model", "return_error_to_model", "raise_error"]),
         stream_buffer=chance.pick([256, 1, 3]),
@@ -342,13 +394,15 @@ def draw_world(chance: Chance, taste: Taste) -> Mapping[str, Any]:
     if chance.one_in(3):
         options["hooks"] = HookLog
     if taste.sessions and chance.one_in(4):
-        options["session"] = MemorySession
+        options["session"] = SessionLog
     verdicts = []
     if taste.approvals:
-        for path, call_id, _, _ in play.asked:
+        for path, call_id, actor, _ in play.asked:
             if not chance.one_in(4):
                 yes, always = not chance.one_in(3), chance.one_in(6)
-                verdicts.append(Verdict(call_id=call_id, path=path, approved=yes, always=always))
+                edits = yes and taste.surroundings and not actor.secret and chance.one_in(5)
+                edited = f'{{"n": {chance.whole(100, 199)}}}' if edits else None
+                verdicts.append(Verdict(call_id=call_id, path=path, approved=yes, always=always, arguments=edited))
     return {
         "agent": cast,
         "script": script,

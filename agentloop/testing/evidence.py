@@ -18,6 +18,7 @@ from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.handoffs import target_of
 from agentloop.items import HandoffCall, Item, ToolCall
+from agentloop.model_events import ModelRequest
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.results import RunData
 from agentloop.testing._world_parts import CleanupRun
@@ -42,6 +43,10 @@ class BodySeen:
     """`"value"`, `"error"`, `"cancelled"`, or None."""
     began_at: float = 0.0
     ended_at: float | None = None
+    stamps: tuple[int, int] = (0, 0)
+    """Of its beginning and its end, where they were taken."""
+    reports: Sequence[float] = ()
+    """When it reported."""
 
 
 Relation: TypeAlias = Literal["backend", "mode", "cancellation", "again", "replay"]
@@ -83,7 +88,17 @@ class Evidence:
         bodies: Every execution of a body, in the order of their beginnings.
         cleanups: Blocks of cleanup of bodies, and of resources that they hold.
         shown: What the models were shown, request by request: path and items.
+        asked: What the models were asked, request by request, and when on the loop's clock.
+        reader_takes_time: Whether time passes while a model waits for whoever reads the events.
         hooks: Events that hooks were told, in order: `(event, path, name)`.
+        stamps: A number for each record, and `hook_stamps` one for each event of the hooks: a later one's is larger.
+        agent_hooks: What each agent's own hooks were told, with the stamp of each event.
+        watchers_failed: Event, path and name of what each hook that failed was told.
+        journal_failed: Whether the journal failed.
+        heard: By agent and tool, what the `on_stream` of an agent tool heard, with the stamp of each event.
+        writes: Writes to the session: stamp, items, whether it failed.
+        durable: How many records the journal had got, by stamp.
+        pending: Path, call id and count of native cancellations that were left in the task of a call.
         spans: Beginnings and ends of spans, in order.
         saved: What the session held afterwards; `saved_before` is what it held before.
         late: Path and call id of every late report.
@@ -91,7 +106,8 @@ class Evidence:
         left: What outlived the run, in words.
         ended_at: The loop's clock when the run was over.
         cancelling: Native cancellations pending in the caller's task, over those it was given.
-        streamed: Whether somebody read its events.
+        streamed: Whether somebody read its events; `reader_left`: and whether he left before its end.
+        to_end_after: How many records there were when whoever reads them left, or wanted the run to end after its turn.
         faultless: Whether nothing of the application's raised but tool bodies and guardrails that said so.
         canaries: Texts that must stand nowhere.
         events: What a consumer read.
@@ -110,7 +126,18 @@ class Evidence:
     bodies: Sequence[BodySeen] | None = None
     cleanups: Sequence[CleanupRun] | None = None
     shown: Sequence[tuple[Path, Sequence[Item]]] | None = None
+    asked: Sequence[tuple[float, ModelRequest]] | None = None
+    reader_takes_time: bool = False
     hooks: Sequence[tuple[str, Path, str]] | None = None
+    stamps: Sequence[int] = ()
+    hook_stamps: Sequence[int] = ()
+    agent_hooks: Mapping[str, Sequence[tuple[int, tuple[str, Path, str]]]] = attrs.field(factory=dict)
+    watchers_failed: Sequence[tuple[str, Path, str]] = ()
+    heard: Mapping[tuple[str, str], Sequence[tuple[int, Any]]] = attrs.field(factory=dict)
+    journal_failed: bool = False
+    writes: Sequence[tuple[int, Sequence[Item], bool]] = ()
+    durable: Sequence[tuple[int, int]] | None = None
+    pending: Sequence[tuple[Path, str, int]] = ()
     spans: Sequence[tuple[str, Any]] | None = None
     saved: Sequence[Item] | None = None
     saved_before: Sequence[Item] = ()
@@ -120,6 +147,8 @@ class Evidence:
     ended_at: float | None = None
     cancelling: int | None = None
     streamed: bool = False
+    reader_left: bool = False
+    to_end_after: int | None = None
     faultless: bool = False
     canaries: Sequence[str] = ()
     events: Sequence[Any] = ()

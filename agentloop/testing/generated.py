@@ -6,24 +6,31 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from agentloop.agents import Agent
 from agentloop.config import check_count
-from agentloop.exceptions import UserError, UserTypeError
+from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
 from agentloop.handoffs import target_of
-from agentloop.testing.arguments import draw_arguments
+from agentloop.schema import FunctionSchema
+from agentloop.testing._reach import Reach, reaching
+from agentloop.testing._world_parts import agents_of
 from agentloop.testing.drawing import FAULTY_ARGUMENTS, PLAIN, Chance, Taste, draw_part, draw_tape
 from agentloop.testing.runs import CancelAt, Order, Verdict, World
 from agentloop.testing.scripted import call, reason, say
-from agentloop.tools import AgentCall
+from agentloop.tools import AgentCall, PythonBody
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
+
+AIMED = 40
+"""Worlds that call one tool alone, whose body no world has run before."""
 
 ValueT = TypeVar("ValueT")
 Made = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
@@ -48,6 +55,24 @@ class Drawn:
     def one_in(self, count: int) -> bool:
         """Return True once in *count* times, about."""
         return self._draw(self._st.integers(0, count - 1)) == count - 1
+
+    def arguments(self, tool: Any) -> dict[str, Any]:
+        """Return arguments that the schema of *tool*, or of a handoff, allows."""
+        from agentloop.testing.arguments import arguments_for
+
+        body = getattr(tool, "body", None)
+        takes = partial(_takes, body.schema) if isinstance(body, PythonBody) else None
+        return self._draw(arguments_for(tool.params_json_schema, takes))
+
+
+def _takes(schema: FunctionSchema, name: str, value: Any) -> bool:
+    """Tell whether *value* fits the parameter *name* of a tool."""
+    try:
+        schema.bind({name: value})
+    except ModelBehaviorError as error:
+        # What doesn't fit comes first; alone, the others are missing, and nothing else is wrong.
+        return str(error).partition(" don't fit: ")[2].startswith("missing: ")
+    return True
 
 
 # ---------------------------------------------------------------------------------------------- what is generated
@@ -81,8 +106,10 @@ class Scripts:
     max_turns: int = 3
     max_calls: int = 3
     malformed: bool = False
+    wanted: str | None = None
+    """The tool that alone is called, where an agent has it; elsewhere, agents that may lead to it."""
 
-    def draw(self, chance: Chance, agent: Agent[Any, Any]) -> Script:
+    def draw(self, chance: Drawn, agent: Agent[Any, Any]) -> Script:
         """Return one script for *agent*."""
         writer = _Writer(chance, self)
         steps = writer.turns(agent, (), 0)
@@ -155,7 +182,7 @@ def approvals() -> Verdicts:
 
 @attrs.define
 class _Writer:
-    chance: Chance
+    chance: Drawn
     kind: Scripts
     nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
     asked: list[Asked] = attrs.field(factory=list)
@@ -175,13 +202,17 @@ class _Writer:
         chance = self.chance
         pieces: list[Any] = [reason("hm")] if chance.one_in(5) else []
         tools = [one for one in agent.tools if depth < 2 or not isinstance(one.body, AgentCall)]
+        aside = 4  # one response in so many hands over
+        if self.kind.wanted is not None:
+            own = [one for one in tools if one.name == self.kind.wanted]
+            tools = own or [one for one in tools if isinstance(one.body, AgentCall)] or tools
+            aside = 4 if own else 2
         for _ in range(chance.whole(1, self.kind.max_calls) if tools else 0):
             pieces.append(self.call(chance.pick(tools), path, depth))
         handoffs = [target_of(entry) for entry in agent.handoffs]
-        if handoffs and chance.one_in(4):
+        if handoffs and chance.one_in(aside):
             taken = chance.pick(handoffs)
-            arguments = draw_arguments(chance, taken.params_json_schema)
-            pieces.append(call(taken.name, arguments, call_id=f"h{len(self.asked) + 1}"))
+            pieces.append(call(taken.name, chance.arguments(taken), call_id=f"h{len(self.asked) + 1}"))
             found: Agent[Any, Any] = taken.agent
             return pieces, found
         return pieces or [say("done")], None
@@ -192,7 +223,7 @@ class _Writer:
             one, text = chance.pick(self.texts)
             return call(one.tool, text, call_id=one.call_id)
         call_id = f"c{len(self.asked) + 1}"
-        text = json.dumps(draw_arguments(chance, tool.params_json_schema), ensure_ascii=False)
+        text = json.dumps(chance.arguments(tool), ensure_ascii=False)
         name = tool.name
         if self.kind.malformed and chance.one_in(12):
             text = chance.pick(FAULTY_ARGUMENTS)
@@ -210,7 +241,7 @@ class _Writer:
 
 
 def draw_application_world(
-    chance: Chance,
+    chance: Drawn,
     agent: Made,
     *,
     models: Scripts | None = None,
@@ -265,7 +296,10 @@ def worlds(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test with generated worlds of *agent*; the test takes one as `world`.
 
-    A world that fails the test shrinks to a small one: few calls, a short tape, no cancellation.
+    A world that fails the test shrinks to a small one: few calls, a short tape, no cancellation. Arguments are what the
+    tools' schemas allow, bounds, large values and long text among them. Where *models* are drawn and no world of a test
+    that passed has run the body of some tool, further worlds call that tool alone; if none runs its body, the test
+    fails, saying what became of the calls.
 
     Args:
         agent: The agent, or a function that makes one anew for each run.
@@ -283,22 +317,92 @@ def worlds(
     """
     if not isinstance(agent, Agent) and not callable(agent):
         raise UserTypeError(f"worlds: an Agent, or a function that makes one, is needed, not {agent!r}")
-    kinds: dict[str, Any] = {"models": models, "tools": tools, "cancels": cancels, "verdicts": verdicts}
-    found = strategy(agent, **kinds, orders=orders, context=context, options=options or {})
+    kinds: dict[str, Any] = {
+        "models": models,
+        "tools": tools,
+        "cancels": cancels,
+        "verdicts": verdicts,
+        "orders": orders,
+        "context": context,
+        "options": options or {},
+    }
+    found = strategy(agent, **kinds)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        from hypothesis import HealthCheck, given, settings
+        decorated = _property(test, found, max_examples)
+        if models is None:
+            return decorated
+        malformed = models.malformed
 
-        wanted: dict[str, Any] = {
-            "deadline": None,
-            "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-        }
-        if max_examples is not None:
-            wanted["max_examples"] = max_examples
-        decorated: Callable[..., None] = settings(**wanted)(given(world=found)(test))
-        return decorated
+        @functools.wraps(decorated)
+        def reaching_all(*args: Any, **options: Any) -> None:
+            with reaching() as reach:
+                if not malformed:
+                    reach.report = _report
+                decorated(*args, **options)
+                reach.forget_calls()  # some may have been malformed on purpose
+                _reach_the_rest(test, reach, agent, {**kinds, "tools": None, "cancels": None}, args, options)
+
+        return reaching_all
 
     return decorate
+
+
+def _report(what: str) -> None:
+    """Have hypothesis count *what*: `--hypothesis-show-statistics` shows it."""
+    import hypothesis
+
+    if hypothesis.currently_in_test_context():
+        hypothesis.event(what)
+
+
+def _property(
+    test: Callable[..., None], found: SearchStrategy[World], max_examples: int | None, **further: Any
+) -> Callable[..., None]:
+    """Return *test* as a property of the worlds *found*."""
+    from hypothesis import HealthCheck, given, settings
+
+    wanted: dict[str, Any] = {
+        "deadline": None,
+        "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        **further,
+    }
+    if max_examples is not None:
+        wanted["max_examples"] = max_examples
+    decorated: Callable[..., None] = settings(**wanted)(given(world=found)(test))
+    return decorated
+
+
+def _until_it_ran(test: Callable[..., None], reach: Reach, tool: str) -> Callable[..., None]:
+    def aimed(*args: Any, world: World, **options: Any) -> None:
+        if tool not in reach.ran:
+            test(*args, world=world, **options)
+
+    aimed.__name__, aimed.__qualname__ = test.__name__, test.__qualname__
+    return aimed
+
+
+def _reach_the_rest(
+    test: Callable[..., None],
+    reach: Reach,
+    agent: Made,
+    kinds: dict[str, Any],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    """Run *test* with worlds that call the tools whose bodies no world has run yet.
+
+    Raises:
+        AssertionError: naming a tool whose body none of them runs either.
+    """
+    made = agent if isinstance(agent, Agent) else agent()
+    names = {tool.name for one in agents_of(made) for tool in one.tools if tool.is_enabled is not False}
+    models = attrs.evolve(kinds["models"], malformed=False)
+    for name in sorted(names - reach.ran):
+        found = strategy(agent, **{**kinds, "models": attrs.evolve(models, wanted=name)})
+        _property(_until_it_ran(test, reach, name), found, AIMED, database=None)(*args, **options)
+    if sentences := [reach.why(name) for name in sorted(names - reach.ran)]:
+        raise AssertionError("; ".join(sentences))
 
 
 __all__ = [

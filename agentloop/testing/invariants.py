@@ -7,9 +7,10 @@ counts the worlds that exercised each, so that a test session can fail where one
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from agentloop.config import RunConfig
+from agentloop.error_text import is_fatal
 from agentloop.sessions import MemorySession
 from agentloop.testing import (
     laws_accounting,
@@ -20,14 +21,18 @@ from agentloop.testing import (
     laws_execution,
     laws_guards,
     laws_limits,
+    laws_models,
     laws_outcomes,
     laws_times,
+    laws_watchers,
 )
-from agentloop.testing.cast import CANARIES, Cast, HookLog
+from agentloop.testing.cast import CANARIES, Cast
 from agentloop.testing.clockwork import Deadlock
-from agentloop.testing.evidence import BodySeen, Cancellation, Evidence, Reading, Relation, Twin
+from agentloop.testing.evidence import BodySeen, Cancellation, Evidence, Reading, Relation, Twin, agents_of
 from agentloop.testing.laws import LAWS, Finding, InvariantError, Law, Tally, judge, told
+from agentloop.testing.observers import AgentHookLog, HookLog, JournalLog, Listener, SessionLog
 from agentloop.testing.runs import WorldRun, WorldRuns
+from agentloop.tools import AgentCall
 
 __all__ = [
     "LAWS",
@@ -48,7 +53,7 @@ __all__ = [
 # Importing a module of laws is what enters them into the table.
 _TABLES = (
     *(laws_execution, laws_limits, laws_times, laws_outcomes, laws_cancellation, laws_guards, laws_accounting),
-    *(laws_bounds, laws_events, laws_between),
+    *(laws_bounds, laws_events, laws_models, laws_watchers, laws_between),
 )
 
 Judged: TypeAlias = Evidence | WorldRun | WorldRuns
@@ -57,12 +62,19 @@ Judged: TypeAlias = Evidence | WorldRun | WorldRuns
 
 def evidence_of(run: WorldRun) -> Evidence:
     """Return what is known of *run*."""
-    data = run.result if run.result is not None else getattr(run.error, "run_data", None)
+    data = run.result if run.result is not None else run.run_data
     hooks, session = run.hooks, run.session
     given = run.cancelled_at is not None
     at = run.cancelled_at_time
     stuck = isinstance(run.error, Deadlock)
+    agent_hooks = {one.name: one.hooks for one in agents_of(run.agent) if isinstance(one.hooks, AgentHookLog)}
+    failed = [one for log in (hooks, *agent_hooks.values()) if isinstance(log, _LOGS) for one in log.failed]
+    writes = session.writes if isinstance(session, SessionLog) else ()
+    journal_failed = isinstance(run.journal, JournalLog) and run.journal.failed
+    faulty = bool(failed) or any(fails for _, _, fails in writes) or journal_failed
     native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
+    # Whoever asked for a cancellation takes it back, also where an error leaves in its place.
+    outranked = run.error is not None and is_fatal(run.error) and run.cancelling > 0
     return Evidence(
         records=run.records,
         agent=run.agent,
@@ -80,25 +92,51 @@ def evidence_of(run: WorldRun) -> Evidence:
                 ending=body.ending,
                 began_at=body.began_at,
                 ended_at=body.ended_at,
+                stamps=body.stamps,
+                reports=body.reports,
             )
             for body in run.bodies
         ],
         cleanups=run.cleanups,
         shown=[(request.path, request.items) for request in run.requests],
+        asked=list(zip(run.asked_at, run.requests, strict=True)),
+        reader_takes_time=run.world.slow_reader and run.world.order == "gate",
         hooks=hooks.told if isinstance(hooks, HookLog) else None,
+        stamps=run.stamps,
+        hook_stamps=hooks.stamps if isinstance(hooks, HookLog) else (),
+        agent_hooks={name: list(zip(log.stamps, log.told, strict=True)) for name, log in agent_hooks.items()},
+        watchers_failed=failed,
+        heard=_heard(run),
+        writes=writes,
+        durable=run.journal.got if isinstance(run.journal, JournalLog) else None,
+        pending=run.pending,
         spans=run.spans,
         saved=session._items if isinstance(session, MemorySession) else None,
+        saved_before=session.before if isinstance(session, SessionLog) else (),
         late=[(report.path, report.call.call_id) for report in run.late],
         still_running=[(report.path, report.call.call_id) for report in run.still_running],
         left=("the run itself: nothing can go on",) if stuck else run.left,
         ended_at=run.ended_at,
-        cancelling=run.cancelling - (native and run.cancelled),
+        cancelling=run.cancelling - (native and (run.cancelled or outranked)),
         streamed=run.streamed,
-        faultless=isinstance(run.world.agent, Cast),
+        reader_left=run.streamed and run.world.reader_leaves in {type(event).__name__ for event in run.events},
+        journal_failed=journal_failed,
+        to_end_after=run.to_end_after,
+        faultless=isinstance(run.world.agent, Cast) and not faulty,
         canaries=CANARIES if isinstance(run.world.agent, Cast) and run.world.agent.secretive else (),
         events=run.events,
         unread=run.unread if run.streamed else None,
     )
+
+
+_LOGS = (HookLog, AgentHookLog)
+
+
+def _heard(run: WorldRun) -> dict[tuple[str, str], list[tuple[int, Any]]]:
+    """Return what listeners of agent tools heard, by the names of the agent and the tool."""
+    tools = ((agent, tool) for agent in agents_of(run.agent) for tool in agent.tools)
+    found = ((agent, tool, tool.body.on_stream) for agent, tool in tools if isinstance(tool.body, AgentCall))
+    return {(agent.name, tool.name): one.heard for agent, tool, one in found if isinstance(one, Listener)}
 
 
 def twin_of(run: WorldRun, relation: Relation) -> Twin:

@@ -410,10 +410,13 @@ def tool_hooks_pair(seen: Reading) -> Findings:
         return
     starts = Counter((path, name) for event, path, name in told if event == "tool_start")
     ends = Counter((path, name) for event, path, name in told if event == "tool_end")
+    cut = {(one.path, one.call_id) for one in seen.records if isinstance(one, r.CleanupCut)}
     for key in starts.keys() | ends.keys():
         call = seen.calls.get(key)
         if starts[key] > ends[key] and call is not None and paused(seen, call):
             continue  # its end comes when it goes on
+        if starts[key] > ends[key] and (("tool_end", *key) in seen.evidence.watchers_failed or key in cut):
+            continue  # who comes after hooks that fail isn't told, nor who comes after the deadline
         if starts[key] != ends[key]:
             yield broken(f"hooks were told of {starts[key]} starts and {ends[key]} ends of call {key[1]}")
         else:
@@ -449,7 +452,7 @@ def hooks_hear_of_each_step(seen: Reading) -> Findings:
     runs, and of the end of the agent with whose output the run completes.
     """
     told, run = seen.evidence.hooks, seen.root
-    if told is None or run is None or not run.turns:
+    if told is None or run is None or not run.turns or seen.evidence.watchers_failed:
         return
     heard: dict[str, list[str]] = {}
     for event, path, name in told:
@@ -458,6 +461,9 @@ def hooks_hear_of_each_step(seen: Reading) -> Findings:
     agents = [run.turns[0].agent, *(record.target_agent for _, record in run.handed)]
     if heard.get("agent_start", []) != agents:
         yield broken(f"hooks were told of the agents {heard.get('agent_start')}, and {agents} were at work")
+    handed = [record.target_agent for _, record in run.handed]
+    if heard.get("handoff", []) != handed and seen.evidence.faultless:
+        yield broken(f"hooks were told of handoffs to {heard.get('handoff')}, and they went to {handed}")
     answers = [turn.agent for turn in run.turns for _ in turn.responded if not turn.conflicts]
     if heard.get("llm_end", []) != answers:
         yield broken(f"hooks were told of answers to {heard.get('llm_end')}, and {answers} were answered")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import attrs
+
 from agentloop import records as r
 from agentloop.exceptions import AgentLoopError
 from agentloop.run_state import RunState
@@ -27,7 +29,11 @@ def backends_agree(seen: Reading) -> Findings:
 
 @law("accounting")
 def streaming_changes_nothing(seen: Reading) -> Findings:
-    """Under the gate one tape gives one log, whether somebody who keeps up reads the run's events or nobody does."""
+    """Under the gate one tape gives one log, whether somebody who keeps up reads the run's events or nobody does.
+
+    Up to an attempt of the model that failed after it had shown something: to the reader, who makes it final. A plain
+    run may make it again.
+    """
     yield from _as_twins(seen, "mode")
 
 
@@ -61,6 +67,8 @@ def _difference(seen: Reading, twin: Twin) -> Broken | None:
     ours, theirs = seen.records, twin.records
     for n, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
+            if twin.relation == "mode" and _differ_in_what_was_shown(one, other):
+                return HELD
             loose = _cut_together(ours) or _held_up(ours) or _held_up(theirs)
             if twin.relation == "backend" and loose and normal(ours) == normal(theirs):
                 break
@@ -71,6 +79,13 @@ def _difference(seen: Reading, twin: Twin) -> Broken | None:
     if twin.error is not None and twin.error is not type(error):
         return broken(f"it ends with {error!r}, {twin.name} with {twin.error.__name__}")
     return HELD
+
+
+def _differ_in_what_was_shown(one: r.Record, other: r.Record) -> bool:
+    """Tell whether both are the same failed attempt, of which something was shown in one of the runs alone."""
+    if not (isinstance(one, r.ModelFailed) and isinstance(other, r.ModelFailed)) or one.streamed == other.streamed:
+        return False
+    return attrs.evolve(one, streamed=other.streamed) == other
 
 
 def _cut_together(records: Sequence[r.Record]) -> bool:

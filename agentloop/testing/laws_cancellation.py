@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from agentloop import records as r
+from agentloop.config import RunConfig
 from agentloop.exceptions import RunTimeout
 from agentloop.items import ToolOutput
 from agentloop.testing._world_parts import EPOCH
 from agentloop.testing.evidence import Reading
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_outcomes import raises
+from agentloop.tools import AgentCall
 
 Findings = Iterator[Broken | None]
 SLACK = 1e-3
@@ -136,6 +138,30 @@ def a_cancelled_run_says_so(seen: Reading) -> Findings:
 
 
 @law("cancellation")
+def a_run_may_end_with_its_turn(seen: Reading) -> Findings:
+    """A run whose reader leaves, or wants it to end after its turn, begins no other one in that entry; and completes
+    the one that is under way if he stays.
+    """
+    mark = seen.evidence.to_end_after
+    if mark is None or seen.root is None:
+        return
+    until = seen.next_entry((), mark)
+    late = [turn.n for turn in seen.root.turns if mark <= turn.n < until]
+    begun = [turn for turn in seen.root.turns if turn.n < mark]
+    if late and begun:
+        yield broken("a turn began after the run was to end with the one before", *late)
+    ends = [one for n, one in seen.root.ended if mark <= n < until]
+    stays = seen.evidence.cancellation is None and not seen.evidence.reader_left
+    if ends and ends[-1].status == "cancelled" and begun and stays:
+        open_calls = [call for call in begun[-1].calls if not call.settled]
+        cut = [n for call, n, _ in seen.from_above if not call.path and call.turn is begun[-1]]
+        if not begun[-1].responded or open_calls or cut:
+            yield broken("the turn with which the run was to end was cut", begun[-1].n, *cut)
+        else:
+            yield HELD
+
+
+@law("cancellation")
 def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
     """A call is cancelled by parent or deadline only where a run around it has ended early."""
     for call, n, _ in seen.from_above:
@@ -159,8 +185,8 @@ def who_ended_it_is_told(seen: Reading) -> Findings:
     else:
         return
     for call, n, record in seen.from_above:
-        if call.path and wanted == "deadline":
-            continue  # a tool's timeout may have ended the run that it is in
+        if call.path and (wanted == "deadline" or seen.config(call.path).timeout is not None):
+            continue  # a tool's timeout, or the nested run's own, may have ended the run that it is in
         by = record.outcome.cancelled_by
         if by != wanted:
             yield broken(f"call {call.call_id} is said to be ended by the {by}, and it was by the {wanted}", n)
@@ -170,15 +196,53 @@ def who_ended_it_is_told(seen: Reading) -> Findings:
 
 @law("cancellation")
 def the_end_comes_within_grace(seen: Reading) -> Findings:
-    """A cancelled run returns within its cleanup grace, where no body shields itself or refuses to end."""
+    """A cancelled run returns within its cleanup grace, where no body shields itself or refuses to end; what its
+    journal only begins to write then has the grace once more.
+    """
     given, ended = seen.evidence.cancellation, seen.evidence.ended_at
     if given is None or not given.came_out or given.at is None or ended is None or not seen.evidence.faultless:
         return
     grace = seen.evidence.config.tool_execution.cleanup_grace
-    if ended - given.at > grace + SLACK:
+    if ended - given.at > grace * (1 if seen.evidence.durable is None else 2) + SLACK:
         yield broken(f"the run took {ended - given.at:g} s to end; its grace is {grace:g} s", given.mark)
     else:
         yield HELD
+
+
+@law("cancellation")
+def runs_keep_to_their_time(seen: Reading) -> Findings:
+    """An entry of a run with a time limit, a nested one with its own too, ends within it and its cleanup grace, where
+    no body refuses to end; and is ended by it not before.
+    """
+    if not seen.evidence.faultless or seen.evidence.crashes:
+        return
+    for run in seen.runs.values():
+        config = _own_config(seen, run.path)
+        if config is None or config.timeout is None:
+            continue
+        grace = config.tool_execution.cleanup_grace * (1 if seen.evidence.durable is None else 2)
+        for began in run.began:
+            end = next(((n, one) for n, one in run.ended if n > began), None)
+            if end is None:
+                continue
+            n, record = end
+            took = record.at - seen.records[began].at
+            if took > config.timeout + grace + SLACK:
+                yield broken(f"run {_name(run.path)} took {took:g} s, and has {config.timeout:g} s", began, n)
+            elif "RunTimeout(" in (record.error or "")[:11] and took < config.timeout - SLACK:
+                yield broken(f"run {_name(run.path)} ended after {took:g} of {config.timeout:g} s", began, n)
+            else:
+                yield HELD
+
+
+def _own_config(seen: Reading, path: tuple[str, ...]) -> RunConfig | None:
+    """Return the configuration of the run at *path* if it has one of its own."""
+    if not path:
+        return seen.evidence.config
+    call = seen.calls.get((path[:-1], path[-1]))
+    tool = seen.tool(call) if call is not None else None
+    own = tool is not None and isinstance(tool.body, AgentCall) and tool.body.run_config is not None
+    return seen.config(path) if own else None
 
 
 @law("cancellation")
@@ -251,7 +315,11 @@ def resources_are_left_in_reverse(seen: Reading) -> Findings:
 
 @law("cancellation")
 def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
-    """The caller's task has the native cancellations it was given, no more and no fewer."""
+    """The caller's task has the native cancellations it was given, no more and no fewer; those that a body asks for of
+    its own task are taken back before its call settles.
+    """
+    for path, call_id, pending in seen.evidence.pending:
+        yield broken(f"{pending} native cancellations were counted when call {call_id} of {_name(path)} settled")
     count = seen.evidence.cancelling
     if count is None:
         return

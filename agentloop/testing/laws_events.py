@@ -25,9 +25,9 @@ def events_are_the_log(seen: Reading) -> Findings:
     """
     if seen.evidence.unread is None or not seen.records:
         return
-    wanted = [(n, said) for n, record in enumerate(seen.records) for said in _of_record(seen, n, record)]
-    got = [said for event in seen.evidence.events if (said := _of_event(event)) is not None]
-    if seen.evidence.cancellation is not None or seen.evidence.left:
+    wanted = [(n, said) for n, record in enumerate(seen.records) for said in of_record(seen, n, record)]
+    got = [said for event in seen.evidence.events if (said := of_event(event)) is not None]
+    if seen.evidence.cancellation is not None or seen.evidence.left or seen.evidence.reader_left:
         wanted = wanted[: len(got)]  # what was unread is dropped when the block is left
     for (n, due), said in zip_longest(wanted, got, fillvalue=(len(seen.records) - 1, None)):
         if due != said:
@@ -37,7 +37,7 @@ def events_are_the_log(seen: Reading) -> Findings:
         yield HELD
 
 
-def _of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
+def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
     """Yield in words what events *record* means."""
     where = (record.path, record.turn)
     match record:
@@ -94,7 +94,7 @@ def _named(item: Item) -> Said:
     return (name, item.text) if isinstance(item, AssistantMessage) and not item.secret else (name,)
 
 
-def _of_event(event: Any) -> Said | None:
+def of_event(event: Any) -> Said | None:
     """Return in words what *event* says; None for a signal, and for a thought."""
     where = (event.path, event.turn)
     match event:
@@ -120,6 +120,25 @@ def _of_event(event: Any) -> Said | None:
             return None
         case _:
             return (*where, type(event).__name__)
+
+
+@law("guards")
+def text_waits_for_its_judges(seen: Reading) -> Findings:
+    """Where text is held until the input is judged, none of it is shown before each guardrail beside the model has."""
+    agent = seen.evidence.agent
+    if seen.evidence.unread is None or agent is None or not seen.evidence.config.hold_text_until_guarded:
+        return
+    guards = [*seen.evidence.config.input_guardrails, *agent.input_guardrails]
+    names = {one.name for one in guards if one.run_in_parallel}
+    judged: set[str] = set()
+    for place, event in enumerate(seen.evidence.events):
+        if isinstance(event, ev.GuardrailSettled) and not event.path:
+            judged.add(event.result.guardrail.name)
+        elif isinstance(event, ev.TextDelta) and not event.path and event.turn == 1 and names:
+            if names <= judged:
+                yield HELD
+            else:
+                yield broken(f"event {place}: text was shown before {sorted(names - judged)} had judged the input")
 
 
 @law("accounting")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,10 +12,12 @@ from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
 from agentloop.testing.cast import odd, says_odd
-from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen
+from agentloop.testing.evidence import CallSeen, Path, Reading, RunSeen, plain_json
 from agentloop.testing.laws import HELD, Broken, broken, law
 
 Findings = Iterator[Broken | None]
+SHORT = 20
+"""Characters that no limit of a drawn world's outputs cuts."""
 
 
 def _run_guards(seen: Reading, run: RunSeen, stage: str) -> list[tuple[int, r.GuardrailSettled]]:
@@ -68,13 +71,20 @@ def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
 
 @law("guards")
 def input_is_judged_once(seen: Reading) -> Findings:
-    """An input guardrail that has passed the run's input isn't asked again, also not when the run goes on later."""
+    """An input guardrail that has passed the run's input isn't asked again, also not when the run goes on later; only
+    those of the agent that the run began with are.
+    """
     if any(isinstance(record, r.InputAdded) for record in seen.records):
         return  # which is judged when it comes
     for run in seen.runs.values():
-        known: dict[tuple[int, str], int] = {}
+        known: dict[tuple[str, int], int] = {}
+        first = _first_agent(seen, run)
+        guards = [*seen.config(run.path).input_guardrails, *(first.input_guardrails if first is not None else ())]
+        names = {guard.name for guard in guards}
         for n, record in _run_guards(seen, run, "input"):
-            key = (record.index, record.guardrail)
+            if first is not None and record.guardrail not in names:
+                yield broken(f"guardrail {record.guardrail} judged the input, and it isn't {first.name}'s", n)
+            key = (record.guardrail, record.nth)
             if key in known:
                 yield broken(f"guardrail {record.guardrail} had passed the input, and was asked again", known[key], n)
             else:
@@ -94,7 +104,9 @@ def a_tripped_input_stops_everything(seen: Reading) -> Findings:
             continue
         late = [n for n in _starts_under(seen, run.path) if n > tripped[0]]
         late += [turn.n for turn in run.turns if turn.n > tripped[0]]
-        late += [n for turn in run.turns for n, _ in turn.responded if n > tripped[0]]
+        late += [
+            n for turn in run.turns for n, _ in turn.responded if n > tripped[0] and not _at_once(seen, tripped[0], n)
+        ]
         ended = [one for _, one in run.ended if one.status == "completed"]
         if late or ended:
             yield broken("the run went on after an input guardrail had tripped", tripped[0], *late)
@@ -106,6 +118,13 @@ def a_tripped_input_stops_everything(seen: Reading) -> Findings:
         other = isinstance(error, Exception) and not isinstance(error, InputGuardrailTripwireTriggered)
         if other and not run.path and seen.evidence.faultless:
             yield broken(f"an input guardrail tripped, and the run raised {type(error).__name__}", tripped[0])
+
+
+def _at_once(seen: Reading, tripped: int, n: int) -> bool:
+    """Tell whether a guardrail that took some time tripped in the very moment of record *n*."""
+    record = seen.records[tripped]
+    took = record.duration if isinstance(record, r.GuardrailSettled) else 0.0
+    return took > 0 and seen.records[n].at == record.at
 
 
 def _tripped(record: r.GuardrailSettled) -> bool:
@@ -155,10 +174,13 @@ def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
 
 
 def _said_last(seen: Reading, run: RunSeen) -> str | None:
+    """Return the message that was to be the final output, unless the model had said just that before."""
+    earlier = [one for turn in run.turns[:-1] for _, one in turn.responded]
+    said = {item.text for one in earlier for item in one.response.items if isinstance(item, AssistantMessage)}
     for turn in reversed(run.turns):
         for _, record in turn.responded:
             words = [item.text for item in record.response.items if isinstance(item, AssistantMessage)]
-            return words[-1] if words and not turn.calls else None
+            return words[-1] if words and not turn.calls and words[-1] not in said else None
     return None
 
 
@@ -283,10 +305,80 @@ def output_is_judged_before_it_settles(seen: Reading) -> Findings:
             continue  # what the body gave went with the process
         elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
             yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
+        elif (
+            status == "succeeded" and not tool.secret_output and _replaced(judged) not in (None, record.outcome.output)
+        ):
+            yield broken(f"call {call.call_id} is to give {_replaced(judged)!r}, and the model is told otherwise", n)
         elif "RaiseException" in verdicts and record.outcome.output is not None:
             yield broken(f"call {call.call_id} tripped an output guardrail, and the model is told of it", n)
         elif judged:
             yield HELD
+
+
+def _replaced(judged: Sequence[r.GuardrailSettled]) -> str | None:
+    """Return the text that a guardrail has put in the place of an output, if it is short enough to stand as it is."""
+    found = [one.detail for one in judged if one.verdict == "ReplaceOutput"]
+    return found[-1] if found and isinstance(found[-1], str) and len(found[-1]) < SHORT else None
+
+
+_SAID = re.compile(r"(?:before|after) [0-9]+: (\w+)( odd)?")
+_KINDS = {
+    "allow": "Allow",
+    "reject": "RejectContent",
+    "raise": "RaiseException",
+    "rewrite": "Rewrite",
+    "replace": "ReplaceOutput",
+}
+
+
+@law("guards")
+def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
+    """A tool's guardrail judges the call's arguments, or its output, as those before it have left them: one of a cast,
+    whose name says what it does with an odd number, does so with an odd number, unless its output has been replaced.
+    """
+    yield from _outputs_judged(seen)
+    for call in seen.calls.values():
+        if call.call.secret or len(call.requested) > 1:
+            continue
+        given = [one.arguments for _, one in call.verdicts if one.approved and one.arguments is not None]
+        number = _number_of(given[-1] if given and call.started else call.call.arguments)
+        passes = 0
+        for n, record in call.guards:
+            said = _SAID.fullmatch(record.guardrail)
+            if record.stage != "tool_input" or said is None or number is None:
+                continue
+            passes += record.guardrail.startswith("before 0")
+            if passes > 1:
+                break  # judged again after a pause, of what was there then
+            wanted = _KINDS[said[1]] if number % 2 else "Allow"
+            if record.verdict != wanted:
+                yield broken(f"{record.guardrail!r} said {record.verdict} of {number} in call {call.call_id}", n)
+            else:
+                yield HELD
+            number += record.verdict == "Rewrite"
+
+
+def _outputs_judged(seen: Reading) -> Findings:
+    for call in seen.started:
+        number = _number_of(call.started[-1][1].arguments) if len(call.started) == 1 and not call.call.secret else None
+        replaced = False
+        for n, record in call.guards:
+            said = _SAID.fullmatch(record.guardrail)
+            if record.stage != "tool_output" or said is None or number is None:
+                continue
+            wanted = _KINDS[said[1]] if number % 2 and not replaced else "Allow"
+            if record.verdict != wanted:
+                yield broken(f"{record.guardrail!r} said {record.verdict} of what call {call.call_id} gave", n)
+            replaced = replaced or record.verdict == "ReplaceOutput"
+
+
+def _number_of(text: str) -> int | None:
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    number = read.get("n") if isinstance(read, dict) else None
+    return number if type(number) is int else None
 
 
 # ---------------------------------------------------------------------------------------------- approvals
@@ -342,6 +434,9 @@ def calls_that_need_approval_have_it(seen: Reading) -> Findings:
         tool = seen.tool(call)
         if tool is None or not (tool.needs_approval is True or (says_odd(tool.needs_approval) and _is_odd(call))):
             continue
+        first = seen.config(call.path).tool_execution.pre_approval_tool_input_guardrails
+        if first and any(one.verdict == "Rewrite" for _, one in call.guards):
+            continue  # what needs approval, if it does, is what a guardrail made of it
         for n, _ in call.started:
             own = any(at < n and one.approved for at, one in call.verdicts)
             if own or _always(seen, call, n, approved=True):
@@ -362,7 +457,7 @@ def _always(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bo
     return any(
         one.always and one.approved is approved and one.agent == call.turn.agent and n < before
         for other in seen.calls.values()
-        if other.path == call.path and other.call.name == call.call.name
+        if other.path == call.path and (other.call.namespace, other.call.name) == (call.call.namespace, call.call.name)
         for n, one in other.verdicts
     )
 
@@ -384,7 +479,10 @@ def a_rejected_call_never_runs(seen: Reading) -> Findings:
 
 @law("guards")
 def a_verdict_fits_one_call(seen: Reading) -> Findings:
-    """A verdict names the path, agent, tool, call and arguments that were asked about, all of them."""
+    """A verdict names the path, agent, tool, call and arguments that were asked about, all of them; what is asked about
+    with other arguments has another digest, however long they are.
+    """
+    yield from _digests(seen)
     for call in seen.calls.values():
         for n, verdict in call.verdicts:
             asked = [one for at, one in call.requested if at < n]
@@ -397,6 +495,18 @@ def a_verdict_fits_one_call(seen: Reading) -> Findings:
                 yield broken(f"a verdict of call {call.call_id} fits none of its {len(asked)} requests", n)
             else:
                 yield HELD
+
+
+def _digests(seen: Reading) -> Findings:
+    texts: dict[str, tuple[int, str]] = {}
+    for call in seen.calls.values():
+        if call.call.secret:
+            continue  # what is stored of them may be no more than a trace
+        for n, request in call.requested:
+            text = plain_json(request.arguments if request.arguments is not None else call.call.arguments)
+            at, known = texts.setdefault(request.digest, (n, text))
+            if known != text:
+                yield broken(f"{known} and {text} are asked about with one digest", at, n)
 
 
 def _over(seen: Reading, call: CallSeen) -> list[tuple[int, r.CallSettled]]:

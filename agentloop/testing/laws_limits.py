@@ -65,7 +65,7 @@ class _Sweep:
 
 @law("execution")
 def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
-    """Bodies in flight never exceed the turn's cap, a shared capacity, or one of a serial group."""
+    """Bodies in flight never exceed the turn's cap, a shared capacity, the run's threads, or one of a serial group."""
     sweep = _Sweep(seen)
     for one in sweep.moments():
         began, tool = one.body.began, one.tool
@@ -77,6 +77,12 @@ def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
                 yield broken(f"{len(beside) + 1} bodies in flight past the cap of {cap}", began)
         if tool is None:
             continue
+        if tool.runs_in_thread:
+            most = seen.config(one.body.path).tool_execution.max_threads
+            others = (other for other in sweep.running.values() if other.body.path == one.body.path)
+            threads = 1 + sum(other.tool is not None and other.tool.runs_in_thread for other in others)
+            if threads > most:
+                yield broken(f"{threads} bodies in threads, and there are {most}", began)
         for limit in tool.capacity:
             if isinstance(limit, Capacity) and limit.total_tokens is not None:
                 tools = [other.tool for other in sweep.running.values()]
@@ -137,7 +143,7 @@ def rates_hold(seen: Reading) -> Findings:
         for limit in tool.capacity if tool is not None else ():
             if isinstance(limit, Rate):
                 assert tool is not None
-                if tool.tool_input_guardrails or not isinstance(tool.is_enabled, bool):
+                if tool.tool_input_guardrails or tool.runs_in_thread or not isinstance(tool.is_enabled, bool):
                     delayed.add(id(limit))
                 starts.setdefault(id(limit), (limit, []))[1].extend(record.at for _, record in call.started)
     for rate, moments in starts.values():
@@ -170,6 +176,7 @@ def _unhindered(tool: FunctionTool | None) -> bool:
         and tool.serial is None
         and not tool.exclusive
         and not tool.idempotent
+        and not tool.runs_in_thread
         and not tool.tool_input_guardrails
         and isinstance(tool.is_enabled, bool)
     )
@@ -226,7 +233,8 @@ def starts_follow_model_order(seen: Reading) -> Findings:
         cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
         if sequential(seen, turn.path, turn.agent):
             cap = 1
-        lanes: dict[tuple[frozenset[Limit], str | None], list[CallSeen]] = {}
+        threads = seen.config(turn.path).tool_execution.max_threads
+        lanes: dict[tuple[frozenset[Limit], str | None, bool], list[CallSeen]] = {}
         for call in turn.calls:
             tool = seen.tool(call)
             if (
@@ -237,11 +245,11 @@ def starts_follow_model_order(seen: Reading) -> Findings:
                 or tool.tool_input_guardrails
             ):
                 continue
-            lanes.setdefault((frozenset(tool.capacity), tool.serial), []).append(call)
-        for (limits, serial), lane in lanes.items():
+            lanes.setdefault((frozenset(tool.capacity), tool.serial, tool.runs_in_thread), []).append(call)
+        for (limits, serial, in_thread), lane in lanes.items():
             width = 1 if serial is not None else cap
             tokens = [one.total_tokens for one in limits if isinstance(one, Capacity) and one.total_tokens]
-            widths: list[int] = [*tokens, *([width] if width is not None else [])]
+            widths: list[int] = [*tokens, *([width] if width is not None else []), *([threads] if in_thread else [])]
             if widths and len(lane) > 1:
                 yield from _in_order(lane, min(widths))
 

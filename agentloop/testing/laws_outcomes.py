@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 from collections.abc import Iterable, Iterator
 
 from agentloop import records as r
+from agentloop.agents import StopAtTools
 from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
@@ -12,7 +16,7 @@ from agentloop.testing.evidence import BodySeen, CallSeen, Path, Reading, RunSee
 from agentloop.testing.laws import HELD, Broken, broken, law
 from agentloop.testing.laws_execution import paused
 from agentloop.testing.laws_limits import one_at_a_time
-from agentloop.tools import FunctionTool
+from agentloop.tools import AgentCall, FunctionTool
 
 EPSILON = 1e-6
 """Seconds that two readings of one moment may differ by."""
@@ -273,7 +277,8 @@ def only_shown_tools_run(seen: Reading) -> Findings:
     """A tool that the turn didn't show never reaches a callable."""
     for call in seen.calls.values():
         name = f"{call.call.namespace}.{call.call.name}" if call.call.namespace else call.call.name
-        known = name in call.turn.tools or call.call.name in call.turn.tools
+        # Providers name a deferred tool's own name as its namespace.
+        known = name in call.turn.tools or (call.call.namespace == call.call.name and call.call.name in call.turn.tools)
         if known and call.started:
             yield HELD
         elif not known:
@@ -282,6 +287,93 @@ def only_shown_tools_run(seen: Reading) -> Findings:
                 yield broken(f"call {call.call_id} of {name}, which turn {call.turn.number} didn't show, ran", *ran)
             else:
                 yield HELD
+
+
+@law("execution")
+def silence_ends_a_call_in_time(seen: Reading) -> Findings:
+    """A body that may only be silent for so long is cut when it has been, not before; each report begins anew."""
+    for call in seen.calls.values():
+        tool = seen.tool(call)
+        if tool is None or tool.idle_timeout is None or tool.timeout is not None or not call.settled:
+            continue
+        n, record = call.settled[-1]
+        for body in seen.bodies.get((call.path, call.call_id), ())[-1:]:
+            if body.ended_at is None:
+                continue
+            heard = [body.began_at, *body.reports]
+            longest = max(after - one for one, after in itertools.pairwise([*heard, body.ended_at]))
+            silent = body.ended_at - heard[-1]
+            if record.outcome.status == "timed_out" and silent < tool.idle_timeout - EPSILON:
+                yield broken(f"call {call.call_id} was cut after {silent:g} s of silence", n)
+            elif record.outcome.status == "succeeded" and longest > tool.idle_timeout + EPSILON:
+                yield broken(f"call {call.call_id} was silent for {longest:g} s, and succeeded", n)
+            else:
+                yield HELD
+
+
+@law("execution")
+def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
+    """Where an agent says that calls end a run, the first of these in model order that gave something does, with what
+    it gave; where it doesn't, none.
+    """
+    for run in seen.runs.values():
+        for place, turn in enumerate(run.turns):
+            agent = seen.agent_named(turn.agent)
+            behavior = agent.tool_use_behavior if agent is not None else None
+            if not turn.calls or not turn.accepted or behavior is None or callable(behavior):
+                continue
+            if any(n > turn.n for n, _ in run.handed) or turn.conflicts:
+                continue
+            ended = [(n, one) for n, one in run.ended if n > turn.accepted[-1] and one.status == "completed"]
+            last = place + 1 == len(run.turns)
+            made = next((call for call in turn.calls if _may_end(call, behavior)), None)
+            if made is None:
+                if last and ended:
+                    yield broken(f"the run completed with turn {turn.number}, and no call of it ends one", ended[0][0])
+                continue
+            outcome = made.settled[-1][1].outcome
+            wanted = outcome.output if isinstance(outcome.output, str) else outcome.value
+            if not last:
+                yield broken(f"call {made.call_id} was to end the run, and another turn began", run.turns[place + 1].n)
+            elif ended and not ended[0][1].secret and ended[0][1].final_output != wanted:
+                yield broken(f"call {made.call_id} gave {wanted!r}, the run {ended[0][1].final_output!r}", ended[0][0])
+            elif ended:
+                yield HELD
+
+
+def _may_end(call: CallSeen, behavior: object) -> bool:
+    if behavior == "run_llm_again" or not call.settled or call.settled[-1][1].outcome.output is None:
+        return False
+    return not isinstance(behavior, StopAtTools) or call.call.name in behavior.names
+
+
+_GIVEN = re.compile(r"(\S+) (-?[0-9]+)")
+
+
+@law("execution")
+def outputs_are_of_their_own_call(seen: Reading) -> Findings:
+    """What a call gives is what its own tool made of the arguments that it started with: tools of a cast say their name
+    and their number.
+    """
+    names = {tool.qualified_name for tool in seen.definitions.values()}
+    for call in seen.started:
+        tool, (_, start) = seen.tool(call), call.started[-1]
+        found = _GIVEN.fullmatch(str(call.settled[-1][1].outcome.value)) if call.settled else None
+        if tool is None or found is None or found[1] not in names or tool.secret or isinstance(tool.body, AgentCall):
+            continue
+        if _number(start.arguments) != int(found[2]) or found[1] != tool.qualified_name:
+            given = f"{tool.qualified_name} with {start.arguments}"
+            yield broken(f"call {call.call_id} of {given} gave {found[0]}", call.settled[-1][0])
+        else:
+            yield HELD
+
+
+def _number(arguments: str) -> object:
+    try:
+        read = json.loads(arguments)
+    except ValueError:
+        return None
+    return read.get("n") if isinstance(read, dict) else None
 
 
 _ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelResponded, r.BatchEnded, r.HandedOff)

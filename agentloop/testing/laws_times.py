@@ -29,12 +29,13 @@ def retries_keep_to_their_settings(seen: Reading) -> Findings:
     for turn in seen.turns:
         if not turn.failed:
             continue
-        settings = _retry(seen, turn)
+        given = _retry(seen, turn)
         requested = sorted(turn.requested)
         for n, failed in turn.failed:
+            settings = _settings_for(given, failed)
             again = next(((at, one) for at, one in requested if at > n), None)
             if again is None:
-                if settings is not None and _must_be_made_again(seen, turn, failed, settings):
+                if _must_be_made_again(seen, turn, failed, settings):
                     yield broken(
                         f"attempt {failed.attempt} failed, and of {settings.max_retries} retries none followed", n
                     )
@@ -49,10 +50,18 @@ def _retry(seen: Reading, turn: TurnSeen) -> ModelRetrySettings | None:
     return config.retry if config is not None and config.retry is not None else own
 
 
+def _settings_for(given: ModelRetrySettings | None, failed: r.ModelFailed) -> ModelRetrySettings:
+    """Return the settings *given*, or those that hold without any: by the kind of failure, and its own words on it."""
+    if given is not None:
+        return given
+    most = 1 if failed.code == "silence_timeout" else 2
+    return ModelRetrySettings(max_retries=0 if failed.error_kind == "timeout" else most)
+
+
 def _made_again(
-    settings: ModelRetrySettings | None, failed: r.ModelFailed, n: int, at: int, again: r.ModelRequested
+    settings: ModelRetrySettings, failed: r.ModelFailed, n: int, at: int, again: r.ModelRequested
 ) -> Broken | None:
-    if settings is None or failed.attempt > settings.max_retries:
+    if failed.attempt > settings.max_retries:
         return broken(f"attempt {failed.attempt} was made again, and the settings are {settings!r}", n, at)
     if failed.streamed:
         return broken(f"attempt {failed.attempt} was made again, and some of it had been shown", n, at)
@@ -73,6 +82,7 @@ def _must_be_made_again(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, se
         failed.streamed
         or settings.policy is not None
         or seen.evidence.cancellation is not None
+        or seen.evidence.reader_left
         or seen.config(turn.path).timeout is not None
         or seen.config(turn.path).limits is not None
         or any(one.verdict == "tripped" for _, one in run.guards)
@@ -85,7 +95,7 @@ def _must_be_made_again(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, se
 
 def _at_once(tool: FunctionTool | None) -> bool:
     """Tell whether nothing lies between admission and start of a call of *tool*, and no equal call answers it."""
-    if tool is None or tool.idempotent or tool.tool_input_guardrails:
+    if tool is None or tool.idempotent or tool.tool_input_guardrails or tool.runs_in_thread:
         return False
     return isinstance(tool.is_enabled, bool)
 

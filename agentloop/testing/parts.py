@@ -42,6 +42,10 @@ class Stage(Protocol):
         """Return a number for a resource that is being entered: a later one's is larger."""
         ...
 
+    def reporting(self) -> None:
+        """Note that the body reports now."""
+        ...
+
     def cleaning(self, section: str, entered: int | None = None) -> AbstractContextManager[None]:
         """Note that the block is cleanup, and whether it came to its end; of a resource, when that was *entered*."""
         ...
@@ -234,12 +238,17 @@ class Holds(Part):
 
 @attrs.frozen
 class Reports(Part):
-    """The body reports progress at each point."""
+    """The body reports progress at each point, each time after its seconds if there are to be `pauses`."""
+
+    pauses: bool = False
 
     async def play(self, stage: Stage, context: ToolContext[Any]) -> Any:
         """Report, step by step."""
         for step in range(self.points):
             await stage.point()
+            if self.pauses:
+                await stage.sleep(self.seconds)
+            stage.reporting()
             await context.report(step + 1, self.points)
         return f"{stage.call_id} reported"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, overload
 
 import anyio
+import anyio.lowlevel
 import attrs
 
 from agentloop import records as r
@@ -21,6 +22,7 @@ from agentloop.exceptions import (
     JournalError,
     ReplayDivergence,
     StateError,
+    UserError,
     UserTypeError,
     UserValueError,
 )
@@ -163,6 +165,7 @@ def replay(
         StateError, JournalError: the log can't be read, or the run can't go on.
         UserError: inside a running event loop: replay in sync code.
     """
+    _refuse_inside_a_loop()
     if not isinstance(agent, Agent):
         raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
     config = run_config or RunConfig()
@@ -182,6 +185,18 @@ def replay(
             return _go_on(strictly(loaded), then or agent, backend, {"run_config": live, **options})
         case _:
             raise UserValueError(f"mode: strict, resume, what_if or shadow is needed, not {mode!r}")
+
+
+def _refuse_inside_a_loop() -> None:
+    """Raise where a coroutine or a callback of a running loop calls `replay`, which runs loops of its own."""
+    try:
+        anyio.lowlevel.current_token()
+    except RuntimeError:
+        return
+    raise UserError(
+        "replay was called inside a running event loop, and runs one of its own: call it from sync code (a `def` test) "
+        "or in a thread: `await anyio.to_thread.run_sync(lambda: replay(source, agent))`"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ reading

@@ -1,8 +1,8 @@
 """Worlds, and running them: a script, tool behaviours, a cancellation and a tape make a run that repeats itself.
 
 A `World` is data. `run` runs it on both backends, streamed and plain; `run_one` once. Time is virtual and begins at
-`EPOCH`; ids are counted; worker threads don't start (see `agentloop.testing.clockwork`). What of the application reads
-a clock or draws numbers by itself stays outside of that: ask `anyio.current_time()` instead.
+`EPOCH`; ids are counted; worker threads don't start, or go on line by line (see `agentloop.testing.clockwork`). What of
+the application reads a clock or draws numbers by itself stays outside of that: ask `anyio.current_time()` instead.
 """
 
 from __future__ import annotations
@@ -102,15 +102,19 @@ class World:
         behaviors: What bodies do in place of their own, by `"c1/d2"` (path and call id) or by the tool's name.
         cancel: The caller's cancellation.
         context: Makes the application's object, once per run.
-        options: Further arguments of `Runner.run`. `hooks`, `session` and `run_config` may be functions that make one,
-            once per run.
+        options: Further arguments of `Runner.run`. `hooks`, `session`, `journal` and `run_config` may be functions that
+            make one, once per run.
         verdicts: Given when their calls wait for one; the run is resumed until none fits.
         slow_reader: Whether who reads the events of a streamed run waits, after each, until the tape lets him go on.
+        reader_leaves: The name of the event at which who reads a streamed run's events leaves; None: he reads them all.
+        reader_stops: The name of the event at which he cancels the run after its turn, and reads on.
         serialize: Whether the run's state goes through its text form before each resume.
         tape: Decides who goes next; past its end who came first.
         order: `"gate"`: answers of models, bodies, guardrails and session I/O wait until the tape lets one through: the
             same schedule on both backends. `"passes"`: the tape permutes the tasks that are ready together, as a loop
             may. `"steps"`: it takes any ready task as the next, as if every wait took unknown time.
+        switch_lines: Whether functions that run in worker threads, sync bodies above all, go on line by line, each line
+            when the tape lets it (Python 3.12 and later; not in the order `"passes"`). Otherwise each is one step.
     """
 
     agent: Agent[Any, Any] | Callable[[], Agent[Any, Any]]
@@ -124,8 +128,11 @@ class World:
     verdicts: tuple[Verdict, ...] = ()
     serialize: bool = True
     slow_reader: bool = False
+    reader_leaves: str | None = None
+    reader_stops: str | None = None
     tape: tuple[int, ...] = attrs.field(default=(), converter=_tape)
     order: Order = attrs.field(default="gate", validator=attrs.validators.in_(("gate", "passes", "steps")))
+    switch_lines: bool = False
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.agent, Agent) and not callable(self.agent):
@@ -146,13 +153,18 @@ class WorldRun:
         records: The run's log, whatever became of it.
         result: What the run returned.
         error: What it raised; a `Deadlock` where nothing could go on.
+        run_data: The result, or what the error had of the run when it was raised: a script may raise one error in
+            several runs, and it keeps the data of the last.
         cancelled: Whether the caller's cancellation came out of it.
         calls: How each call of the run itself ended, in model order, where a result or an error tells.
-        requests: What the models were asked, in order, those of nested runs too.
+        requests: What the models were asked, in order, those of nested runs too; `asked_at`: when, on its clock.
         events: What a streamed run's consumer read.
         bodies: Every body that began, in order.
         cleanups: Every block of cleanup that began in a body or a resource, where the body says so.
-        agent, context, hooks, session: What the run was given.
+        agent, context, hooks, session, journal: What the run was given.
+        stamps: One for each record, to hold against those of bodies, and of what `agentloop.testing.observers` see.
+        pending: Path, call id and count of native cancellations that were still counted in a call's task when it
+            settled.
         spans: `("start" or "end", span)`, in order.
         late, still_running: What instruments were told.
         unread: How many events were unread when each of a streamed run's own turns began: record number and count.
@@ -163,12 +175,17 @@ class WorldRun:
         cancelled_at: The step before which the cancellation was given; None where the run was over before.
         mark: How many records there were then.
         cancelling: Native cancellations pending in the caller's task afterwards.
+        to_end_after: How many records there were when its reader left, or wanted it to end after the turn; else None.
         entries: How often the run was entered.
         left: What outlived the run, in words.
         seconds: How long it took, in virtual time.
         cancelled_at_time, ended_at: On the virtual clock.
         open_responses: Answers of scripted models that were not closed.
         script_ran_out: Whether a script was asked for more steps than it has.
+        one_step: Functions that would have run in worker threads, sync bodies above all, and were one step each.
+        lines: The lines of functions that went on line by line, in order: how many records there were, and the line.
+        waited_at: Lines that a thread didn't come back from in time. Such a run followed no schedule.
+        stuck_at: Lines at which threads were last seen that didn't end at all.
     """
 
     world: World = attrs.field(repr=False)
@@ -177,9 +194,11 @@ class WorldRun:
     records: tuple[Record, ...] = attrs.field(repr=False)
     result: RunResult[Any] | None = attrs.field(default=None, repr=False)
     error: BaseException | None = None
+    run_data: Any = attrs.field(default=None, repr=False)
     cancelled: bool = False
     calls: tuple[CallSettled, ...] = attrs.field(default=(), repr=False)
     requests: tuple[ModelRequest, ...] = attrs.field(default=(), repr=False)
+    asked_at: tuple[float, ...] = attrs.field(default=(), repr=False)
     events: tuple[Event, ...] = attrs.field(default=(), repr=False)
     bodies: tuple[BodyRun, ...] = attrs.field(default=(), repr=False)
     cleanups: tuple[CleanupRun, ...] = attrs.field(default=(), repr=False)
@@ -187,6 +206,9 @@ class WorldRun:
     context: Any = attrs.field(default=None, repr=False)
     hooks: Any = attrs.field(default=None, repr=False)
     session: Any = attrs.field(default=None, repr=False)
+    journal: Any = attrs.field(default=None, repr=False)
+    stamps: tuple[int, ...] = attrs.field(default=(), repr=False)
+    pending: tuple[tuple[tuple[str, ...], str, int], ...] = attrs.field(default=(), repr=False)
     spans: tuple[tuple[str, Span], ...] = attrs.field(default=(), repr=False)
     late: tuple[LateResult, ...] = attrs.field(default=(), repr=False)
     still_running: tuple[StillRunning, ...] = attrs.field(default=(), repr=False)
@@ -198,6 +220,7 @@ class WorldRun:
     cancelled_at: int | None = attrs.field(default=None, repr=False)
     mark: int = attrs.field(default=0, repr=False)
     cancelling: int = attrs.field(default=0, repr=False)
+    to_end_after: int | None = attrs.field(default=None, repr=False)
     entries: int = attrs.field(default=1, repr=False)
     left: tuple[str, ...] = attrs.field(default=(), repr=False)
     seconds: float = attrs.field(default=0.0, repr=False)
@@ -205,6 +228,10 @@ class WorldRun:
     ended_at: float = attrs.field(default=0.0, repr=False)
     open_responses: int = attrs.field(default=0, repr=False)
     script_ran_out: bool = attrs.field(default=False, repr=False)
+    one_step: tuple[str, ...] = attrs.field(default=(), repr=False)
+    lines: tuple[tuple[int, str], ...] = attrs.field(default=(), repr=False)
+    waited_at: tuple[str, ...] = attrs.field(default=(), repr=False)
+    stuck_at: tuple[str, ...] = attrs.field(default=(), repr=False)
 
     @property
     def tape(self) -> tuple[int, ...]:
@@ -313,9 +340,11 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         records=tuple(watch.records),
         result=result,
         error=seen.error,
+        run_data=data,
         cancelled=seen.cancelled,
         calls=data.calls if data is not None else (),
         requests=tuple(driven.models.requests) if driven.models is not None else (),
+        asked_at=tuple(driven.models.asked_at) if driven.models is not None else (),
         events=tuple(driven.events),
         bodies=tuple(attrs.evolve(body) for body in watch.bodies),
         cleanups=tuple(attrs.evolve(one) for one in watch.cleanups),
@@ -323,6 +352,9 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         context=driven.context,
         hooks=driven.options.get("hooks"),
         session=driven.options.get("session"),
+        journal=driven.options.get("journal"),
+        stamps=tuple(watch.stamps),
+        pending=tuple(watch.pending),
         spans=tuple(watch.spans),
         late=tuple(watch.late),
         still_running=tuple(watch.still_running),
@@ -334,6 +366,7 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         cancelled_at=seen.cancelled_at,
         mark=seen.mark,
         cancelling=seen.cancelling,
+        to_end_after=driven.to_end_after,
         entries=driven.entries,
         left=_left(driven),
         seconds=seen.seconds,
@@ -341,17 +374,23 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         ended_at=driven.ended_at,
         open_responses=driven.models.open if driven.models is not None else 0,
         script_ran_out=driven.models is not None and driven.models.ran_out,
+        one_step=tuple(driven.switching.one_step),
+        lines=tuple(driven.switching.trace),
+        waited_at=tuple(driven.switching.dropped),
+        stuck_at=tuple(driven.switching.stuck),
     )
 
 
 def _left(driven: Driven) -> tuple[str, ...]:
-    """Return what outlived the run: tasks, tokens of capacities, spans, answers of models."""
+    """Return what outlived the run: tasks, tokens of capacities, places of threads, spans, answers of models."""
     if isinstance(driven.seen.error, Deadlock):
         return ()  # nothing of it was ended in order
     left = list(driven.seen.tasks_left)
     for limit in driven.capacities():
         if (held := limit.statistics().tokens_in_use) > 0:
             left.append(f"{held} tokens of {limit!r}")
+    if driven.threads_held:
+        left.append(f"{driven.threads_held} places of worker threads")
     spans = Counter(id(span) for what, span in driven.watch.spans if what == "start")
     spans.subtract(id(span) for what, span in driven.watch.spans if what == "end")
     left += [

@@ -99,8 +99,12 @@ class Recorder:
     mark: Callable[[], int] | None = None
     marks: list[int] = attrs.field(factory=list)
     """What `mark()` said at each choice, if there is one."""
+    is_off: Callable[[], bool] | None = None
+    """Once it says True nothing is chosen any more: the first one goes on, and isn't written down."""
 
     def __call__(self, labels: Sequence[str]) -> int:
+        if self.is_off is not None and self.is_off():
+            return 0
         chosen = self.scheduler(labels)
         self.choices.append((len(labels), chosen))
         self.chosen.append(labels[chosen])

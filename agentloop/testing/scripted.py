@@ -52,6 +52,7 @@ class Respond:
     items: tuple[Item, ...]
     usage: RequestUsage | None = None
     response_id: str | None = None
+    finish_reason: str | None = None
 
 
 @attrs.frozen
@@ -102,12 +103,17 @@ def reason(text: str) -> Reasoning:
     return Reasoning(summary=(text,))
 
 
-def respond(*items: Item, usage: RequestUsage | None = None, response_id: str | None = None) -> Respond:
+def respond(
+    *items: Item,
+    usage: RequestUsage | None = None,
+    response_id: str | None = None,
+    finish_reason: str | None = None,
+) -> Respond:
     """The model answers with *items* as they are."""
     for index, item in enumerate(items):
         if not isinstance(item, ITEM_TYPES):
             raise UserTypeError(f"respond: item {index}: an item is needed, not {item!r}")
-    return Respond(items, usage, response_id)
+    return Respond(items, usage, response_id, finish_reason)
 
 
 def fail(error: BaseException) -> Fail:
@@ -130,7 +136,7 @@ class ScriptedModel(Model):
 
     A step is one response: a helper (`say`, `call`, `reason`, `respond`, `fail`, `wait`, `stream_of`), a list of
     them, or a callable of the request that gives one. Text and arguments come as deltas before their item. Asking once
-    more than there are steps is an error.
+    more than there are steps is an error; but a script that ends by `fail` fails further attempts at that request, too.
     """
 
     def __init__(self, steps: Iterable[Step] = (), *, chunk: int = 16) -> None:
@@ -140,6 +146,7 @@ class ScriptedModel(Model):
                 _pieces(step, f"steps[{index}]")
         self._chunk = chunk
         self._next = 0
+        self._last: Response = ()
         self._ids = 0
         self.requests: list[ModelRequest] = []
         self.ran_out = False
@@ -159,14 +166,23 @@ class ScriptedModel(Model):
 
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        earlier = self.requests[-1] if self.requests else None
         self.requests.append(request)
-        if self._next >= len(self._steps):
+        if self._next < len(self._steps):
+            step = self._steps[self._next]
+            self._next += 1
+            self._last = step(request) if callable(step) else step
+        elif earlier is None or not self._fails_again(earlier, request):
             self.ran_out = True
             raise UserError(f"the script has {len(self._steps)} steps, and the model was asked once more")
-        step = self._steps[self._next]
-        self._next += 1
-        async with self.playing(step(request) if callable(step) else step, request) as events:
+        async with self.playing(self._last, request) as events:
             yield events
+
+    def _fails_again(self, earlier: ModelRequest, request: ModelRequest) -> bool:
+        """Tell whether *request* is another attempt at the *earlier* one, by whose failure the script ends."""
+        last = self._last if isinstance(self._last, Sequence) else [self._last]
+        fails = bool(last) and isinstance(last[-1], Fail)
+        return fails and (request.path, request.turn) == (earlier.path, earlier.turn)
 
     @asynccontextmanager
     async def playing(self, response: Response, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
@@ -188,6 +204,7 @@ class ScriptedModel(Model):
         items: list[Item] = []
         usage: RequestUsage | None = None
         response_id: str | None = None
+        finish_reason: str | None = None
         done = False
         taken: set[str] = set()
         if any(isinstance(piece, Call) and piece.call_id is None for piece in pieces):
@@ -201,8 +218,8 @@ class ScriptedModel(Model):
                 case StreamOf(events):
                     yield from events
                     done = True
-                case Respond(more, use, ident):
-                    usage, response_id = use or usage, ident or response_id
+                case Respond(more, use, ident, why):
+                    usage, response_id, finish_reason = use or usage, ident or response_id, why or finish_reason
                     for item in more:
                         yield from self._item(item, items)
                 case Say(text, use):
@@ -216,7 +233,7 @@ class ScriptedModel(Model):
                 case Reasoning():
                     yield from self._item(piece, items)
         if not done:
-            yield ResponseDone(tuple(items), usage, response_id)
+            yield ResponseDone(tuple(items), usage, response_id, finish_reason=finish_reason)
 
     def _item(self, item: Item, items: list[Item]) -> Iterator[ModelEvent]:
         items.append(item)

@@ -19,10 +19,12 @@ from agentloop.testing.schedules import Scheduler, first
 if importlib.util.find_spec("trio") is not None:
     import trio
 
-Kind: TypeAlias = Literal["scope", "native"]
+Kind: TypeAlias = Literal["scope", "native", "shutdown"]
 Program: TypeAlias = Callable[[], Awaitable[Any]]
 COMBINATIONS: tuple[tuple[Backend, Kind], ...] = (("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope"))
-"""The ways to be cancelled: trio knows scopes alone."""
+"""The ways to be cancelled by a caller: trio knows scopes alone."""
+SHUTDOWN: tuple[Backend, Kind] = ("asyncio", "shutdown")
+"""Every task of the loop is cancelled natively at once: what `asyncio.run` does when its main task has returned."""
 
 
 @attrs.define
@@ -70,7 +72,7 @@ def run_stepped(
         program: An async function.
         backend: Which loop.
         at: Steps are counted from 0, while the program is in. One that is over before is not cancelled.
-        kind: Cancel the scope around it, or (on asyncio alone) its task.
+        kind: Cancel the scope around it, or (on asyncio alone) its task, or every task of the loop.
         scheduler, order: Who goes next, as for `run_clockwork`.
         mark: Asked at the moment of the cancellation.
         gate: Entered around the program, out of the cancellation's reach.
@@ -105,6 +107,8 @@ class _Stepping:
     task: asyncio.Task[Any] | None = None
     unheard: bool = False
     """A native cancellation was given, and its task hasn't run since."""
+    before: set[asyncio.Task[Any]] = attrs.field(factory=set)
+    """The tasks that were there before the program: a shutdown leaves them."""
     choices: int = 0
 
     def step(self, task: object) -> None:
@@ -130,6 +134,12 @@ class _Stepping:
         self.seen.cancelled_at, self.seen.mark = self.seen.steps, self.mark()
         if self.kind == "scope" and self.scope is not None:
             self.scope.cancel()
+        elif self.kind == "shutdown":
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, ClockworkLoop)
+            for task in loop.unfinished_in_order():
+                if task not in self.before:
+                    task.cancel()
         elif self.task is not None:
             self.task.cancel()
             self.unheard = current is not self.task
@@ -150,7 +160,7 @@ class _Stepping:
             finally:
                 self.inside = False
                 seen.seconds = anyio.current_time() - began
-                if self.kind == "native" and self.task is not None:
+                if self.kind != "scope" and self.task is not None:
                     seen.cancelling = self.task.cancelling()
         if self.task is not None:
             seen.cancelling = self.task.cancelling()
@@ -158,7 +168,7 @@ class _Stepping:
     async def on_asyncio(self, program: Program) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ClockworkLoop)
-        before = loop.unfinished()
+        before = self.before = loop.unfinished()
         task = self.task = asyncio.ensure_future(self.host(program))
         with suppress(asyncio.CancelledError):
             await task

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from agentloop import Agent, tool
+from agentloop import Agent, FunctionTool, UserError, tool
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.testing import ScriptedModel, call, fail, say, wait
@@ -54,6 +54,59 @@ stopping = Agent(
 )
 endless = Agent("endless", model=scripted(lambda _: call("double", {"number": 1})), tools=[double])
 steering = Agent("steering", model=scripted(lambda _: call("double", '{"number": "\x1b[2J"}')), tools=[double])
+
+
+@tool
+async def trip(number: int) -> int:
+    """Fail."""
+    raise ValueError(f"no step {number}, api_key=hunter2")
+
+
+def _trips(request: ModelRequest) -> Any:
+    last = request.items[-1]
+    return say("Never mind.") if isinstance(last, ToolOutput) else call("trip", {"number": 3}, call_id="c1")
+
+
+clumsy = Agent("clumsy", model=scripted(_trips), tools=[trip])
+
+
+def _lost(token: str) -> Exception:
+    error = UserError(f"no session for {token}")
+    error.add_note(f"asked with {token}")
+    return error
+
+
+@tool(secret=("token",), failure_error_function=None)
+async def login(token: str) -> str:
+    """Fail, and repeat a secret argument in words, note and cause."""
+    try:
+        raise KeyError(token)
+    except KeyError as error:
+        raise ValueError(f"refused {token}") from error
+
+
+@tool(name="login", secret=("token",), failure_error_function=None)
+async def login_lost(token: str) -> str:
+    """Fail with an error of the library's own kind, which leaves the run bare."""
+    raise _lost(token)
+
+
+def _unsure(ctx: Any, arguments: Any, call_id: str) -> bool:
+    raise _lost(arguments["token"])
+
+
+@tool(name="login", secret=("token",), needs_approval=_unsure)
+async def login_unsure(token: str) -> str:
+    """Never run."""
+    return "in"
+
+
+def logging_in(tool: FunctionTool) -> Agent[Any, Any]:
+    """Return an agent that logs in with a secret."""
+    return Agent("secretive", model=scripted(call("login", {"token": "canary-4711"}, call_id="c1")), tools=[tool])
+
+
+refused, lost, unsure = (logging_in(each) for each in (login, login_lost, login_unsure))
 
 
 def _echo(request: ModelRequest) -> Any:

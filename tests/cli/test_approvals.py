@@ -113,7 +113,7 @@ def test_other_arguments_can_be_approved(invoke: Invoke, agent: AgentOf, kept: s
     """They are another invocation; what is no JSON object is refused, and nothing is decided."""
     invoke("run", agent("deleting"), "a", "--journal", kept)
     for wrong in ("{", "[]", "NaN"):
-        assert invoke("approve", kept, "call_a", "--arguments", wrong).exit_code == 1
+        assert invoke("approve", kept, "call_a", "--arguments", wrong).exit_code == 2
     assert invoke("pending", kept).stdout != ""
     assert invoke("approve", kept, "call_a", "--arguments", '{"path": "z"}').exit_code == 0
     assert invoke("resume", kept).stdout == "z is gone\n"

@@ -1,8 +1,12 @@
 """`agentloop run` with one request, in this process."""
 
 import json
+import os
+import pty
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from agentloop.cli import main
 
 Invoke = Callable[..., Result]
 AgentOf = Callable[[str], str]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def test_the_answer_is_on_the_output_and_the_calls_on_the_error_output(
@@ -69,6 +74,36 @@ def test_a_failing_run_ends_with_1_and_its_error_without_secrets(invoke: Invoke,
     traced = invoke("run", agent("echo"), "bad one", "--backend", backend, "--traceback")
     assert "Traceback" in traced.stderr
     assert "hunter2" not in traced.stderr
+
+
+@pytest.mark.scenario("RP-22")
+def test_traceback_of_a_tool_that_the_model_is_told_of_is_shown_on_demand(invoke: Invoke, agent: AgentOf) -> None:
+    """Without secrets; the answer is the answer."""
+    traced = invoke("run", agent("clumsy"), "go", "--traceback")
+    assert (traced.exit_code, traced.stdout) == (0, "Never mind.\n")
+    assert "tool trip failed in call c1: ValueError(no step 3, api_key=[redacted])" in traced.stderr
+    assert "agents.py" in traced.stderr
+    assert "hunter2" not in traced.stderr
+    plain = invoke("run", agent("clumsy"), "go")
+    assert plain.stdout == "Never mind.\n"
+    assert "agents.py" not in plain.stderr
+
+
+@pytest.mark.scenario("RP-11")
+@pytest.mark.scenario("RP-22")
+@pytest.mark.parametrize("name", ["refused", "lost", "unsure"])
+@pytest.mark.parametrize("option", [None, "--traceback", "--json"])
+def test_failure_of_a_call_with_secret_arguments_shows_them_nowhere(
+    invoke: Invoke, agent: AgentOf, name: str, option: str | None
+) -> None:
+    """Wherever it comes from, and whatever leads to it: its type is told, and in a traceback where it came up."""
+    result = invoke("run", agent(name), "go", *([option] if option else []))
+    assert result.exit_code != 0
+    assert "[redacted]" in result.output
+    assert "canary-4711" not in result.output
+    if option == "--traceback":
+        assert "agents.py" in result.stderr
+        assert ("ValueError" if name == "refused" else "UserError") in result.stderr
 
 
 def test_a_failing_run_in_json_ends_with_a_result_that_holds_the_error(invoke: Invoke, agent: AgentOf) -> None:
@@ -163,3 +198,45 @@ def test_version_and_help(invoke: Invoke) -> None:
     shown = invoke("run", "--help").stdout
     for option in ("--backend", "--model", "--json", "--max-turns", "--input", "--concurrency", "--traceback"):
         assert option in shown
+
+
+@pytest.mark.slow
+def test_answer_comes_once_where_both_outputs_are_one_pipe(start: Start, agent: AgentOf, backend: str) -> None:
+    """As with `2>&1 |`: what was shown as it came isn't repeated."""
+    child = start("run", agent("doubler"), "Double 21", "--backend", backend, stderr=subprocess.STDOUT)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0, out
+    lines = out.splitlines()
+    assert lines[0] == '→ double {"number": 21}'
+    assert lines[1].startswith("✓ double ")
+    assert lines[2:] == ["It is 42."]
+
+
+@pytest.mark.slow
+def test_answer_of_a_tool_comes_where_both_outputs_are_one_pipe(start: Start, agent: AgentOf) -> None:
+    """The model hasn't said it, so it wasn't shown."""
+    child = start("run", agent("stopping"), "Double 21", stderr=subprocess.STDOUT)
+    out, _ = child.communicate(timeout=60)
+    assert out.splitlines()[-1] == "42"
+
+
+@pytest.mark.slow
+def test_answer_comes_once_where_both_outputs_are_one_file(start: Start, agent: AgentOf, tmp_path: Path) -> None:
+    """`> file 2>&1`."""
+    with (tmp_path / "out").open("wb") as file:
+        assert start("run", agent("doubler"), "Double 21", stdout=file, stderr=subprocess.STDOUT).wait(60) == 0
+    assert (tmp_path / "out").read_text(encoding="utf-8").count("It is 42.") == 1
+
+
+@pytest.mark.slow
+def test_answer_comes_once_where_both_outputs_are_one_terminal(start: Start, agent: AgentOf) -> None:
+    """Whether or not it is redirected to itself."""
+    ours, theirs = pty.openpty()
+    try:
+        child = start("run", agent("doubler"), "Double 21", stdout=theirs, stderr=theirs)
+        assert child.wait(60) == 0
+        os.set_blocking(ours, False)
+        assert os.read(ours, 65_536).decode().count("It is 42.") == 1
+    finally:
+        os.close(ours)
+        os.close(theirs)

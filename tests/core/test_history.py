@@ -101,6 +101,23 @@ def test_a_summary_is_opened_whatever_wraps_it() -> None:
     assert lines_of(summary) == ["1. user: x", "   y", "2. user: z"]
 
 
+def test_a_summary_after_a_message_is_opened_entry_by_entry() -> None:
+    """Its numbers go on from the message's, and a line that belongs to an entry stays with it."""
+    [earlier] = nest_history([UserMessage("x\ny"), UserMessage("z", secret=True)])
+    [summary] = nest_history([UserMessage("first"), earlier])
+    assert isinstance(summary, AssistantMessage)
+    assert lines_of(summary) == ["1. user: first", "2. user: x", "   y", "3. user: z"]
+    assert summary.secret
+
+
+def test_a_summary_whose_numbers_have_a_gap_is_numbered_anew() -> None:
+    """Somebody shortened it, an input filter say: nothing it still says is lost."""
+    [earlier] = nest_history([UserMessage("x"), UserMessage("y"), UserMessage("z")])
+    assert isinstance(earlier, AssistantMessage)
+    [summary] = nest_history([AssistantMessage(earlier.text.replace("2. user: y\n", "")), UserMessage("w")])
+    assert lines_of(summary) == ["1. user: x", "2. user: z", "3. user: w"]
+
+
 TRICKY = [
     "hello",
     "1. apples\n2. pears",
@@ -124,3 +141,21 @@ def test_summaries_flatten_and_say_everything_once(first: list[str], then: list[
     assert nest_history([*nest_history(early), *late]) == nest_history([*early, *late])
     once = nest_history(early)
     assert nest_history(once) == once
+
+
+@pytest.mark.scenario("RP-13")
+@given(st.lists(st.lists(st.text("ab1. \n<", max_size=12), max_size=4), min_size=2, max_size=6), st.booleans())
+def test_nesting_handoff_by_handoff_gives_what_nesting_once_gives(parts: list[list[str]], other: bool) -> None:
+    """Its entries are taken over from the summary before, without reading each: numbers, indents and wrapper stay."""
+    step: tuple[Item, ...] = ()
+    for part in parts:
+        step = nest_history([*step, *map(UserMessage, part)], ("<A>", "</A>") if other else DEFAULT_WRAPPER)
+    once = nest_history([UserMessage(text) for part in parts for text in part])
+    texts = [item.text for item in step if isinstance(item, AssistantMessage)]
+    wanted = [item.text for item in once if isinstance(item, AssistantMessage)]
+    if other:
+        wanted = [
+            text.replace("<CONVERSATION HISTORY>", "<A>").replace("</CONVERSATION HISTORY>", "</A>") for text in wanted
+        ]
+    assert texts == wanted
+    assert len(step) == len(once)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop._core.retry import MAX_RETRY_AFTER, may_retry, next_delay, retry_advice
+from agentloop._core.retry import MAX_RETRY_AFTER, effective_settings, may_retry, next_delay, retry_advice
 from agentloop.config import ModelRetrySettings, ModelSettings, RetryAdvice, RetryContext
 from agentloop.exceptions import (
     ModelBehaviorError,
@@ -24,7 +24,7 @@ RATE_LIMITED = ModelTransportError("slow down", status=429)
 
 def delay_after(
     error: BaseException,
-    settings: ModelRetrySettings | None = STEADY,
+    settings: ModelRetrySettings = STEADY,
     *,
     attempt: int = 1,
     approved: bool | None = None,
@@ -98,10 +98,34 @@ def test_what_is_not_retryable_anyway_is_not_put_down_to_state() -> None:
 # ---------------------------------------------------------------------------------------------- whether
 
 
-def test_without_settings_nothing_is_retried() -> None:
-    """No settings, no runner retry, whatever anyone approves."""
-    assert delay_after(RATE_LIMITED, None) is None
-    assert delay_after(RATE_LIMITED, None, approved=True) is None
+@pytest.mark.scenario("RP-20", "RT-01")
+@pytest.mark.parametrize(
+    ("error", "retries"),
+    [
+        (RATE_LIMITED, 2),
+        (ModelTransportError("x", status=503), 2),
+        (ModelTransportError("refused"), 2),
+        (ModelTransportError("silent", code="silence_timeout"), 1),
+        (ModelTransportError("x", status=429, code="insufficient_quota"), 0),
+        (ModelTransportError("x", status=429, code="insufficient_quota", should_retry=True), 0),
+        (ModelTransportError("x", status=401), 0),
+        (ModelTimeoutError(1.0), 0),
+        (ModelBehaviorError("x"), 0),
+    ],
+)
+def test_without_settings_two_retries_are_made_where_the_error_speaks_for_them(error: Exception, retries: int) -> None:
+    """An answer that fell silent has taken minutes already, and the application's own limit on an attempt is final."""
+    settings = effective_settings(None, error)
+    delays = [delay_after(error, settings, attempt=attempt) for attempt in (1, 2, 3)]
+    assert [delay is not None for delay in delays] == [attempt <= retries for attempt in (1, 2, 3)]
+
+
+@pytest.mark.scenario("RP-20")
+def test_settings_that_are_given_hold_as_they_are() -> None:
+    """`max_retries=0` is how to ask for none."""
+    none = ModelRetrySettings(max_retries=0)
+    assert effective_settings(none, RATE_LIMITED) is none
+    assert delay_after(RATE_LIMITED, none) is None
 
 
 def test_an_unauthorised_request_is_final() -> None:
@@ -140,14 +164,14 @@ def test_retries_end_with_their_number() -> None:
     [
         (STEADY, RATE_LIMITED, 1, False, True),
         (STEADY, ModelBehaviorError("x"), 3, False, True),
-        (None, RATE_LIMITED, 1, False, False),
+        (ModelRetrySettings(max_retries=0), RATE_LIMITED, 1, False, False),
         (STEADY, RATE_LIMITED, 4, False, False),
         (STEADY, RATE_LIMITED, 1, True, False),
         (STEADY, KeyboardInterrupt(), 1, False, False),
     ],
 )
 def test_a_policy_is_asked_only_where_it_can_decide(
-    settings: ModelRetrySettings | None, error: BaseException, attempt: int, streamed: bool, asked: bool
+    settings: ModelRetrySettings, error: BaseException, attempt: int, streamed: bool, asked: bool
 ) -> None:
     """Its side effects are spared where its answer couldn't matter."""
     context = RetryContext(error=error, attempt=attempt, advice=retry_advice(error))

@@ -66,6 +66,17 @@ def test_a_log_that_breaks_off_after_a_failure_says_what_ends_its_run() -> None:
     assert writer.state.broken_by is None
 
 
+@pytest.mark.parametrize("stage", ["input", "output"])
+def test_a_log_that_breaks_off_after_a_tripwire_says_what_ends_its_run(stage: Any) -> None:
+    """Once the end is in the log, the tripwire ends nothing any more."""
+    writer = Writer().begin()
+    writer.append(r.GuardrailSettled, stage, "polite", "tripped", 0.0)
+    words = f"{stage.capitalize()}GuardrailTripwireTriggered({stage.capitalize()} guardrail polite tripped)"
+    assert writer.state.broken_by == words
+    writer.append(r.RunEnded, "failed", error=words)
+    assert writer.state.broken_by is None
+
+
 def test_a_response_opens_its_batch() -> None:
     """Its calls are due in model order; a response without calls opens none."""
     writer = Writer().begin().turn(Reasoning("r"), called("a"), called("b", "g"), response_id="resp")
@@ -342,6 +353,14 @@ def test_a_prepared_nested_state_is_used() -> None:
     inner = root.nested["a"] = RunFold(("a",))
     root.apply(r.TurnStarted(("a",), 1, 0.0, "inner"))
     assert inner.turn == 1
+
+
+def test_a_nested_run_may_begin_with_any_record() -> None:
+    """Nothing is known yet of what is secret in it, so that the record is kept as it came."""
+    root = Writer().begin().turn(called("a")).state
+    ended = r.RunEnded(("a",), 0, 0.0, "failed", error="ValueError(no luck)")
+    assert root.apply(ended) is ended
+    assert root.nested["a"].ended is ended
 
 
 def test_records_without_a_meaning_for_the_state_are_kept() -> None:

@@ -125,6 +125,34 @@ def test_depth_counts_arrays_and_objects_alike() -> None:
     assert refusal('{"a":[{"b":[]}]}', limits) == "Arguments of tool t are nested too deeply (the limit is 3 levels)"
 
 
+def depth_of(value: Any) -> int:
+    """Return how many arrays and objects stand around each other in *value*."""
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if members is None else 1 + max(map(depth_of, members), default=0)
+
+
+def most_digits(value: Any) -> int:
+    """Return the number of digits of the longest number in *value*."""
+    if isinstance(value, dict | list):
+        return max(map(most_digits, value.values() if isinstance(value, dict) else value), default=0)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return sum(map(str.isdigit, json.dumps(value))) if is_number else 0
+
+
+@given(JSON_OBJECTS, st.integers(1, 6), st.integers(1, 12))
+def test_limits_refuse_what_is_beyond_them_and_nothing_else(value: dict[str, Any], depth: int, digits: int) -> None:
+    """Whatever stands in strings, and however the text is laid out."""
+    for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
+        for limits, refused in (
+            (JsonLimits(max_depth=depth), depth_of(value) > depth),
+            (JsonLimits(max_digits=digits), most_digits(value) > digits),
+        ):
+            if refused:
+                refusal(text, limits)
+            else:
+                assert parse_object(text, limits, tool="t") == value
+
+
 @pytest.mark.parametrize("limits", [LIMITS, UNLIMITED])
 @pytest.mark.parametrize("opener", ["[", '{"a":'])
 def test_nesting_beyond_the_interpreter_is_refused_not_crashed(opener: str, limits: JsonLimits) -> None:

@@ -343,7 +343,7 @@ def test_text_comes_as_deltas_then_one_message_then_the_end() -> None:
         TextDelta("Grüß"),
         TextDelta(" dich 🎉"),
         ItemDone(message),
-        ResponseDone((message,), usage, "r1", "req-1"),
+        ResponseDone((message,), usage, "r1", "req-1", "stop"),
     ]
 
 
@@ -365,7 +365,7 @@ def test_calls_come_in_order_after_reasoning_and_text() -> None:
         ArgumentsDelta("c1", '"Kyōto"}'),
         ArgumentsDelta("c2", '{"city":"Oslo"}'),
         *map(ItemDone, made),
-        ResponseDone(made, RequestUsage(input_tokens=3, total_tokens=3, model="m-1"), "r1", "req-1"),
+        ResponseDone(made, RequestUsage(input_tokens=3, total_tokens=3, model="m-1"), "r1", "req-1", "tool_calls"),
     ]
 
 
@@ -374,7 +374,7 @@ def test_every_chunk_also_comes_raw_and_nothing_after_done_counts() -> None:
     first, last = chunk({"content": "a"}), chunk(finish="stop")
     events = decode([(stream_text(first, last) + stream_text(chunk({"content": "late"}))).encode()])
     assert [event.data for event in events if isinstance(event, Raw)] == [first, last]
-    assert events[-1] == ResponseDone((AssistantMessage("a"),), None, "r1", "req-1")
+    assert events[-1] == ResponseDone((AssistantMessage("a"),), None, "r1", "req-1", "stop")
 
 
 @pytest.mark.parametrize(
@@ -536,7 +536,9 @@ def test_an_empty_event_and_a_chunk_of_an_unknown_kind_pass() -> None:
     news = {"object": "news", "usage": {"prompt_tokens": -1, "completion_tokens": True, "total_tokens": "9"}}
     assert decoder.feed(json.dumps(news)) == [ResponseStarted(None), Raw(news)]
     decoder.feed(json.dumps(chunk({"content": "a"}, finish="stop")))
-    assert decoder.finish()[-1] == ResponseDone((AssistantMessage("a"),), RequestUsage(model="m-1"), "r1")
+    assert decoder.finish()[-1] == ResponseDone(
+        (AssistantMessage("a"),), RequestUsage(model="m-1"), "r1", finish_reason="stop"
+    )
 
 
 def test_a_whole_response_reads_like_a_stream_of_one_chunk() -> None:

@@ -35,6 +35,7 @@ GOOD = b"".join(
     )
 )
 FIRST = GOOD.partition(b"\n\n")[0] + b"\n\n"
+REST = GOOD[len(FIRST) :]
 DONE = b"data: [DONE]\n\n"
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
 
@@ -148,6 +149,30 @@ async def test_a_redirect_is_not_followed() -> None:
     assert seen == [f"{URL}/chat/completions"]
 
 
+@pytest.mark.parametrize("base_url", ["http://llm.test", "http://llm.test/v1"])
+@pytest.mark.parametrize("location", ["http://key:secret@other.test/login?next=secret", "/login?next=secret"])
+async def test_a_redirect_says_from_where_to_where(base_url: str, location: str) -> None:
+    """With the content type, and what is likely missing in the base URL; never the location's query or user."""
+    answer = httpx.Response(302, headers={"location": location, "content-type": "text/html"}, content=b"<html>")
+    words = str(await failure(mock_model(answer, base_url=base_url)))
+    asked = base_url.removeprefix("http://") + "/chat/completions"
+    assert f"answered 302: text/html, sent on from {asked} to " in words
+    assert ("other.test/login" if "other" in location else "llm.test/login") in words
+    assert "secret" not in words
+    assert ("may lack /v1" in words) == (not base_url.endswith("/v1"))
+
+
+@pytest.mark.parametrize("base_url", ["http://llm.test", "http://llm.test/v1"])
+async def test_a_web_page_in_place_of_an_answer_is_told_by_its_type_and_place(base_url: str) -> None:
+    """A proxy's login, or the page of a server whose API lies deeper."""
+    page = httpx.Response(200, headers={"content-type": "text/html; charset=utf-8"}, content=b"<html>")
+    with pytest.raises(ModelBehaviorError) as caught:
+        await text(mock_model(page, base_url=base_url))
+    asked = base_url.removeprefix("http://") + "/chat/completions"
+    assert f"{asked} answered with text/html" in str(caught.value)
+    assert ("may lack /v1" in str(caught.value)) == (not base_url.endswith("/v1"))
+
+
 async def test_no_message_holds_a_secret() -> None:
     """Neither where the server quotes it, in code or words, nor in a broken stream, nor from the caller's headers."""
     echo = httpx.Response(401, json={"error": {"message": f"Wrong key {KEY}, token tok-5.", "code": KEY}})
@@ -183,7 +208,7 @@ async def test_a_request_says_what_it_must_and_the_answer_streams() -> None:
     settings = ModelSettings(extra_headers={"Accept": "x/y", "X-Mine": "1"}, extra_query={"q": "a b"}, max_tokens=5)
     events = await ask(model, ModelRequest(system=None, items=REQUEST.items, settings=settings))
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["Hel", "lo"]
-    assert events[-1] == ResponseDone((AssistantMessage("Hello"),), None, "r", "req-1")
+    assert events[-1] == ResponseDone((AssistantMessage("Hello"),), None, "r", "req-1", "stop")
     [request] = seen
     assert str(request.url) == f"{URL}/chat/completions?version=2&q=a+b"
     wanted = {
@@ -211,7 +236,65 @@ async def test_a_clients_own_timeouts_hold_unless_it_never_gave_a_thought_to_the
     options = {} if client_timeout is None else {"timeout": client_timeout}
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer), **options)  # type: ignore[arg-type,unused-ignore]
     await ask(OpenAIChatModel("m", base_url=URL, http_client=client))
-    assert seen[0]["read"] == (client_timeout or 600.0)
+    assert seen[0]["read"] == (client_timeout or 300.0)
+    assert seen[0]["connect"] == (client_timeout or 10.0)
+
+
+class Pieces(httpx.AsyncByteStream):
+    """A body that comes in pieces, with seconds of silence before each."""
+
+    def __init__(self, *pieces: tuple[float, bytes]) -> None:
+        self.pieces = pieces
+
+    async def __aiter__(self) -> Any:
+        for seconds, piece in self.pieces:
+            await anyio.sleep(seconds)
+            yield piece
+
+
+@pytest.mark.scenario("RP-20")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+@pytest.mark.parametrize(
+    ("pieces", "silent"),
+    [
+        ([(50, FIRST), (50, REST)], None),
+        ([(290, GOOD)], None),
+        ([(310, GOOD)], "silent for 300 s"),
+        ([(0, FIRST), (61, REST)], "silent for 60 s"),
+        ([(0, b": ping\n\n"), (290, b": ping\n\n"), (290, GOOD)], None),
+    ],
+)
+async def test_answer_may_be_silent_longer_before_its_first_output(
+    pieces: list[tuple[float, bytes]], silent: str | None
+) -> None:
+    """Five minutes before anything is shown, one minute between two pieces then; what a server sends counts."""
+    answer = httpx.Response(200, headers=SSE, stream=Pieces(*pieces))
+    model = mock_model(answer)
+    if silent is None:
+        await ask(model)
+        return
+    error = await failure(model)
+    assert silent in str(error)
+    assert error.code == "silence_timeout"
+    assert error.status is None
+
+
+@pytest.mark.scenario("RP-20")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_reasoning_effort_gives_the_first_output_more_time() -> None:
+    """Ten minutes; and a model may be told another time, or none."""
+    hard = ModelRequest(system=None, items=REQUEST.items, settings=ModelSettings(reasoning={"effort": "high"}))
+
+    def late(seconds: float) -> httpx.Response:
+        return httpx.Response(200, headers=SSE, stream=Pieces((seconds, GOOD)))
+
+    await ask(mock_model(late(590)), hard)
+    error = await failure(mock_model(late(610)), hard)
+    assert "silent for 600 s" in str(error)
+    await ask(mock_model(late(3600), first_output_timeout=None))
+    assert "silent for 5 s" in str(await failure(mock_model(late(6), first_output_timeout=5)))
+    with pytest.raises(UserValueError, match="silence_timeout"):
+        OpenAIChatModel("m", base_url=URL, silence_timeout=0)
 
 
 async def test_a_given_client_stays_open_and_the_model_needs_no_entering() -> None:
@@ -433,7 +516,7 @@ async def test_a_compressed_error_body_is_bounded_too() -> None:
     ("error", "words"),
     [
         (httpx.ConnectError("refused"), "refused \\(ConnectError\\)"),
-        (httpx.ReadTimeout(""), "took too long \\(ReadTimeout\\)"),
+        (httpx.ReadTimeout(""), "took too long.* \\(ReadTimeout\\)"),
         (httpx.RemoteProtocolError(""), "connection broke \\(RemoteProtocolError\\)"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_given_client_is_used() -> None:
     ("text", "match"),
     [
         ("openai-chta:m", r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, local:NAME, URL#NAME"),
-        ("gpt-x", "'gpt-x' is no known.*openai-chat:NAME"),
+        ("gpt-x", "'gpt-x' is no known.*did you mean 'openai-chat:gpt-x'.*openai-chat:NAME"),
         ("local", "Did you mean 'local:'"),
         ("", "''"),
         ("ftp://h/v1#m", "'ftp://h/v1#m'"),

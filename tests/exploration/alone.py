@@ -106,31 +106,32 @@ class _Queue:
         for one in started:
             for other in self.waiting:
                 if other.seq < one.seq and set(other.limits) & set(one.limits):
-                    self._passes(one, other)
+                    self._passes(one, other, now)
         for one in self.waiting:
-            if all(limit.room(now) for limit in one.limits) and not self._held_back(one):
+            if all(limit.free(now) > self._kept(limit, one) for limit in one.limits):
                 raise Faulty("slots_are_used", f"ticket {one.seq} waits, and all of its limits have room")
         if started != sorted(started, key=lambda one: one.seq):
             raise Faulty("starts_follow_model_order", "who was admitted together stands in another order")
 
-    def _passes(self, one: Ticket, other: Ticket) -> None:
+    def _passes(self, one: Ticket, other: Ticket, now: float) -> None:
         if set(other.limits) == set(one.limits):
             raise Faulty("starts_follow_model_order", f"ticket {one.seq} started before its equal {other.seq}")
         if any(limit.ordered and limit in one.limits for limit in other.limits):
             raise Faulty("starts_follow_model_order", f"ticket {one.seq} took an ordered limit before {other.seq}")
         count = self.passed[other.seq] = self.passed.get(other.seq, 0) + 1
-        if count > PATIENCE:
-            raise Faulty("nobody_starves", f"ticket {other.seq} was passed {count} times")
+        if count <= PATIENCE or not self._is_first(other):
+            return
+        if any(limit in one.limits and limit.free(now) <= 0 for limit in other.limits):
+            raise Faulty("nobody_starves", f"ticket {other.seq} was passed {count} times, and no token was kept for it")
 
-    def _held_back(self, one: Ticket) -> bool:
-        """Tell whether an earlier ticket reserves a limit that *one* wants."""
-        earlier = [other for other in self.waiting if other.seq < one.seq and set(other.limits) & set(one.limits)]
-        return any(self._reserves(other, one) for other in earlier)
+    def _is_first(self, one: Ticket) -> bool:
+        return not any(other.seq < one.seq and set(other.limits) == set(one.limits) for other in self.waiting)
 
-    def _reserves(self, other: Ticket, one: Ticket) -> bool:
-        if self.passed.get(other.seq, 0) >= PATIENCE:
-            return True
-        return any(limit.ordered and limit in one.limits for limit in other.limits)
+    def _kept(self, limit: Limit, one: Ticket) -> int:
+        """Return how many tokens of *limit* are kept for tickets that came before *one*."""
+        wanting = [other for other in self.waiting if other.seq < one.seq and limit in other.limits]
+        spent = [other for other in wanting if self.passed.get(other.seq, 0) >= PATIENCE and self._is_first(other)]
+        return len(wanting if limit.ordered else spent)
 
 
 def admission(chance: Chance) -> None:

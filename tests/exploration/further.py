@@ -26,11 +26,12 @@ from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOut
 from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import Cast, HookLog, Role, odd
+from agentloop.testing.cast import Cast, Role, odd
 from agentloop.testing.clockwork import BACKENDS, Backend
 from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
-from agentloop.testing.evidence import Evidence
+from agentloop.testing.evidence import Evidence, Reading
 from agentloop.testing.invariants import evidence_of
+from agentloop.testing.observers import HookLog, WatcherFailed
 from agentloop.testing.parts import CancelsCall, Holds, OnStage, Returns
 from agentloop.testing.runs import Body, CancelAt, Verdict, World, WorldRun
 from agentloop.testing.scripted import say
@@ -105,7 +106,8 @@ class Failing(HookLog):
         first = not any(event == "tool_end" for event, _, _ in self.told)
         await super().on_tool_end(ctx, agent, tool, outcome)
         if first:
-            raise LookupError(f"a hook that fails: {json.loads(ctx.tool_arguments).get('key')}")
+            self.failed.append(self.told[-1])
+            raise WatcherFailed(f"a hook that fails: {json.loads(ctx.tool_arguments).get('key')}")
 
 
 @attrs.frozen
@@ -251,8 +253,11 @@ def forgotten(run: WorldRun) -> str | None:
         if heard and run.error is None and not run.cancelled:
             return "hooks failed at the end of a tool, and the run didn't"
     if run.world.options["run_config"].policies:
+        config = Reading(evidence_of(run)).config
         for record in run.records:
-            if isinstance(record, r.CallStarted) and odd(json.loads(record.arguments)):
+            if not isinstance(record, r.CallStarted) or not config(record.path).policies:
+                continue
+            if odd(json.loads(record.arguments)):
                 return f"a policy denies odd numbers, and a call started with {record.arguments}"
     if isinstance(run.session, Witness) and run.session.early:
         return f"the session has outputs of which the journal doesn't know yet: {sorted(run.session.early)}"

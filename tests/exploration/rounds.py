@@ -30,7 +30,7 @@ from agentloop.testing.normal import normal
 from agentloop.testing.replaying import replay
 from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
 
-from . import alone, crashes, further, rare
+from . import alone, crashes, further, rare, surrounded
 from .counts import SLOW, Counts, Violation
 from .malformed_stores import feed
 
@@ -122,6 +122,11 @@ class Round:
             self.full_stack(stop=stop)
         if not (stop and self.counts.violations):
             self.judged("further", self.further)
+        for place in range(surrounded.EVERY_ROUND):
+            if not (stop and self.counts.violations):
+                self.judged(
+                    "surrounded", lambda number=self.number * surrounded.EVERY_ROUND + place: self.surrounded(number)
+                )  # type: ignore[misc]
         if self.number % rare.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("rare", self.rare)
         if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
@@ -278,6 +283,11 @@ class Round:
     def rare(self) -> None:
         """A small world with something that the others seldom meet."""
         run = self.beside(rare.draw_rare(Seeded(f"{self.seed}/{self.number}/rare"), self.number))
+        check(run, self.counts.tally, but=SLOW)
+
+    def surrounded(self, number: int) -> None:
+        """A world in which it is what surrounds the run that matters."""
+        run = self.beside(surrounded.draw_surrounded(Seeded(f"{self.seed}/{number}/surrounded"), number))
         check(run, self.counts.tally, but=SLOW)
 
     def beside(self, one: further.Further) -> WorldRun:

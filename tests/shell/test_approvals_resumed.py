@@ -29,6 +29,7 @@ from agentloop import (
     RunConfig,
     RunState,
     StateError,
+    UserError,
     tool,
 )
 from agentloop import records as r
@@ -495,3 +496,37 @@ async def test_all_ways_to_go_on_leave_one_and_the_same_log(
         assert outcome_of(result, "c2").output == "free 0"
         logs.append(normal(result.records))
     assert logs[0] == logs[1] == logs[2]
+
+
+@pytest.mark.scenario("RP-21")
+@pytest.mark.parametrize("how", ["state", "stored state"])
+async def test_edited_arguments_that_do_not_fit_are_refused_and_the_call_waits_on(run_mode: Run, how: str) -> None:
+    """Every fault is named, and the approval is not spent."""
+    ran: list[Any] = []
+
+    @tool(needs_approval=True)
+    async def pay(amount: int, to: str, note: str = "") -> str:
+        """Pay."""
+        ran.append((amount, to))
+        return "paid"
+
+    agent = Agent("a", model=ScriptedModel([call("pay", {"amount": 1, "to": "x"}, "c1"), say("done")]), tools=[pay])
+    state = (await run_mode(agent, "go")).to_state()
+    if how == "stored state":
+        state = RunState.from_string(agent, state.to_string())
+    before = list(state.records)
+    for bad, faults in (
+        ({"amount": "many", "note": 5}, ["amount", "to", "note"]),
+        ({"amount": 1, "to": "x", "why": "?"}, ["why"]),
+        ("{", ["JSON"]),
+        ("[1]", ["object"]),
+    ):
+        with pytest.raises(UserError, match=r"the arguments given.* don't fit") as caught:
+            state.approve("c1", arguments=bad)  # type: ignore[arg-type]
+        assert all(fault in str(caught.value) for fault in faults), str(caught.value)
+    assert state.records == before
+    assert [request.call.call_id for request in state.interruptions] == ["c1"]
+    state.approve("c1", arguments={"amount": 2, "to": "y"})
+    result = await run_mode(agent, state)
+    assert result.final_output == "done"
+    assert ran == [(2, "y")]

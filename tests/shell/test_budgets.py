@@ -272,6 +272,24 @@ async def test_call_that_does_not_start_gives_its_cost_back(run_mode: Run) -> No
     assert statuses(result) == ["rejected", "succeeded", "skipped"]
 
 
+@pytest.mark.scenario("LX-69")
+async def test_call_that_does_not_start_gives_its_cost_back_before_its_slot(run_mode: Run) -> None:
+    """With one slot, the next call takes both in one step, and there is room for it."""
+
+    @tool_input_guardrail
+    def gate(data: Any) -> Any:
+        return RejectContent("not you") if data.arguments["n"] == 0 else Allow()
+
+    @tool(cost=lambda arguments: 60, tool_input_guardrails=(gate,))
+    async def pay(n: int) -> str:
+        return "paid"
+
+    agent = agent_with([pay], [call("pay", {"n": n}) for n in range(2)])
+    one = ToolExecution(max_function_tool_concurrency=1)
+    config = RunConfig(limits=UsageLimits(cost=100), tool_execution=one)
+    assert statuses(await run_mode(agent, "go", run_config=config)) == ["rejected", "succeeded"]
+
+
 async def test_number_of_calls_is_limited(run_mode: Run) -> None:
     """Calls past the limit are answered, those before it run; side by side or over turns."""
     agent = agent_with([fine], [call("fine", {"n": n}) for n in range(3)], [call("fine", {"n": n}) for n in range(2)])

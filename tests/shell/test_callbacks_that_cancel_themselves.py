@@ -85,8 +85,9 @@ class Fatal(BaseException):
 
 @pytest.mark.parametrize("error", [Fatal("x"), asyncio.CancelledError("own")])
 async def test_an_end_hook_that_breaks_while_the_run_is_cancelled_holds_nobody(run_mode: Any, error: Any) -> None:
-    """The call settles, and the run ends."""
+    """The call settles, and the run ends; a BaseException outranks the cancellation, and leaves bare (RP-04)."""
     started = anyio.Event()
+    left: list[BaseException] = []
 
     class Breaks(RunHooks):
         async def on_tool_end(self, *args: Any) -> None:
@@ -112,7 +113,11 @@ async def test_an_end_hook_that_breaks_while_the_run_is_cancelled_holds_nobody(r
                 scope.cancel()
 
             group.start_soon(cancel)
-            await run_mode(agent, "go", hooks=Breaks(), run_config=RunConfig(instruments=[Watch()]))
+            try:
+                await run_mode(agent, "go", hooks=Breaks(), run_config=RunConfig(instruments=[Watch()]))
+            except Fatal as fatal:
+                left.append(fatal)
+    assert left == ([error] if isinstance(error, Fatal) else [])
     assert [record.outcome.status for record in records if isinstance(record, r.CallSettled)] == ["cancelled"]
     assert isinstance(records[-1], r.RunEnded)
 

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 import pytest
 from shell.kit import Run, outputs_in, records_of
+from shell.pause_kit import gated
 from shell.run_kit import RunTrace, asked, brief, scripted
 
 from agentloop import (
@@ -311,6 +312,37 @@ async def test_filter_gets_the_history_told_apart_by_when_it_came(run_mode: Run)
     assert data.context.context == "app"
     shown = [*data.input_history, *data.pre_handoff_items, *data.new_items]
     assert list(asked(second)[0].items) == shown  # a filter that changes nothing changes nothing
+
+
+@pytest.mark.scenario("HO-05")
+async def test_a_filter_is_given_outputs_in_model_order_after_a_pause_too(run_mode: Run) -> None:
+    """The call that waited for a verdict ended last; in what a later handoff shows of that turn they stand in order."""
+    given: list[HandoffInputData] = []
+
+    def look(data: HandoffInputData) -> HandoffInputData:
+        given.append(data)
+        return data
+
+    third = scripted("c", say("done"))
+    second = scripted("b", call("transfer_to_c", call_id="h2"), handoffs=[handoff(third, input_filter=look)])
+    first = scripted(
+        "a",
+        [
+            call("gated", {"n": 1}, call_id="c1"),
+            call("add", {"a": 1, "b": 2}, call_id="c2"),
+            call("transfer_to_b", call_id="h1"),
+        ],
+        tools=[gated([]), add],
+        handoffs=[handoff(second, input_filter=look)],
+    )
+    state = (await run_mode(first, "go")).to_state()
+    state.approve("c1")
+    await run_mode(first, state)
+    in_turn, before = given
+    turn = ["call:gated#c1", "call:add#c2", "handoff:transfer_to_b#h1", "output:gated 1#c1", "output:3#c2"]
+    assert [text for text in brief(in_turn.new_items) if "#c" in text or "handoff:" in text] == turn
+    assert brief(before.input_history)[: len(turn) + 1] == ["user:go", *turn]  # what the first filter has left
+    assert brief(before.pre_handoff_items) == []
 
 
 @pytest.mark.scenario("HO-05")

@@ -9,6 +9,7 @@ import anyio.lowlevel
 import pytest
 from shell.kit import Rendezvous, Run, outputs_in, records_of
 from shell.run_kit import PASSED, TRIPPED, Held, asked, brief, input_guard, scripted
+from shell.scenario_kit import Watch, watched
 
 from agentloop import (
     Agent,
@@ -567,3 +568,26 @@ async def test_error_that_is_false_is_raised_all_the_same(run_mode: Run, paralle
     guards = [input_guard("bad", Falsy(), parallel=parallel), *[input_guard("good", parallel=parallel)] * beside]
     with pytest.raises(Falsy):
         await run_mode(scripted("a", say("done"), input_guardrails=guards), "go")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("answer", [TRIPPED, ValueError("no")])
+async def test_the_callers_cancellation_comes_before_what_a_guardrail_says_in_the_same_step(
+    run_mode: Run, count: int, answer: Any
+) -> None:
+    """However many guardrails are asked at once: the run ends as cancelled, as its caller's scope and its log say."""
+    scope, watch = anyio.CancelScope(), Watch()
+
+    async def cancels(ctx: Any, agent: Any, given: Any) -> Any:
+        scope.cancel()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    guards = [InputGuardrail(cancels, name=f"{place}", run_in_parallel=False) for place in range(count)]
+    agent = scripted("a", say("never"), input_guardrails=guards)
+    with scope:
+        await run_mode(agent, "go", run_config=watched(watch))
+    assert scope.cancelled_caught
+    assert watch.end == "cancelled"
+    assert asked(agent) == []

@@ -78,7 +78,7 @@ async def test_raising_hook_fails_the_run(run_mode: Run) -> None:
 
 async def test_failing_instrument_never_replaces_the_runs_own_error(run_mode: Run) -> None:
     """The run fails with its own error, as without instruments."""
-    agent = agent_with([], fail(ModelTransportError("gone")))
+    agent = agent_with([], fail(ModelTransportError("gone", status=400)))  # which isn't asked again
     with pytest.raises(ModelTransportError, match="gone"):
         await run_mode(agent, "go", run_config=RunConfig(instruments=(Broken(),)))
 

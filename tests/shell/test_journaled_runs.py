@@ -490,7 +490,7 @@ async def test_a_second_writer_is_refused(run_mode: Run, tmp_path: Path) -> None
 # ---------------------------------------------------------------------------------------------- broken journals
 
 
-@pytest.mark.parametrize("schema", ["2", "0", None, 1])
+@pytest.mark.parametrize("schema", ["3", "0", None, 1])
 async def test_a_journal_of_another_schema_is_refused_with_what_is_supported(schema: Any) -> None:
     """Nothing runs."""
     agent = two_turns()
@@ -498,7 +498,7 @@ async def test_a_journal_of_another_schema_is_refused_with_what_is_supported(sch
     await Runner.run(agent, "go", journal=journal)
     head, *lines = await journal.read()
     changed = {**json.loads(head), "schema": schema}
-    with pytest.raises(StateError, match="supported: 1"):
+    with pytest.raises(StateError, match="supported: 1, 2"):
         await Runner.resume(agent, await journal_of([encode(changed), *lines]))
 
 

@@ -1,7 +1,9 @@
 """Limits shared by tools, agents and runs: never exceeded, fully used, and no way to a deadlock."""
 
 import functools
+import itertools
 import threading
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -386,6 +388,87 @@ async def test_a_rate_and_a_capacity_together(run_mode: Run) -> None:
     assert starts == [pytest.approx(at) for at in (0, 3, 10, 13, 20)]
 
 
+@VIRTUAL
+@pytest.mark.scenario("RP-14")
+async def test_a_call_that_waits_for_a_rate_holds_back_no_free_call_of_its_turn(run_mode: Run) -> None:
+    """Under a cap of four, a hundred later calls start as if the waiting one were not there."""
+    starts: dict[str, float] = {}
+
+    @tool(capacity=Rate(1, 3))
+    async def limited(n: int) -> int:
+        starts[f"l{n}"] = anyio.current_time() - began
+        return n
+
+    @tool
+    async def free(n: int) -> int:
+        starts[f"f{n}"] = anyio.current_time() - began
+        await anyio.sleep(0.01)
+        return n
+
+    agent = agent_with([limited, free], [*calls("limited", 2, "l"), *calls("free", 100, "f")])
+    began = anyio.current_time()
+    await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=4, max_calls_per_turn=None))
+    assert starts.pop("l0") == 0
+    assert starts.pop("l1") == pytest.approx(3)
+    assert max(starts.values()) == pytest.approx(0.24)  # 25 rounds of four
+
+
+@VIRTUAL
+@pytest.mark.scenario("RP-14")
+async def test_a_call_that_waits_for_a_rate_holds_back_no_other_run(run_mode: Run) -> None:
+    """A shared capacity, of which nothing is in use, stays open; when its time comes the waiting call is first."""
+    capacity, order = Capacity(1), list[tuple[str, float]]()
+
+    @tool(capacity=[Rate(1, 3), capacity])
+    async def limited(n: int) -> int:
+        order.append((f"limited{n}", anyio.current_time() - began))
+        return n
+
+    @tool(capacity=capacity)
+    async def free(n: int) -> int:
+        order.append(("free", anyio.current_time() - began))
+        await anyio.sleep(0.03)
+        return n
+
+    async def second() -> Any:
+        await anyio.sleep(1)
+        return await run_mode(
+            agent_with([free], calls("free", 100)), "go", run_config=executing(max_calls_per_turn=None)
+        )
+
+    began = anyio.current_time()
+    await both(functools.partial(run_mode, agent_with([limited], calls("limited", 2)), "go"), second)
+    names = [name for name, _ in order]
+    assert names.index("limited1") == 68  # the call that is in flight at 3 s ends, then it is its turn
+    assert dict(order)["limited1"] == pytest.approx(3.01)
+    gaps = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(order[1:])]
+    assert max(gaps) <= 0.0301
+
+
+@pytest.mark.scenario("RP-14")
+@pytest.mark.parametrize("buffer", range(2, 14))
+async def test_a_run_whose_consumer_is_behind_holds_back_no_other_run(buffer: int) -> None:
+    """Waiting for a consumer is no more reason to keep a shared capacity from others than waiting for time.
+
+    Whatever the buffer holds, so that in some of them the calls are queued when it is full.
+    """
+    capacity = Capacity(1)
+
+    @tool(capacity=capacity)
+    async def shared(n: int) -> int:
+        return n
+
+    slow = agent_with([shared], calls("shared", 4))
+    with anyio.fail_after(30):
+        async with Runner.run_streamed(slow, "go", run_config=RunConfig(stream_buffer=buffer)) as stream:
+            for _ in range(2):
+                result = await Runner.run(agent_with([shared], calls("shared", 60)), "go")
+                assert statuses(result) == ["succeeded"] * 60
+            async for _ in stream:
+                pass
+        assert statuses(stream.result) == ["succeeded"] * 4
+
+
 async def test_a_rate_with_room_makes_nobody_wait(run_mode: Run) -> None:
     """Its statistics say what was started."""
     rate = Rate(5, 1000)
@@ -702,3 +785,31 @@ async def test_two_turns_that_wait_for_one_rate_sleep_until_it_has_room(monkeypa
     outer = Agent("outer", tools=[rated, inner.as_tool()], model=ScriptedModel(script))
     result = await Runner.run(outer, "go")
     assert result.final_output == "out"
+
+
+def test_of_two_loops_that_take_over_a_limit_at_once_one_gets_it() -> None:
+    """In two threads, when the loop that had it has ended; else calls of one would wait for the other."""
+    from agentloop.limits import LoopBinding
+
+    meeting = threading.Barrier(2)
+
+    def has_ended() -> bool:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)  # both come here only if both may ask at once
+        return False
+
+    binding = LoopBinding(loop="before", alive=has_ended)
+    refused: list[str] = []
+
+    def take_over(name: str) -> None:
+        try:
+            binding.bind("it", name, lambda: True, lambda: None)
+        except UserError:
+            refused.append(name)
+
+    threads = [threading.Thread(target=take_over, args=(name,)) for name in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted([*refused, binding.loop]) == ["one", "other"]

@@ -7,10 +7,26 @@ import anyio
 import pytest
 from shell.kit import Run, agent_with, calls_in, outcome_of, outputs_in, records_of, requests_of, shown, statuses
 
-from agentloop import Agent, ModelBehaviorError, RunConfig, RunHooks, Runner, ToolErrorArgs, UserError, tool
+from agentloop import (
+    Agent,
+    Allow,
+    Deny,
+    ModelBehaviorError,
+    RejectContent,
+    RunConfig,
+    RunHooks,
+    Runner,
+    ToolErrorArgs,
+    ToolExecution,
+    UserError,
+    tool,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import HostedToolCall, Reasoning
+from agentloop.policies import PendingCall
 from agentloop.testing import ScriptedModel, call, reason, respond, say
 
 ANSWERING = RunConfig(tool_not_found_behavior="return_error_to_model")
@@ -245,6 +261,95 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_names(run_mode: Run)
         "x": "Tool 'readfile' not found. Did you mean 'read_file' or 'read_files'?",
         "d": "gone",
     }
+
+
+@pytest.mark.scenario("RP-12")
+@pytest.mark.parametrize("behavior", ["raise_error", "return_error_to_model"])
+async def test_unknown_names_past_the_cap_are_refused_as_any_call(run_mode: Run, behavior: Any) -> None:
+    """They don't end the run, and the calls within the cap do what they did."""
+    f = Counted()
+    agent = agent_with(f.tools, [call("f", {"n": 1}, "a"), call("zzz", {}, "x"), call("f", {"n": 2}, "b")])
+    config = RunConfig(tool_not_found_behavior=behavior, tool_execution=ToolExecution(max_calls_per_turn=1))
+    result = await run_mode(agent, "go", run_config=config)
+    assert f.ran == [1]
+    assert shown(agent) == {
+        "a": "f1",
+        "x": "Tool 'zzz' was not started: more than 1 calls in one turn.",
+        "b": "Tool 'f' was not started: more than 1 calls in one turn.",
+    }
+    assert statuses(result) == ["succeeded", "skipped", "skipped"]
+
+
+@pytest.mark.scenario("RP-12")
+async def test_an_unknown_name_within_the_cap_still_ends_the_run(run_mode: Run) -> None:
+    """Before any sibling, as ever."""
+    f = Counted()
+    agent = agent_with(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
+    with pytest.raises(ModelBehaviorError, match="Tool 'zzz' not found"):
+        await run_mode(agent, "go", run_config=RunConfig(tool_execution=ToolExecution(max_calls_per_turn=1)))
+    assert f.ran == []
+
+
+class _Verbose:
+    """Denies the call named so, at length."""
+
+    def decide(self, pending: PendingCall) -> Any:
+        return Deny("no " * 100) if pending.call.name == "denied" else Allow()
+
+
+@pytest.mark.scenario("RP-12")
+@pytest.mark.parametrize("limit", [1, 7, 50, 100])
+@pytest.mark.parametrize("worded", [False, True])
+async def test_no_text_for_the_model_is_longer_than_outputs_may_be(run_mode: Run, limit: int, worded: bool) -> None:
+    """Whoever words it: the library, a policy, a formatter, an error function, a guardrail, the model itself."""
+
+    @tool_input_guardrail
+    async def refuse(data: Any) -> RejectContent:
+        return RejectContent("refused " * 100)
+
+    @tool_output_guardrail
+    async def withhold(data: Any) -> RejectContent:
+        return RejectContent("withheld " * 100)
+
+    async def fails() -> str:
+        raise ValueError("x" * 500)
+
+    async def slow() -> None:
+        await anyio.sleep_forever()
+
+    async def gives() -> str:
+        return "x" * 500
+
+    tools = [
+        tool(fails),
+        tool(fails, name="worded", failure_error_function=lambda ctx, error: "failed " * 100),
+        tool(slow, timeout=0.01),
+        tool(slow, name="slower", timeout=0.01, timeout_error_function=lambda ctx, error: "late " * 100),
+        tool(gives),
+        tool(gives, name="refused", tool_input_guardrails=[refuse]),
+        tool(gives, name="withheld", tool_output_guardrails=[withhold]),
+        tool(gives, name="denied"),
+        tool(gives, name="off", is_enabled=_once()),
+    ]
+    names = [*(each.name for each in tools), "unknown" * 100, "givs", "past the cap" * 100]
+    agent = agent_with(tools, [call(name, {}, f"c{n}") for n, name in enumerate(names)])
+    config = RunConfig(
+        policies=[_Verbose()],
+        tool_not_found_behavior="return_error_to_model",
+        tool_error_formatter=(lambda args: "worded " * 100) if worded else None,
+        tool_execution=ToolExecution(max_output_chars=limit, max_calls_per_turn=len(names) - 1),
+    )
+    result = await run_mode(agent, "go", run_config=config)
+    texts = shown(agent)
+    assert len(texts) == len(names)
+    assert max(len(str(text)) for text in texts.values()) <= limit
+    assert {settled.outcome.output for settled in result.calls} == set(texts.values())
+
+
+def _once() -> Any:
+    """Return an `is_enabled` that says yes to the model and in planning, and no when the call's turn has come."""
+    answers = iter((True, True))
+    return lambda ctx, agent: next(answers, False)
 
 
 def _none(args: ToolErrorArgs) -> None:

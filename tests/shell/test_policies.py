@@ -361,17 +361,21 @@ async def test_edited_arguments_are_judged_by_the_policies_again(
     assert [pending.arguments for pending in policy.seen[asked:]] == [{"n": n}]
 
 
-@pytest.mark.scenario("LX-67")
+@pytest.mark.scenario("LX-67", "RP-21")
 @in_every_way
-async def test_edited_arguments_that_do_not_fit_the_tool_are_answered_as_a_fault(run_mode: Run, way: str) -> None:
-    """The body doesn't run; the model is told which argument is wrong."""
+async def test_edited_arguments_that_do_not_fit_the_tool_are_refused_where_they_are_given(
+    run_mode: Run, way: str
+) -> None:
+    """The approver is told which argument is wrong, and may give others; the model hears of neither."""
     ran: list[Any] = []
     agent = agent_with([gated(ran)], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
-    result = await pauses.resume(agent, await pauses.run(agent), approving(arguments={"n": "many"}))
-    assert ran == []
-    assert statuses(result) == ["failed"]
-    assert "n" in str(shown(agent)["c1"])
+    paused = await pauses.run(agent)
+    with pytest.raises(UserError, match=r"\bn\b"):
+        await pauses.resume(agent, paused, approving(arguments={"n": "many"}))
+    result = await pauses.resume(agent, paused, approving(arguments={"n": 2}))
+    assert ran == [("gated", 2)]
+    assert statuses(result) == ["succeeded"]
 
 
 @pytest.mark.scenario("LX-67")
@@ -564,7 +568,7 @@ async def test_a_tool_that_asks_by_itself_gives_no_reason(run_mode: Run) -> None
 
 
 async def test_a_reason_repeats_no_secret_of_the_call(run_mode: Run) -> None:
-    """Neither where it is asked nor where the log keeps what the policy answered; a denial's words neither."""
+    """Neither where it is asked nor where the log keeps what the policy answered; a denial's words are the model's."""
 
     @tool(secret=("word",))
     async def tell(word: str) -> str:
@@ -579,8 +583,8 @@ async def test_a_reason_repeats_no_secret_of_the_call(run_mode: Run) -> None:
     steps = [call("tell", {"word": "opensesame"}, "c1"), call("tell", {"word": "closesesame"}, "c2")]
     paused = await run_mode(agent_with([tell], steps), "go", run_config=ruled(Saying(decide)))
     (request,) = paused.interruptions
-    assert request.reason == "he says [secret]"
-    assert [settled.outcome.output for settled in paused.calls] == ["he says [secret]"]
+    assert request.reason == "[redacted]"
+    assert [settled.outcome.output for settled in paused.calls] == ["he says closesesame"]  # for the model alone
     assert "sesame" not in paused.to_state().to_string() + repr(paused.records)
 
 

@@ -4,11 +4,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from shell.scenario_kit import agent_that_calls
 
-from agentloop import RunConfig, Runner, RunResult, ToolContext, UserError, tool
+from agentloop import Agent, RunConfig, Runner, RunResult, ToolContext, UserError, tool
 from agentloop import events as ev
+from agentloop._core.state import RunFold
+from agentloop._shell.stream import EventBuffer
+from agentloop.items import ToolCall
+from agentloop.testing import ScriptedModel, call, say
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -138,6 +145,88 @@ async def test_progress_is_coalesced_while_the_consumer_is_behind() -> None:
     assert reports == sorted(set(reports))
     assert reports[-1] == 9_999
     assert len(reports) <= 17
+
+
+@pytest.mark.scenario("RP-10")
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(
+    buffer=st.integers(1, 20),
+    turns=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=2, max_size=7),
+    pauses=st.lists(st.integers(0, 6), min_size=1, max_size=12),
+)
+async def test_no_report_replaces_or_precedes_another_calls(
+    buffer: int, turns: list[list[int]], pauses: list[int]
+) -> None:
+    """Whatever the consumer's pace and the buffer's size, over turns, with calls at once, in nested runs too.
+
+    Each call's reports stand between its start and its end, rise, and end with the last one.
+    """
+
+    @tool
+    async def reports(ctx: ToolContext[Any], times: int) -> str:
+        for step in range(times):
+            await ctx.report(step, times, f"{ctx.tool_call_id} at {step}")
+        return "done"
+
+    def model() -> ScriptedModel:
+        steps = [
+            [call("reports", {"times": times}, f"t{turn}c{place}") for place, times in enumerate(calls)]
+            for turn, calls in enumerate(turns)
+        ]
+        return ScriptedModel([*steps, say("done")])
+
+    inner = Agent("inner", model=model(), tools=[reports])
+    both = ScriptedModel([[call("inner", {"input": "go"}, "in"), call("reports", {"times": 3}, "out")], say("done")])
+    outer = Agent("outer", model=both, tools=[reports, inner.as_tool()])
+    config = RunConfig(stream_buffer=buffer)
+    for agent in (Agent("alone", model=model(), tools=[reports]), outer):
+        events: list[Any] = []
+        async with Runner.run_streamed(agent, "go", run_config=config, max_turns=None) as stream:
+            async for event in stream:
+                events.append(event)
+                for _ in range(pauses[len(events) % len(pauses)]):
+                    await anyio.lowlevel.checkpoint()
+        kinds = (ev.CallStarted, ev.CallProgress, ev.CallSettled)
+        of_calls: dict[Any, list[Any]] = {}
+        for event in events:
+            if isinstance(event, kinds):
+                of_calls.setdefault((event.path, event.call.call_id), []).append(event)
+        for (_, call_id), own in of_calls.items():
+            assert isinstance(own[0], ev.CallStarted)
+            assert isinstance(own[-1], ev.CallSettled)
+            seen = own[1:-1]
+            if own[0].call.name == "reports":
+                assert all(event.message == f"{call_id} at {event.progress}" for event in seen)
+                assert [event.progress for event in seen] == sorted({event.progress for event in seen})
+                assert seen[-1].progress == seen[-1].total - 1
+
+
+async def test_a_report_finds_the_unread_one_of_its_call_by_what_the_call_is() -> None:
+    """Not by an object that may be gone, whose place in memory another one has taken; and a call's end forgets it."""
+    fold = RunFold()
+    buffer = EventBuffer(fold, 1, lambda path: None)
+
+    def report(call_id: str, progress: float, path: tuple[str, ...] = ()) -> None:
+        buffer.progress(ev.CallProgress(ToolCall(call_id, "t", "{}"), progress, path=path, turn=1))
+
+    for call_id, path in (("a", ()), ("b", ()), ("a", ("b",))):
+        for progress in (1.0, 2.0):
+            report(call_id, progress, path)
+    assert buffer.unread == 3
+    taken = buffer.take_nowait()
+    assert isinstance(taken, ev.CallProgress)
+    assert (taken.call.call_id, taken.progress, taken.path) == ("a", 2.0, ())
+    report("a", 3)
+    report("b", 3)
+    rest = [buffer.take_nowait() for _ in range(3)]
+    assert [
+        (event.call.call_id, event.progress, event.path) for event in rest if isinstance(event, ev.CallProgress)
+    ] == [
+        ("b", 3, ()),
+        ("a", 2.0, ("b",)),
+        ("a", 3, ()),
+    ]
 
 
 async def test_report_outside_a_run_is_a_users_error() -> None:

@@ -420,7 +420,8 @@ async def ended_while_entering(
     """End a run while a resource is being entered, or before the task for that has *begun*; return what was cut."""
     tasks: list[Callable[[], Awaitable[None]]] = []
     cut: list[str] = []
-    resources = Resources(tasks.append)
+    resources = Resources()
+    resources.spawn = lambda work, on, name: tasks.append(partial(work, on))
 
     async def use() -> None:
         with pytest.raises(RuntimeError, match="the run ended while a resource was being entered"):

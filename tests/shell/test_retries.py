@@ -76,15 +76,52 @@ async def fine() -> str:
     return "fine"
 
 
-@pytest.mark.scenario("RT-01")
-async def test_without_settings_nothing_is_retried(run_mode: Run) -> None:
-    """One request, whatever the error says of itself."""
+@pytest.mark.scenario("RT-01", "RP-20")
+@pytest.mark.parametrize("error", [busy(429), busy(503), fail(ModelTransportError("refused"))])
+async def test_without_settings_two_retries_are_made(run_mode: Run, error: Any) -> None:
+    """Of what the provider's error allows, before any output was shown."""
     door = Door()
-    agent = agent_with([], busy(429, retry_after=1.0, should_retry=True))
-    with pytest.raises(ModelTransportError):
-        await run_mode(agent, "go", run_config=RunConfig(effects=door))
-    assert len(requests_of(agent)) == 1
-    assert door.slept == []
+    agent = agent_with([], error, error)
+    result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
+    assert result.final_output == "done"
+    assert len(requests_of(agent)) == 3
+    assert len(door.slept) == 2
+
+
+@pytest.mark.scenario("RP-20")
+@pytest.mark.parametrize(
+    ("error", "settings", "requests"),
+    [
+        (ModelTransportError("spent", status=429, code="insufficient_quota"), None, 1),
+        (ModelTransportError("busy", status=429), ModelSettings(retry=ModelRetrySettings(max_retries=0)), 1),
+        (ModelTransportError("busy", status=429), None, 3),
+        (ModelTransportError("silent", code="silence_timeout"), None, 2),
+    ],
+)
+async def test_requests_that_a_lasting_error_gets(
+    run_mode: Run, error: Exception, settings: ModelSettings | None, requests: int
+) -> None:
+    """The error leaves when its retries are spent."""
+    given = {} if settings is None else {"model_settings": settings}
+    agent = agent_with([], *[fail(error)] * 4, **given)
+    with pytest.raises(ModelTransportError) as caught:
+        await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
+    assert caught.value is error
+    assert len(requests_of(agent)) == requests
+
+
+@pytest.mark.scenario("RP-20")
+async def test_plain_run_retries_after_deltas_that_nobody_saw() -> None:
+    """A stream's consumer has been given them, so there the error is final."""
+    for shown in (say("so far"), call("fine")):
+        plain, streamed = (agent_with([fine], [shown, busy()]) for _ in range(2))
+        result = await Runner.run(plain, "go", run_config=RunConfig(effects=Door()))
+        assert result.final_output == "done"
+        assert len(requests_of(plain)) == 2
+        with pytest.raises(ModelTransportError, match="busy"):
+            async with Runner.run_streamed(streamed, "go", run_config=RunConfig(effects=Door())) as stream:
+                await stream.finished()
+        assert len(requests_of(streamed)) == 1
 
 
 @pytest.mark.scenario("RT-02")
@@ -163,8 +200,8 @@ async def test_unsafe_errors_are_not_retried_by_themselves(run_mode: Run, error:
 
 @pytest.mark.scenario("RT-03", "LX-79")
 @pytest.mark.parametrize("shown", [say("so far"), call("fine")])
-async def test_nothing_is_retried_once_something_was_shown(run_mode: Run, shown: Any) -> None:
-    """A consumer may have acted on it; the policy isn't even asked. The same for a plain run."""
+async def test_nothing_is_retried_once_something_was_shown(shown: Any) -> None:
+    """A consumer may have acted on it; the policy isn't even asked."""
     asked: list[Any] = []
 
     def always(context: Any) -> bool:
@@ -173,7 +210,8 @@ async def test_nothing_is_retried_once_something_was_shown(run_mode: Run, shown:
 
     agent = agent_with([fine], [shown, busy()], model_settings=retrying(policy=always))
     with pytest.raises(ModelTransportError, match="busy"):
-        await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
+        async with Runner.run_streamed(agent, "go", run_config=RunConfig(effects=Door())) as stream:
+            await stream.finished()
     assert len(requests_of(agent)) == 1
     assert asked == []
 

@@ -127,18 +127,18 @@ async def test_a_state_names_a_trace_only_where_the_run_was_traced() -> None:
 
 
 @pytest.mark.scenario("RS-02")
-@pytest.mark.parametrize("version", [None, "0", "2", "1.0", 1, "", ["1"], "missing"])
+@pytest.mark.parametrize("version", [None, "0", "3", "1.0", 1, "", ["1"], "missing"])
 async def test_a_missing_or_unknown_schema_is_refused_with_what_is_supported(version: Any) -> None:
     """As values and as text."""
     state = await waiting()
     data = {**state.to_json(), "schema": version}
     if version == "missing":
         del data["schema"]
-    with pytest.raises(StateError, match="supported: 1"):
+    with pytest.raises(StateError, match="supported: 1, 2"):
         RunState.from_json(state.agent, data)
-    with pytest.raises(StateError, match="supported: 1"):
+    with pytest.raises(StateError, match="supported: 1, 2"):
         RunState.from_string(state.agent, json.dumps(data))
-    assert RunState.schema_version == "1"
+    assert RunState.schema_version == "2"
 
 
 @pytest.mark.parametrize("data", [[], "text", None, 3, {"schema": "1"}, {"schema": "1", "records": {}}])

@@ -284,3 +284,27 @@ async def test_a_mutated_state_that_is_read_runs_or_fails_typed(state: RunState)
         except AgentLoopError:
             continue
         ran += 1
+
+
+@pytest.mark.parametrize(
+    "expires",
+    [10**5000, -(10**5000), 1e300, float("nan"), True, "soon", [], {}],
+    ids=["vast", "long ago", "far", "no number", "bool", "text", "list", "object"],
+)
+def test_a_seal_with_an_absurd_time_is_refused(state: RunState, expires: Any) -> None:
+    """By a typed error, whatever stands there: some numbers can't even be written."""
+    data = json.loads(state.to_string(key=KEY))
+    data["seal"]["expires_at"] = expires
+    with pytest.raises(StateError):
+        RunState.from_json(build(), data, key=KEY)
+
+
+@pytest.mark.parametrize("depth", [501, 1_500, 20_000])
+def test_a_state_of_runs_nested_without_end_is_refused(state: RunState, depth: int) -> None:
+    """The interpreter's stack bounds what can be read, and an error of its own would be nobody's."""
+    data = state.to_json()
+    started = next(record for record in data["records"] if record["kind"] == "run_started")
+    depths = [*range(min(depth, 600)), depth]
+    data["records"] = [dict(started, path=[f"c{level}" for level in range(deep)]) for deep in depths]
+    with pytest.raises(StateError, match=r"nest deeper|doesn't fit"):
+        RunState.from_json(build(), data).interruptions

@@ -130,7 +130,8 @@ async def test_what_can_not_be_kept_secret_is_refused(case: Case) -> None:
     )
     result = await case.run(outer)
     assert statuses(result) == ["failed"]
-    assert "of a call with secret arguments, a Reasoning can't be made" in str(shown(outer)["c1"])
+    assert shown(outer)["c1"] == "Tool inner failed with: UserTypeError([redacted])"
+    assert "of a call with secret arguments, a Reasoning can't be made" in str(result.calls[0].outcome.error)
     await case.check()
 
 

@@ -1,11 +1,13 @@
 """What a tool marks secret shows in no log, span, repr, error text, journal or state, whatever becomes of the call."""
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
 import anyio
+import attrs
 import pytest
 from shell.kit import Run, agent_with, shown, statuses
 from shell.secret_kit import CANARIES, OUTPUT, PASSWORD, Case, Reversing
@@ -13,6 +15,7 @@ from shell.secret_kit import CANARIES, OUTPUT, PASSWORD, Case, Reversing
 from agentloop import (
     Agent,
     Allow,
+    Deny,
     FunctionTool,
     RaiseException,
     RejectContent,
@@ -21,16 +24,19 @@ from agentloop import (
     RunConfig,
     Runner,
     RunState,
+    ToolContext,
     ToolExecution,
     handoff,
     tool,
     tool_input_guardrail,
     tool_output_guardrail,
 )
-from agentloop.exceptions import StateError, ToolCallError
+from agentloop.exceptions import StateError, ToolCallError, UserError
 from agentloop.items import ToolOutput
 from agentloop.journal import MemoryJournal
-from agentloop.testing import ScriptedModel, call, say
+from agentloop.records import BodyEnded, CallSettled
+from agentloop.secret_text import spans_of
+from agentloop.testing import ScriptedModel, call, replay, say
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +125,8 @@ async def test_a_failure_that_ends_the_run(case: Case) -> None:
     )
     await case.run(agent)
     assert isinstance(case.error, ToolCallError)
-    assert "Error running tool login: ValueError: bad password [secret]" in str(case.error)
+    assert str(case.error) == "Error running tool login: ValueError: [redacted]"
+    assert case.error.__notes__ == ["also failed: ToolCallError(Error running tool other: ExceptionGroup: [redacted])"]
     assert PASSWORD in str(case.error.__cause__)
     await case.check()
 
@@ -379,6 +386,19 @@ async def test_a_call_that_waits_for_approval(case: Case, verdict: str | None) -
     await case.check()
 
 
+@pytest.mark.scenario("RP-11")
+@pytest.mark.scenario("RP-21")
+@pytest.mark.parametrize("text", ['{"password": "hunter2', '["hunter2"]', '{"password": 5, "hunter2": 1}'])
+async def test_edited_arguments_that_do_not_fit_are_not_quoted(case: Case, text: str) -> None:
+    """The error may be logged by whoever gave them; the call waits on."""
+    paused = await case.run(logging_in(login(lambda password: OUTPUT, needs_approval=True)), journal=False)
+    state = paused.to_state()
+    with pytest.raises(UserError) as caught:
+        state.approve("c1", arguments=text)
+    assert "hunter2" not in str(caught.value)
+    assert [request.call.call_id for request in state.interruptions] == ["c1"]
+
+
 async def test_a_call_that_waited_in_a_sealing_journal_runs_with_its_secrets(run_mode: Run) -> None:
     """Another process with the codec has the arguments as the model wrote them, and goes on with the same journal."""
     got: list[str] = []
@@ -454,3 +474,201 @@ def test_runs_in_a_loop_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
         logging_in(login(fails)), "go", run_config=RunConfig(tool_execution=ToolExecution(max_threads=1))
     )
     assert "hunter2" not in caplog.text + repr(result)
+
+
+# -- whatever the secret is and however an error repeats it
+
+
+def group(value: Any) -> Exception:
+    """Return a group that repeats *value* in its own message and in each leaf's."""
+    return ExceptionGroup(f"all {value}", [ValueError(f"{value}"), ExceptionGroup("in", [KeyError(value)])])
+
+
+@attrs.frozen
+class Frozen(Exception):
+    """Takes no attributes."""
+
+    value: Any
+
+    def __str__(self) -> str:
+        return f"with {self.value}"
+
+
+SECRET_VALUES: dict[str, Any] = {
+    "text": PASSWORD,
+    "key": {PASSWORD: 1},
+    "deep key": {"a": [{"b": {PASSWORD: None}}]},
+    "list": [PASSWORD, "b"],
+    "number": 77312077312077,
+    "short": "q7",
+}
+ERRORS: dict[str, Any] = {
+    "as it is": lambda value: ValueError(value),
+    "in words": lambda value: KeyError(f"no {value} here"),
+    "a key": lambda value: KeyError(next(iter(value)) if isinstance(value, dict) else value),
+    "changed": lambda value: ValueError(" ".join(str(value)).upper()),
+    "in a group": group,
+    "of a frozen class": Frozen,
+}
+
+
+@pytest.mark.scenario("RP-11")
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("made", ERRORS.values(), ids=list(ERRORS))
+@pytest.mark.parametrize("value", SECRET_VALUES.values(), ids=list(SECRET_VALUES))
+async def test_an_error_of_a_call_with_secrets_shows_its_type_alone(
+    case: Case, value: Any, made: Any, raises: bool
+) -> None:
+    """Whatever the secret is: keys of a mapping are as secret as its values; and however the error repeats it."""
+    errors: list[Exception] = []
+
+    async def keep(secret: Any) -> str:
+        """Keep it."""
+        errors.append(made(secret))
+        raise errors[-1]
+
+    options: dict[str, Any] = {"failure_error_function": None} if raises else {}
+    kept = tool(keep, secret=("secret",), strict_mode=False, **options)
+    agent = agent_with([kept], call("keep", {"secret": value}, "c1"))
+    await case.run(agent)
+    (error,) = errors
+    inner = "ValueError([redacted]), KeyError([redacted])" if isinstance(error, ExceptionGroup) else "[redacted]"
+    summary = f"{type(error).__name__}({inner})"
+    settled = [record for record in case.watcher.told if isinstance(record, (BodyEnded, CallSettled))]
+    assert [record.error for record in settled] == [summary, summary]
+    if raises:
+        assert str(case.error) == f"Error running tool keep: {type(error).__name__}: [redacted]"
+    else:
+        assert shown(agent) == {"c1": f"Tool keep failed with: {summary}"}
+    await case.check()
+
+
+@pytest.mark.scenario("RP-11")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"counts": {PASSWORD: "no number"}},
+        {"counts": {"a": 1}, "other": 1},
+        {"counts": [PASSWORD]},
+        {},
+        f'{{"counts": {{"{CANARIES[0]}": 1, "{CANARIES[0]}": 2}}}}',
+        f'{{"counts": {{"{CANARIES[0]}": 1}}',
+        f'["{CANARIES[0]}"]',
+    ],
+    ids=["value", "unknown name", "kind", "missing", "repeated key", "no JSON", "no object"],
+)
+async def test_a_misfit_of_a_call_with_secrets_shows_its_type_alone(case: Case, arguments: Any) -> None:
+    """A path to what doesn't fit is made of keys. Only that the text is no JSON at all is told."""
+
+    async def keep(counts: dict[str, int]) -> str:
+        """Keep them."""
+        return "kept"
+
+    agent = agent_with(
+        [tool(keep, secret=("counts",), strict_mode=False)], call("keep", arguments, "c1"), call("other", {}, "c2")
+    )
+    agent.tools.append(tool(keep, name="other", secret=("counts",), strict_mode=False, failure_error_function=None))
+    await case.run(agent)
+    told = str(shown(agent)["c1"])
+    assert told in (
+        "Tool keep failed with: ModelBehaviorError([redacted])",
+        "Arguments of tool keep aren't valid JSON",
+    )
+    assert ("valid JSON" in told) == (isinstance(arguments, str) and spans_of(arguments + "}") is not None)
+    assert str(case.error) == "Arguments of tool other don't fit: [redacted]"
+    await case.check()
+
+
+@pytest.mark.scenario("RP-11")
+async def test_names_that_a_secret_catch_all_takes_are_secret(case: Case) -> None:
+    """They are the keys of a mapping, among the names of the other arguments: all of the arguments are masked."""
+    got: list[Any] = []
+
+    async def keep(user: str, **words: int) -> str:
+        """Keep them."""
+        got.append(words)
+        return "kept"
+
+    made = tool(keep, secret=("words",), strict_mode=False)
+    agent = agent_with([made], call("keep", {"user": "ann", PASSWORD: 1}, "c1"))
+    result = await case.run(agent)
+    assert statuses(result) == ["succeeded"]
+    assert got == [{PASSWORD: 1}]
+    await case.check()
+
+
+async def test_why_a_call_with_secrets_was_cancelled_is_not_told(case: Case) -> None:
+    """Whoever cancels it may repeat them."""
+
+    async def keep(ctx: ToolContext[Any], password: str) -> None:
+        """Keep it."""
+        ctx.cancel_call(ctx.tool_call_id, f"no {password}")
+        await anyio.sleep_forever()
+
+    agent = agent_with([tool(keep, secret=("password",))], call("keep", {"password": PASSWORD}, "c1"))
+    result = await case.run(agent)
+    assert [settled.outcome.reason for settled in result.calls] == ["[redacted]"]
+    assert shown(agent) == {"c1": "Tool keep failed with: ToolCancelledError([redacted])"}
+    await case.check()
+
+
+@pytest.mark.parametrize("made", ERRORS.values(), ids=list(ERRORS))
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_error_of_a_call_with_secrets_is_replayed(made: Any, raises: bool) -> None:
+    """Of a group the log has the types of its leaves, and the replay one error in its place."""
+
+    async def keep(secret: str) -> str:
+        """Keep it."""
+        raise made(secret)
+
+    def make() -> Agent[Any, Any]:
+        options: dict[str, Any] = {"failure_error_function": None} if raises else {}
+        return agent_with([tool(keep, secret=("secret",), **options)], call("keep", {"secret": PASSWORD}, "c1"))
+
+    journal = MemoryJournal()
+    with pytest.raises(ToolCallError) if raises else contextlib.nullcontext():
+        Runner.run_sync(make(), "go", journal=journal)
+    replayed = replay(journal, make())
+    assert (type(replayed.error), replayed.result is None) == (ToolCallError if raises else type(None), raises)
+
+
+@pytest.mark.parametrize("who", ["error function", "input guardrail", "output guardrail", "policy"])
+def test_words_made_of_a_secret_are_replayed_from_a_journal_that_lacks_them(who: str) -> None:
+    """The model was told them; the journal has a digest, and the replay comes out the same."""
+
+    @tool_input_guardrail
+    def before(data: Any) -> RejectContent:
+        return RejectContent(f"not with {data.arguments['password']}")
+
+    @tool_output_guardrail
+    def after(data: Any) -> RejectContent:
+        return RejectContent(f"not with {data.arguments['password']}")
+
+    class Strict:
+        def decide(self, pending: Any) -> Deny:
+            return Deny(f"not with {pending.arguments['password']}")
+
+    options: dict[str, dict[str, Any]] = {
+        "error function": {"failure_error_function": lambda ctx, error: f"It said: {error}"},
+        "input guardrail": {"tool_input_guardrails": [before]},
+        "output guardrail": {"tool_output_guardrails": [after]},
+    }
+    work = fails if who == "error function" else (lambda password: "in")
+
+    async def keep(password: str) -> str:
+        """Keep it."""
+        return str(work(password))
+
+    def make() -> Agent[Any, Any]:
+        made = tool(keep, secret=("password",), **options.get(who, {}))
+        return agent_with([made], call("keep", {"password": PASSWORD}, "c1"))
+
+    agent, journal = make(), MemoryJournal()
+    config = RunConfig(policies=[Strict()] if who == "policy" else [])
+    Runner.run_sync(agent, "go", run_config=config, journal=journal)
+    assert "hunter2" in str(shown(agent)["c1"])
+    stored = b"".join(anyio.run(journal.read))
+    assert b"hunter2" not in stored
+    replayed = replay(journal, make(), run_config=config)
+    assert replayed.result is not None
+    assert replayed.result.final_output == "done"

@@ -8,6 +8,8 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from shell.kit import Run, agent_with, executing, records_of, requests_of
 from shell.scenario_kit import Watch, watched
 
@@ -30,6 +32,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop._shell.keep import _not_there
 from agentloop.exceptions import GuardrailTripwireTriggered, ModelTransportError
 from agentloop.items import (
     ITEM_TYPES,
@@ -608,3 +611,25 @@ async def test_cancelled_run_saves_its_session_once_its_journal_has_caught_up() 
     assert isinstance(ended, r.RunEnded)
     assert ended.status == "cancelled"
     assert ended.details is None
+
+
+def naively_left(items: list[Item], tail: list[Item]) -> list[Item]:
+    """Return what is left of *items* without the longest end of *tail* that is made of them, tried one by one."""
+    for written in range(len(tail), 0, -1):
+        left = list(items)
+        try:
+            for item in tail[-written:]:
+                left.remove(item)
+        except ValueError:
+            continue
+        return left
+    return items
+
+
+@pytest.mark.scenario("RP-13")
+@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 4), max_size=8))
+def test_what_a_session_may_have_got_is_found_in_one_pass(items: list[int], tail: list[int]) -> None:
+    """As a search for each length would find it, also where equal items come several times."""
+    given_items: list[Item] = [UserMessage(str(number)) for number in items]
+    written: list[Item] = [UserMessage(str(number)) for number in tail]
+    assert _not_there(given_items, written) == naively_left(given_items, written)

@@ -193,6 +193,19 @@ async def test_cancel_after_the_turn_completes_it(moment: type[Any]) -> None:
 
 
 @pytest.mark.scenario("SC-06")
+async def test_cancel_after_the_turn_by_a_reader_whom_the_run_waits_for_begins_no_other_turn() -> None:
+    """All of the turn has been done, and the run waits for room: none is under way."""
+    agent = agent_with([fine], call("fine", call_id="c1"))
+    async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=1)) as stream:
+        async for event in stream:
+            if isinstance(event, ev.ItemCreated) and isinstance(event.item, ToolOutput):
+                await anyio.wait_all_tasks_blocked()
+                stream.cancel("after_turn")
+    assert stream.result.status == "cancelled"
+    assert len(requests_of(agent)) == 1
+
+
+@pytest.mark.scenario("SC-06")
 async def test_cancel_after_the_turn_that_answers_changes_nothing() -> None:
     """The turn brings the final output: the run completes."""
     async with Runner.run_streamed(agent_with([]), "go") as stream:

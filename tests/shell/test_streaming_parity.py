@@ -18,6 +18,8 @@ from agentloop import (
     GuardrailFunctionOutput,
     MaxTurnsExceeded,
     ModelBehaviorError,
+    ModelRetrySettings,
+    ModelSettings,
     RunConfig,
     Runner,
     RunResult,
@@ -492,7 +494,8 @@ async def test_every_event_before_an_error_is_delivered_first(kind: str) -> None
     agent = agent_with(
         [fine, broken], *steps[kind], done=None, output_guardrails=[tripping] if kind == "guardrail" else []
     )
-    options: dict[str, Any] = {"hooks": Hooks(), "max_turns": 2}
+    once = ModelSettings(retry=ModelRetrySettings(max_retries=0))  # the consumer leaves virtual time no chance to pass
+    options: dict[str, Any] = {"hooks": Hooks(), "max_turns": 2, "run_config": RunConfig(model_settings=once)}
     events: list[ev.Event] = []
     with pytest.raises(Exception) as raised:
         async with Runner.run_streamed(agent, "go", **options) as stream:

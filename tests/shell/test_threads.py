@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 import pytest
 from shell.scenario_kit import (
     Backend,
@@ -22,8 +23,9 @@ from shell.scenario_kit import (
     watched,
 )
 
-from agentloop import Runner, RunResult, ToolContext, open_runtime, tool
+from agentloop import Agent, Allow, Runner, RunResult, ToolContext, open_runtime, tool, tool_input_guardrail
 from agentloop import records as r
+from agentloop._shell.threads import Place, Threads
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -453,3 +455,138 @@ async def test_blocked_thread_is_named_by_still_running(go_on: threading.Event) 
     assert report.call.name == "blocks_for_a_while"
     assert "blocks_for_a_while" in report.stack
     assert watch.end == "cancelled"
+
+
+def nesting(depth: int, calls: int) -> Agent[Any, Any]:
+    """Return an agent with *calls* calls of a sync tool that runs such an agent in turn, *depth* times."""
+    if depth == 0:
+        return agent_that_calls(*["quick"] * calls, tools=[quick])
+
+    @tool
+    def runs_an_agent() -> str:
+        inner = nesting(depth - 1, calls)
+        result = anyio.from_thread.run(Runner.run, inner, "go")
+        return ",".join(settled.outcome.status for settled in result.calls)
+
+    return agent_that_calls(*["runs_an_agent"] * calls, tools=[runs_an_agent])
+
+
+@pytest.mark.parametrize("places", [1, 2, 3, 5])
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_sync_tools_that_run_agents_with_sync_tools_never_wait_for_themselves(
+    run_mode: Run, places: int, depth: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the number of threads: a call that only its own end could give a place is skipped, with a warning."""
+    agent = nesting(depth, 3)
+    async with open_runtime(max_threads=places):
+        with anyio.fail_after(30):
+            result = await run_mode(agent, "go")
+    assert [settled.outcome.status for settled in result.calls] == ["succeeded"] * 3
+    said = "".join(str(text) for text in shown(agent).values())
+    assert ("skipped" in said) <= ("are held by calls that wait for another one: " in caplog.text)
+    if places == 1:
+        assert "skipped" in said
+        assert re.search(
+            r"'(quick|runs_an_agent)' was not started: .* all 1 are held by .*: runs_an_agent \(\d", caplog.text
+        )
+    if places == 5 and depth == 1:
+        assert "skipped" not in said
+
+
+async def test_a_nested_sync_tool_waits_for_a_place_that_will_come_free(run_mode: Run) -> None:
+    """One of two places is held by the body around it, the other by a body that ends: nothing is refused."""
+    waits = threading.Event()
+
+    @tool
+    def ends() -> str:
+        waits.wait(10)
+        return "ended"
+
+    @tool
+    def runs_an_agent() -> str:
+        inner = agent_that_calls("quick", "lets_go", tools=[quick, lets_go])
+        return str(shown_of(anyio.from_thread.run(Runner.run, inner, "go")))
+
+    @tool
+    async def lets_go() -> str:
+        waits.set()
+        return "let go"
+
+    def shown_of(result: RunResult[Any]) -> list[str]:
+        return [settled.outcome.status for settled in result.calls]
+
+    agent = agent_that_calls("ends", "runs_an_agent", tools=[ends, runs_an_agent])
+    async with open_runtime(max_threads=2):
+        with anyio.fail_after(30):
+            await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "ended", "c2": "['succeeded', 'succeeded']"}
+
+
+async def test_a_run_with_one_thread_of_its_own_inside_a_sync_tool_takes_its_turns(run_mode: Run) -> None:
+    """The outer run's only place is held by who waits for the inner run, whose only place is held by who ends."""
+
+    @tool
+    def runs_an_agent() -> str:
+        inner = agent_that_calls(*["quick"] * 4, tools=[quick])
+        result = anyio.from_thread.run(run_inner, inner)
+        return ",".join(settled.outcome.status for settled in result.calls)
+
+    async def run_inner(inner: Agent[Any, Any]) -> RunResult[Any]:
+        return await Runner.run(inner, "go", run_config=watched(Watch(), max_threads=1))
+
+    agent = agent_that_calls("runs_an_agent", "runs_an_agent", tools=[runs_an_agent])
+    with anyio.fail_after(30):
+        await run_mode(agent, "go", run_config=watched(Watch(), max_threads=1))
+    assert shown(agent) == {"c1": ",".join(["succeeded"] * 4), "c2": ",".join(["succeeded"] * 4)}
+
+
+async def test_a_call_that_never_began_is_reported_with_the_age_of_what_did() -> None:
+    """A guardrail before the body can't be cut: the report says since when the call is under way, not the clock."""
+
+    class UntilReported(Watch):
+        def on_still_running(self, report: Any) -> None:
+            super().on_still_running(report)
+            reported.set()
+
+    started, reported, watch = anyio.Event(), anyio.Event(), UntilReported()
+
+    @tool_input_guardrail
+    async def holds(data: Any) -> Allow:
+        with anyio.CancelScope(shield=True):
+            started.set()
+            await reported.wait()
+        await anyio.lowlevel.checkpoint()
+        return Allow()
+
+    @tool(tool_input_guardrails=[holds])
+    async def never() -> str:
+        return "never"
+
+    agent = agent_that_calls("never", tools=[never])
+    began = anyio.current_time()
+    await cancelled_at(started, lambda: Runner.run(agent, "go", run_config=watched(watch, cleanup_grace=0.05)))
+    assert 0.05 <= watch.still[0].age <= anyio.current_time() - began
+    assert watch.outcome("c1").started_at is None
+
+
+async def test_who_waits_for_a_thread_gets_none_that_the_end_of_the_run_has_freed() -> None:
+    """The place comes free in the very step in which both are cancelled: nothing begins while a run is being ended."""
+    threads = Threads(1)
+    threads.join("first")
+    held = await threads.place("first", "first")
+    assert isinstance(held, Place)
+    got: list[object] = []
+
+    async def second() -> None:
+        threads.join("second")
+        got.append(await threads.place("second", "second"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(second)
+        await anyio.wait_all_tasks_blocked()
+        threads.give_back(held)
+        group.cancel_scope.cancel()
+    assert got == []
+    assert len(threads) == 0
+    threads.join("third")
+    assert isinstance(await threads.place("third", "third"), Place)  # nobody is left in the queue

@@ -313,7 +313,8 @@ def check_log(seen: Stepped, records: list[Any], where: str) -> None:
     assert set(started) <= set(settled), f"{where}: no outcome for {set(started) - set(settled)}"
     begun = Counter(one.path for one in records if isinstance(one, r.RunStarted))
     ended = Counter(one.path for one in records if isinstance(one, r.RunEnded))
-    assert begun == ended, where
+    # A run that ends while its journal is being opened has begun nothing.
+    assert begun == ended or len(records) == ended[()] == 1, where
     if not records:
         return
     last = records[-1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import anyio
@@ -17,9 +17,10 @@ from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolE
 from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import LONG, Actor, Cast, HookLog, Role
+from agentloop.testing.cast import LONG, Actor, Cast, Role
 from agentloop.testing.evidence import Evidence, Relation, Twin
 from agentloop.testing.invariants import evidence_of
+from agentloop.testing.observers import HookLog, JournalLog, SessionLog
 from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
 from agentloop.testing.runs import Body, CancelAt, Verdict, World, run_one
 from agentloop.testing.scripted import call, fail, reason, say
@@ -306,6 +307,76 @@ def watched() -> Evidence:
         behaviors={"c1": OnStage(Reports(2))},
     )
     return evidence_of(run_one(world, streamed=True))
+
+
+@cache
+def surrounded() -> Evidence:
+    """A run with a journal, a session and hooks of its own and of its agents; a nested run with a listener."""
+    deep = Role(name="an", actors=(Actor(name="deep"),), hooks="")
+    actors = (PLAIN, Actor(name="agent", agent=deep, listens=(0.0, 0)))
+    roles = (
+        Role(name="a", actors=actors, hooks="", chooses=True, handoffs=("b",), filter="newest"),
+        Role(name="b", actors=(PLAIN,), hooks=""),
+    )
+    turns = (
+        _calls("plain"),
+        [*_calls("plain", first=2), call("agent", {"input": "go"}, call_id="c3"), call("transfer_to_b", call_id="h1")],
+    )
+    world = World(
+        agent=Cast(roles=roles),
+        script=(*turns, say("done")),
+        nested={"c3": ([call("deep", {"n": 1}, call_id="d1")], say("inside"))},
+        options={
+            "run_config": RunConfig(model_settings=ModelSettings(timeout=1.0)),
+            "hooks": HookLog,
+            "session": SessionLog,
+            "journal": JournalLog,
+        },
+    )
+    return evidence_of(run_one(world))
+
+
+@cache
+def unsaved() -> Evidence:
+    """A run whose session fails."""
+    session = partial(SessionLog, fails_at=1)
+    return evidence_of(run_one(_world(_calls("plain"), actors=(PLAIN,), options={"session": session})))
+
+
+@cache
+def silent() -> Evidence:
+    """A call that reports in time, and one that is silent for too long."""
+    behaviors = {"c1": OnStage(Reports(2, 0.3, pauses=True)), "c2": Hangs()}
+    return evidence_of(
+        run_one(_world(_calls("idle", "idle"), actors=(Actor(name="idle", idle=0.4),), behaviors=behaviors))
+    )
+
+
+@cache
+def held() -> Evidence:
+    """A streamed run whose text is held until a guardrail beside the model has judged its input."""
+    config = RunConfig(hold_text_until_guarded=True)
+    world = _world(actors=(PLAIN,), role={"judges": (("pass late", True),)}, config=config)
+    return evidence_of(run_one(world, streamed=True))
+
+
+@cache
+def stopping() -> Evidence:
+    """A run that its reader wants to end after its first turn."""
+    world = _world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), reader_stops="CallStarted")
+    return evidence_of(run_one(world, streamed=True))
+
+
+@cache
+def ended_by_a_call() -> Evidence:
+    """A run of which the first output is the last word."""
+    world = _world(_calls("plain", "plain"), actors=(PLAIN,), role={"behavior": "stop_on_first_tool"})
+    return evidence_of(run_one(world))
+
+
+def _later(told: Sequence[tuple[int, Any]], event: str) -> list[tuple[int, Any]]:
+    """Return *told* with the stamps of *event* behind all others."""
+    return [(place + 10**9 if one[0] == event else place, one) for place, one in told]
 
 
 def twinned(relation: Relation) -> Evidence:
@@ -602,6 +673,58 @@ PLANTED: dict[str, Plant] = {
     "outcomes_say_when": (queued, lambda e: ended(e, "c1", started_at=None)),
     "waits_are_told": (hurried, lambda e: change(e, _at(e, "c2"), waited_for=())),
     "a_full_buffer_holds_the_run_up": (slowly_read, lambda e: attrs.evolve(e, unread=[(1, 5)])),
+    "outputs_are_of_their_own_call": (queued, lambda e: ended(e, "c1", value="plain 77")),
+    "a_tool_choice_is_dropped_once_obeyed": (
+        surrounded,
+        lambda e: attrs.evolve(e, asked=[(at, attrs.evolve(one, tool_choice="required")) for at, one in e.asked or ()]),
+    ),
+    "models_keep_to_their_time": (
+        surrounded,
+        lambda e: attrs.evolve(e, asked=[(at - 5.0, one) for at, one in e.asked or ()]),
+    ),
+    "an_answer_is_what_its_pieces_are": (watched, lambda e: _events(e, ev.ReasoningDelta)),
+    "histories_grow_by_what_was_said": (
+        surrounded,
+        lambda e: attrs.evolve(e, asked=[(at, attrs.evolve(one, items=one.items[::-1])) for at, one in e.asked or ()]),
+    ),
+    "agents_hooks_hear_of_their_agent": (
+        surrounded,
+        lambda e: attrs.evolve(e, agent_hooks={name: told[1:] for name, told in e.agent_hooks.items()}),
+    ),
+    "hooks_are_told_in_order": (
+        surrounded,
+        lambda e: attrs.evolve(e, agent_hooks={name: _later(told, "tool_end") for name, told in e.agent_hooks.items()}),
+    ),
+    "listeners_hear_all_of_their_run": (
+        surrounded,
+        lambda e: attrs.evolve(e, heard={tool: heard[:-1] for tool, heard in e.heard.items()}),
+    ),
+    "effects_wait_for_the_journal": (surrounded, lambda e: attrs.evolve(e, durable=(e.durable or ())[-1:])),
+    "what_fails_around_a_run_is_told": (
+        unsaved,
+        lambda e: attrs.evolve(change(e, find(e, r.RunEnded), status="completed", error=None), error=None),
+    ),
+    "a_session_that_failed_is_left_alone": (unsaved, lambda e: attrs.evolve(e, writes=[*e.writes, *e.writes])),
+    "runs_keep_to_their_time": (
+        queued,
+        lambda e: attrs.evolve(
+            e, config=attrs.evolve(e.config, timeout=0.1, tool_execution=ToolExecution(cleanup_grace=0.1))
+        ),
+    ),
+    "each_guardrail_judges_what_is_there": (
+        refused,
+        lambda e: change(e, _guards(e, "tool_input")[0], verdict="Allow"),
+    ),
+    "text_waits_for_its_judges": (
+        held,
+        lambda e: attrs.evolve(e, events=[one for one in e.events if not isinstance(one, ev.GuardrailSettled)]),
+    ),
+    "silence_ends_a_call_in_time": (silent, lambda e: body(e, "c2", ended_at=0.2)),
+    "a_run_may_end_with_its_turn": (stopping, lambda e: put(e, len(e.records) - 1, r.TurnStarted((), 2, 0.0, "a"))),
+    "calls_end_a_run_as_its_agent_says": (
+        ended_by_a_call,
+        lambda e: result(change(e, find(e, r.RunEnded), final_output="plain 3"), final_output="plain 3"),
+    ),
     "secrets_stand_nowhere": (queued, lambda e: attrs.evolve(e, canaries=["done"])),
 }
 """By invariant: a run that keeps it, and an edit that breaks it."""

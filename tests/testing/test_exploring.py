@@ -98,6 +98,22 @@ def test_sound_agent_is_explored_to_the_end() -> None:
     assert t.explore(agent, script, never_pays_twice, context=Till) == t.Explored(schedules=4, complete=True)
 
 
+@pytest.mark.scenario("RP-24")
+def test_search_over_sync_bodies_that_are_one_step_each_does_not_say_that_it_is_complete() -> None:
+    """What happens between the lines of two threads was not tried."""
+
+    @tool
+    def count(ctx: ToolContext[list[int]]) -> None:
+        n = ctx.context[0] if ctx.context else 0
+        ctx.context[:] = [n + 1]
+
+    script = [[call("count"), call("count")], DONE]
+    explored = t.explore(Agent("counter", tools=[count]), script, context=list, order="passes")
+    assert not explored.complete
+    assert "between their lines" in explored.reason
+    assert "'passes'" in explored.reason
+
+
 @pytest.mark.slow
 def test_search_stops_at_its_budget_and_says_that_it_is_not_complete() -> None:
     """All kinds of search have had their part by then."""
@@ -170,6 +186,79 @@ def test_nested_runs_follow_scripts_of_their_own() -> None:
         assert r.executions("deep") == 2
 
     assert t.explore(outer, script, check, nested=nested, max_schedules=40).schedules == 40
+
+
+def test_check_that_fails_without_any_call_is_refused() -> None:
+    """No schedule of calls can be the cause, so nothing is searched."""
+    with pytest.raises(UserError, match=r"the run makes no call.*no schedule is the cause.*refunded 0 times"):
+        t.explore(agent, [DONE], demands_a_refund, context=Till)
+
+
+def demands_a_refund(r: t.WorldRun) -> None:
+    """A check that a run without calls doesn't pass."""
+    assert r.executions("refund") == 1, f"refunded {r.executions('refund')} times"
+
+
+def test_finding_is_never_made_small_to_a_script_without_calls() -> None:
+    """There a check that demands a call fails for another reason than the one that was found."""
+    calls = [call("look"), call("refund", {"amount": 1}), call("refund", {"amount": 2})]
+
+    def refunds_often(r: t.WorldRun) -> None:
+        assert r.executions("refund") == 5
+
+    with pytest.raises(t.ExplorationFailure) as found:
+        t.explore(agent, [calls, DONE], refunds_often, context=Till)
+    assert [len(step) for step in found.value.run.world.script if isinstance(step, list)] == [1]
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+
+@tool(needs_approval=True)
+async def pay(ctx: ToolContext[Till], amount: int) -> str:
+    """Pay *amount* back, once somebody has agreed."""
+    left = ctx.context.owed
+    await anyio.lowlevel.checkpoint()
+    if amount > left:
+        return "nothing is owed"
+    ctx.context.owed = left - amount
+    ctx.context.paid += amount
+    return "paid"
+
+
+payer: Agent[Any, Any] = Agent("payer", tools=[pay])
+PAYS = [[call("pay", {"amount": amount}, call_id=f"p{amount}") for amount in (60, 70, 80)], DONE]
+
+
+def test_without_verdicts_calls_that_wait_for_one_do_not_run() -> None:
+    """So a race between them isn't seen."""
+    assert t.explore(payer, PAYS, never_pays_twice, context=Till).complete
+
+
+def test_calls_that_verdicts_approve_race_and_the_printed_line_repeats_it() -> None:
+    """Those that were rejected don't run; a verdict that nothing depends on goes while it is made small."""
+    verdicts = [t.Verdict(call_id="p60"), t.Verdict(call_id="p70"), t.Verdict(call_id="p80", approved=False)]
+    with pytest.raises(t.ExplorationFailure, match="paid 130 of 100") as found:
+        t.explore(payer, PAYS, never_pays_twice, context=Till, verdicts=verdicts)
+    run = found.value.run
+    assert [body.call_id for body in run.bodies] == ["p60", "p70"]
+    assert len(run.world.verdicts) == 2
+    line = str(found.value).splitlines()[-1].strip()
+    names = {"agent": payer, "check": never_pays_twice, "Till": Till, "explore": t.explore, "Verdict": t.Verdict}
+    with pytest.raises(t.ExplorationFailure) as again:
+        eval(line, {**names, "call": call, "say": say})
+    assert again.value.run.records == run.records
+
+
+def test_rejected_calls_do_not_race() -> None:
+    """One of two is approved: every schedule holds."""
+    verdicts = [t.Verdict(call_id="call_1"), t.Verdict(call_id="call_2", approved=False)]
+    script = [[call("pay", {"amount": 60}), call("pay", {"amount": 70})], DONE]
+
+    def check(r: t.WorldRun) -> None:
+        assert r.context.paid == 60
+
+    assert t.explore(payer, script, check, context=Till, verdicts=verdicts).complete
 
 
 # ---------------------------------------------------------------------------------------------- how it is found

@@ -12,7 +12,6 @@ from agentloop.testing.drawing import Seeded, Taste, draw_world
 from agentloop.testing.generated import (
     approvals,
     cancel_points,
-    draw_application_world,
     scripts,
     strategy,
     tool_behaviours,
@@ -78,14 +77,18 @@ def test_worlds_of_an_agent_keep_the_invariants(world: World) -> None:
 
 def test_arguments_fit_the_tools_schemas() -> None:
     """Without malformed calls none is refused for its arguments."""
-    seen = 0
-    for seed in range(30):
-        world = draw_application_world(Seeded(seed), structured, models=scripts(max_turns=3), orders=["gate"])
+    seen: list[Any] = []
+
+    @settings(max_examples=30, database=None, deadline=None, derandomize=True)
+    @given(strategy(structured, models=scripts(max_turns=3), orders=["gate"]))
+    def none_is_refused(world: World) -> None:
         found = run_one(world)
         assert found.error is None
         assert {one.outcome.status for one in found.calls} <= {"succeeded"}
-        seen += len(found.calls)
-    assert seen > 30
+        seen.extend(found.calls)
+
+    none_is_refused()
+    assert len(seen) > 30
 
 
 def test_a_race_between_two_calls_is_found_and_shrunk() -> None:

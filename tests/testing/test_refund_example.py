@@ -2,10 +2,12 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 import agentloop
 from agentloop import testing as t
@@ -14,6 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 APPLICATION, TEST = BLOCKS[:2]
 FIX = next(block for block in BLOCKS if "capacity=money" in block).partition("test_a_customer")[0]
+PROPERTY = next(block for block in BLOCKS if block.startswith("@t.worlds("))
 IN_PYTEST = next(block for block in BLOCKS if "no_orphans" in block)
 
 
@@ -108,6 +111,36 @@ def test_serial_within_a_turn_is_enough_too(shop: dict[str, Any]) -> None:
     """As the page's table says."""
     exec(FIX.replace("capacity=money", 'serial="money"'), shop)
     shop["test_a_customer_gets_the_money_back_once"]()
+
+
+@pytest.fixture
+def not_made_small() -> Iterator[None]:
+    """Properties that fail show what they found first; to make it small takes a while."""
+    before = settings.get_current_profile_name()
+    settings.register_profile("found", settings(), phases=[Phase.generate], derandomize=True, database=None)
+    settings.load_profile("found")
+    yield
+    settings.load_profile(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("not_made_small")
+@pytest.mark.scenario("RP-25")
+@pytest.mark.parametrize("bug", ["the race", "the largest amount", None])
+def test_the_pages_property_can_fail(shop: dict[str, Any], bug: str | None) -> None:
+    """It finds the race that the page mends, and a bug that is planted at the largest amount; else it passes."""
+    if bug == "the largest amount":
+        exec(FIX.replace("if amount > await", "if 100 > amount > await"), shop)
+    elif bug is None:
+        exec(FIX, shop)
+    if bug is None:
+        exec(PROPERTY, shop)
+        return
+    assert "max_examples=20" in PROPERTY
+    with pytest.raises(AssertionError) as found:
+        exec(PROPERTY.replace("max_examples=20", "max_examples=300"), shop)
+    assert type(found.value) is AssertionError  # the page's own, no broken invariant
+    assert "no world ran" not in str(found.value)
 
 
 def test_the_pages_fixtures_work_in_pytest(pytester: pytest.Pytester) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from agentloop import (
@@ -15,6 +16,7 @@ from agentloop import (
     Runner,
     RunState,
     StateError,
+    UserError,
     UserTypeError,
     UserValueError,
     tool,
@@ -248,3 +250,22 @@ def test_secrets_stay_out_of_replays_and_what_they_say(tmp_path: Path, backend: 
     report = replay(tmp_path, keeper("Be careful."), mode="shadow", backend=backend)
     assert report.problems
     assert CANARY not in str(report)
+
+
+# ---------------------------------------------------------------------------------------------- inside a loop
+
+
+@pytest.mark.parametrize("mode", ["strict", "resume", "what_if", "shadow"])
+async def test_replay_inside_a_running_loop_is_refused_and_says_what_to_await(mode: Any, tmp_path: Path) -> None:
+    """At once, whatever the mode and the source; a bare error of the event loop would name neither."""
+    with pytest.raises(UserError, match=r"inside a running event loop.*sync code.*await anyio\.to_thread\.run_sync"):
+        replay(tmp_path / "nothing.jsonl", clerk(), mode=mode)
+
+
+@both
+@pytest.mark.real_clock
+async def test_what_it_says_to_await_works(backend: Any) -> None:
+    """A thread has no running loop, whichever loop it was started from."""
+    result = await Runner.run(clerk(), "Pay i-1 and i-2.")
+    replayed = await anyio.to_thread.run_sync(lambda: replay(result, clerk(), backend=backend))
+    assert replayed.records == tuple(result.records)

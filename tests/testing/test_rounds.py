@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from exploration import rare, rounds
+from exploration import rare, rounds, surrounded
 from exploration.counts import Counts
 from exploration.rounds import Round
 from exploration.session import Wanted, explore, explore_all, report, untouched
@@ -71,6 +71,40 @@ MET = {
     "circles": ("circles_are_warned_of_then_ended", "a_verdict_fits_one_call"),
     "lengths": ("outputs_keep_to_their_length",),
     "off": ("what_is_off_is_neither_shown_nor_run",),
+}
+
+
+@pytest.mark.parametrize("kind", list(surrounded.KINDS))
+def test_surrounded_worlds_meet_what_they_are_for(kind: str) -> None:
+    """A fifth of them at the least, and none breaks anything."""
+    tally = Tally()
+    for draw in range(40):
+        one = surrounded.draw_surrounded(Seeded(f"surrounded {kind} {draw}"), list(surrounded.KINDS).index(kind))
+        check(run_one(one.world, backend=one.backend, streamed=one.streamed), tally)
+    for law in SURROUNDED[kind]:
+        assert tally.exercised[law] >= 8, law
+
+
+SURROUNDED = {
+    "choices": ("a_tool_choice_is_dropped_once_obeyed", "a_verdict_fits_one_call"),
+    "edited": ("a_verdict_fits_one_call", "calls_run_with_their_arguments"),
+    "threads": ("bodies_in_flight_fit_the_limits", "agents_hooks_hear_of_their_agent"),
+    "one pass": ("a_tripped_input_stops_everything",),
+    "begun": ("an_answer_is_what_its_pieces_are",),
+    "slow": ("models_keep_to_their_time",),
+    "silent": ("silence_ends_a_call_in_time",),
+    "grace": ("the_end_comes_within_grace", "siblings_end_with_the_failure"),
+    "agents' hooks": ("agents_hooks_hear_of_their_agent", "hooks_are_told_in_order"),
+    "failing hooks": ("what_fails_around_a_run_is_told",),
+    "failing session": ("a_session_that_failed_is_left_alone",),
+    "written": ("effects_wait_for_the_journal",),
+    "left": ("what_fails_around_a_run_is_told", "events_are_the_log"),
+    "stopped": ("a_run_may_end_with_its_turn",),
+    "listeners": ("listeners_hear_all_of_their_run",),
+    "own configurations": ("nested_runs_stand_in_their_calls",),
+    "budgets": ("limits_of_use_hold",),
+    "filters": ("histories_grow_by_what_was_said", "handoffs_go_where_they_say"),
+    "names": ("outputs_are_of_their_own_call", "a_verdict_fits_one_call"),
 }
 
 

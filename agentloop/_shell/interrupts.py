@@ -1,0 +1,60 @@
+"""Ctrl-C on trio: engine code is never torn by a KeyboardInterrupt, application code can be.
+
+trio raises KeyboardInterrupt at once where the interrupt meets code that isn't protected, between any two instructions.
+In protected code it waits, and raises it at the next checkpoint of the program's main task. What decides is the nearest
+caller that says anything. So each function at which engine code begins (a task's first function, what an application
+calls) is marked `uninterrupted`, and each function that calls into the application is marked `interruptible`.
+
+On asyncio the first interrupt cancels the program's main task, and tears nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, TypeVar
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_marked: list[tuple[Any, bool]] = []
+"""Functions that trio is still to be told of, and whether they are protected. Marks cost nothing without trio."""
+
+
+def uninterrupted(function: FunctionT) -> FunctionT:
+    """Mark *function*, and the functions defined in it, as code that no KeyboardInterrupt may tear."""
+    _marked.append((function, True))
+    return function
+
+
+def interruptible(function: FunctionT) -> FunctionT:
+    """Mark *function*, which calls into the application, as code in which a KeyboardInterrupt may be raised."""
+    _marked.append((function, False))
+    return function
+
+
+def protect() -> None:
+    """Tell trio what has been marked so far. Called on trio, when a run begins."""
+    if not _marked:
+        return
+    import trio  # an extra, and here only where it runs
+
+    while _marked:
+        function, protected = _marked.pop()
+        tell = trio.lowlevel.enable_ki_protection if protected else trio.lowlevel.disable_ki_protection
+        for code in _codes(function.__code__):
+            tell(_Coded(code))
+
+
+class _Coded:
+    """What trio takes for a function: something with code."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.__code__ = code
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield *code* and that of the functions defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,120 @@
+"""Wrong input of every command: one clear error that names what is wrong and where, and a documented exit code."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+
+from agentloop.cli.app import app
+
+Invoke = Callable[..., Result]
+AGENTS = Path(__file__).with_name("agents.py")
+USAGE, FAILED = 2, 1
+
+
+@attrs.frozen
+class Wrong:
+    """A command line, with `{here}` for the test's folder; what its error has to name; its exit code."""
+
+    command: str
+    named: tuple[str, ...]
+    code: int = USAGE
+
+
+CASES = [
+    Wrong("run agents.py hi", ("'agents.py'", "module:agent or file.py:agent")),
+    Wrong("run absent.py:agent hi", ("'absent.py:agent'", "no file 'absent.py'")),
+    Wrong("run absent_module:agent hi", ("no module 'absent_module'",)),
+    Wrong("run agents.py:absent hi", ("'agents.py' has no attribute 'absent'", "doubler")),
+    Wrong("run agents.py:number hi", ("'number' is of type int, not an Agent",)),
+    Wrong("run broken.py:agent hi", ("'broken.py'", "SyntaxError")),
+    Wrong("run agents.py:echo hi --model gpt-5", ("'gpt-5'", "did you mean 'openai-chat:gpt-5'?")),
+    Wrong("run agents.py:echo hi --model opnai-chat:x", ("'opnai-chat:x'", "Did you mean 'openai-chat:'?")),
+    Wrong("run agents.py:echo hi --model openai-chat:", ("model 'openai-chat:'", "name is needed")),
+    Wrong("run agents.py:echo hi --model local:absent", ("model 'local:absent'", "smollm2-135m")),
+    Wrong("run agents.py:echo hi --model http://", ("model 'http://'", "URL is needed")),
+    Wrong("run agents.py:keyless hi", ("no API key", "OPENAI_API_KEY")),
+    Wrong("run agents.py:echo hi --journal file", ("{here}/file", "can't be made a folder")),
+    Wrong("run agents.py:echo hi --journal other", ("{here}/other", "'thesis.tex'")),
+    Wrong("run agents.py:echo --input absent", ("'--input'", "'absent'", "No such file")),
+    Wrong("resume absent", ("{here}/absent", "no job is there")),
+    Wrong("resume file", ("{here}/file", "no job is there")),
+    Wrong("resume garbled", ("{here}/garbled", "job.json")),
+    Wrong("resume changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
+    Wrong("resume folder", ("{here}/folder/run.journal", "Is a directory"), FAILED),
+    Wrong("pending absent", ("{here}/absent", "no job is there")),
+    Wrong("pending garbled", ("{here}/garbled", "job.json")),
+    Wrong("pending changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
+    Wrong("pending nonsense", ("{here}/nonsense/run.journal", "line 1 is no line of a journal"), FAILED),
+    Wrong("pending folder", ("{here}/folder/run.journal", "Is a directory"), FAILED),
+    *(
+        wrong
+        for verdict in ("approve", "reject")
+        for wrong in (
+            Wrong(f"{verdict} absent call_1", ("{here}/absent", "no job is there")),
+            Wrong(f"{verdict} job call_9", ("{here}/job", "'call_9'", "those that wait: none")),
+            Wrong(f"{verdict} job 3:call_9", ("{here}/job", "'3:call_9'", "those that do: none")),
+            Wrong(f"{verdict} nonsense call_1", ("{here}/nonsense/run.journal", "line 1"), FAILED),
+        )
+    ),
+    Wrong("approve job call_1 --arguments {{bad", ("the arguments given don't fit: they aren't valid JSON",)),
+    Wrong("approve job call_1 --arguments []", ("the arguments given don't fit: they must be a JSON object",)),
+]
+NOT_FOR_USERS = re.compile(r"Traceback|\[Errno|Errno \d|tool approve|object at 0x")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with agents, a job, and jobs that were damaged since; the tests only read it."""
+    here = tmp_path_factory.mktemp("wrong")
+    shutil.copy(AGENTS, here)
+    (here / "broken.py").write_text("agent = [\n")
+    (here / "file").touch()
+    (here / "other").mkdir()
+    (here / "other" / "thesis.tex").touch()
+    made = CliRunner().invoke(app, ["run", str(here / "agents.py:doubler"), "hi", "--journal", str(here / "job")])
+    assert made.exit_code == 0, made.stderr
+    for name in ("garbled", "changed", "nonsense", "folder"):
+        shutil.copytree(here / "job", here / name)
+    (here / "garbled" / "job.json").write_text("{")
+    lines = (here / "job" / "run.journal").read_bytes().split(b"\n")
+    changed = [lines[0], lines[1].replace(b"hi", b"ho"), *lines[2:]]
+    assert changed != lines
+    (here / "changed" / "run.journal").write_bytes(b"\n".join(changed))
+    (here / "nonsense" / "run.journal").write_text("nonsense\n")
+    (here / "folder" / "run.journal").unlink()
+    (here / "folder" / "run.journal").mkdir()
+    return here
+
+
+@pytest.mark.parametrize("wrong", CASES, ids=lambda wrong: wrong.command)
+def test_wrong_input_is_named_with_its_place(
+    invoke: Invoke, prepared: Path, monkeypatch: pytest.MonkeyPatch, wrong: Wrong
+) -> None:
+    """Nothing stands on the output, the last words are one error, and nothing of the implementation shows."""
+    monkeypatch.chdir(prepared)
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    result = invoke(*wrong.command.replace("{{", "{").split(), input="")
+    assert (result.exit_code, result.stdout) == (wrong.code, ""), result.stderr
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert len(re.findall(r"^Error: ", result.stderr, re.MULTILINE)) == 1, result.stderr
+    for words in wrong.named:
+        assert words.replace("{here}", str(prepared)).replace("{{", "{") in result.stderr
+    assert not NOT_FOR_USERS.search(result.stderr), result.stderr
+
+
+def test_every_command_is_given_wrong_input() -> None:
+    """A new command needs rows of its own; `model` has its tests with the model's."""
+    assert {wrong.command.split()[0] for wrong in CASES} == set(app.commands) - {"model"}
+
+
+def test_exit_codes_of_wrong_input_are_documented() -> None:
+    """In the table of the page."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
+    codes = set(re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {str(wrong.code) for wrong in CASES} <= codes

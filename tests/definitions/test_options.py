@@ -1,0 +1,125 @@
+"""Options in the wrong place, and input of the wrong kind: the error says where they go."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from agentloop import (
+    Agent,
+    ModelSettings,
+    RunConfig,
+    Runner,
+    ToolExecution,
+    UserTypeError,
+    tool,
+)
+from agentloop.items import to_items
+
+AGENT: Agent[Any, Any] = Agent("a")
+PLACES: dict[str, tuple[Callable[[dict[str, Any]], Any], set[str], str]] = {
+    "Agent": (
+        lambda options: Agent("a", **options),
+        {field.name for field in attrs.fields(Agent) if field.init},
+        "Agent(…, OPTION=…)",
+    ),
+    "RunConfig": (
+        lambda options: RunConfig(**options),
+        {field.name for field in attrs.fields(RunConfig)},
+        "RunConfig(OPTION=…)",
+    ),
+    "ToolExecution": (
+        lambda options: ToolExecution(**options),
+        {field.name for field in attrs.fields(ToolExecution)},
+        "ToolExecution(OPTION=…)",
+    ),
+    "ModelSettings": (
+        lambda options: ModelSettings(**options),
+        {field.name for field in attrs.fields(ModelSettings)},
+        "ModelSettings(OPTION=…)",
+    ),
+    "Runner.run": (
+        lambda options: Runner.run(AGENT, "hi", **options),
+        set(inspect.signature(Runner.run).parameters),
+        "Runner.run(…, OPTION=…)",
+    ),
+}
+MISPLACED = [
+    (place, option, other)
+    for place, (_, own, _) in PLACES.items()
+    for other, (_, known, _) in PLACES.items()
+    for option in sorted(known - own)
+]
+
+
+@pytest.mark.parametrize(("place", "option", "other"), MISPLACED)
+def test_misplaced_option_says_where_it_goes(place: str, option: str, other: str) -> None:
+    """Each option of each place, given to each place that doesn't have it."""
+    made, _, _ = PLACES[place]
+    with pytest.raises(UserTypeError) as caught:
+        made({option: None})
+    assert f"{place} has no option {option!r}" in str(caught.value)
+    assert PLACES[other][2].replace("OPTION", option) in str(caught.value)
+
+
+def test_misspelt_option_names_the_near_one() -> None:
+    """An option of no place at all."""
+    made: Any = ToolExecution
+    with pytest.raises(UserTypeError, match=r"'queue_timout'\. Did you mean 'queue_timeout'"):
+        made(queue_timout=3)
+    with pytest.raises(UserTypeError, match="'xyzzy'"):
+        made(xyzzy=3)
+
+
+def test_streamed_runs_say_it_too() -> None:
+    """`run_streamed` takes what `run` takes, and the error points to one of them."""
+    streamed: Any = Runner.run_streamed
+    with pytest.raises(UserTypeError, match=r"Runner.run_streamed has no option 'timeout'.*RunConfig\(timeout=…\)"):
+        streamed(AGENT, "hi", timeout=3)
+
+
+def test_instructions_by_position_say_that_they_are_given_by_keyword() -> None:
+    """The commonest slip of a first minute."""
+    made: Any = Agent
+    with pytest.raises(UserTypeError, match=r"by keyword: Agent\(…, instructions=…\)"):
+        made("x", "text")
+
+
+def test_errors_of_the_values_themselves_stay() -> None:
+    """A fault of a value, and a TypeError of what it is made with, are no misplaced options."""
+    with pytest.raises(UserTypeError, match=r"^timeout: seconds"):
+        RunConfig(timeout="soon")  # type: ignore[arg-type]
+    made: Any = Agent
+    with pytest.raises(TypeError, match="name") as caught:
+        made()
+    assert not isinstance(caught.value, UserTypeError)
+
+
+@pytest.mark.parametrize("given", [{"role": "user", "content": "hi"}, [{"role": "user", "content": "hi"}]])
+def test_mapping_as_input_names_the_item_for_it(given: Any) -> None:
+    """Other libraries take these."""
+    with pytest.raises(UserTypeError, match=r"input\[0\].*not dict.*UserMessage"):
+        to_items(given)
+
+
+def test_tool_without_a_description_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for a function, however often it is made a tool; a docstring or a description is enough."""
+
+    async def bare() -> str:
+        return "x"
+
+    async def documented() -> str:
+        """Say x."""
+        return "x"
+
+    with caplog.at_level(logging.WARNING, logger="agentloop"):
+        tool(bare)
+        tool(bare)
+        tool(documented)
+        tool(bare, name="other", description="Say x.")
+    assert [record.getMessage() for record in caplog.records if record.name == "agentloop"] == [
+        "tool 'bare' has neither a docstring nor a description: the model knows it by its name and parameters alone"
+    ]

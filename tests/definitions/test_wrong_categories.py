@@ -1,0 +1,97 @@
+"""What can't be the value of an option is refused where it is given, by the option's name."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentloop import (
+    Agent,
+    Capacity,
+    FunctionTool,
+    Handoff,
+    InputGuardrail,
+    Instrument,
+    JsonLimits,
+    MaxTurns,
+    ModelRetrySettings,
+    ModelSettings,
+    OutputGuardrail,
+    Rate,
+    RunConfig,
+    Runner,
+    SessionSettings,
+    StopAtTools,
+    TextMention,
+    TokenLimit,
+    ToolCalled,
+    ToolExecution,
+    ToolInputGuardrail,
+    ToolOutputGuardrail,
+    UsageLimits,
+    UserError,
+    handoff,
+)
+
+
+async def answer(ctx: Any) -> str:
+    """Answer."""
+    return "42"
+
+
+NEEDED: dict[Any, dict[str, Any]] = {
+    Agent: {"name": "a"},
+    RunConfig: {},
+    ToolExecution: {},
+    ModelSettings: {},
+    ModelRetrySettings: {"max_retries": 1},
+    JsonLimits: {},
+    SessionSettings: {},
+    UsageLimits: {},
+    FunctionTool: {"name": "f", "on_invoke_tool": answer},
+    Handoff: {"agent": Agent("b")},
+    InputGuardrail: {"fn": answer},
+    OutputGuardrail: {"fn": answer},
+    ToolInputGuardrail: {"fn": answer},
+    ToolOutputGuardrail: {"fn": answer},
+    Capacity: {"tokens": 1},
+    Rate: {"count": 1, "per": 1.0},
+    MaxTurns: {"n": 1},
+    TokenLimit: {"n": 1},
+    ToolCalled: {"name": "f"},
+    TextMention: {"text": "x"},
+    StopAtTools: {"names": "f"},
+    Agent("c").as_tool: {},
+    handoff: {"agent": Agent("b")},
+    Runner.run_streamed: {"agent": Agent("d"), "input": "hi"},
+}
+"""What takes options, with those it can't do without."""
+
+
+def options_of(made: Callable[..., Any]) -> list[str]:
+    # `context` is the application's own object, whatever it is.
+    return [name for name in inspect.signature(made).parameters if name not in ("self", "context")]
+
+
+CASES = [pytest.param(made, name, id=f"{made.__name__}.{name}") for made in NEEDED for name in options_of(made)]
+
+
+@pytest.mark.parametrize("wrong", [object(), [object()], {object(): 1}], ids=["object", "list", "mapping"])
+@pytest.mark.parametrize(("made", "option"), CASES)
+def test_value_of_a_wrong_category_is_refused_by_the_options_name(made: Any, option: str, wrong: Any) -> None:
+    """An object of no category at all, and such an object in a container: nothing takes either."""
+    with pytest.raises(UserError, match=option):
+        made(**{**NEEDED[made], option: wrong})
+
+
+@pytest.mark.parametrize("wrong", [1, "text", Instrument])
+def test_instrument_that_hears_of_nothing_is_refused(wrong: Any) -> None:
+    """One that has some of the methods is taken: it hears only of these."""
+    with pytest.raises(UserError, match=r"RunConfig\.instruments\[0\]"):
+        RunConfig(instruments=[wrong])
+
+    class Partial:
+        def on_record(self, record: Any) -> None: ...
+
+    assert RunConfig(instruments=[Partial()]).instruments

@@ -1,0 +1,572 @@
+"""Worlds of a round in which it is what surrounds a run that matters: hooks of agents and hooks that fail, listeners of
+agent tools and their own configurations, sessions that fail, journals that take their time, budgets over nested runs,
+handoffs with filters, tools of one name, tool choices, threads, arguments that are edited, and models that are slow, or
+fail when they have begun.
+
+Their draws are their own, as those of `alone`, `further` and `rare` are: nothing here moves a world of a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import attrs
+
+from agentloop.budget import UsageLimits
+from agentloop.conditions import MaxTurns
+from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
+from agentloop.exceptions import ModelTransportError
+from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
+from agentloop.model_events import ArgumentsDelta, ReasoningDelta, ResponseStarted, TextDelta
+from agentloop.testing.cast import LATE, Actor, Cast, Role
+from agentloop.testing.clockwork import BACKENDS
+from agentloop.testing.drawing import FILTERS, LONG_NUMBER, Chance, Taste, draw_config, draw_tape, draw_world
+from agentloop.testing.observers import HookLog, JournalLog, SessionLog
+from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
+from agentloop.testing.runs import Behavior, CancelAt, Verdict, World
+from agentloop.testing.scripted import Step, call, fail, reason, respond, say, stream_of, wait
+from agentloop.usage import RequestUsage
+
+from .further import Further
+
+EVERY_ROUND = 2
+"""How many of them a round has."""
+EARLIER: tuple[Item, ...] = (
+    UserMessage("before"),
+    Reasoning(summary=("hm",)),
+    ToolCall("earlier", "a_0", '{"n": 2}'),
+    ToolOutput("earlier", "a_0 2"),
+    AssistantMessage("then"),
+)
+SIZE = Taste(turns=3, calls=3, tools=2, faults=False, secrets=False)
+EVENTS = ("agent_start", "llm_start", "llm_end", "tool_start", "tool_end", "agent_end", "handoff", "run_end")
+AGENTS_EVENTS = (*EVENTS[:-2], "handoff_out", "handoff_in")
+PLAIN = Actor(name="plain")
+ASKED = Actor(name="asked", approval=True)
+BUSY = fail(ModelTransportError("busy", status=503))
+
+
+def draw_surrounded(chance: Chance, number: int) -> Further:
+    """Return a world of the kind whose turn it is."""
+    kind = list(KINDS)[number % len(KINDS)]
+    world = KINDS[kind](chance)
+    # What a reader is shown, and how long a model waits for him, only a streamed run tells.
+    streamed = not chance.one_in(4) if kind in ("begun", "slow", "left", "stopped") else chance.one_in(3)
+    return Further(world, chance.pick(BACKENDS), streamed)
+
+
+# ---------------------------------------------------------------------------------------------- drawn ones, changed
+
+Change = Callable[[Role], Role]
+
+
+def _everywhere(cast: Cast, change: Change) -> Cast:
+    """Return *cast* with every role, nested ones too, changed."""
+
+    def changed(role: Role) -> Role:
+        actors = (
+            attrs.evolve(actor, agent=changed(actor.agent)) if actor.agent is not None else actor
+            for actor in role.actors
+        )
+        return change(attrs.evolve(role, actors=tuple(actors)))
+
+    return attrs.evolve(cast, roles=tuple(map(changed, cast.roles)))
+
+
+def _drawn(
+    chance: Chance,
+    taste: Taste = SIZE,
+    *,
+    change: Change | None = None,
+    wanted: Callable[[Cast], bool] | None = None,
+    options: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    slow: Behavior | None = None,
+    **fields: Any,
+) -> World:
+    """Return a drawn world with other options, and with every role changed; drawn again where it isn't *wanted*.
+
+    *slow*: what bodies in nested runs do that do nothing else.
+    """
+    parts = dict(draw_world(chance, taste))
+    for _ in range(8):
+        if wanted is None or wanted(parts["agent"]):
+            break
+        parts = dict(draw_world(chance, taste))
+    if change is not None:
+        parts["agent"] = _everywhere(parts["agent"], change)
+    if slow is not None:
+        names = [
+            one.name
+            for role in parts["agent"].roles
+            for actor in role.actors
+            if actor.agent
+            for one in actor.agent.actors
+        ]
+        parts["behaviors"] = {**dict.fromkeys(names, slow), **parts["behaviors"]}
+    given: dict[str, Any] = {**parts["options"], **(options or {})}
+    given["run_config"] = attrs.evolve(given["run_config"], **(config or {}))
+    order: Any = chance.pick(["gate", "gate", "passes", "steps"])
+    return World(**{**parts, "options": given, **fields}, order=order, tape=draw_tape(chance))
+
+
+def _nests(cast: Cast) -> bool:
+    return any(actor.agent is not None for role in cast.roles for actor in role.actors)
+
+
+def _hands_over(cast: Cast) -> bool:
+    return len(cast.roles) > 1
+
+
+def _of_agents(change: Callable[[Actor], Actor]) -> Change:
+    """Return what changes every agent tool of a role."""
+
+    def changed(role: Role) -> Role:
+        actors = (change(actor) if actor.agent is not None else actor for actor in role.actors)
+        return attrs.evolve(role, actors=tuple(actors))
+
+    return changed
+
+
+def _agents_hooks(chance: Chance) -> World:
+    wanted = chance.pick([_nests, _hands_over])
+    return _drawn(chance, change=lambda role: attrs.evolve(role, hooks=""), wanted=wanted, options={"hooks": HookLog})
+
+
+def _failing_hooks(chance: Chance) -> World:
+    """Hooks of the run, or of an agent, that fail at one event."""
+    if chance.one_in(2):
+        return _drawn(chance, options={"hooks": partial(HookLog, chance.pick(EVENTS))})
+    event = chance.pick(AGENTS_EVENTS)
+    return _drawn(chance, change=lambda role: attrs.evolve(role, hooks=event), wanted=chance.pick([_nests, bool]))
+
+
+def _failing_session(chance: Chance) -> World:
+    session = partial(SessionLog, chance.pick([(), EARLIER]), fails_at=chance.whole(1, 3), kept=chance.one_in(2))
+    return _drawn(chance, attrs.evolve(SIZE, faults=chance.one_in(3)), options={"session": session, "max_turns": 10})
+
+
+def _written(chance: Chance) -> World:
+    """A journal that takes its time, and everybody who must not be ahead of it."""
+    options = {"journal": JournalLog, "session": SessionLog, "hooks": HookLog}
+    hooked: Change | None = (lambda role: attrs.evolve(role, hooks="")) if chance.one_in(2) else None
+    cancel = CancelAt(chance.whole(2, 30)) if chance.one_in(3) else None
+    return _drawn(chance, change=hooked, options=options, cancel=cancel)
+
+
+def _left(chance: Chance) -> World:
+    """A reader who leaves at some event; a journal that takes its time, and may fail meanwhile, or at the very end."""
+    journal: dict[str, Any] = {}
+    event = chance.pick(["CallStarted", "CallSettled", "TurnStarted", "TextDelta", "ItemCreated", "RunEnded"])
+    if chance.one_in(2):
+        event = chance.pick([event, "RunEnded"])
+        fails = chance.pick(["run_ended", "run_ended", "call_settled", "turn_started", None])
+        journal = {"journal": partial(JournalLog, 0.05, fails)}
+    options = {"session": SessionLog, "hooks": HookLog, "max_turns": 10, **journal}
+    return _drawn(chance, attrs.evolve(SIZE, turns=1, guards=False), options=options, reader_leaves=event)
+
+
+def _listeners(chance: Chance) -> World:
+    def listening(actor: Actor) -> Actor:
+        return attrs.evolve(actor, listens=(chance.pick([0.0, 0.03]), chance.pick([0, 0, 2])), timeout=None, own=None)
+
+    if chance.one_in(2):
+        return _deeper(chance)
+    taste = attrs.evolve(SIZE, nesting=2, approvals=chance.one_in(3))
+    return _drawn(chance, taste, change=_of_agents(listening), wanted=_nests, config={"timeout": None})
+
+
+def _deeper(chance: Chance) -> World:
+    """Agents in agents, and who listens to them."""
+
+    def listens() -> tuple[float, int] | None:
+        return None if chance.one_in(4) else (chance.pick([0.0, 0.03]), chance.pick([0, 0, 2]))
+
+    low = Actor(name="low", agent=Role(name="c", actors=(PLAIN,)), listens=listens())
+    high = Actor(name="high", agent=Role(name="b", actors=(PLAIN, low)), listens=listens())
+    asks = [call(high.name, {"input": "go"}, call_id=f"c{place}") for place in range(chance.whole(1, 2))]
+    nested: dict[str, list[Step]] = {}
+    for one in asks:
+        calls = [call("low", {"input": "go"}, call_id="d0"), call("plain", {"n": 2}, call_id="d1")]
+        nested[str(one.call_id)] = [calls, say("inside")]
+        nested[f"{one.call_id}/d0"] = [call("plain", {"n": 4}, call_id="e0"), say("deep inside")]
+    script: list[Step] = [asks, say("done")]
+    return _world(chance, script, Role(name="a", actors=(PLAIN, high)), nested=nested)
+
+
+def _own_configurations(chance: Chance) -> World:
+    taste = attrs.evolve(SIZE, faults=chance.one_in(2))
+
+    def configured(actor: Actor) -> Actor:
+        own = draw_config(chance, taste)
+        own = attrs.evolve(own, timeout=chance.pick([None, None, 0.41]), loop_detection=chance.pick([None, 2]))
+        return attrs.evolve(actor, own=own if stops is None or chance.one_in(2) else None)
+
+    stops = MaxTurns(chance.whole(1, 2)) if chance.one_in(3) else None
+    # Now and then somebody inside takes longer than he has.
+    part: Behavior = Returns(0, chance.pick([0.0, 0.0, 9.0]))
+    return _drawn(chance, taste, change=_of_agents(configured), wanted=_nests, slow=part, config={"stop_when": stops})
+
+
+def _budgets(chance: Chance) -> World:
+    """Limits of the whole tree, and of a nested run."""
+    if chance.one_in(2):
+        return _spending(chance)
+    kind = chance.whole(0, 3)
+
+    def limits() -> UsageLimits:
+        if kind == 0:
+            return UsageLimits(requests=chance.whole(1, 5))
+        if kind == 1:
+            return UsageLimits(tool_calls=chance.whole(1, 5))
+        return UsageLimits(total_tokens=chance.whole(5, 40)) if kind == 2 else UsageLimits(cost=chance.whole(1, 9))
+
+    def bounded(actor: Actor) -> Actor:
+        return attrs.evolve(actor, own=attrs.evolve(RunConfig(), limits=limits()) if chance.one_in(2) else None)
+
+    def priced(role: Role) -> Role:
+        # Some are refused when there has been room for them.
+        actors = (
+            actor
+            if actor.agent is not None
+            else attrs.evolve(actor, cost=chance.whole(0, 3), before=chance.pick([(), ("reject odd",)]))
+            for actor in role.actors
+        )
+        return _of_agents(bounded)(attrs.evolve(role, actors=tuple(actors)))
+
+    config = {"limits": limits() if chance.one_in(2) else None, "price": _price if chance.one_in(2) else None}
+    return _drawn(chance, change=priced, wanted=_nests, config=config, options={"max_turns": 10})
+
+
+def _spending(chance: Chance) -> World:
+    """Runs that want to spend more than they may, together and each for itself."""
+    kind = chance.pick(["requests", "tool_calls", "tool_calls", "total_tokens", "cost", "cost"])
+    most = {"requests": (2, 6), "tool_calls": (2, 7), "total_tokens": (6, 30), "cost": (3, 12)}[kind]
+
+    def limits() -> UsageLimits | None:
+        return UsageLimits(**{kind: chance.whole(*most)}) if not chance.one_in(4) else None
+
+    used = RequestUsage(input_tokens=2, output_tokens=1, total_tokens=3)
+    before: Any = chance.pick([(), ("reject odd",), ("reject odd",)])
+    priced = Actor(name="priced", cost=chance.whole(1, 3), before=before)
+    own = RunConfig(limits=limits()) if not chance.one_in(4) else None
+    agent = Actor(name="agent", agent=Role(name="an", actors=(priced,)), own=own)
+    steps: list[Step] = []
+    nested: dict[str, list[Step]] = {}
+    for turn in range(2):
+        names = ["agent", *(chance.pick(["agent", "priced", "priced"]) for _ in range(chance.whole(0, 2)))]
+        pieces: list[Any] = [respond(usage=used)]
+        for place, name in enumerate(names):
+            call_id = f"c{turn}{place}"
+            given: dict[str, Any] = {"input": "go"} if name == "agent" else {"n": chance.whole(0, 9)}
+            pieces.append(call(name, given, call_id=call_id))
+            if name == "agent":
+                calls = [call("priced", {"n": chance.whole(0, 9)}, call_id=f"d{one}") for one in range(2)]
+                nested[call_id] = [[respond(usage=used), *calls], say("inside", used)]
+        steps.append(pieces)
+    execution = ToolExecution(max_function_tool_concurrency=chance.pick([None, 1]))
+    config = RunConfig(
+        limits=limits(), price=_price if kind == "cost" and chance.one_in(2) else None, tool_execution=execution
+    )
+    return _world(
+        chance, [*steps, say("done", used)], Role(name="a", actors=(priced, agent)), config=config, nested=nested
+    )
+
+
+def _price(model: str, usage: Any) -> int:
+    return 1 if usage.total_tokens else 0
+
+
+def _filters(chance: Chance) -> World:
+    """Handoffs to and fro, whose targets are shown something else than all there is."""
+    if chance.one_in(2):
+        return _to_and_fro(chance)
+    session: dict[str, Any] = {"session": partial(SessionLog, EARLIER)} if chance.one_in(3) else {}
+    return _drawn(
+        chance,
+        attrs.evolve(SIZE, faults=chance.one_in(3)),
+        change=lambda role: attrs.evolve(role, filter=chance.pick(FILTERS)),
+        wanted=_hands_over,
+        options={"max_turns": 10, **session},
+    )
+
+
+def _to_and_fro(chance: Chance) -> World:
+    """Two agents that hand over to each other now and then; some calls wait for a verdict in between."""
+    steps: list[Step] = []
+    verdicts: list[Verdict] = []
+    here, there = "ab"
+    for turn in range(chance.whole(3, 5)):
+        calls = [
+            call(chance.pick(["plain", "asked"]), {"n": 1}, call_id=f"c{turn}{place}")
+            for place in range(chance.whole(1, 2))
+        ]
+        verdicts += [Verdict(call_id=str(one.call_id)) for one in calls]
+        pieces: list[Any] = [say(f"turn {turn}"), *calls]
+        if not chance.one_in(3):
+            pieces.append(call(f"transfer_to_{there}", call_id=f"h{turn}"))
+            here, there = there, here
+        steps.append(pieces)
+    roles = [
+        Role(
+            name=name,
+            actors=(PLAIN, ASKED),
+            handoffs=(other,),
+            filter=chance.pick([*FILTERS, None]),
+            judges=(("pass", chance.one_in(2)),),
+        )
+        for name, other in ("ab", "ba")
+    ]
+    return _world(chance, [*steps, say("done")], *roles, verdicts=tuple(verdicts), serialize=chance.one_in(2))
+
+
+def _names(chance: Chance) -> World:
+    """Tools of one name, in a namespace and without one."""
+
+    def named(role: Role) -> Role:
+        first = attrs.evolve(role.actors[0], name="same", namespace=None, agent=None)
+        twins = [attrs.evolve(first, namespace=name, approval=chance.one_in(2)) for name in ("x", "y")]
+        return attrs.evolve(role, actors=(first, *twins))
+
+    role = named(Role(name="a", actors=(Actor(name="same", approval=True, idempotent=chance.one_in(3)),)))
+    if chance.one_in(2):
+        role = attrs.evolve(role, actors=role.actors[1:])  # and none of the bare name
+    steps: list[Step] = []
+    ids = [f"c{place}" for place in range(6)]
+    for turn in range(2):
+        asked = [(call_id, chance.pick([None, "x", "y", "y"])) for call_id in ids[3 * turn : 3 * turn + 3]]
+        steps.append(
+            [call("same", {"n": chance.whole(0, 5)}, call_id=call_id, namespace=space) for call_id, space in asked]
+        )
+    if chance.one_in(3):  # an id that was another one's
+        steps.append([call("same", {"n": 2}, call_id="c9", namespace=name) for name in chance.pick(["xy", "xx"])])
+    verdicts = tuple(
+        Verdict(call_id=call_id, approved=not chance.one_in(3), always=chance.one_in(2)) for call_id in ids
+    )
+    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    return _world(chance, [*steps, say("done")], role, config=config, verdicts=verdicts, serialize=chance.one_in(2))
+
+
+# ---------------------------------------------------------------------------------------------- made for one thing
+
+
+def _world(
+    chance: Chance,
+    script: list[Step],
+    *roles: Role,
+    config: RunConfig | None = None,
+    options: dict[str, Any] | None = None,
+    order: Any = None,
+    **parts: Any,
+) -> World:
+    order = order or chance.pick(["gate", "passes", "steps"])
+    given = {"run_config": config or RunConfig(), **(options or {})}
+    return World(agent=Cast(roles=roles), script=script, options=given, order=order, tape=draw_tape(chance), **parts)
+
+
+def _choices(chance: Chance) -> World:
+    """Models that have to use a tool; some of their calls wait for a verdict, in the turns of another agent too."""
+    steps: list[Step] = []
+    verdicts: list[Verdict] = []
+    handing = chance.one_in(2)
+    for turn in range(4 if handing else chance.whole(2, 4)):
+        # When the second one has paused the first one comes to work again.
+        names = ["asked"] if handing and turn == 2 else [chance.pick(["plain", "asked"])] * chance.whole(1, 2)
+        ids = [f"c{turn}{place}" for place in range(len(names))]
+        pieces = [call(name, {"n": 1}, call_id=call_id) for name, call_id in zip(names, ids, strict=True)]
+        verdicts += [Verdict(call_id=call_id, approved=not chance.one_in(4)) for call_id in ids]
+        if handing and turn == 1:
+            pieces.append(call("transfer_to_b", call_id="h1"))
+        if handing and turn == 2:
+            pieces.append(call("transfer_to_a", call_id="h2"))
+        steps.append(pieces)
+    roles = [
+        Role(name=name, actors=(PLAIN, ASKED), chooses=True, resets=not chance.one_in(4), handoffs=handoffs)
+        for name, handoffs in (("a", ("b",)), ("b", ("a",)))
+    ]
+    return _world(chance, [*steps, say("done")], *roles, verdicts=tuple(verdicts), serialize=chance.one_in(2))
+
+
+def _edited(chance: Chance) -> World:
+    """Long arguments that only differ far behind, some of them changed by a verdict, or by a guardrail after it."""
+    before: Any = chance.pick([(), ("reject odd",), ("rewrite odd",), ("rewrite odd", "reject odd")])
+    actors = tuple(
+        Actor(name=name, approval=True, before=before, idempotent=chance.one_in(3)) for name in ("asked", "other")
+    )
+    count = chance.whole(2, 4)
+    steps: list[Step] = [
+        [
+            call(chance.pick(actors).name, {"n": LONG_NUMBER + chance.whole(0, 3)}, call_id=f"c{turn}{place}")
+            for place in range(count)
+        ]
+        for turn in range(2)
+    ]
+    verdicts = [
+        Verdict(
+            call_id=f"c{turn}{place}",
+            approved=not chance.one_in(4),
+            always=chance.one_in(2),
+            arguments=f'{{"n": {LONG_NUMBER + chance.whole(0, 9)}}}' if chance.one_in(2) else None,
+        )
+        for turn in range(2)
+        for place in range(count)
+    ]
+    verdicts = [one if one.approved else attrs.evolve(one, arguments=None) for one in verdicts]
+    execution = ToolExecution(pre_approval_tool_input_guardrails=chance.one_in(2))
+    return _world(
+        chance,
+        [*steps, say("done")],
+        Role(name="a", actors=actors),
+        config=RunConfig(tool_execution=execution),
+        verdicts=tuple(verdicts),
+        serialize=chance.one_in(2),
+    )
+
+
+def _threads(chance: Chance) -> World:
+    """Sync tools for which there is one thread; a nested run that fails before its body came to it, or is cut."""
+    deep = Actor(name="deep", in_thread=True, timeout=chance.pick([None, 0.41]))
+    failing = chance.pick([None, "tool_start", "tool_start"])
+    inner = Role(name="an", actors=(deep,), hooks=failing)
+    actors = (
+        Actor(name="sync", in_thread=True, timeout=chance.pick([None, None, 0.41]), raises=chance.one_in(4)),
+        PLAIN,
+        Actor(name="agent", agent=inner),
+    )
+    names = ["agent", *(chance.pick(["sync", "sync", "plain", "agent"]) for _ in range(chance.whole(1, 3)))]
+    steps: list[Step] = []
+    nested: dict[str, list[Step]] = {}
+    behaviors: dict[str, Behavior] = {}
+    for turn in range(2):
+        pieces = []
+        for place, name in enumerate(names):
+            call_id = f"c{turn}{place}"
+            given: dict[str, Any] = {"input": "go"} if name == "agent" else {"n": 2 * place}
+            pieces.append(call(name, given, call_id=call_id))
+            part: Behavior = chance.pick([Returns(1, 0.0), Returns(0, 0.25), Returns(0, 0.75), Raises(0, 0.25)])
+            if name == "agent":
+                nested[call_id] = [[call("deep", {"n": 2}, call_id="d1")], say("inside")]
+                behaviors[f"{call_id}/d1"] = part
+            elif chance.one_in(2):
+                behaviors[call_id] = part
+        steps.append(pieces)
+    config = RunConfig(tool_execution=ToolExecution(max_threads=1))
+    script: list[Step] = [*steps, say("done")]
+    role = Role(name="a", actors=actors)
+    return _world(chance, script, role, config=config, nested=nested, behaviors=behaviors)
+
+
+def _one_pass(chance: Chance) -> World:
+    """A guardrail that trips in the moment in which the model beside it fails, or answers."""
+    judges: Any = [(chance.pick(["trip late", "pass late"]), True) for _ in range(chance.whole(1, 2))]
+    ends: Step = chance.pick([BUSY, BUSY, say("answered")])
+    first: Any = [wait(LATE), ends]
+    role = Role(name="a", actors=(PLAIN,), judges=tuple(judges))
+    order = chance.pick(["passes", "passes", "steps"])
+    return _world(chance, [first, say("done")], role, order=order, options={"session": SessionLog})
+
+
+def _begun(chance: Chance) -> World:
+    """A model that fails when it has shown a part of its answer, or when it has shown nothing."""
+    busy = fail(ModelTransportError("busy", status=429, retry_after=chance.pick([None, 0.5])))
+    piece = chance.pick(
+        [ReasoningDelta("hm"), ReasoningDelta("hm"), TextDelta("Let"), ArgumentsDelta("c9", '{"n"'), None, None]
+    )
+    shown = [stream_of([ResponseStarted(), *([piece] if piece is not None else [])])]
+    retry = ModelRetrySettings(chance.whole(1, 2), initial_delay=0.12, max_delay=0.12)
+    settings = ModelSettings(retry=retry)
+    answer: Step = [reason("so"), say("Well."), call("plain", {"n": 2}, call_id="c1")]
+    config = RunConfig(model_settings=settings, hold_text_until_guarded=chance.one_in(2))
+    judges: Any = (("pass late", True),) if chance.one_in(2) else ()
+    return _world(
+        chance, [[*shown, busy], answer, say("done")], Role(name="a", actors=(PLAIN,), judges=judges), config=config
+    )
+
+
+def _slow(chance: Chance) -> World:
+    """A model with a time limit that takes its time, when its reader has let it wait before."""
+    settings = ModelSettings(timeout=0.4, retry=ModelRetrySettings(1, initial_delay=0.12, max_delay=0.12))
+    seconds = chance.pick([0.25, 0.9, 30.0])
+    pieces = [say("word " * chance.whole(1, 20)), wait(seconds), call("plain", {"n": 2}, call_id="c1")]
+    if chance.one_in(3):
+        pieces.insert(0, wait(0.1))
+    config = RunConfig(model_settings=settings, stream_buffer=chance.pick([1, 1, 3]))
+    script: list[Step] = [pieces, say("done"), say("done")]
+    # At the gate time may pass while the reader waits.
+    order = chance.pick(["passes", "passes", "steps", "gate"])
+    role = Role(name="a", actors=(PLAIN,))
+    return _world(chance, script, role, config=config, slow_reader=not chance.one_in(4), order=order)
+
+
+def _silent(chance: Chance) -> World:
+    """Bodies that may be silent for so long, and report now and then."""
+    actors = (Actor(name="idle", idle=0.4), Actor(name="bounded", idle=0.4, timeout=0.9), PLAIN)
+    count = chance.whole(1, 3)
+    behaviors: dict[str, Behavior] = {
+        f"c{place}": chance.pick(
+            [OnStage(Reports(chance.whole(1, 4), chance.pick([0.15, 0.3, 0.5]), pauses=True)), Returns(0, 0.6), Hangs()]
+        )
+        for place in range(count)
+    }
+    names = [chance.pick(["idle", "idle", "bounded"]) for _ in range(count)]
+    calls = [call(name, {"n": 2 * place}, call_id=f"c{place}") for place, name in enumerate(names)]
+    return _world(chance, [calls, say("done")], Role(name="a", actors=actors), behaviors=behaviors)
+
+
+def _stopped(chance: Chance) -> World:
+    """A reader who wants the run to end after its turn."""
+    event = chance.pick(["CallStarted", "CallSettled", "TurnStarted", "TextDelta", "ItemCreated", "TurnEnded"])
+    taste = attrs.evolve(SIZE, guards=False, approvals=chance.one_in(3))
+    return _drawn(chance, taste, options={"session": SessionLog, "max_turns": 10}, reader_stops=event)
+
+
+def _grace(chance: Chance) -> World:
+    """Nested runs with a grace of their own, that are cut together with the run around them."""
+    deep = Actor(name="deep")
+    own = RunConfig(tool_execution=ToolExecution(cleanup_grace=chance.pick([0.1, 5.0, 5.0])))
+    inner = Role(name="an", actors=(deep,))
+    actors = (PLAIN, Actor(name="raising", raises=True), Actor(name="agent", agent=inner, own=own))
+    fails = chance.one_in(3)
+    calls = [
+        call("agent", {"input": "go"}, call_id="c0"),
+        call("raising" if fails else "plain", {"n": 2}, call_id="c1"),
+    ]
+    part: Any = chance.pick([Cleans(0, 0.0, cleaning=20.0), Holds(0, 0.0, leaving=20.0), Cleans(0, 0.0, cleaning=0.5)])
+    behaviors: dict[str, Behavior] = {
+        "c0/d0": OnStage(part),
+        "c0/d1": chance.pick([Returns(0, 30.0), OnStage(part)]),
+        "c1": Raises(0, 0.25) if fails else Returns(0, 30.0),
+    }
+    nested = {"c0": [[call("deep", {"n": 2 * place}, call_id=f"d{place}") for place in range(2)], say("inside")]}
+    by_time = not fails and chance.one_in(3)
+    grace = chance.pick([0.27, 0.27, 5.0])
+    config = RunConfig(timeout=0.65 if by_time else None, tool_execution=ToolExecution(cleanup_grace=grace))
+    cancel = None if fails or by_time else CancelAt(chance.whole(2, 4), waiting=True)
+    script: list[Step] = [calls, say("done")]
+    role = Role(name="a", actors=actors)
+    return _world(chance, script, role, config=config, nested=nested, behaviors=behaviors, cancel=cancel, order="gate")
+
+
+KINDS: dict[str, Callable[[Chance], World]] = {
+    "choices": _choices,
+    "edited": _edited,
+    "threads": _threads,
+    "one pass": _one_pass,
+    "begun": _begun,
+    "slow": _slow,
+    "silent": _silent,
+    "grace": _grace,
+    "agents' hooks": _agents_hooks,
+    "failing hooks": _failing_hooks,
+    "failing session": _failing_session,
+    "written": _written,
+    "left": _left,
+    "stopped": _stopped,
+    "listeners": _listeners,
+    "own configurations": _own_configurations,
+    "budgets": _budgets,
+    "filters": _filters,
+    "names": _names,
+}

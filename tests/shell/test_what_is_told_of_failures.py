@@ -1,0 +1,323 @@
+"""What a tool gives that can't be written, and failures that the model alone is told of."""
+
+import functools
+import logging
+from typing import Any
+
+import pytest
+
+from agentloop import Agent, RunConfig, RunState, ToolCallError, UserError, tool, tool_output_guardrail
+from agentloop.guardrail_results import ReplaceOutput
+from agentloop.items import Image, Text, ToolOutput
+from agentloop.journal import MemoryJournal
+from agentloop.testing import ScriptedModel, call, say
+
+
+class Wordless:
+    """A value that can't be written."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class WordlessError(Exception):
+    """An error that can't be written."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class WordlessText(str):
+    """A text whose methods fail."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+    def strip(self, *chars: Any) -> str:
+        """Fail."""
+        raise RuntimeError("no words")
+
+
+class WordyError(Exception):
+    """An error whose words are text of another kind."""
+
+    def __str__(self) -> str:
+        return WordlessText("wordy")
+
+
+class OddGroup(ExceptionGroup[Exception]):
+    """A group that calls something else its message, and hides its members."""
+
+    def message(self) -> str:  # type: ignore[override]
+        """Say something else."""
+        return "other"
+
+    @property
+    def exceptions(self) -> Any:  # type: ignore[override]
+        """Fail."""
+        raise RuntimeError("no members")
+
+
+class OddError(Exception):
+    """An error whose words are none."""
+
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+def deep(levels: int) -> Any:
+    """Return a list in a list in a list …"""
+    return functools.reduce(lambda inner, _: [inner], range(levels), [])
+
+
+def looped() -> Any:
+    """Return a mapping that holds itself."""
+    data: dict[str, Any] = {}
+    data["self"] = data
+    return data
+
+
+def deep_group(levels: int) -> Exception:
+    """Return a group in a group in a group …"""
+    error: Exception = ValueError("leaf")
+    for _ in range(levels):
+        error = ExceptionGroup("g", [error])
+    return error
+
+
+VALUES: dict[str, Any] = {
+    "wordless": Wordless,
+    "wordless inside": lambda: {"a": [Wordless()]},
+    "an error without words": WordlessError,
+    "deep": lambda: deep(100_000),
+    "a vast number": lambda: 10**5000,
+    "holds itself": looped,
+    "half a surrogate": lambda: "\ud800\x00",
+    "bytes": lambda: b"\xff\x00",
+    "no number": lambda: float("nan"),
+    "a set": lambda: {1, 2},
+    "a generator": lambda: (n for n in range(3)),
+    "a text of another kind": lambda: WordlessText("fine"),
+    "a part of something else": lambda: [Text("fine"), Text(5)],  # type: ignore[arg-type]
+    "a part of nothing": lambda: Image(None),  # type: ignore[arg-type]
+}
+UNWRITABLE = ("wordless", "wordless inside", "deep", "a part of something else", "a part of nothing")
+ERRORS: dict[str, Any] = {
+    "wordless": WordlessError,
+    "no text": OddError,
+    "deep group": lambda: deep_group(3000),
+    "wide group": lambda: ExceptionGroup("g", [ValueError(n) for n in range(5000)]),
+    "half a surrogate": lambda: ValueError("\ud800\x00"),
+    "StopIteration": lambda: StopIteration(1),
+    "StopAsyncIteration": lambda: StopAsyncIteration(1),
+    "RecursionError": lambda: RecursionError("deep"),
+    "odd group": lambda: OddGroup("g", [ValueError("leaf")]),
+    "text of another kind": WordyError,
+}
+
+
+def agent_with(odd: Any, **options: Any) -> Agent[Any, Any]:
+    """Return an agent whose model calls *odd*, and a tool that has nothing to do with it."""
+
+    @tool
+    async def fine() -> str:
+        """Succeed."""
+        return "fine"
+
+    steps = [[call("odd", call_id="c1"), call("fine", call_id="c2")], say("done")]
+    return Agent("a", model=ScriptedModel(steps), tools=[tool(name="odd", **options)(odd), fine])
+
+
+async def check(run_mode: Any, agent: Agent[Any, Any]) -> Any:
+    """Run *agent* with a journal, and see that the run and its state are whole; return the odd call's outcome."""
+    result = await run_mode(agent, "go", journal=MemoryJournal(), run_config=RunConfig(loop_detection=3))
+    assert result.final_output == "done"
+    outputs = {item.call_id: item.output for item in result.new_items if isinstance(item, ToolOutput)}
+    assert outputs["c2"] == "fine"
+    state = result.to_state()
+    assert RunState.from_string(agent, state.to_string()) == state
+    return next(settled.outcome for settled in result.calls if settled.call.call_id == "c1")
+
+
+@pytest.mark.scenario("RP-15")
+@pytest.mark.parametrize("name", VALUES)
+async def test_value_that_can_not_be_written_is_that_calls_failure(run_mode: Any, name: str) -> None:
+    """The policy tells the model; what can be written in some way is an output like another."""
+
+    async def odd() -> object:
+        """Give something odd."""
+        return VALUES[name]()
+
+    outcome = await check(run_mode, agent_with(odd))
+    assert outcome.status == ("failed" if name in UNWRITABLE else outcome.status)
+    assert isinstance(outcome.output, str)
+    if outcome.status == "failed":
+        assert "can't be written" in outcome.output
+
+
+@pytest.mark.scenario("RP-15")
+@pytest.mark.parametrize("name", ERRORS)
+async def test_error_that_can_not_be_written_is_that_calls_failure(run_mode: Any, name: str) -> None:
+    """Its type can always be told."""
+
+    async def odd() -> str:
+        """Fail oddly."""
+        raise ERRORS[name]()
+
+    outcome = await check(run_mode, agent_with(odd))
+    assert outcome.status == "failed"
+    kind = "RuntimeError" if name == "StopIteration" else type(ERRORS[name]()).__name__  # a coroutine can't raise that
+    assert outcome.output.startswith(f"Tool odd failed with: {kind}(")
+
+
+@pytest.mark.scenario("RP-15")
+async def test_value_that_can_not_be_written_raises_where_the_policy_says_so(
+    run_mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As any failure of the call; a guardrail's replacement likewise."""
+
+    async def odd() -> object:
+        """Give something odd."""
+        return Wordless()
+
+    with pytest.raises(UserError, match="of type Wordless can't be written as text: RuntimeError"):
+        await run_mode(agent_with(odd, failure_error_function=None), "go")
+
+    @tool_output_guardrail
+    def replace(data: Any) -> ReplaceOutput:
+        return ReplaceOutput(Wordless())
+
+    async def plain() -> str:
+        """Give something plain."""
+        return "plain"
+
+    with caplog.at_level(logging.WARNING):
+        outcome = await check(run_mode, agent_with(plain, tool_output_guardrails=[replace]))
+    assert len(told(caplog, logging.WARNING)) == 1  # of what was raised nothing is logged
+    assert outcome.status == "failed"
+    assert "plain" not in outcome.output
+
+
+# ---------------------------------------------------------------------------------------------- the log of Python
+
+
+def fails_for(key: str) -> None:
+    """Fail somewhere inside of the application."""
+    try:
+        {}[key]
+    except KeyError as error:
+        raise ValueError(f"no account, api_key={key}") from error
+
+
+def told(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    """Return what the log says of tools at *level*."""
+    return [one.getMessage() for one in caplog.records if one.name == "agentloop.tools" and one.levelno == level]
+
+
+@pytest.mark.scenario("RP-22")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.real_clock
+async def test_bug_of_a_tool_that_the_model_is_told_of_is_logged(
+    run_mode: Any, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """One warning names tool, call and error; the traceback, cause included, is there for those who debug."""
+
+    async def odd() -> str:
+        """Fail."""
+        fails_for("hunter2-key")
+        return "never"
+
+    def blocks() -> str:
+        """Fail."""
+        fails_for("hunter2-key")
+        return "never"
+
+    with caplog.at_level(logging.DEBUG, "agentloop.tools"):
+        await check(run_mode, agent_with(odd if kind == "async" else blocks))
+    (warning,) = told(caplog, logging.WARNING)
+    assert warning == "tool odd failed in call c1: ValueError(no account, api_key=[redacted])"
+    (trace,) = told(caplog, logging.DEBUG)
+    assert "fails_for" in trace
+    assert "KeyError" in trace
+    assert trace.index("KeyError") < trace.index("ValueError")
+
+
+@pytest.mark.scenario("RP-22")
+async def test_nothing_secret_is_logged_of_a_failure(run_mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither a call's secret argument nor what looks like a credential, in words or traceback."""
+
+    @tool(secret=["token"])
+    async def login(token: str) -> str:
+        """Log in."""
+        try:
+            raise KeyError(token)
+        except KeyError as error:
+            raise ValueError(f"refused {token}, password=open-sesame") from error
+
+    steps = [call("login", {"token": "canary-4711"}, call_id="c1"), say("done")]
+    with caplog.at_level(logging.DEBUG):
+        await run_mode(Agent("a", model=ScriptedModel(steps), tools=[login]), "go")
+    assert len(told(caplog, logging.WARNING)) == len(told(caplog, logging.DEBUG)) == 1
+    assert "canary-4711" not in caplog.text
+    assert "open-sesame" not in caplog.text
+
+
+@pytest.mark.scenario("RP-22")
+@pytest.mark.parametrize("secret", ["argument", "output"])
+async def test_value_that_can_not_be_written_shows_nothing_secret(
+    run_mode: Any, caplog: pytest.LogCaptureFixture, secret: str
+) -> None:
+    """The error of its own conversion, which led to the call's, may repeat an argument, or be about the output."""
+
+    @tool(**{"secret": ["token"]} if secret == "argument" else {"secret_output": True})
+    async def login(token: str) -> object:
+        """Log in."""
+
+        class Session:
+            def __str__(self) -> str:
+                raise RuntimeError(f"no session for {token}")
+
+            __repr__ = __str__
+
+        return Session()
+
+    given = {"token": "canary-4711"}
+    agent = Agent("a", model=ScriptedModel([call("login", given, call_id="c1"), say("done")]), tools=[login])
+    with caplog.at_level(logging.DEBUG):
+        result = await run_mode(agent, "go")
+    (settled,) = result.calls
+    assert settled.outcome.output == "Tool login failed with: UnwritableValue([redacted])"
+    (trace,) = told(caplog, logging.DEBUG)
+    assert "RuntimeError([redacted])" in trace
+    assert "canary-4711" not in caplog.text
+
+
+@pytest.mark.scenario("RP-22")
+async def test_line_of_the_log_is_one_line_that_steers_nothing(run_mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither an error's words nor a call id that the model made up forge another line, or fit no encoding."""
+
+    @tool
+    async def odd() -> str:
+        """Fail."""
+        raise ValueError("gone\rtool fine failed\x1b[2J\ud800")
+
+    steps = [call("odd", call_id="c\n1"), say("done")]
+    with caplog.at_level(logging.DEBUG):
+        await run_mode(Agent("a", model=ScriptedModel(steps), tools=[odd]), "go")
+    (warning,) = told(caplog, logging.WARNING)
+    assert warning == r"tool odd failed in call c\n1: ValueError(gone\rtool fine failed\x1b[2J\ud800)"
+
+
+@pytest.mark.scenario("RP-22")
+async def test_failure_that_is_raised_is_not_logged_as_well(run_mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever ran the run has it in hand."""
+
+    async def odd() -> str:
+        """Fail."""
+        raise ValueError("broken")
+
+    with caplog.at_level(logging.DEBUG), pytest.raises(ToolCallError):
+        await run_mode(agent_with(odd, failure_error_function=None), "go")
+    assert told(caplog, logging.WARNING) == []
