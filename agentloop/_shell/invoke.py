@@ -66,6 +66,26 @@ async def run_call(live: LiveCall) -> None:
         return
     live.begun = True
     task = own_task()
+    failure: Failure | None = None
+    try:
+        await _run(live, task)
+    except cancelled_types():
+        raise
+    except BaseException as error:  # noqa: ASYNC103 - carried as a failure: it broke what settles the call
+        if is_closing(task):
+            live.batch.close()
+            raise
+        failure = _failure(live, error, "post")
+    finally:
+        if not live.batch.closed:
+            if live.begun and live.phase in _UNSETTLED:  # else another task of the call goes on with it
+                live.batch.settle_left(live, failure)
+            elif failure is not None:
+                live.batch.fail(failure)
+            live.release_all()
+
+
+async def _run(live: LiveCall, task: object) -> None:
     count = cancelling()
     try:
         if (deadline := anyio.current_effective_deadline()) < math.inf:
@@ -86,14 +106,8 @@ async def run_call(live: LiveCall) -> None:
         await in_own_task(partial(_settle, live, own))  # noqa: ASYNC120 - and it may have left more of them
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
         if is_closing(task):
-            live.batch.close()
             raise
         await _settle_broken(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
-    finally:
-        if not live.batch.closed:
-            if live.begun and live.phase in _UNSETTLED:  # else another task of the call goes on with it
-                live.batch.settle_left(live)
-            live.release_all()
 
 
 async def _check_in_time(deadline: float) -> None:
@@ -488,7 +502,7 @@ async def _settle_broken(live: LiveCall, error: BaseException) -> None:
     """Something around the body raised: a hook, a guardrail, an error function."""
     live.redact_error(error)
     if live.phase == "settled":
-        live.batch.failures.append(_failure(live, error, "post"))
+        live.batch.fail(_failure(live, error, "post"))
         return
     phase = "post" if live.phase == "post" else "body"
     outcome = CallOutcome(status="failed", error=error)

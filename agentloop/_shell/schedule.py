@@ -110,6 +110,11 @@ class LiveCall:
         return self.entry.call.call_id
 
     @property
+    def is_unbegun(self) -> bool:
+        """Whether the call's task was started and has not had its first step."""
+        return self.phase == "starting" and not self.begun
+
+    @property
     def redacts_errors(self) -> bool:
         """Whether errors of the call, and words that the application makes of it, may repeat what is secret."""
         return self.gave_secret or self.run.redacts_errors_of(self.entry.call)
@@ -388,9 +393,9 @@ class Batch:
 
     def settle(self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None) -> None:
         """Append the call's one outcome, release what is next in model order, start what that makes possible."""
-        live.phase = "settled"
         rewritten = live.arguments.text != live.entry.call.arguments
-        self._append(
+        # Made before anything changes: a call whose record can't be made is still to be settled.
+        record = self._record_of(
             live.entry,
             live.tool.name,
             outcome,
@@ -399,30 +404,39 @@ class Batch:
             arguments=live.arguments.text if rewritten and live.started_at is None else None,
             attempt=live.attempt,
         )
+        live.phase = "settled"
+        self._append(record)
         if failure is not None:
-            self.failures.append(failure)
-            self.halt()
+            self.fail(failure)
         live.release_permit()
         self._current.discard(live)
         self.run.calls.pop((self.run.path, live.call_id), None)
         self._share(live, outcome)
         self._next_segment()
-        if self._unsettled == 0 or failure is not None:
+        if self._unsettled == 0:
             self._wake.ring()
+
+    def fail(self, failure: Failure) -> None:
+        """End the batch by *failure*: nothing more is admitted, and the owner cancels the others when it next runs."""
+        self.failures.append(failure)
+        self.halt()
+        self._wake.ring()
 
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that has nothing to run."""
         assert isinstance(entry.disposition, Answer)
-        self._append(entry, entry.call.name, outcome, attempt=entry.disposition.attempt)
+        self._append(self._record_of(entry, entry.call.name, outcome, attempt=entry.disposition.attempt))
 
-    def _append(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> None:
-        run = self.run
+    def _record_of(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
         # Outputs of bodies have been cut before. Here it is texts of the library, and words of the application.
         output, limit = outcome.output, self.execution.max_output_chars
         if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
             outcome = attrs.evolve(outcome, output=cut_output(output, limit))
         error = None if outcome.error is None else error_summary(outcome.error)
-        run.append(CallSettled(*run.here(), entry.call.call_id, tool, outcome, error=error, **fields))
+        return CallSettled(*self.run.here(), entry.call.call_id, tool, outcome, error=error, **fields)
+
+    def _append(self, record: CallSettled) -> None:
+        self.run.append(record)
         self._unsettled -= 1
         self._release()
 
@@ -525,28 +539,34 @@ class Batch:
             return False
         return live not in self._followers.get(live.arguments.receipt or "", ())
 
-    def settle_left(self, live: LiveCall) -> None:
-        """Settle a call whose task has ended without settling it, or will never begin.
+    def settle_left(self, live: LiveCall, failure: Failure | None = None) -> None:
+        """Settle a call whose task has ended without settling it, or will never begin; *failure* is what ended it.
 
         If the run goes on, it fails: what the call did is not known.
         """
         run = self.run
         live.begun = True
-        if self.stopped in ("parent", "deadline") or run_is_cancelled():
+        ending = self.stopped in ("parent", "deadline") or run_is_cancelled()
+        if ending:
             run.cleanup.begin()
-            by: Any = run.ended_by()
-            failure = None
-        else:
-            by = "parent"
+        elif failure is None:
             failure = Failure(index=live.entry.index, error=cancelled_by_others(), phase="body")
-        outcome = CallOutcome(
-            status="cancelled" if live.started_at is None or failure is None else "unknown",
-            cancelled_by=by if live.started_at is None or failure is None else None,
-            body_finished=live.body_finished,
-            started_at=live.started_at,
-            ended_at=run.log.wall(),
-        )
-        self.settle(live, outcome, failure)
+        by: Any = run.ended_by() if ending else "parent"
+        unknown = live.started_at is not None and not ending
+        try:
+            outcome = CallOutcome(
+                status="unknown" if unknown else "cancelled",
+                cancelled_by=None if unknown else by,
+                body_finished=live.body_finished,
+                started_at=live.started_at,
+                ended_at=run.log.wall(),
+            )
+            self.settle(live, outcome, failure)
+        except BaseException as error:  # noqa: ASYNC103 - not even this can be recorded: the owner must not wait for it
+            if live.phase != "settled":
+                live.phase = "settled"
+                self._unsettled -= 1
+            self.fail(failure or Failure(index=live.entry.index, error=error, phase="post"))
         live.release_all()
 
     def _settle_unbegun(self) -> None:
@@ -556,7 +576,7 @@ class Batch:
         begin does that.
         """
         for live in self.calls:
-            if live.phase == "starting" and not live.begun:
+            if live.is_unbegun:
                 if live.hooked:
                     self.spawn(live)
                 else:
@@ -641,7 +661,7 @@ class Batch:
             return  # woken by something else
         self._report_next = now + 1.0
         for live in self.calls:
-            if live.phase == "starting" and not live.begun:
+            if live.is_unbegun:
                 self.settle_left(live)
             elif live.phase in ("starting", "body"):
                 self.run.report_still_running(
@@ -669,7 +689,7 @@ class Batch:
         for live in self.calls:
             if live.phase == "waiting":
                 self.settle(live, self._never_started(live, self.run.ended_by()))
-            elif live.phase == "starting" and not live.begun:
+            elif live.is_unbegun:
                 self.settle_left(live)
         self._let_go()
 
@@ -677,6 +697,7 @@ class Batch:
         """Leave nothing that holds each other: the calls of a batch that is over needn't wait for a collection."""
         for live in self.calls:
             live.context = live.ticket = None
+            self.run.calls.pop((self.run.path, live.call_id), None)
         for held in (self.calls, self._segments, self._current, self._leaders, self._followers):
             held.clear()
 

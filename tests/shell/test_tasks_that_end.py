@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 from shell.scenario_kit import Watch
 
-from agentloop import Agent, RunConfig, Runner, ToolExecution, UserError, tool
+from agentloop import Agent, RunConfig, Runner, ToolCallError, ToolExecution, UserError, tool
 from agentloop import records as r
 from agentloop.testing import ScriptedModel, call, say
 
@@ -126,6 +126,59 @@ async def test_call_whose_task_is_cancelled_before_it_begins_is_settled_by_its_o
     assert [one.status for one in settled(watch).values()] == ["succeeded", "cancelled", "cancelled"]
     assert [record.call_id for record in watch.of(r.CallStarted)] == ["c0"]
     assert watch.end == "failed"
+
+
+class BrokenClock:
+    """Stands for `time.time`; from its *at*-th reading on, the next *times* readings raise *error*."""
+
+    def __init__(self, at: int, times: int, error: BaseException) -> None:
+        self.at, self.times, self.error, self.readings = at, times, error, 0
+
+    def __call__(self) -> float:
+        self.readings += 1
+        if self.at <= self.readings < self.at + self.times:
+            raise self.error
+        return 0.0
+
+
+@pytest.mark.scenario("RP-05")
+@pytest.mark.parametrize("error", [MemoryError, Fatal])
+@pytest.mark.parametrize("times", [1, 2, 3, 1000])
+async def test_run_ends_whenever_the_engine_itself_breaks(
+    run_mode: Any, monkeypatch: pytest.MonkeyPatch, error: type, times: int
+) -> None:
+    """The clock that stamps records raises at each of its readings in turn, and again while that is being settled."""
+
+    @tool
+    async def quick() -> str:
+        return "x"
+
+    @tool
+    async def slow() -> str:
+        await anyio.sleep(0.001)
+        return "y"
+
+    async def run(at: int) -> tuple[BrokenClock, Watch, BaseException | None]:
+        agent = agent_of(quick, slow, calls=[call("quick", call_id="c1"), call("slow", call_id="c2")])
+        watch, clock = Watch(), BrokenClock(at, times, error("broken"))
+        with monkeypatch.context() as patch:
+            patch.setattr("time.time", clock)
+            try:
+                with anyio.fail_after(20):
+                    await run_mode(agent, "go", run_config=RunConfig(instruments=(watch,)))
+            except BaseException as left:
+                return clock, watch, left
+            return clock, watch, None
+
+    clock, _, left = await run(10**9)
+    assert left is None
+    for at in range(1, clock.readings + 1):
+        _, watch, left = await run(at)
+        if isinstance(left, ToolCallError):
+            left = left.__cause__
+        assert type(left) is error, (at, left)
+        if times < 3:  # else there may be no time for an outcome
+            settled(watch)
 
 
 @pytest.mark.scenario("RP-01")
