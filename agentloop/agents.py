@@ -292,20 +292,26 @@ class Agent(Generic[ContextT, OutputT]):
             on_stream: Called with every event of the nested run, in order; all are delivered before the call ends. A
                 slow one delays nobody else; an error of its is logged.
             run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound what the nested
-                run may use, beside those of the outer run, which go on for the whole; its `instruments` are told of the
-                nested run alone. `effects` are always the outer run's.
+                run may use, beside those of the outer run, which go on for the whole. It can't have `instruments`:
+                those of the outer run see nested records by their `path`. `effects` are always the outer run's.
             max_turns: Turns of the nested run.
             session: A session of the nested run.
             needs_approval, is_enabled, failure_error_function, tool_input_guardrails, tool_output_guardrails, timeout,
                 timeout_behavior, timeout_error_function, secret_output: As for any tool.
             secret: As for any tool; all of the nested run's input is secret then. What its model makes of it is not:
                 where that may repeat it, its tools' arguments and the output (*secret_output*) have to be marked too.
+
+        Raises:
+            UserError: *run_config* has instruments, or an argument is not what it must be.
         """
         check_count("max_turns", max_turns)
         checks.check("tool_name", "text", checks.is_text, tool_name, optional=True)
         checks.check("tool_description", "text", checks.is_text, tool_description, optional=True)
-        if run_config is not None:
-            check_run_config(run_config)
+        if run_config is not None and check_run_config(run_config).instruments:
+            raise UserError(
+                "as_tool: the nested run's configuration can't have instruments. "
+                "Give them to the outer run: they see nested records by their `path`."
+            )
         name = tool_name or snake_case(self.name)
         schema = _schema_of_asking(name)
         try:

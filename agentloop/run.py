@@ -297,7 +297,6 @@ def _live_run(
         resources=Resources(),
         resolve_model=resolve_model,
         nest=run_agent_tool,
-        span_opener=_span_opener,
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
@@ -329,27 +328,21 @@ def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None
             metadata=dict(config.trace_metadata or {}),
         )
         run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
-        spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
-        run.spans = run.spans or spans
-        if run.watch is None:
-            run.log.spans = spans
-        else:
-            run.watch.spans = spans
+        run.log.spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
 
     return open_spans
 
 
 def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
-    log, watch = run.log, run.watch
-    tell = log.tell if watch is None else functools.partial(log.tell_to, watch.instruments)
+    tell = run.log.tell
 
     def started(span: Span) -> None:
         if span.parent is None and own and not begun:
             tell("on_trace_start", trace)
-        log.tell_of_span("on_span_start", span, watch)
+        tell("on_span_start", span)
 
     def ended(span: Span) -> None:
-        log.tell_of_span("on_span_end", span, watch)
+        tell("on_span_end", span)
         if span.parent is None and own:
             tell("on_trace_end", trace)
 

@@ -316,8 +316,8 @@ async def _announce(live: LiveCall, context: ToolContext[Any]) -> None:
     )
     if run.budget is not None and reserved is not None:
         run.budget.spend(reserved)
-    if run.spans is not None:
-        set_current_span(run.spans.call_span(run.path, live.call_id))
+    if run.log.spans is not None:
+        set_current_span(run.log.spans.call_span(run.path, live.call_id))
     if run.log.journal is not None:
         await run.log.journal.durable()
     if run.hooks is not None or run.agent.hooks is not None:

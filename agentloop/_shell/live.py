@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -36,7 +36,6 @@ from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
 from agentloop.items import Item, ToolCall
 from agentloop.records import Answered, ApprovalRequested, CleanupCut, Record
-from agentloop.spans import Span
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -98,22 +97,6 @@ def loop_shared() -> LoopShared:
     return shared
 
 
-@attrs.define(eq=False)
-class Watch:
-    """The instruments of a nested run's own configuration: told of that part of the tree, while it runs."""
-
-    path: tuple[str, ...]
-    instruments: tuple[Instrument, ...]
-    spans: SpanSource | None = None
-    """What makes spans for these instruments, where they can't be given those of the run around."""
-    takes_spans: bool = False
-    """Whether they are given those of the run around."""
-
-    def hears(self, path: tuple[str, ...]) -> bool:
-        """Tell whether what is at *path* is of this part of the tree."""
-        return path[: len(self.path)] == self.path
-
-
 class Log:
     """Where records are appended. Appending folds: a record is state in the step that appends it."""
 
@@ -122,8 +105,6 @@ class Log:
         self.events: EventBuffer | None = None
         self.listeners: list[EventBuffer] = []
         """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
-        self.watches: list[Watch] = []
-        """Of the nested runs under way that have instruments of their own."""
         self.wall: Callable[[], float] = time.time
         self.expect: Callable[[Record], Record | None] | None = None
         """Says what is appended in the place of a record, if anything: how a replay compares, and keeps the times."""
@@ -139,7 +120,7 @@ class Log:
     def append(self, record: Record) -> None:
         """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one.
 
-        It never raises what an instrument raises, since the caller is in the middle of a step: see `tell_to`.
+        It never raises what an instrument raises, since the caller is in the middle of a step: see `tell`.
         """
         if self.expect is not None:
             expected = self.expect(record)
@@ -153,11 +134,6 @@ class Log:
             self.tell("on_record", record)
         if self.spans is not None:
             self.spans.record(record)
-        for watch in self.watches:
-            if watch.hears(record.path):
-                self.tell_to(watch.instruments, "on_record", record)
-                if watch.spans is not None:
-                    watch.spans.record(record)
         if self.events is not None:
             self.events.record(record)
         for listener in self.listeners:
@@ -177,27 +153,11 @@ class Log:
         return self.listeners if self.events is None else [self.events, *self.listeners]
 
     def tell(self, method: str, report: object) -> None:
-        """Tell every instrument of the run; one that raises is logged once and never fails a run."""
-        self.tell_to(self._instruments, method, report)
-
-    def tell_of_span(self, method: str, span: Span, watch: Watch | None = None) -> None:
-        """Tell those for whom *span* was made, the run's instruments or *watch*'s, and those of runs nested there."""
-        self.tell_to(self._instruments if watch is None else watch.instruments, method, span)
-        for other in self.watches:
-            if other.takes_spans and other.hears(span.path):
-                self.tell_to(other.instruments, method, span)
-
-    def has(self, instrument: Instrument, path: tuple[str, ...]) -> bool:
-        """Tell whether *instrument* is told of the run at *path* already."""
-        heard = [watch.instruments for watch in self.watches if watch.hears(path)]
-        return any(each is instrument for told in (self._instruments, *heard) for each in told)
-
-    def tell_to(self, instruments: Iterable[Instrument], method: str, report: object) -> None:
-        """Tell *instruments*. An Exception, or a cancellation made up by an instrument, is logged, once for each.
+        """Tell every instrument. An Exception, or a cancellation made up by an instrument, is logged, once for each.
 
         Any other BaseException ends the run: it is kept, and raised when everything of the run has ended.
         """
-        for instrument in instruments:
+        for instrument in self._instruments:
             try:
                 told = getattr(instrument, method, None)  # whoever has only some of the methods hears only of these
                 if told is not None:
@@ -276,8 +236,6 @@ class LiveRun:
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveCall, AgentCall], Awaitable[Any]]
     """Runs an agent tool's nested run."""
-    span_opener: Callable[[LiveRun, RunConfig], Callable[[], Awaitable[None]] | None]
-    """Returns what begins the trace of a run; None where no instrument asks for spans."""
     graph: AgentGraph
     """The agents of the whole tree, by key."""
     token: EventLoopToken = attrs.field(factory=anyio.lowlevel.current_token)
@@ -312,10 +270,6 @@ class LiveRun:
     """How the agents differ from those the run began with, in words, where the log doesn't say so yet."""
     asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
     """What is about to be asked about calls on whose approval callbacks are at work; the root's dict is used."""
-    spans: SpanSource | None = None
-    """What makes the spans of this run's calls: the log's, or those of the nearest run with instruments of its own."""
-    watch: Watch | None = None
-    """The instruments of a nested run's own configuration."""
     open_spans: Callable[[], Awaitable[None]] | None = None
     """Begins or goes on with the run's trace; called once, before the entry's first record."""
     open_journal: Callable[[], Awaitable[None]] | None = None
@@ -469,7 +423,7 @@ class LiveRun:
         """Tell instruments what came of a body after its outcome was decided."""
         if report.error is not None:
             logger.debug("late error of call %s: %s", report.call.call_id, error_summary(report.error))
-        self._tell("on_late_result", report)
+        self.log.tell("on_late_result", report)
 
     def report_still_running(self, report: StillRunning) -> None:
         """Tell instruments and the log of Python that a call outlives the cleanup deadline."""
@@ -479,15 +433,7 @@ class LiveRun:
             report.call.name,
             report.age,
         )
-        self._tell("on_still_running", report)
-
-    def _tell(self, method: str, report: LateResult | StillRunning) -> None:
-        self.log.tell(method, report)
-        run: LiveRun | None = self
-        while run is not None:
-            if run.watch is not None:
-                self.log.tell_to(run.watch.instruments, method, report)
-            run = run.parent
+        self.log.tell("on_still_running", report)
 
     def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
         """Cancel one call, running or queued; False if it has ended or is unknown. From any task or thread."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import anyio
-import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._core.secrecy import secret_items
@@ -20,7 +18,7 @@ from agentloop._shell.drive import Entry, execute
 from agentloop._shell.endings import Paused
 from agentloop._shell.interrupts import uninterrupted
 from agentloop._shell.keep import Keeper
-from agentloop._shell.live import LiveRun, OfRun, Watch
+from agentloop._shell.live import LiveRun, OfRun
 from agentloop._shell.native import (
     cancelled_types,
     cancelling,
@@ -75,8 +73,7 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
             body.run_config.timeout if body.run_config is not None else None,
         )
         work = partial(execute, run, entry)
-        with _watched(run):
-            over = await (work() if body.on_stream is None else _streamed(run, body.on_stream, work))
+        over = await (work() if body.on_stream is None else _streamed(run, body.on_stream, work))
         if over.status == "interrupted":
             return Paused()
     if body.custom_output_extractor is not None:
@@ -185,33 +182,6 @@ async def _hand_on(
             return  # noqa: ASYNC104 - as above
 
 
-@contextmanager
-def _watched(run: LiveRun) -> Iterator[None]:
-    """Tell the instruments of the run's own configuration, if it has some, of what happens in the block."""
-    watch = run.watch
-    if watch is None:
-        yield
-        return
-    run.log.watches.append(watch)
-    try:
-        yield
-    finally:
-        run.log.watches.remove(watch)
-
-
-def _set_watch(run: LiveRun, outer: LiveRun) -> None:
-    """Let the instruments of a nested run's own configuration watch it; who watches the outer run is told already."""
-    config = run.config
-    instruments = tuple(each for each in config.instruments if not run.log.has(each, run.path))
-    if not instruments:
-        return
-    run.watch = Watch(run.path, instruments)
-    if outer.spans is None or (outer.config.trace_include_sensitive_data and not config.trace_include_sensitive_data):
-        run.open_spans = run.span_opener(run, attrs.evolve(config, instruments=instruments))
-    else:
-        run.watch.takes_spans = not config.tracing_disabled
-
-
 def _own_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
     """Return the ledger of a nested run with limits of its own, which takes from the outer run's too."""
     if config.limits is None:
@@ -254,15 +224,11 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         resolve_model=outer.resolve_model,
         nest=outer.nest,
-        span_opener=outer.span_opener,
-        spans=outer.spans,
         parent=outer,
         redacts_errors=live.redacts_errors,
         calls=outer.calls,
         cancel_requests=outer.cancel_requests,
         children=outer.children,
     )
-    if body.run_config is not None:
-        _set_watch(run, outer)
     outer.children[run.path] = run
     return run

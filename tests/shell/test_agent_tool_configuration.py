@@ -1,28 +1,23 @@
-"""Limits and instruments of an agent tool's own configuration: for the nested run, beside those of the outer one."""
+"""Limits of an agent tool's own configuration bound the nested run, beside those of the outer one."""
 
 from decimal import Decimal
 from typing import Any
 
-import anyio
 import pytest
 from shell.kit import Run, agent_with, outcome_of, records_of, requests_of, shown, statuses
-from shell.scenario_kit import SpanWatch, Watch
+from shell.scenario_kit import Watch
 
 from agentloop import (
     Agent,
     FunctionTool,
-    Instrument,
     RunConfig,
     Runner,
     RunState,
-    Span,
     UsageLimits,
-    current_span,
     tool,
-    trace,
 )
 from agentloop import records as r
-from agentloop.exceptions import UsageLimitExceeded, UserTypeError
+from agentloop.exceptions import UsageLimitExceeded, UserError, UserTypeError
 from agentloop.items import ToolCall
 from agentloop.testing import ScriptedModel, call, respond, say
 from agentloop.usage import RequestUsage
@@ -192,167 +187,14 @@ async def test_a_configuration_that_can_not_be_is_refused_where_the_tool_is_made
         digger(1).as_tool(run_config=config)
 
 
-# -- instruments
-
-
-def watched(*instruments: Instrument, **fields: Any) -> RunConfig:
-    """Return a configuration with these instruments."""
-    return RunConfig(instruments=instruments, **fields)
-
-
-async def test_instruments_of_an_agent_tool_are_told_of_its_run_alone(run_mode: Run) -> None:
-    """Every record of the nested run, in order, and none of the outer one's; the outer run's are told of all."""
-    own, all_of_it = Watch(), Watch()
-    outer = sending(digger(1), watched(own), times=1)
-    result = await run_mode(outer, "go", run_config=watched(all_of_it))
-    assert own.records == [record for record in result.records if record.path]
-    assert own.records
-    assert all_of_it.records == list(result.records)
-
-
-async def test_an_instrument_that_watches_both_runs_is_told_once(run_mode: Run) -> None:
-    """It is told by the outer run."""
-    both = SpanWatch()
-    result = await run_mode(sending(digger(1), watched(both)), "go", run_config=watched(both))
-    assert both.records == list(result.records)
-    assert len({id(span) for span in both.started}) == len(both.started)
-
-
-async def test_runs_deeper_down_are_told_too_and_each_once(run_mode: Run) -> None:
-    """Instruments of two levels, the inner one's given twice."""
-    middle, deep = Watch(), Watch()
-    inner = digger(1)
-    between = agent_with([inner.as_tool(run_config=watched(deep, middle))], call("digger", {"input": "dig"}, "m1"))
-    outer = agent_with([between.as_tool("between", run_config=watched(middle))], call("between", {"input": "go"}, "c1"))
-    result = await run_mode(outer, "go")
-    assert middle.records == [record for record in result.records if record.path]
-    assert deep.records == [record for record in result.records if len(record.path) == 2]
-    assert deep.records
-
-
-async def test_spans_of_a_nested_run_are_those_the_outer_run_makes(run_mode: Run) -> None:
-    """One tree, one trace: the nested instruments are given the part that is theirs."""
-    own, all_of_it = SpanWatch(), SpanWatch()
-    await run_mode(sending(digger(1), watched(own)), "go", run_config=watched(all_of_it))
-    assert own.started == [span for span in all_of_it.started if span.path]
-    assert own.ended == [span for span in all_of_it.ended if span.path]
-    assert [span.kind for span in own.started] == ["run", "agent", "turn", "model", "tool", "turn", "model"]
-    assert own.started[0].parent is not None
-    assert own.traces == []
-
-
-async def test_spans_of_a_nested_run_are_a_tree_of_their_own_where_the_outer_run_makes_none(run_mode: Run) -> None:
-    """In a trace of its own; inside a body the span is the current one."""
-    seen: list[Span | None] = []
-
-    @tool
-    async def dig() -> str:
-        """Dig."""
-        seen.append(current_span())
-        return "dug"
-
-    own, plain = SpanWatch(), Watch()
-    outer = sending(digger(1, dig), watched(own, workflow_name="digging"))
-    result = await run_mode(outer, "go", run_config=watched(plain))
-    assert [span.kind for span in own.started] == ["run", "agent", "turn", "model", "tool", "turn", "model"]
-    assert own.started[0].parent is None
-    assert {id(span) for span in own.ended} == {id(span) for span in own.started}
-    assert seen == [own.started[4]]
-    assert [what for what, _ in own.traces] == ["start", "end"]
-    assert own.traces[0][1].workflow_name == "digging"
-    nested = [record for record in records_of(result, r.RunStarted) if record.path]
-    assert [record.trace_id for record in nested] == [own.traces[0][1].trace_id]
-
-
-async def test_spans_go_by_the_nested_configuration(run_mode: Run) -> None:
-    """What is sensitive stays out for whoever asked for that, and nobody is told of spans where tracing is off."""
-    careful, off, all_of_it = SpanWatch(), SpanWatch(), SpanWatch()
-    for config in (watched(careful, trace_include_sensitive_data=False), watched(off, tracing_disabled=True)):
-        await run_mode(sending(digger(1), config), "go", run_config=watched(all_of_it))
-    assert off.started == []
-    assert off.records
-    assert [span.data.get("arguments") for span in careful.started if span.kind == "tool"] == [None]
-    assert [span.data.get("arguments") for span in all_of_it.started if span.name == "dig"] == ["{}", "{}"]
-
-
-async def test_two_levels_share_the_tree_of_the_first_that_asks(run_mode: Run) -> None:
-    """The inner one's spans stand in the middle one's tree."""
-    middle, deep = SpanWatch(), SpanWatch()
-    between = agent_with([digger(1).as_tool(run_config=watched(deep))], call("digger", {"input": "dig"}, "m1"))
-    outer = agent_with([between.as_tool("between", run_config=watched(middle))], call("between", {"input": "go"}, "c1"))
-    await run_mode(outer, "go")
-    assert deep.started == [span for span in middle.started if len(span.path) == 2]
-    assert deep.started
-    assert deep.traces == []
-
-
-async def test_a_resumed_nested_run_goes_on_in_its_trace(run_mode: Run) -> None:
-    """As a run of its own would; the trace starts once."""
-
-    @tool(needs_approval=True)
-    async def dig() -> str:
-        """Dig."""
-        return "dug"
-
-    own = SpanWatch()
-    outer = sending(digger(1, dig), watched(own))
-    state = (await run_mode(outer, "go")).to_state()
-    state.approve("n0")
-    await run_mode(outer, RunState.from_string(outer, state.to_string()))
-    assert len({made.trace_id for _, made in own.traces}) == 1
-    assert [what for what, _ in own.traces].count("start") == 1
-
-
-async def test_a_trace_around_it_all_holds_the_nested_run_too(run_mode: Run) -> None:
-    """It is neither started nor ended by it."""
-    own = SpanWatch()
-    with trace("night") as opened:
-        await run_mode(sending(digger(1), watched(own)), "go")
-    assert {span.trace.trace_id for span in own.started} == {opened.trace_id}
-    assert own.traces == []
-
-
-async def test_nobody_is_told_after_the_nested_run_has_ended(run_mode: Run) -> None:
-    """What the outer run does next is not theirs, however the nested run ended."""
-    own = Watch()
-
-    @tool(failure_error_function=None)
-    async def dig() -> str:
-        """Dig."""
-        raise ValueError("stone")
-
-    outer = agent_with(
-        [digger(1, dig).as_tool(run_config=watched(own)), tool(_paid, name="pay")],
-        call("digger", {"input": "dig"}, "c1"),
-        call("pay", call_id="c2"),
-    )
-    result = await run_mode(outer, "go")
-    assert statuses(result) == ["failed", "succeeded"]
-    assert own.records == [record for record in result.records if record.path]
-
-
-async def test_late_results_of_a_nested_body_reach_its_instruments(run_mode: Run) -> None:
-    """A value that comes when the call has its outcome already: both are told."""
-
-    @tool(timeout=0.01)
-    async def dig() -> str:
-        """Dig."""
-        try:
-            await anyio.sleep(30)
-        except BaseException:
-            return "late"
-        return "never"
-
-    own, all_of_it = Watch(), Watch()
-    await run_mode(sending(digger(1, dig), watched(own)), "go", run_config=watched(all_of_it))
-    assert [report.value for report in own.late] == ["late"]
-    assert [report.value for report in all_of_it.late] == ["late"]
+def test_instruments_of_a_nested_run_are_refused_where_the_tool_is_made() -> None:
+    """The outer run's see nested records by their path, so there is one place to give them."""
+    with pytest.raises(UserError, match="Give them to the outer run"):
+        digger(1).as_tool(run_config=RunConfig(instruments=[Watch()]))
 
 
 def test_the_plain_entry_obeys_it_too() -> None:
     """In a loop of its own."""
-    own = Watch()
-    outer = sending(digger(3), RunConfig(limits=UsageLimits(requests=1), instruments=[own]))
+    outer = sending(digger(3), RunConfig(limits=UsageLimits(requests=1)))
     result = Runner.run_sync(outer, "go")
     assert statuses(result) == ["failed"]
-    assert own.records
