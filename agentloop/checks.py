@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop._errors import UserTypeError, UserValueError
 
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 Fits: TypeAlias = Callable[[Any], bool]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from agentloop import checks
-from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop._errors import UserTypeError, UserValueError
 from agentloop.options import takes_options
 
 

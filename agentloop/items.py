@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from agentloop.exceptions import UserTypeError
+from agentloop._errors import UserTypeError
 from agentloop.secret_text import MASK, masked_arguments, masked_repr
 
 __all__ = [

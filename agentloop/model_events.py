@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
+from agentloop._errors import UserTypeError
 from agentloop.config import ModelSettings
-from agentloop.exceptions import UserTypeError
 from agentloop.items import Item
 from agentloop.usage import RequestUsage, Usage
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from agentloop.exceptions import UserTypeError
+from agentloop._errors import UserTypeError
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ClassT = TypeVar("ClassT", bound=type)

@@ -7,8 +7,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
+from agentloop._errors import UserTypeError
 from agentloop.events import CallSettled
-from agentloop.exceptions import UserTypeError
 from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
 from agentloop.records import Record, RunEnded

@@ -16,13 +16,14 @@ from agentloop._core.state import RunFold
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import Entry
 from agentloop._shell.interrupts import uninterrupted
-from agentloop._shell.journaling import journal_opener
-from agentloop._shell.keep import Keeper
-from agentloop._shell.live import LiveEffects, LiveRun, Log, OfRun, ServerConversation, loop_shared
+from agentloop._shell.journal_opening import journal_opener
+from agentloop._shell.live import LiveEffects, LiveRun, OfRun, ServerConversation, loop_shared
+from agentloop._shell.log import Log
 from agentloop._shell.nested import run_agent_tool
 from agentloop._shell.resources import Resources
 from agentloop._shell.resumption import Start, resumption
 from agentloop._shell.run_stream import RunStream
+from agentloop._shell.session_progress import SessionProgress
 from agentloop._shell.threads import Threads
 from agentloop.abc import Instrument, Journal, Model, Session
 from agentloop.agent_graph import AgentGraph
@@ -229,7 +230,7 @@ def _stream(
         run.error_handlers = handlers
         run.server = start.kept
         run.graph_changes = start.changed
-        run.keeper = Keeper.of(session, start.fold) if session is not None else None
+        run.session = SessionProgress.of(session, start.fold) if session is not None else None
         if journal is not None:
             run.open_journal = journal_opener(run, journal, start)
         return run

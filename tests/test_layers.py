@@ -29,6 +29,7 @@ LAYERS: dict[str, frozenset[str]] = {
             "usage",
             "results",
             "guardrail_results",
+            "_errors",
             "exceptions",
             "config",
             "model_events",

@@ -24,6 +24,7 @@ from agentloop._core.machine import (
 )
 from agentloop._core.turn import TurnView
 from agentloop._shell.guard_run import guarded, input_guardrails
+from agentloop._shell.keep import load_session
 from agentloop._shell.live import LiveRun
 from agentloop._shell.model_call import call_model
 from agentloop._shell.native import (
@@ -215,8 +216,8 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -
         kept=server is not None,
     )
     try:
-        if run.keeper is not None:
-            own, shown = await run.keeper.load(run, given)
+        if run.session is not None:
+            own, shown = await load_session(run, run.session, given)
             started = attrs.evolve(started, input=own, shown=shown)
     finally:
         run.append(started)  # the first record, whatever becomes of the run

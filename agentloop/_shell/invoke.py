@@ -353,7 +353,7 @@ def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
         case RawBody(fn):
             return partial(ask, fn, context, live.arguments.text)
         case AgentCall() as body:
-            return partial(live.run.nest, live, body)
+            return partial(live.run.nest, live.run, live.entry.call, live.arguments, body)
         case None:  # pragma: no cover - a FunctionTool always has a body once it is made
             raise AssertionError
 

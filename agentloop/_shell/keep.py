@@ -6,104 +6,78 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-import attrs
-
 from agentloop import effects as e
-from agentloop._core.state import RunFold
+from agentloop._core.history import valid_history
 from agentloop._shell.asking import ask
 from agentloop._shell.live import LiveRun, seconds_left
-from agentloop._shell.outcome_of_run import valid_history
-from agentloop.abc import Session
+from agentloop._shell.session_progress import SessionProgress
 from agentloop.digests import digestible
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
 from agentloop.records import SessionSaved
 
 
-@attrs.define(eq=False)
-class Keeper:
-    """Writes a run's own items to *session*, each once. Owned by the run."""
+async def load_session(
+    run: LiveRun, progress: SessionProgress, given: tuple[Item, ...]
+) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Return the run's own input, and what the model is shown first: the session's items, then the input.
 
-    session: Session
-    _input_saved: bool = attrs.field(default=False, alias="input_saved")
-    _saved: int = attrs.field(default=0, alias="saved")
-    """How many of the run's new items have been looked at."""
-    _held: list[Item] = attrs.field(factory=list, alias="held")
-    """Calls without their output yet (a handoff not taken), and what led to them: written with the output, if any."""
-    failed: bool = False
-    """Whether a write has failed: nothing more is written then."""
+    A `session_input_callback` may reorder, filter, repeat or copy; of what it returns, only items that came from
+    *given* are the run's own and will be saved.
+    """
+    limit = run.config.session_settings.limit if run.config.session_settings is not None else None
+    session = progress.session
+    effect = e.LoadSession(run.path, lambda: session.get_items() if limit is None else session.get_items(limit))
+    history = whole_pairs(tuple(await run.effects.perform(effect)))
+    merge = run.config.session_input_callback
+    if merge is None:
+        return given, (*history, *given)
+    merged = await run.question(
+        "session_input_callback", "", lambda: ask(merge, list(history), list(given)), told=False
+    )
+    if not isinstance(merged, list | tuple):
+        raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
+    shown = to_items(merged)
+    return _own(shown, history, given), shown
 
-    doubtful: bool = False
-    """Whether an earlier entry of the run, which didn't come to its end, may have written what is due next."""
 
-    @classmethod
-    def of(cls, session: Session, state: RunFold) -> Keeper:
-        """Return the keeper of a run whose log has got to *state*: what its session has been given is not due again."""
-        if state.started is None:
-            return cls(session)
-        saved = state.saved or 0
-        told = state.new_items[:saved]
-        complete = {id(item) for item in valid_history(told)}
-        return cls(
-            session,
-            input_saved=state.saved is not None,
-            saved=saved,
-            held=[item for item in told if id(item) not in complete],
-            doubtful=state.ended is None,
-        )
+async def save_items(
+    run: LiveRun,
+    progress: SessionProgress,
+    *,
+    upto: Callable[[tuple[Item, ...]], tuple[Item, ...]] = valid_history,
+) -> None:
+    """Write what the run has added since the last time, in a shielded section under the cleanup deadline.
 
-    async def load(self, run: LiveRun, given: tuple[Item, ...]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-        """Return the run's own input, and what the model is shown first: the session's items, then the input.
+    A deadline around the run bounds it too: it can't pass by more than the cleanup grace.
+    """
+    state = run.state
+    due = (*progress.held, *state.new_items[progress.saved :])
+    kept = upto(due)
+    items: list[Item] = [*(() if progress.input_saved else state.input), *kept]
+    written = {id(item) for item in kept}
+    progress.held = [item for item in due if id(item) not in written]
+    progress.saved, progress.input_saved = len(state.new_items), True
+    if not items:
+        return
+    left = seconds_left()
+    seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
+    with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
+        await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of
+        await _write(run, progress, items)
 
-        A `session_input_callback` may reorder, filter, repeat or copy; of what it returns, only items that came from
-        *given* are the run's own and will be saved.
-        """
-        limit = run.config.session_settings.limit if run.config.session_settings is not None else None
-        session = self.session
-        effect = e.LoadSession(run.path, lambda: session.get_items() if limit is None else session.get_items(limit))
-        history = whole_pairs(tuple(await run.effects.perform(effect)))
-        merge = run.config.session_input_callback
-        if merge is None:
-            return given, (*history, *given)
-        merged = await run.question(
-            "session_input_callback", "", lambda: ask(merge, list(history), list(given)), told=False
-        )
-        if not isinstance(merged, list | tuple):
-            raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
-        shown = to_items(merged)
-        return _own(shown, history, given), shown
 
-    async def save(self, run: LiveRun, *, upto: Callable[[tuple[Item, ...]], tuple[Item, ...]] = valid_history) -> None:
-        """Write what the run has added since the last time, in a shielded section under the cleanup deadline.
-
-        A deadline around the run bounds it too: it can't pass by more than the cleanup grace.
-        """
-        state = run.state
-        due = (*self._held, *state.new_items[self._saved :])
-        kept = upto(due)
-        items: list[Item] = [*(() if self._input_saved else state.input), *kept]
-        written = {id(item) for item in kept}
-        self._held = [item for item in due if id(item) not in written]
-        self._saved, self._input_saved = len(state.new_items), True
-        if not items:
-            return
-        left = seconds_left()
-        seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
-        with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
-            await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of
-            await self._write(run, items)
-
-    async def _write(self, run: LiveRun, items: list[Item]) -> None:
-        session = self.session
-        if self.doubtful:
-            self.doubtful = False
-            effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
-            items = _not_there(items, list(await run.effects.perform(effect)))
-        if items:
-            self.failed = True
-            await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
-            self.failed = False
-        run.append(SessionSaved(*run.here(), self._saved))
+async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> None:
+    session = progress.session
+    if progress.doubtful:
+        progress.doubtful = False
+        effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
+        items = _not_there(items, list(await run.effects.perform(effect)))
+    if items:
+        progress.failed = True
+        await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
+        progress.failed = False
+    run.append(SessionSaved(*run.here(), progress.saved))
 
 
 def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:

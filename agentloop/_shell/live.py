@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol
 
 import anyio
 import anyio.from_thread
@@ -16,15 +16,18 @@ import attrs
 from anyio.lowlevel import EventLoopToken
 
 from agentloop import effects as e
+from agentloop._core.plan import Arguments
 from agentloop._core.state import RunFold
 from agentloop._core.turn import TurnView
 from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.interrupts import interruptible
-from agentloop._shell.native import cancelled_outside, cancelled_types, liveness, loop_is_left
+from agentloop._shell.log import Log
+from agentloop._shell.native import cancelled_outside, liveness, loop_is_left
 from agentloop._shell.pump import Pump
 from agentloop._shell.resources import Resources
+from agentloop._shell.session_progress import SessionProgress
 from agentloop._shell.threads import Threads
-from agentloop.abc import Effects, Instrument, LateResult, Model, SpanSource, StillRunning
+from agentloop.abc import Effects, LateResult, Model, StillRunning
 from agentloop.agent_graph import AgentGraph
 from agentloop.agents import Agent
 from agentloop.budget import Budget
@@ -38,12 +41,6 @@ from agentloop.items import Item, ToolCall
 from agentloop.records import Answered, ApprovalRequested, CleanupCut, Record
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
-
-if TYPE_CHECKING:
-    from agentloop._shell.journaling import JournalWriter
-    from agentloop._shell.keep import Keeper
-    from agentloop._shell.schedule import LiveCall
-    from agentloop._shell.stream import EventBuffer
 
 logger = logging.getLogger("agentloop")
 
@@ -97,86 +94,6 @@ def loop_shared() -> LoopShared:
     return shared
 
 
-class Log:
-    """Where records are appended. Appending folds: a record is state in the step that appends it."""
-
-    def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
-        self.state = state
-        self.events: EventBuffer | None = None
-        self.listeners: list[EventBuffer] = []
-        """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
-        self.wall: Callable[[], float] = time.time
-        self.expect: Callable[[Record], Record | None] | None = None
-        """Says what is appended in the place of a record, if anything: how a replay compares, and keeps the times."""
-        self.spans: SpanSource | None = None
-        self.journal: JournalWriter | None = None
-        self.broken_by: BaseException | None = None
-        """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
-        self.on_broken: Callable[[], None] | None = None
-        """Ends the run that an instrument has broken. Set while the run is under way."""
-        self._instruments = instruments
-        self._warned: set[int] = set()
-
-    def append(self, record: Record) -> None:
-        """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one.
-
-        It never raises what an instrument raises, since the caller is in the middle of a step: see `tell`.
-        """
-        if self.expect is not None:
-            expected = self.expect(record)
-            if expected is None:
-                return
-            record = expected
-        record = self.state.apply(record)
-        if self.journal is not None:
-            self.journal.add(record)
-        if self._instruments:
-            self.tell("on_record", record)
-        if self.spans is not None:
-            self.spans.record(record)
-        if self.events is not None:
-            self.events.record(record)
-        for listener in self.listeners:
-            listener.record(record)
-
-    async def durable(self) -> None:
-        """Wait until all records so far are in the journal, if there is one.
-
-        Raises:
-            JournalError: the journal failed.
-        """
-        if self.journal is not None:
-            await self.journal.durable()
-
-    def buffers(self) -> list[EventBuffer]:
-        """Return who takes signals; empty where nobody does, so that none need be made."""
-        return self.listeners if self.events is None else [self.events, *self.listeners]
-
-    def tell(self, method: str, report: object) -> None:
-        """Tell every instrument. An Exception, or a cancellation made up by an instrument, is logged, once for each.
-
-        Any other BaseException ends the run: it is kept, and raised when everything of the run has ended.
-        """
-        for instrument in self._instruments:
-            try:
-                told = getattr(instrument, method, None)  # whoever has only some of the methods hears only of these
-                if told is not None:
-                    told(report)
-            except BaseException as error:  # noqa: ASYNC103 - kept, and raised at the end of the run
-                if not isinstance(error, (Exception, *cancelled_types())):
-                    self._break(error)
-                elif id(instrument) not in self._warned:
-                    self._warned.add(id(instrument))
-                    logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
-
-    def _break(self, error: BaseException) -> None:
-        """Keep the first *error* and end the run."""
-        if self.broken_by is None:
-            self.broken_by = error
-            if self.on_broken is not None:
-                self.on_broken()
-
-
 @attrs.define(eq=False, kw_only=True)
 class ServerConversation:
     """What the provider keeps of a run's conversation, and how much of the history it has been sent."""
@@ -218,6 +135,13 @@ def _ends_outside(scope: anyio.CancelScope) -> bool:
     return cancelled_outside(scope) or loop_is_left()
 
 
+class Cancellable(Protocol):
+    """A live call, as far as the run knows it."""
+
+    def cancel(self, cause: Literal["caller"], reason: str | None = None) -> bool:
+        """Cancel it unless its body has ended; False if it has."""
+
+
 @attrs.define(eq=False, kw_only=True)
 class LiveRun:
     """One run of one agent tree node. Owned by the task that drives it; nothing outside the shell sees it."""
@@ -234,7 +158,7 @@ class LiveRun:
     threads: Threads
     resources: Resources
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
-    nest: Callable[[LiveCall, AgentCall], Awaitable[Any]]
+    nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
     """Runs an agent tool's nested run."""
     graph: AgentGraph
     """The agents of the whole tree, by key."""
@@ -244,14 +168,14 @@ class LiveRun:
     parent: LiveRun | None = None
     scope: anyio.CancelScope | None = None
     """Ends the run at its deadline, or when its journal fails; None where it has neither."""
-    calls: dict[tuple[tuple[str, ...], str], LiveCall] = attrs.field(factory=dict)
+    calls: dict[tuple[tuple[str, ...], str], Cancellable] = attrs.field(factory=dict)
     """Live calls of the whole tree; the root's dict, shared."""
     cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
     """Calls cancelled before they were scheduled; the root's dict, shared."""
     children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
     """Nested runs by path; the root's dict, shared."""
-    keeper: Keeper | None = None
-    """Writes the run's items to its session, if it has one."""
+    session: SessionProgress | None = None
+    """How far the run's session has been written, if it has one."""
     server: ServerConversation | None = None
     error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
     stop_when: Condition | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from agentloop._core.plan import Arguments
 from agentloop._core.secrecy import secret_items
 from agentloop._core.state import RunFold
 from agentloop._shell.asking import ask
@@ -17,7 +18,6 @@ from agentloop._shell.cleanup import Cleanup
 from agentloop._shell.drive import Entry, execute
 from agentloop._shell.endings import Paused
 from agentloop._shell.interrupts import uninterrupted
-from agentloop._shell.keep import Keeper
 from agentloop._shell.live import LiveRun, OfRun
 from agentloop._shell.native import (
     cancelled_types,
@@ -30,7 +30,7 @@ from agentloop._shell.native import (
 )
 from agentloop._shell.outcome_of_run import result_of
 from agentloop._shell.resources import Resources
-from agentloop._shell.schedule import LiveCall
+from agentloop._shell.session_progress import SessionProgress
 from agentloop._shell.stream import EventBuffer
 from agentloop._shell.threads import Threads
 from agentloop.budget import Budget
@@ -39,15 +39,15 @@ from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
 from agentloop.error_text import error_summary, is_fatal
 from agentloop.exceptions import EarlierFailure, UserError
-from agentloop.items import Item, to_items
+from agentloop.items import Item, ToolCall, to_items
 from agentloop.tools import AgentCall
 
 logger = logging.getLogger("agentloop")
 
 
 @uninterrupted
-async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
-    """Run the agent of *body* on the call's input and return its final output.
+async def run_agent_tool(outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
+    """Run the agent of *body*, for *call* of *outer*, on the call's input and return its final output.
 
     Cancellation: the nested run ends with its call, as a run ends with its caller.
 
@@ -55,20 +55,19 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
         UserError: if agent tools nest deeper than `max_depth`.
         AgentLoopError: what ends the nested run.
     """
-    outer = live.run
     if outer.depth + 1 > outer.config.max_depth:
         raise UserError(f"agent tools nest deeper than max_depth={outer.config.max_depth}")
     config: RunConfig = body.run_config or outer.config
-    run = _nested(live, body, config)
-    run.context.tool_input = None if body.typed is None else live.arguments.value
-    run.context._secret_input = bool(live.entry.call.secret)
+    run = _nested(outer, call, body, config)
+    run.context.tool_input = None if body.typed is None else arguments.value
+    run.context._secret_input = bool(call.secret)
     ended = run.state.ended
     if (failure := _earlier_failure(run.state)) is not None:
         raise failure
     if ended is None or ended.resumable:
         resumed = run.state.started is not None
         entry = Entry(
-            None if resumed else await _input(run, live, body),
+            None if resumed else await _input(run, call, arguments, body),
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
         )
@@ -79,7 +78,7 @@ async def run_agent_tool(live: LiveCall, body: AgentCall) -> Any:
     if body.custom_output_extractor is not None:
         extract = body.custom_output_extractor
         return await run.question(
-            "custom_output_extractor", live.call_id, lambda: ask(extract, result_of(run)), told=False
+            "custom_output_extractor", call.call_id, lambda: ask(extract, result_of(run)), told=False
         )
     end = run.state.ended
     assert end is not None
@@ -98,21 +97,20 @@ def _earlier_failure(state: RunFold) -> EarlierFailure | None:
     return EarlierFailure(error, fatal=any(body.fatal and body.error == error for body in bodies))
 
 
-async def _input(run: LiveRun, live: LiveCall, body: AgentCall) -> tuple[Item, ...]:
+async def _input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
     """Return the nested run's input; made of arguments that are secret, it is secret too, whatever a builder made."""
-    given = to_items(await _made_input(run, live, body))
-    return secret_items(given) if live.entry.call.secret else given
+    given = to_items(await _made_input(run, call, arguments, body))
+    return secret_items(given) if call.secret else given
 
 
-async def _made_input(run: LiveRun, live: LiveCall, body: AgentCall) -> Any:
-    arguments = live.arguments
+async def _made_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
     if body.typed is None:
         assert arguments.bound is not None
         return arguments.bound.values["input"]
     if body.input_builder is None:
         return body.typed.dump(arguments.value)
     build = body.input_builder
-    return await run.question("input_builder", live.call_id, lambda: ask(build, arguments.value), told=False)
+    return await run.question("input_builder", call.call_id, lambda: ask(build, arguments.value), told=False)
 
 
 async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -191,8 +189,8 @@ def _own_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | N
     return Budget.of(config.limits, (each for each in begun if each.path[:depth] == state.path), outer.budget)
 
 
-def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
-    outer, call_id = live.run, live.call_id
+def _nested(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
+    call_id = call.call_id
     state = outer.state.nested.get(call_id)
     if state is None:
         state = outer.state.nested[call_id] = RunFold((*outer.path, call_id), limits=config.json_limits)
@@ -215,7 +213,7 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         ),
         effects=outer.effects,
         hooks=None,
-        keeper=Keeper.of(body.session, state) if body.session is not None else None,
+        session=SessionProgress.of(body.session, state) if body.session is not None else None,
         cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
         shared=outer.shared,
         threads=threads,
@@ -225,7 +223,7 @@ def _nested(live: LiveCall, body: AgentCall, config: RunConfig) -> LiveRun:
         resolve_model=outer.resolve_model,
         nest=outer.nest,
         parent=outer,
-        redacts_errors=live.redacts_errors,
+        redacts_errors=outer.redacts_errors_of(call),
         calls=outer.calls,
         cancel_requests=outer.cancel_requests,
         children=outer.children,

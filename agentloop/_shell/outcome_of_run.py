@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 from agentloop import events as ev
+from agentloop._core.history import valid_history
 from agentloop._core.state import RunFold
 from agentloop._shell.live import LiveRun
 from agentloop._shell.restored import restored_result
 from agentloop.exceptions import AgentLoopError
-from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.results import RunData, RunResult
 from agentloop.run_state import RunState
-
-_CALLS = (ToolCall, HandoffCall)
-_OUTPUTS = (ToolOutput, HandoffOutput)
 
 
 def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
@@ -24,22 +20,6 @@ def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
         for call in state.calls.values()
         if call.outcome is not None
     )
-
-
-def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return *items* without calls that have no output, and without reasoning that led to those."""
-    items = tuple(items)
-    answered = {item.call_id for item in items if isinstance(item, _OUTPUTS)}
-    if all(item.call_id in answered for item in items if isinstance(item, _CALLS)):
-        return items
-    kept: list[Item] = []
-    for item in items:
-        if isinstance(item, ToolCall | HandoffCall) and item.call_id not in answered:
-            while kept and isinstance(kept[-1], Reasoning):
-                kept.pop()
-            continue
-        kept.append(item)
-    return tuple(kept)
 
 
 def _fields(run: LiveRun) -> dict[str, Any]:

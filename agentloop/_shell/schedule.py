@@ -295,11 +295,13 @@ class Batch:
         self._starter = starter(group)
         self.pump.sleepers[self._look_at] = None
         self._next_segment()
+        mine = (
+            {live.call_id: live for live in self.calls if live.phase != "settled"} if self.run.cancel_requests else {}
+        )
         for (path, call_id), reason in list(self.run.cancel_requests.items()):
-            live = self.run.calls.get((path, call_id))
-            if live is not None and live.batch is self:
+            if path == self.run.path and call_id in mine:
                 del self.run.cancel_requests[path, call_id]
-                live.cancel("caller", reason)
+                mine[call_id].cancel("caller", reason)
 
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context whoever asks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from agentloop._core.history import DEFAULT_WRAPPER, nest_history
+from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
 from agentloop._core.state import handoff_outputs
 from agentloop._core.turn import TurnView

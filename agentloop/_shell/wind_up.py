@@ -10,8 +10,10 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from agentloop._core.history import valid_history
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._shell.asking import resolved
+from agentloop._shell.keep import save_items
 from agentloop._shell.live import LiveRun
 from agentloop._shell.native import (
     cancelled_types,
@@ -22,7 +24,6 @@ from agentloop._shell.native import (
     self_cancelled,
     taken_back,
 )
-from agentloop._shell.outcome_of_run import valid_history
 from agentloop.error_text import error_summary, is_fatal
 from agentloop.exceptions import RunTimeout
 from agentloop.hooks import RunOutcome
@@ -44,8 +45,8 @@ class Ended:
 
 async def save(run: LiveRun) -> None:
     """Write what the run has added to its session, if it has one."""
-    if run.keeper is not None:
-        await run.keeper.save(run)
+    if run.session is not None:
+        await save_items(run, run.session)
 
 
 async def save_turn(run: LiveRun) -> None:
@@ -57,20 +58,22 @@ async def save_turn(run: LiveRun) -> None:
 
 async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
     """Write what a turn that didn't come to its end leaves: complete pairs, and nothing that a guardrail refused."""
-    keeper = run.keeper
-    if keeper is None or not run.state.run_id or keeper.failed:
+    session = run.session
+    if session is None or not run.state.run_id or session.failed:
         return
     # The log, not the error: a run that is cancelled in the moment in which a guardrail trips ends as cancelled.
     tripped = run.state.tripped.stage if run.state.tripped is not None else None
     if tripped == "input":
-        await keeper.save(run, upto=lambda items: ())
+        await save_items(run, session, upto=lambda items: ())
     elif tripped == "output":
-        await keeper.save(run, upto=_without_messages)
+        await save_items(run, session, upto=_without_messages)
     elif run.state.unusable is not None:
         refused = {id(item) for item in run.state.response or ()}  # a later run could go on from them no better
-        await keeper.save(run, upto=lambda items: valid_history(item for item in items if id(item) not in refused))
+        await save_items(
+            run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
+        )
     elif not _cut_in_judgement(run, error):
-        await keeper.save(run)
+        await save_items(run, session)
 
 
 def _cut_in_judgement(run: LiveRun, error: BaseException | None) -> bool:

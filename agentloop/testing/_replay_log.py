@@ -27,7 +27,7 @@ from agentloop.testing._replay_words import explained
 from agentloop.testing.clockwork import waiting
 
 if TYPE_CHECKING:
-    from agentloop._shell.live import Log
+    from agentloop._shell.log import Log
 
 CLEARLY = 0.01
 """Seconds by which a timer must have been due before a record to have come before it."""

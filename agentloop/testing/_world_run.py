@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import attrs
@@ -26,10 +26,8 @@ from agentloop.testing.clockwork import Backend, Deadlock
 from agentloop.testing.gate import Gate
 from agentloop.testing.schedules import Recorder, first
 from agentloop.testing.stepping import Stepped, run_stepped
+from agentloop.testing.world import World
 from agentloop.tools import PythonBody
-
-if TYPE_CHECKING:
-    from agentloop.testing.runs import World
 
 MADE_PER_RUN = ("hooks", "session", "journal", "run_config")
 

@@ -20,7 +20,7 @@ import attrs
 
 from agentloop import records as r
 from agentloop._core.admit import Admission, Ticket
-from agentloop._core.history import nest_history
+from agentloop._core.handoff_history import nest_history
 from agentloop.abc import Instrument, Journal, LateResult
 from agentloop.agents import Agent
 from agentloop.config import RunConfig, ToolExecution
