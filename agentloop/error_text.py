@@ -6,8 +6,7 @@ import re
 import traceback
 from collections.abc import Iterator
 
-from agentloop import exceptions
-from agentloop.exceptions import AgentLoopError, EarlierFailure
+from agentloop._errors import EarlierFailure
 
 MAX_CHARS = 1_000
 REDACTED = "[redacted]"
@@ -121,12 +120,6 @@ def summary_parts(summary: str) -> tuple[str, str]:
     if match is None:
         return "Exception", summary
     return match["name"], summary[len(match["name"]) + 1 : -1] if summary.endswith(")") else match["message"]
-
-
-def library_class(summary: str) -> type[AgentLoopError] | None:
-    """Return the library's class that the error a summary tells of is one of, or None."""
-    found = getattr(exceptions, summary_parts(summary)[0], None)
-    return found if isinstance(found, type) and issubclass(found, AgentLoopError) else None
 
 
 def tool_failure(tool: str, name: str, message: str) -> str:

@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from agentloop.error_text import error_summary, is_fatal, library_class
-from agentloop.exceptions import ToolCancelledError, ToolOutputGuardrailTripwireTriggered
+from agentloop import exceptions
+from agentloop.error_text import error_summary, is_fatal, summary_parts
+from agentloop.exceptions import AgentLoopError, ToolCancelledError, ToolOutputGuardrailTripwireTriggered
 
 Rank: TypeAlias = tuple[int, int, int]
 
@@ -31,7 +32,7 @@ def _rank(failure: Failure) -> Rank:
 
 def rank_of_summary(summary: str, index: int, *, fatal: bool) -> Rank:
     """Return the rank of a failure of which a log has kept a summary alone: the one it had."""
-    kind = library_class(summary)
+    kind = class_of_summary(summary)
     return _ranked(fatal, kind is ToolCancelledError, kind is ToolOutputGuardrailTripwireTriggered, index)
 
 
@@ -47,3 +48,9 @@ def choose(failures: Iterable[Failure]) -> BaseException:
         if other.error is not first.error:
             first.error.add_note(f"also failed: {error_summary(other.error)}")
     return first.error
+
+
+def class_of_summary(summary: str) -> type[AgentLoopError] | None:
+    """Return the library's class that the error a summary tells of is one of, or None."""
+    found = getattr(exceptions, summary_parts(summary)[0], None)
+    return found if isinstance(found, type) and issubclass(found, AgentLoopError) else None

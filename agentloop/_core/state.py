@@ -20,10 +20,10 @@ from agentloop import records as r
 from agentloop._core.demands import named, says_nothing, unanswered
 from agentloop._core.identity import same_invocation
 from agentloop._core.secrecy import OF_CALLS, has_gaps, is_secret, marked
-from agentloop._core.select import Rank, rank_of_summary
+from agentloop._core.select import Rank, class_of_summary, rank_of_summary
 from agentloop.config import JsonLimits
 from agentloop.digests import digestible
-from agentloop.error_text import bounded, library_class, summary_parts, tool_failure
+from agentloop.error_text import bounded, summary_parts, tool_failure
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,
@@ -347,7 +347,7 @@ class RunFold:
         """What ends the run, as `TYPE(MESSAGE)`, where the log doesn't say that it has: a failure, or a tripwire."""
         if self.broken is not None:
             error = self.broken.error or ""
-            if library_class(error) is not None or self._is_fatal(self.broken):
+            if class_of_summary(error) is not None or self._is_fatal(self.broken):
                 return error
             tool = self.calls[self.broken.call_id].call.name
             return bounded(f"ToolCallError({tool_failure(tool, *summary_parts(error))})")

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._core.select import Failure
+from agentloop._core.select import Failure, class_of_summary
 from agentloop._shell import endings as end
 from agentloop._shell.asking import ask
 from agentloop._shell.failure_log import log_failure
@@ -15,7 +15,7 @@ from agentloop._shell.guard import judge_output
 from agentloop._shell.live_context import call_context
 from agentloop._shell.render import UnwritableValue, bounded_output, render
 from agentloop._shell.schedule import LiveCall, sibling_text
-from agentloop.error_text import REDACTED, library_class, message_of, summary_parts, tool_failure
+from agentloop.error_text import REDACTED, message_of, summary_parts, tool_failure
 from agentloop.exceptions import (
     AgentLoopError,
     EarlierFailure,
@@ -42,7 +42,7 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
 
     What was kept of an error in an earlier entry leaves as that error would have.
     """
-    if isinstance(error, EarlierFailure) and not error.fatal and library_class(str(error)) is None:
+    if isinstance(error, EarlierFailure) and not error.fatal and class_of_summary(str(error)) is None:
         kind, message = summary_parts(str(error))
     elif not isinstance(error, Exception) or isinstance(error, AgentLoopError):
         return error

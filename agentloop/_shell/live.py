@@ -140,6 +140,7 @@ class Cancellable(Protocol):
 
     def cancel(self, cause: Literal["caller"], reason: str | None = None) -> bool:
         """Cancel it unless its body has ended; False if it has."""
+        ...
 
 
 @attrs.define(eq=False, kw_only=True)

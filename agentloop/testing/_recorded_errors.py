@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop import records as r
-from agentloop.error_text import library_class, summary_parts
+from agentloop._core.select import class_of_summary
+from agentloop.error_text import summary_parts
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError
 
 _FATAL = ("KeyboardInterrupt", "SystemExit")
@@ -38,7 +39,7 @@ def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None 
     """
     name, message = summary_parts(text)
     fatal = fatal or name in _FATAL
-    base = base or library_class(text) or (BaseException if fatal else Exception)
+    base = base or class_of_summary(text) or (BaseException if fatal else Exception)
     made: Any = type(name, (base,), {**_BLANK, **fields})
     error: BaseException = made(message)
     return error

@@ -13,10 +13,10 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop import effects as e
 from agentloop import guardrail_results as g
 from agentloop import records as r
+from agentloop._core.select import class_of_summary
 from agentloop._shell.render import render
 from agentloop._shell.stream import EventBuffer
 from agentloop.config import JsonLimits
-from agentloop.error_text import library_class
 from agentloop.json_text import parse_object
 from agentloop.testing._recorded import Call, Path, Standin, same_output
 from agentloop.testing._recorded_errors import rebuilt, rebuilt_model_error
@@ -289,7 +289,11 @@ class ReplayEffects(ReplayLog):
             self.come_up(at)
             return
         record = await self.known(index, "a hook", in_time=False)  # what took the time may come after it
-        if isinstance(record, r.RunEnded) and record.status == "failed" and library_class(record.error or "") is None:
+        if (
+            isinstance(record, r.RunEnded)
+            and record.status == "failed"
+            and class_of_summary(record.error or "") is None
+        ):
             raise rebuilt(record.error or "")
 
     async def begin_turn(self) -> None:
