@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from agentloop._shell.run_stream import RunStream
+from agentloop._engine.run_stream import RunStream
+from agentloop._schema.output_schema import OutputType
+from agentloop._storage.signing import SealKey
 from agentloop.abc import Instrument
 from agentloop.agents import Agent, StopAtTools, ToolResult, ToolsToFinalOutput
 from agentloop.budget import UsageLimits
@@ -77,14 +79,12 @@ from agentloop.handoffs import Handoff, HandoffInputData, handoff
 from agentloop.hooks import AgentHooks, RunHooks, RunOutcome
 from agentloop.limits import Capacity, Rate
 from agentloop.outcomes import CallOutcome
-from agentloop.output_schema import OutputType
 from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
-from agentloop.run_state import RunState
 from agentloop.runtime import Runtime, open_runtime
-from agentloop.seal import SealKey
 from agentloop.spans import Span, Trace, current_span, trace
+from agentloop.state import RunState
 from agentloop.tools import FunctionTool, default_tool_error_function, tool
 from agentloop.usage import RequestUsage, Usage
 

@@ -8,7 +8,12 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import attrs
 
-from agentloop import checks
+from agentloop._common import checks
+from agentloop._common.masking import MASK, masked_repr
+from agentloop._common.misplaced import takes_options
+from agentloop._common.naming import snake_case
+from agentloop._schema.function_schema import FunctionSchema, function_schema
+from agentloop._schema.output_schema import TypedOutput, output_schema, typed_output
 from agentloop.abc import Model
 from agentloop.config import ModelSettings, check_count
 from agentloop.config_checks import check_run_config
@@ -18,11 +23,6 @@ from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
 from agentloop.items import Content, ToolCall
-from agentloop.naming import snake_case
-from agentloop.options import takes_options
-from agentloop.output_schema import TypedOutput, output_schema, typed_output
-from agentloop.schema import FunctionSchema, function_schema
-from agentloop.secret_text import MASK, masked_repr
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
 ContextT = TypeVar("ContextT")

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, final
 
 import attrs
 
+from agentloop._common.naming import takes
 from agentloop.config import check_count
 from agentloop.context import RunContext
 from agentloop.exceptions import UserTypeError, UserValueError
-from agentloop.naming import takes
 
 PredicateFunction: TypeAlias = Callable[[RunContext[Any]], bool | Awaitable[bool]]
 Answers: TypeAlias = Mapping[PredicateFunction, bool]

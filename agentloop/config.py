@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop import checks
-from agentloop._errors import UserTypeError, UserValueError
-from agentloop.options import takes_options
+from agentloop._common import checks
+from agentloop._common.errors import UserTypeError, UserValueError
+from agentloop._common.misplaced import takes_options
 
 
 def check_seconds(name: str, value: float | None, *, zero: bool = False) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentloop import checks
+from agentloop._common import checks
 from agentloop.abc import Instrument, Model
 from agentloop.budget import UsageLimits
 from agentloop.conditions import as_condition

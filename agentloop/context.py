@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
+from agentloop._common.masking import MASK, masked_arguments, masked_repr
 from agentloop.exceptions import UserError
 from agentloop.items import Item
-from agentloop.secret_text import MASK, masked_arguments, masked_repr
 from agentloop.usage import Usage
 
 ContextT = TypeVar("ContextT")

@@ -8,7 +8,7 @@ They reach the caller bare, never in an exception group; what else failed meanwh
 
 from __future__ import annotations
 
-from agentloop._errors import (
+from agentloop._common.errors import (
     AgentLoopError,
     EarlierFailure,
     GuardrailTripwireTriggered,

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from agentloop._common.masking import masked_repr
 from agentloop.items import ToolCall
-from agentloop.secret_text import masked_repr
 
 
 @attrs.frozen

@@ -7,11 +7,11 @@ from typing import Any, overload
 
 import attrs
 
-from agentloop import checks
+from agentloop._common import checks
+from agentloop._common.masking import MASK, masked_repr
 from agentloop.context import Callback, ToolContext
 from agentloop.exceptions import UserTypeError
 from agentloop.items import Content
-from agentloop.secret_text import MASK, masked_repr
 
 
 @attrs.frozen(kw_only=True, repr=False)

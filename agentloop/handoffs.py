@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 
-from agentloop import checks
+from agentloop._common import checks
+from agentloop._common.naming import snake_case, takes
+from agentloop._schema.output_schema import TypedOutput, typed_output
 from agentloop.config import JsonLimits
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item
-from agentloop.naming import snake_case, takes
-from agentloop.output_schema import TypedOutput, typed_output
 
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 

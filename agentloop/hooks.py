@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 
+from agentloop._common.masking import error_repr
 from agentloop.context import RunContext, ToolContext
 from agentloop.outcomes import CallOutcome
 from agentloop.records import RunStatus
-from agentloop.secret_text import error_repr
 
 
 @attrs.frozen(kw_only=True)

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from agentloop._errors import UserTypeError
-from agentloop.secret_text import MASK, masked_arguments, masked_repr
+from agentloop._common.errors import UserTypeError
+from agentloop._common.masking import MASK, masked_arguments, masked_repr
 
 __all__ = [
     "ApprovalRequest",

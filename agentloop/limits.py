@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from agentloop import checks
+from agentloop._common import checks
 from agentloop.config import check_count, check_seconds
 from agentloop.exceptions import UserError, UserTypeError
 

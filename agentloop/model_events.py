@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from agentloop._errors import UserTypeError
+from agentloop._common.errors import UserTypeError
 from agentloop.config import ModelSettings
 from agentloop.items import Item
 from agentloop.usage import RequestUsage, Usage

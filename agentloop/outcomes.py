@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from agentloop._common.masking import MASK, error_repr, masked_repr
 from agentloop.items import Content
-from agentloop.secret_text import MASK, error_repr, masked_repr
 
 __all__ = [
     "CallOutcome",

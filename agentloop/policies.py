@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
+from agentloop._common.masking import MASK, masked_repr
 from agentloop.context import RunContext
 from agentloop.guardrail_results import Allow
 from agentloop.items import ToolCall
-from agentloop.secret_text import MASK, masked_repr
 from agentloop.tools import FunctionTool
 
 

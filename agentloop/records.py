@@ -3,7 +3,7 @@
 Every record says where it stands: `path` (ids of the enclosing agent-tool calls, outermost first), `turn` (0 before the
 first) and `at` (wall-clock seconds). Content stands in the log once: `ModelResponded` holds what the model said,
 `CallSettled` what a call gave; the others refer to them by call id. Agents stand in records by their key in the run's
-graph (`agentloop.agent_graph`): the name, unless several agents are called alike.
+graph (`agentloop._core.agent_graph`): the name, unless several agents are called alike.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from agentloop._common.masking import masked_arguments, masked_repr
 from agentloop.items import Item
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
-from agentloop.secret_text import masked_arguments, masked_repr
 from agentloop.usage import RequestUsage
 
 __all__ = [

@@ -7,12 +7,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
-from agentloop._errors import UserTypeError
+from agentloop._common.errors import UserTypeError
+from agentloop._common.masking import MASK, masked_repr
 from agentloop.events import CallSettled
 from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
 from agentloop.records import Record, RunEnded
-from agentloop.secret_text import MASK, masked_repr
 from agentloop.usage import Usage
 
 OutputT = TypeVar("OutputT")

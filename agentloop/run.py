@@ -12,24 +12,25 @@ from typing import Any, Literal, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
-from agentloop._core.state import RunFold
-from agentloop._shell.cleanup import Cleanup
-from agentloop._shell.drive import Entry
-from agentloop._shell.interrupts import uninterrupted
-from agentloop._shell.journal_opening import journal_opener
-from agentloop._shell.live import LiveEffects, LiveRun, OfRun, ServerConversation, loop_shared
-from agentloop._shell.log import Log
-from agentloop._shell.nested import run_agent_tool
-from agentloop._shell.resources import Resources
-from agentloop._shell.resumption import Start, resumption
-from agentloop._shell.run_stream import RunStream
-from agentloop._shell.session_progress import SessionProgress
-from agentloop._shell.threads import Threads
+from agentloop._common.checks import check, is_flag, is_text
+from agentloop._common.misplaced import function_takes_options
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.run_fold import RunFold
+from agentloop._engine.journal_opening import journal_opener
+from agentloop._engine.loop import Entry
+from agentloop._engine.nested_run import run_agent_tool
+from agentloop._engine.resume import Start, resumption
+from agentloop._engine.run_stream import RunStream
+from agentloop._engine.runtime.cleanup import Cleanup
+from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, OfRun, ServerConversation, loop_shared
+from agentloop._engine.runtime.log import Log
+from agentloop._engine.runtime.resources import Resources
+from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._engine.runtime.threads import Threads
 from agentloop.abc import Instrument, Journal, Model, Session
-from agentloop.agent_graph import AgentGraph
 from agentloop.agents import Agent
 from agentloop.budget import Budget
-from agentloop.checks import check, is_flag, is_text
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig, check_count
 from agentloop.config_checks import check_run_config
@@ -39,11 +40,10 @@ from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, to_items
 from agentloop.models.registry import Providers
-from agentloop.options import function_takes_options
 from agentloop.results import RunResult
-from agentloop.run_state import RunState
 from agentloop.runtime import current_runtime
 from agentloop.spans import Span, Trace, current_trace
+from agentloop.state import RunState
 from agentloop.tracing import SpanFold
 
 ContextT = TypeVar("ContextT")

@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from agentloop._shell.live import DEFAULT_MAX_THREADS, loop_shared
-from agentloop._shell.threads import Threads
+from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_shared
+from agentloop._engine.runtime.threads import Threads
 from agentloop.config import check_count
 from agentloop.models.registry import Providers
 

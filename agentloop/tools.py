@@ -13,17 +13,17 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import attrs
 
-from agentloop import checks
+from agentloop._common import checks
+from agentloop._common.error_text import error_summary, is_redacted
+from agentloop._common.masking import ALL_ARGUMENTS
+from agentloop._schema.function_schema import FunctionSchema, function_schema
+from agentloop._schema.json_text import parse_object
+from agentloop._schema.output_schema import TypedOutput
 from agentloop.config import JsonLimits, check_seconds
 from agentloop.context import Callback, RunContext, ToolContext
-from agentloop.error_text import error_summary, is_redacted
 from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
-from agentloop.json_text import parse_object
 from agentloop.limits import Capacity, Limit, Rate
-from agentloop.output_schema import TypedOutput
-from agentloop.schema import FunctionSchema, function_schema
-from agentloop.secret_text import ALL_ARGUMENTS
 
 logger = logging.getLogger("agentloop")
 

@@ -2,7 +2,6 @@
 
 import ast
 import sys
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,81 +11,33 @@ import agentloop
 
 PACKAGE = Path(next(iter(agentloop.__path__)))
 
-# Top to bottom; a name stands for a module or a whole subpackage.
-LAYERS: dict[str, frozenset[str]] = {
-    "values": frozenset(
-        {
-            "items",
-            "item_codec",
-            "json_forms",
-            "json_bytes",
-            "secret_text",
-            "digests",
-            "secret_values",
-            "records",
-            "events",
-            "outcomes",
-            "usage",
-            "results",
-            "guardrail_results",
-            "_errors",
-            "exceptions",
-            "config",
-            "model_events",
-            "naming",
-            "options",
-            "checks",
-            "spans",
-            "json_text",
-            "error_text",
-            "effects",
-            "seal",
-        }
+# Bottom to top. A room is a folder, or a module beside the folders; it may import from its own layer and those below.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "common": ("_common",),
+    "values": (
+        *("items", "usage", "outcomes", "exceptions", "config", "model_events", "records", "events", "results"),
+        *("guardrail_results", "effects", "spans", "abc"),
     ),
-    "abc": frozenset({"abc"}),
-    "definitions": frozenset(
-        {
-            "docstrings",
-            "json_schema",
-            "pydantic_types",
-            "signatures",
-            "schema",
-            "tools",
-            "guardrails",
-            "handoffs",
-            "hooks",
-            "context",
-            "limits",
-            "agents",
-            "budget",
-            "conditions",
-            "config_checks",
-            "output_schema",
-            "policies",
-            "value_codec",
-            "agent_graph",
-        }
+    "schema": ("_schema",),
+    "definitions": (
+        *("context", "guardrails", "handoffs", "hooks", "limits", "tools", "policies", "conditions", "budget"),
+        *("config_checks", "agents"),
     ),
-    "core": frozenset({"_core"}),
-    "state": frozenset({"run_state", "stored_state", "record_codec", "value_codec", "seal"}),
-    "shell": frozenset({"_shell"}),
-    "edges": frozenset({"models", "sessions", "journal", "mcp", "tracing", "sqlite_file"}),
-    "entry": frozenset({"run", "runtime", ""}),  # the empty name is the package's own `__init__`
-    "outermost": frozenset({"testing", "durable", "cli"}),
+    "storage": ("_storage",),
+    "core": ("_core",),
+    "state": ("state",),
+    "runtime": ("_engine.runtime",),
+    "calls": ("_engine.calls",),
+    "engine": ("_engine",),
+    "edges": ("models", "sessions", "journal", "tracing"),
+    "entry": ("run", "runtime", ""),  # the empty name is the package's own `__init__`
+    "outermost": ("testing", "cli"),
 }
-
-# Which layers one may import from, besides itself. Edges know nothing of the machine, nor the machine of them.
-ABOVE: dict[str, tuple[str, ...]] = {
-    "values": (),
-    "abc": ("values",),
-    "definitions": ("values", "abc"),
-    "core": ("values", "abc", "definitions"),
-    "state": ("values", "abc", "definitions", "core"),
-    "shell": ("values", "abc", "definitions", "core", "state"),
-    "edges": ("values", "abc", "definitions"),
-    "entry": ("values", "abc", "definitions", "core", "state", "shell", "edges"),
-    "outermost": ("values", "abc", "definitions", "core", "state", "shell", "edges", "entry"),
-}
+FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
+APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))
+"""Edges know nothing of the machine, nor the machine of them."""
+MOST_ROOMS, MOST_FLOORS = 45, 18
+"""Rooms of the package, and the longest way down through their imports: more of either is a decision."""
 
 WAITING_OR_CHANGING = frozenset(
     {"asyncio", "trio", "anyio", "httpx", "socket", "threading", "time", "random", "secrets", "uuid"}
@@ -102,22 +53,10 @@ def modules_under(package: Path) -> dict[str, Path]:
     return found
 
 
-def _for_types_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield every node that can run, inside functions too, without what only a type checker sees."""
-    children = node.orelse if isinstance(node, ast.If) and _for_types_only(node) else ast.iter_child_nodes(node)
-    for child in children:
-        yield child
-        yield from _statements(child)
-
-
 def imports_of(source: str, module: str, *, is_package: bool) -> set[tuple[str, str]]:
     """Return what *module* imports, as pairs of a module and a name taken from it (empty for `import x`)."""
     found: set[tuple[str, str]] = set()
-    for node in _statements(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -139,12 +78,24 @@ def import_graph(package: Path) -> dict[str, set[str]]:
     return graph
 
 
+def room_of(module: str) -> str:
+    """Return the room of *module*, a dotted name that starts with the package's: its folder, or itself beside them."""
+    rooms = {room for names in LAYERS.values() for room in names}
+    name = module.partition(".")[2]
+    while name and name not in rooms and "." in name:
+        name = name.rpartition(".")[0]
+    return name
+
+
 def layer_of(module: str) -> str:
-    """Return the layer of *module*, a dotted name that starts with the package's."""
-    top = [*module.split("."), ""][1]
-    layers = [layer for layer, names in LAYERS.items() if top in names]
-    assert layers, f"{module} stands in no layer: give it a place in the table of this test and of docs/design.md"
+    """Return the layer of *module*."""
+    layers = [layer for layer, rooms in LAYERS.items() if room_of(module) in rooms]
+    assert layers, f"{module} stands in no layer: give its room a place in the table of this test and of docs/design.md"
     return layers[0]
+
+
+def _may_import(layer: str, other: str) -> bool:
+    return FLOOR[other] <= FLOOR[layer] and (layer, other) not in APART and (other, layer) not in APART
 
 
 def downward_imports(graph: dict[str, set[str]], package: str) -> list[str]:
@@ -153,8 +104,48 @@ def downward_imports(graph: dict[str, set[str]], package: str) -> list[str]:
         f"{module} ({layer_of(module)}) imports {target} ({layer_of(target)})"
         for module, targets in graph.items()
         for target in targets
-        if target.split(".")[0] == package and layer_of(target) not in {layer_of(module), *ABOVE[layer_of(module)]}
+        if target.split(".")[0] == package and not _may_import(layer_of(module), layer_of(target))
     )
+
+
+def folder_of(module: str, modules: set[str]) -> str:
+    """Return the folder that *module* stands in, or the module itself where it stands beside the folders."""
+    if any(other.startswith(f"{module}.") for other in modules):
+        return module
+    folder = module.rpartition(".")[0]
+    return module if folder in ("", "agentloop") else folder
+
+
+def floors_of(graph: dict[str, set[str]]) -> dict[str, int]:
+    """Return each folder, and each module beside the folders, with the length of the longest way down from it.
+
+    The package's facades import what they show and are counted with it, as are rooms that import each other.
+    """
+    modules = set(graph)
+    rooms: dict[str, set[str]] = {}
+    for module, targets in graph.items():
+        below = {folder_of(target, modules) for target in targets if target in modules}
+        rooms.setdefault(folder_of(module, modules), set()).update(below)
+    reached = {room: _reachable(room, rooms) for room in rooms}
+    floors: dict[str, int] = {}
+
+    def floor(room: str) -> int:
+        if room not in floors:
+            beneath = {other for other in reached[room] if room not in reached[other]}
+            floors[room] = 1 + max(map(floor, beneath), default=0)
+        return floors[room]
+
+    return {room: floor(room) for room in rooms}
+
+
+def _reachable(room: str, rooms: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    due = [room]
+    while due:
+        for other in rooms[due.pop()] - found:
+            found.add(other)
+            due.append(other)
+    return found
 
 
 def import_cycle(graph: dict[str, set[str]]) -> list[str]:
@@ -178,13 +169,20 @@ def test_layers_import_upwards_only(graph: dict[str, set[str]]) -> None:
 
 
 def test_every_module_has_a_layer(graph: dict[str, set[str]]) -> None:
-    """A new module must be given a place."""
-    assert graph
-    assert {layer_of(module) for module in graph} <= set(LAYERS)
+    """A new module must be given a place, and a room of the table exists."""
+    assert {layer_of(module) for module in graph} == set(LAYERS)
+    assert {room_of(module) for module in graph} == {room for rooms in LAYERS.values() for room in rooms}
+
+
+def test_rooms_stay_few_and_the_way_down_short(graph: dict[str, set[str]]) -> None:
+    """Whoever reads the package has that many places to know, and passes that many on the longest way."""
+    floors = floors_of(graph)
+    assert len(floors) <= MOST_ROOMS, sorted(floors)
+    assert max(floors.values()) <= MOST_FLOORS, sorted(floors.items(), key=lambda each: each[1])
 
 
 def test_no_import_cycle(graph: dict[str, set[str]]) -> None:
-    """No module reaches itself, imports inside functions included."""
+    """No module reaches itself, imports inside functions and those for type checkers included."""
     assert import_cycle(graph) == []
 
 
@@ -230,20 +228,20 @@ def _package(root: Path, files: dict[str, str]) -> Path:
     return package
 
 
-def test_reader_finds_deferred_and_relative_imports_and_skips_typing_ones() -> None:
-    """What runs counts, wherever it stands; what only a type checker reads doesn't."""
+def test_reader_finds_deferred_relative_and_typing_imports() -> None:
+    """Every import counts, wherever it stands, those that only a type checker reads too."""
     source = (
         "from typing import TYPE_CHECKING\n"
         "from . import tools\n"
         "from .._core.plan import Plan\n"
-        "if TYPE_CHECKING:\n    import httpx\nelse:\n    import time\n"
+        "if TYPE_CHECKING:\n    import httpx\n"
         "def late():\n    import sqlite3\n"
     )
-    assert imports_of(source, "agentloop._shell.drive", is_package=False) == {
+    assert imports_of(source, "agentloop._engine.loop", is_package=False) == {
         ("typing", "TYPE_CHECKING"),
-        ("agentloop._shell", "tools"),
+        ("agentloop._engine", "tools"),
         ("agentloop._core.plan", "Plan"),
-        ("time", ""),
+        ("httpx", ""),
         ("sqlite3", ""),
     }
     assert imports_of("from .plan import Plan", "agentloop._core", is_package=True) == {
@@ -254,13 +252,13 @@ def test_reader_finds_deferred_and_relative_imports_and_skips_typing_ones() -> N
 def test_downward_import_is_reported(tmp_path: Path) -> None:
     """A value that reaches for the shell, an edge for the core: both are named."""
     files = {
-        "items.py": "def f():\n    from agentloop._shell import drive\n",
-        "_shell/drive.py": "from agentloop import items\n",
+        "items.py": "def f():\n    from agentloop._engine import loop\n",
+        "_engine/loop.py": "from agentloop import items\n",
         "models/local.py": "from agentloop._core.plan import Plan\n",
         "_core/plan.py": "Plan = int\n",
     }
     assert downward_imports(import_graph(_package(tmp_path, files)), "agentloop") == [
-        "agentloop.items (values) imports agentloop._shell.drive (shell)",
+        "agentloop.items (values) imports agentloop._engine.loop (engine)",
         "agentloop.models.local (edges) imports agentloop._core.plan (core)",
     ]
 

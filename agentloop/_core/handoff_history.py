@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from agentloop._common.masking import MASK, masked_arguments
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -17,7 +18,6 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
-from agentloop.secret_text import MASK, masked_arguments
 
 DEFAULT_WRAPPER = ("<CONVERSATION HISTORY>", "</CONVERSATION HISTORY>")
 _INDENT = "   "

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._core.demands import is_call
-from agentloop._core.state import CallState, RunFold
-from agentloop._core.turn import TurnView
+from agentloop._core.client_calls import is_call
+from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.turn_view import TurnView
 from agentloop.agents import StopAtTools
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelRefusalError
 from agentloop.items import AssistantMessage, HandoffCall

@@ -12,18 +12,18 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._core.identity import NearNames, find_tool
-from agentloop._core.state import CallState, RunFold
-from agentloop._core.turn import TurnView
+from agentloop._common.error_text import REDACTED, redact_message
+from agentloop._core.call_identity import NearNames, find_tool
+from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.turn_view import TurnView
+from agentloop._schema.function_schema import BoundArguments
+from agentloop._schema.json_text import canonical, parse_object, quote
+from agentloop._storage.withholding import Withheld, missing_secrets
 from agentloop.config import JsonLimits
-from agentloop.error_text import REDACTED, redact_message
 from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
 from agentloop.items import ToolCall
-from agentloop.json_text import canonical, parse_object, quote
 from agentloop.outcomes import CallOutcome
 from agentloop.records import ApprovalRequested, BodyEnded
-from agentloop.schema import BoundArguments
-from agentloop.secret_values import Withheld, missing_secrets
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
 

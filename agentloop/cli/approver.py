@@ -12,11 +12,11 @@ from typing import Literal, Protocol
 import anyio
 import attrs
 
+from agentloop._common.masking import masked_arguments
 from agentloop.cli.streams import Output
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest
-from agentloop.run_state import RunState
-from agentloop.secret_text import masked_arguments
+from agentloop.state import RunState
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 _CHUNK = 4_096

@@ -21,8 +21,8 @@ from agentloop.cli.streams import Line, OutputClosed
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
 from agentloop.run import Runner
-from agentloop.run_state import RunState
 from agentloop.runtime import Runtime, open_runtime
+from agentloop.state import RunState
 
 _AHEAD = 64
 """Requests that may be read and not yet answered in print, per run in flight: bounds memory behind a slow one."""

@@ -14,7 +14,7 @@ from agentloop.cli.job import Job
 from agentloop.items import to_items
 from agentloop.journal import FileJournal
 from agentloop.results import RunResult
-from agentloop.run_state import RunState
+from agentloop.state import RunState
 
 Entry = Callable[[str | RunState, dict[str, Any]], Awaitable[RunResult[Any]]]
 """Runs an agent on what is given, with options of `Runner`, and returns the result."""

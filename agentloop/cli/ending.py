@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 
-from agentloop.agent_graph import AgentGraph
+from agentloop._common.masking import MASK
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.cli.failure import PastError
 from agentloop.items import ApprovalRequest
 from agentloop.results import RunResult
-from agentloop.run_state import RunState
-from agentloop.secret_text import MASK
-from agentloop.secret_values import Withheld, WithheldText
+from agentloop.state import RunState
 from agentloop.usage import Usage
 
 

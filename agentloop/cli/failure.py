@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from agentloop import exceptions
-from agentloop.error_text import bounded, is_redacted, leads_to_redacted, redact, traceback_of
-from agentloop.error_text import message_of as whole_message_of
+from agentloop._common.error_text import bounded, is_redacted, leads_to_redacted, redact, traceback_of
+from agentloop._common.error_text import message_of as whole_message_of
 from agentloop.exceptions import UserError
 
 OK = 0

@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.text import Text as Styled
 
 from agentloop import events as ev
-from agentloop._shell.render import render
+from agentloop._common.error_text import bounded, error_summary, first_line
+from agentloop._common.masking import MASK, masked_arguments
+from agentloop._engine.calls.output_text import render
+from agentloop._schema.function_schema import to_json_value
 from agentloop.agents import Agent
 from agentloop.cli import failure
 from agentloop.cli.approver import call_name
 from agentloop.cli.ending import Ending
 from agentloop.cli.streams import Output
-from agentloop.error_text import bounded, error_summary, first_line
 from agentloop.guardrail_results import InputGuardrailResult, ToolGuardrailResult
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import (
@@ -33,8 +35,6 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.outcomes import CallOutcome
-from agentloop.schema import to_json_value
-from agentloop.secret_text import MASK, masked_arguments
 
 _SHOWN_CHARS = 200
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -11,8 +11,8 @@ from agentloop.cli.show import JsonLines, Narrator, Show
 from agentloop.cli.streams import OutputClosed
 from agentloop.results import RunResult
 from agentloop.run import Runner
-from agentloop.run_state import RunState
 from agentloop.runtime import open_runtime
+from agentloop.state import RunState
 
 
 def show_for(job: Job) -> Show:

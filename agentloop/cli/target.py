@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentloop._common.error_text import bounded, redact
 from agentloop.agents import Agent
-from agentloop.error_text import bounded, redact
 from agentloop.exceptions import UserError
 
 _FRAMES = 3

@@ -16,6 +16,7 @@ import anyio
 import attrs
 import click
 
+from agentloop._storage.state_codec import record_line, state_from_journal
 from agentloop.agents import Agent
 from agentloop.cli import failure
 from agentloop.cli.approver import asked_because, call_name, described, exact
@@ -24,8 +25,7 @@ from agentloop.cli.show import request_json
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal
-from agentloop.run_state import RunState
-from agentloop.stored_state import record_line, state_from_journal
+from agentloop.state import RunState
 
 _OF_LINE = re.compile(r"(\d+):(.+)", re.DOTALL)
 

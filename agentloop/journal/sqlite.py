@@ -17,13 +17,13 @@ from typing import Self
 
 import anyio
 
+from agentloop._storage.sqlite_file import opened, transaction
 from agentloop.abc import Codec
 from agentloop.config import check_id, check_seconds
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
 from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
 from agentloop.journal._thread import OneAtATime
-from agentloop.sqlite_file import opened, transaction
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS agentloop_journal_lines ("

@@ -26,12 +26,12 @@ import anyio.to_thread
 import attrs
 from anyio.lowlevel import current_token
 
+from agentloop._storage.item_codec import item_from_json, item_to_json
+from agentloop._storage.sqlite_file import opened, transaction
 from agentloop.config import check_id, check_seconds
 from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
-from agentloop.item_codec import item_from_json, item_to_json
 from agentloop.items import Item
 from agentloop.sessions._checks import check_items, check_limit, conflict
-from agentloop.sqlite_file import opened, transaction
 
 logger = logging.getLogger("agentloop")
 

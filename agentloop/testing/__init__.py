@@ -7,12 +7,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentloop.testing.normal import normal
 from agentloop.testing.scripted import ScriptedModel, call, fail, reason, respond, say, stream_of, wait
+from agentloop.testing.simulation.normal_form import normal
 
 if TYPE_CHECKING:
-    from agentloop.testing.clockwork import Deadlock, run_clockwork
-    from agentloop.testing.crashing import (
+    from agentloop.testing.invariants import LAWS, Evidence, InvariantError, Tally, check
+    from agentloop.testing.models import CassetteDivergence, FunctionModel, RecordingModel, ReplayModel
+    from agentloop.testing.replaying import Replayed, Shadowed, ShadowReport, replay
+    from agentloop.testing.simulation.crashing import (
         CrashAt,
         CrashRun,
         CrashSwept,
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
         crash_sweep,
         crash_world,
     )
-    from agentloop.testing.exploring import (
+    from agentloop.testing.simulation.event_loop import Deadlock, run_clockwork
+    from agentloop.testing.simulation.exploring import (
         ExplorationFailure,
         Explored,
         Swept,
@@ -28,12 +31,16 @@ if TYPE_CHECKING:
         explore_world,
         kill_sweep,
     )
-    from agentloop.testing.gate import Gate
-    from agentloop.testing.generated import approvals, cancel_points, scripts, strategy, tool_behaviours, worlds
-    from agentloop.testing.invariants import LAWS, Evidence, InvariantError, Tally, check
-    from agentloop.testing.models import CassetteDivergence, FunctionModel, RecordingModel, ReplayModel
-    from agentloop.testing.replaying import Replayed, Shadowed, ShadowReport, replay
-    from agentloop.testing.runs import (
+    from agentloop.testing.simulation.gate import Gate
+    from agentloop.testing.simulation.generated import (
+        approvals,
+        cancel_points,
+        scripts,
+        strategy,
+        tool_behaviours,
+        worlds,
+    )
+    from agentloop.testing.simulation.runs import (
         Body,
         BodyRun,
         CancelAt,
@@ -45,24 +52,24 @@ if TYPE_CHECKING:
         run,
         run_one,
     )
-    from agentloop.testing.schedules import Exhaustive, Priorities, Tape, tape_of
+    from agentloop.testing.simulation.schedules import Exhaustive, Priorities, Tape, tape_of
 
 # What needs an event loop of its own, or the backends' private names, is imported when it is first asked for. A module
 # is never called like a function in it: once imported, it would stand in the function's place.
 _FROM = {
-    "clockwork": ("Deadlock", "run_clockwork"),
-    "crashing": ("CrashAt", "CrashRun", "CrashSwept", "SimulatedDisk", "crash_sweep", "crash_world"),
-    "exploring": ("ExplorationFailure", "Explored", "Swept", "explore", "explore_world", "kill_sweep"),
-    "gate": ("Gate",),
-    "generated": ("approvals", "cancel_points", "scripts", "strategy", "tool_behaviours", "worlds"),
+    "simulation.event_loop": ("Deadlock", "run_clockwork"),
+    "simulation.crashing": ("CrashAt", "CrashRun", "CrashSwept", "SimulatedDisk", "crash_sweep", "crash_world"),
+    "simulation.exploring": ("ExplorationFailure", "Explored", "Swept", "explore", "explore_world", "kill_sweep"),
+    "simulation.gate": ("Gate",),
+    "simulation.generated": ("approvals", "cancel_points", "scripts", "strategy", "tool_behaviours", "worlds"),
     "invariants": ("LAWS", "Evidence", "InvariantError", "Tally", "check"),
     "models": ("CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"),
     "replaying": ("Replayed", "ShadowReport", "Shadowed", "replay"),
-    "runs": (
+    "simulation.runs": (
         *("Body", "BodyRun", "CancelAt", "CleanupRun", "Verdict"),
         *("World", "WorldRun", "WorldRuns", "run", "run_one"),
     ),
-    "schedules": ("Exhaustive", "Priorities", "Tape", "tape_of"),
+    "simulation.schedules": ("Exhaustive", "Priorities", "Tape", "tape_of"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

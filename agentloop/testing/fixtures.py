@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 import attrs
 
-from agentloop._shell.live import LiveRun
-from agentloop._shell.run_stream import RunStream
+from agentloop._engine.run_stream import RunStream
+from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.limits import Capacity
 from agentloop.spans import Span
-from agentloop.testing._world_parts import agents_of
-from agentloop.testing.clockwork import Backend, Order, run_clockwork
-from agentloop.testing.schedules import Tape
 from agentloop.testing.scripted import ScriptedModel, Step
+from agentloop.testing.simulation._simulated_parts import agents_of
+from agentloop.testing.simulation.event_loop import Backend, Order, run_clockwork
+from agentloop.testing.simulation.schedules import Tape
 from agentloop.tracing import SpanFold
 
 ResultT = TypeVar("ResultT")
@@ -46,7 +46,7 @@ class VirtualClock:
     def backend(self, name: Backend) -> tuple[str, dict[str, Any]]:
         """Return what anyio's `anyio_backend` fixture must return for an async test to run in virtual time."""
         if name == "asyncio":
-            from agentloop.testing._asyncio_clockwork import ClockworkLoop
+            from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
 
             return name, {"loop_factory": ClockworkLoop}
         import trio.testing
@@ -202,7 +202,7 @@ def _unfinished(watched: _Watched) -> Iterator[str]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        from agentloop.testing.stepping import trio_tasks
+        from agentloop.testing.simulation._stepping import trio_tasks
 
         yield from (task.name for task in trio_tasks() if task.context.get(_inside) is watched)
         return

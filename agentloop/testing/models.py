@@ -12,13 +12,13 @@ from typing import Any, Self
 
 import anyio.lowlevel
 
-from agentloop._shell.asking import resolved
+from agentloop._engine.runtime.callbacks import resolved
 from agentloop.abc import Model
 from agentloop.config import ModelSettings
 from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.items import ITEM_TYPES
 from agentloop.model_events import ModelEvent, ModelRequest
-from agentloop.testing import cassette as tapes
+from agentloop.testing import _cassette as tapes
 from agentloop.testing.scripted import ScriptedModel, respond, say
 
 __all__ = ["CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"]

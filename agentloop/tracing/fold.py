@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
-from agentloop.error_text import message_of
-from agentloop.secret_text import MASK, masked_arguments
+from agentloop._common.error_text import message_of
+from agentloop._common.masking import MASK, masked_arguments
 from agentloop.spans import Span, SpanKind, Trace
 
 TOOL_ERROR = "Error running tool"

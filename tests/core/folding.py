@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
-from agentloop._core.state import RunFold
-from agentloop._core.turn import TurnView
+from agentloop._core.run_fold import RunFold
+from agentloop._core.turn_view import TurnView
 from agentloop.agents import Agent
 from agentloop.config import ModelSettings
 from agentloop.items import Item, ToolCall, UserMessage

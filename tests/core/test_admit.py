@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentloop._core import admit
-from agentloop._core.admit import PATIENCE, Admission, Ticket
+from agentloop._core import admission as admit
+from agentloop._core.admission import PATIENCE, Admission, Ticket
 from agentloop.limits import Capacity, Limit, OrderedCapacity, Rate
 
 # ---------------------------------------------------------------------------------------------- the model

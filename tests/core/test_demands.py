@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from core.folding import Writer, called, view_of
 
-from agentloop._core.demands import is_call, named, says_nothing, unanswered
+from agentloop._core.client_calls import is_call, named, says_nothing, unanswered
 from agentloop._core.machine import CallModel, CheckOutput, Settle, next_action
 from agentloop._core.plan import PlanRules, plan_response
 from agentloop.exceptions import ModelBehaviorError

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop import items as i
-from agentloop import record_codec as codec
 from agentloop import records as r
+from agentloop._storage import record_codec as codec
+from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json, upgrade
+from agentloop._storage.withholding import Secrets
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
-from agentloop.record_codec import decode, encode, record_from_json, record_to_json, upgrade
-from agentloop.secret_values import Secrets
 from agentloop.usage import RequestUsage
 
 

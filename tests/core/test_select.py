@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop._core.select import Failure, choose
+from agentloop._core.failure_choice import Failure, choose
 from agentloop.exceptions import ToolCancelledError
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import records as r
-from agentloop._core.state import IGNORED_HANDOFF, RunFold, UsageMeter, drop_repeats
+from agentloop._core.run_fold import IGNORED_HANDOFF, RunFold, UsageMeter, drop_repeats
 from agentloop.config import JsonLimits
 from agentloop.items import (
     AssistantMessage,

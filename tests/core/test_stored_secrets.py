@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from agentloop import items as i
 from agentloop import records as r
-from agentloop.exceptions import StateError
-from agentloop.model_events import ModelResponse
-from agentloop.outcomes import CallOutcome
-from agentloop.record_codec import decode, encode, record_from_json, record_to_json
-from agentloop.secret_values import (
+from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
+from agentloop._storage.value_codec import value_from_json, value_to_json
+from agentloop._storage.withholding import (
     DIGESTS,
     Secrets,
     Withheld,
@@ -23,7 +21,9 @@ from agentloop.secret_values import (
     missing_secrets,
     reveal_arguments,
 )
-from agentloop.value_codec import value_from_json, value_to_json
+from agentloop.exceptions import StateError
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
 
 HERE: tuple[tuple[str, ...], int, float] = ((), 1, 2.5)
 HUSH = 'hush é"\\\ud800'

@@ -3,7 +3,7 @@
 import pytest
 
 from agentloop import Agent, ModelSettings, handoff
-from agentloop._core.turn import TurnView
+from agentloop._core.turn_view import TurnView
 from agentloop.exceptions import ModelBehaviorError
 
 

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from agentloop import Agent, RunContext, tool
 from agentloop import guardrail_results as g
 from agentloop import items as i
+from agentloop._storage.record_codec import decode, encode
+from agentloop._storage.value_codec import MAX_DEPTH, value_from_json, value_to_json
+from agentloop._storage.withholding import Withheld
 from agentloop.config import ModelInputData
 from agentloop.exceptions import StateError
 from agentloop.handoffs import HandoffInputData
-from agentloop.record_codec import decode, encode
-from agentloop.secret_values import Withheld
-from agentloop.value_codec import MAX_DEPTH, value_from_json, value_to_json
 
 
 def back(value: Any) -> Any:

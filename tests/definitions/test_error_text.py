@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.error_text import redact
+from agentloop._common.error_text import redact
 
 VALUE = "A1b2C3d4e5"
 TOLD = [

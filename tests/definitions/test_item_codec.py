@@ -11,8 +11,8 @@ import pytest
 from definitions.item_strategies import BY_TYPE, ITEMS
 from hypothesis import given
 
+from agentloop._storage.item_codec import item_from_json, item_to_json
 from agentloop.exceptions import StateError, UserTypeError
-from agentloop.item_codec import item_from_json, item_to_json
 from agentloop.items import (
     ITEM_TYPES,
     AssistantMessage,
@@ -168,6 +168,6 @@ def test_a_mapping_that_fails_is_a_fault_like_any_other() -> None:
 
 def test_the_codecs_are_not_imported_before_they_are_needed() -> None:
     """They cost nothing until something is written or read."""
-    program = "import agentloop, sys; print('agentloop.json_forms' in sys.modules)"
+    program = "import agentloop, sys; print('agentloop._storage.typed_codec' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

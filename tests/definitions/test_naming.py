@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.naming import snake_case, takes
+from agentloop._common.naming import snake_case, takes
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentloop._schema.output_schema import OutputType, TypedOutput, output_schema, typed_output
 from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError, UserTypeError
 from agentloop.model_events import OutputSchema
-from agentloop.output_schema import OutputType, TypedOutput, output_schema, typed_output
 
 
 @attrs.frozen
@@ -371,7 +371,7 @@ def test_any_value_is_read_back_from_what_it_is_dumped_to(value: Tree) -> None:
 def test_pydantic_is_not_imported_for_types_that_are_not_its_own() -> None:
     """Without it installed everything else works."""
     program = (
-        "import sys; from agentloop.output_schema import output_schema; "
+        "import sys; from agentloop._schema.output_schema import output_schema; "
         "output_schema(dict[str, int]); output_schema(int).parse('{\"response\": 1}'); print('pydantic' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -25,9 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from agentloop._schema.function_schema import BoundArguments, FunctionSchema, function_schema
+from agentloop._schema.json_schema import admits_null, obstacle
 from agentloop.exceptions import ModelBehaviorError, UserTypeError
-from agentloop.json_schema import admits_null, obstacle
-from agentloop.schema import BoundArguments, FunctionSchema, function_schema
 
 T = TypeVar("T")
 
@@ -1380,7 +1380,7 @@ def test_pydantic_is_never_imported() -> None:
     """An application without it doesn't pay for it, and faults are found without it."""
     program = """
         import sys, attrs
-        from agentloop.schema import function_schema
+        from agentloop._schema.function_schema import function_schema
         from agentloop.exceptions import ModelBehaviorError
 
         @attrs.define

@@ -8,8 +8,8 @@ from definitions.item_strategies import JSON_VALUES
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentloop._common.masking import ALL_ARGUMENTS, MASK, masked_arguments, spans_of
 from agentloop.items import ToolCall, ToolOutput
-from agentloop.secret_text import ALL_ARGUMENTS, MASK, masked_arguments, spans_of
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON_VALUES, max_size=4), st.sampled_from([None, 1, "\t"]))

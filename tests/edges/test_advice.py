@@ -8,7 +8,7 @@ import pytest
 
 import agentloop
 from agentloop import UserError
-from agentloop.error_text import redact
+from agentloop._common.error_text import redact
 from agentloop.models import OpenAIChatModel
 
 OF_SECRETS = ("seal.py", "secret_values.py")

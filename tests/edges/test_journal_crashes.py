@@ -9,7 +9,7 @@ import pytest
 
 from agentloop.exceptions import JournalError
 from agentloop.journal import FileJournal
-from agentloop.testing.disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
+from agentloop.testing.simulation.disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
 
 pytestmark = pytest.mark.real_clock  # a journal writes in threads
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.sqlite_file import opened, transaction, use_wal
+from agentloop._storage.sqlite_file import opened, transaction, use_wal
 
 
 class _BusyOnce:

@@ -19,7 +19,7 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop._core.admit import Admission, Ticket
+from agentloop._core.admission import Admission, Ticket
 from agentloop._core.handoff_history import nest_history
 from agentloop.abc import Instrument, Journal, LateResult
 from agentloop.agents import Agent
@@ -45,12 +45,12 @@ from agentloop.items import (
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.run import Runner
-from agentloop.run_state import RunState
-from agentloop.testing.clockwork import BACKENDS, Backend
+from agentloop.state import RunState
 from agentloop.testing.conformance import JournalConformance
-from agentloop.testing.drawing import Chance, Seeded, Taste, draw_world
-from agentloop.testing.runs import World, run_one
 from agentloop.testing.scripted import ScriptedModel, call, say
+from agentloop.testing.simulation._generators import Chance, Seeded, Taste, draw_world
+from agentloop.testing.simulation.event_loop import BACKENDS, Backend
+from agentloop.testing.simulation.runs import World, run_one
 from agentloop.tools import tool
 
 PATIENCE = 32

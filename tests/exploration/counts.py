@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
-from agentloop.stored_state import plain_line
+from agentloop._storage.state_codec import plain_line
 from agentloop.testing.invariants import Tally
-from agentloop.testing.runs import WorldRun
+from agentloop.testing.simulation.runs import WorldRun
 
 SLOW = frozenset({"storing_changes_nothing"})
 """Invariants that take as long as a run: one run of each world is judged by them."""

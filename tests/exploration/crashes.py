@@ -13,18 +13,18 @@ import attrs
 
 from agentloop import records as r
 from agentloop.sessions import MemorySession
-from agentloop.testing._crash_laws import said_raise, sound, unknown
-from agentloop.testing._crash_lives import CrashRun, run_crashing, undisturbed
-from agentloop.testing._findings import has_its_end
-from agentloop.testing._timeline import script_as_code
-from agentloop.testing.cast import CANARIES, Cast
-from agentloop.testing.crashing import WAYS
-from agentloop.testing.disk import MODES, CrashAt
-from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
-from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import check
-from agentloop.testing.parts import CancelsCall
-from agentloop.testing.runs import World, WorldRun
+from agentloop.testing.invariants._observation import Evidence
+from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
+from agentloop.testing.simulation._faults import CancelsCall
+from agentloop.testing.simulation._findings import has_its_end
+from agentloop.testing.simulation._fixture_agents import CANARIES, Cast
+from agentloop.testing.simulation._generators import Chance, Taste, draw_tape, draw_world
+from agentloop.testing.simulation._restarts import CrashRun, run_crashing, undisturbed
+from agentloop.testing.simulation._timeline import script_as_code
+from agentloop.testing.simulation.crashing import WAYS
+from agentloop.testing.simulation.disk import MODES, CrashAt
+from agentloop.testing.simulation.runs import World, WorldRun
 
 from .counts import SLOW, Counts
 

@@ -26,15 +26,15 @@ from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOut
 from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import Cast, Role, odd
-from agentloop.testing.clockwork import BACKENDS, Backend
-from agentloop.testing.drawing import Chance, Taste, draw_tape, draw_world
-from agentloop.testing.evidence import Evidence, Reading
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.observers import HookLog, WatcherFailed
-from agentloop.testing.parts import CancelsCall, Holds, OnStage, Returns
-from agentloop.testing.runs import Body, CancelAt, Verdict, World, WorldRun
+from agentloop.testing.invariants._observation import Evidence, Reading
 from agentloop.testing.scripted import say
+from agentloop.testing.simulation._faults import CancelsCall, Holds, OnStage, Returns
+from agentloop.testing.simulation._fixture_agents import Cast, Role, odd
+from agentloop.testing.simulation._generators import Chance, Taste, draw_tape, draw_world
+from agentloop.testing.simulation._observers import HookLog, WatcherFailed
+from agentloop.testing.simulation.event_loop import BACKENDS, Backend
+from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, WorldRun
 
 EARLIER: tuple[Item, ...] = (
     UserMessage("before"),

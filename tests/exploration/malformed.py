@@ -10,17 +10,18 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from agentloop._schema.json_text import canonical_arguments, parse_object
+from agentloop._storage.item_codec import item_from_json
+from agentloop._storage.json_bytes import decode
+from agentloop._storage.record_codec import KINDS as RECORD_KINDS
+from agentloop._storage.record_codec import record_from_json, record_to_json
 from agentloop.config import JsonLimits
-from agentloop.item_codec import item_from_json
-from agentloop.json_bytes import decode
-from agentloop.json_text import canonical_arguments, parse_object
 from agentloop.model_events import ModelRequest
 from agentloop.models._chat import ChatDecoder
 from agentloop.models._sse import SSEDecoder
-from agentloop.record_codec import KINDS as RECORD_KINDS
-from agentloop.record_codec import record_from_json, record_to_json
-from agentloop.testing.drawing import Chance, Seeded
-from agentloop.testing.loopfree import draw_core_world, play
+from agentloop.testing.simulation._generators import Chance, Seeded
+
+from .pure_core import draw_core_world, play
 
 LIMITS = JsonLimits(max_bytes=2000, max_depth=8, max_digits=30)
 PIECES = (

@@ -12,17 +12,17 @@ from typing import Any
 
 import attrs
 
-from agentloop.agent_graph import AgentGraph
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._storage.state_codec import header, plain_line
 from agentloop.agents import Agent
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import AssistantMessage, ToolCall
 from agentloop.journal._envelope import START, Seal, scan, write_batch
 from agentloop.model_events import ArgumentsDelta, ItemDone, ResponseDone, ResponseStarted, TextDelta
-from agentloop.run_state import RunState
-from agentloop.stored_state import header, plain_line
-from agentloop.testing.drawing import PLAIN, Chance, Seeded, Taste, draw_world
-from agentloop.testing.runs import World, run_one
+from agentloop.state import RunState
 from agentloop.testing.scripted import say, stream_of
+from agentloop.testing.simulation._generators import PLAIN, Chance, Seeded, Taste, draw_world
+from agentloop.testing.simulation.runs import World, run_one
 
 from .malformed import FEEDS, spoil, text_of, value_of
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop.config import RunConfig, ToolExecution
-from agentloop.testing.cast import LONG, Actor, Cast, Role
-from agentloop.testing.clockwork import BACKENDS
-from agentloop.testing.drawing import Chance, draw_tape
-from agentloop.testing.parts import Hangs, Raises, Returns
-from agentloop.testing.runs import Behavior, Verdict, World
 from agentloop.testing.scripted import Step, call, say
+from agentloop.testing.simulation._faults import Hangs, Raises, Returns
+from agentloop.testing.simulation._fixture_agents import LONG, Actor, Cast, Role
+from agentloop.testing.simulation._generators import Chance, draw_tape
+from agentloop.testing.simulation.event_loop import BACKENDS
+from agentloop.testing.simulation.runs import Behavior, Verdict, World
 
 from .further import Further
 

@@ -16,23 +16,23 @@ from typing import Any
 
 import attrs
 
-from agentloop.record_codec import record_from_json, record_to_json
-from agentloop.secret_values import Secrets
-from agentloop.testing._findings import ExplorationFailure, Finding
-from agentloop.testing._shrink import shrunk
-from agentloop.testing.cast import VEIL
-from agentloop.testing.clockwork import BACKENDS, Backend
-from agentloop.testing.drawing import Seeded, Taste, draw_tape, draw_world
-from agentloop.testing.evidence import Relation, Twin
+from agentloop._storage.record_codec import record_from_json, record_to_json
+from agentloop._storage.withholding import Secrets
 from agentloop.testing.invariants import InvariantError, check, check_twins, twin_of
-from agentloop.testing.loopfree import CoreWorld, check_core, draw_core_world, play
-from agentloop.testing.normal import normal
+from agentloop.testing.invariants._observation import Relation, Twin
 from agentloop.testing.replaying import replay
-from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
+from agentloop.testing.simulation._findings import ExplorationFailure, Finding
+from agentloop.testing.simulation._fixture_agents import VEIL
+from agentloop.testing.simulation._generators import Seeded, Taste, draw_tape, draw_world
+from agentloop.testing.simulation._shrink import shrunk
+from agentloop.testing.simulation.event_loop import BACKENDS, Backend
+from agentloop.testing.simulation.normal_form import normal
+from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
 from . import alone, crashes, further, rare, surrounded
 from .counts import SLOW, Counts, Violation
 from .malformed_stores import feed
+from .pure_core import CoreWorld, check_core, draw_core_world, play
 
 MOMENTS = 8
 """How many moments at which everything waits, at most, go by before a cancellation."""

@@ -18,10 +18,10 @@ from pathlib import Path
 import attrs
 
 from agentloop.testing.invariants import LAWS
-from agentloop.testing.loopfree import OF_THE_CORE
 
 from .counts import Counts, Violation
 from .crashes import AFTER_CRASHES
+from .pure_core import OF_THE_CORE
 from .rounds import Round
 
 ENOUGH = 200

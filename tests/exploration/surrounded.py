@@ -20,13 +20,21 @@ from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolE
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ArgumentsDelta, ReasoningDelta, ResponseStarted, TextDelta
-from agentloop.testing.cast import LATE, Actor, Cast, Role
-from agentloop.testing.clockwork import BACKENDS
-from agentloop.testing.drawing import FILTERS, LONG_NUMBER, Chance, Taste, draw_config, draw_tape, draw_world
-from agentloop.testing.observers import HookLog, JournalLog, SessionLog
-from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
-from agentloop.testing.runs import Behavior, CancelAt, Verdict, World
 from agentloop.testing.scripted import Step, call, fail, reason, respond, say, stream_of, wait
+from agentloop.testing.simulation._faults import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
+from agentloop.testing.simulation._fixture_agents import LATE, Actor, Cast, Role
+from agentloop.testing.simulation._generators import (
+    FILTERS,
+    LONG_NUMBER,
+    Chance,
+    Taste,
+    draw_config,
+    draw_tape,
+    draw_world,
+)
+from agentloop.testing.simulation._observers import HookLog, JournalLog, SessionLog
+from agentloop.testing.simulation.event_loop import BACKENDS
+from agentloop.testing.simulation.runs import Behavior, CancelAt, Verdict, World
 from agentloop.usage import RequestUsage
 
 from .further import Further

@@ -28,7 +28,7 @@ from agentloop import records as r
 from agentloop.abc import Instrument, LateResult, StillRunning
 from agentloop.items import ToolOutput
 from agentloop.testing import ScriptedModel, call, say
-from agentloop.testing._asyncio_clockwork import ClockworkLoop
+from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
 
 Backend = tuple[str, dict[str, Any]]
 

@@ -9,9 +9,9 @@ import pytest
 from shell.kit import Run
 
 from agentloop import AgentHooks, Instrument, RunConfig, RunHooks, Span
+from agentloop._storage.record_codec import encode, record_to_json
 from agentloop.exceptions import AgentLoopError
 from agentloop.journal import MemoryJournal
-from agentloop.record_codec import encode, record_to_json
 from agentloop.records import Record
 
 PASSWORD = "hunter2 é\"quote'\\slash\nline"

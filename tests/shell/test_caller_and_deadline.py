@@ -12,7 +12,7 @@ from shell.scenario_kit import Watch, time_passes
 
 from agentloop import Agent, RunConfig, RunTimeout, ToolExecution, tool
 from agentloop import records as r
-from agentloop._shell.native import cancelled_outside
+from agentloop._engine.runtime.backend import cancelled_outside
 from agentloop.testing import ScriptedModel, call, say
 
 LIMIT = 30.0

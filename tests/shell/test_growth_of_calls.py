@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
-from agentloop import Agent, FunctionTool, RunConfig, Runner, ToolExecution, error_text, tool
-from agentloop._core.identity import NearNames
+from agentloop import Agent, FunctionTool, RunConfig, Runner, ToolExecution, tool
+from agentloop._common import error_text
+from agentloop._core.call_identity import NearNames
+from agentloop._schema.function_schema import function_schema
 from agentloop.exceptions import ModelBehaviorError
-from agentloop.schema import function_schema
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.tools import CONTEXT_TYPES
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentloop import Agent, Capacity, Rate, RunConfig, Runner, ToolExecution, tool
 from agentloop import events as ev
-from agentloop._shell.keep import _not_there
+from agentloop._engine.session_writer import _not_there
 from agentloop.items import ToolCall, ToolOutput
 from agentloop.testing import ScriptedModel, call, say
 

@@ -26,9 +26,9 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop._storage.json_bytes import encode
+from agentloop._storage.record_codec import record_to_json
 from agentloop.journal import FileJournal, MemoryJournal
-from agentloop.json_bytes import encode
-from agentloop.record_codec import record_to_json
 from agentloop.testing import call, say
 
 

@@ -39,7 +39,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop._shell.pump import Pump
+from agentloop._engine.runtime.dispatcher import Pump
 from agentloop.testing import ScriptedModel, call, say
 
 VIRTUAL = pytest.mark.backends("trio-virtual")

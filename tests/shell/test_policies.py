@@ -37,8 +37,8 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop._storage.record_codec import record_to_json
 from agentloop.items import ToolCall
-from agentloop.record_codec import record_to_json
 from agentloop.testing import ScriptedModel, call, replay, say
 
 NOT_APPROVED = "Tool 'free' was not approved."

@@ -12,8 +12,8 @@ from shell.scenario_kit import agent_that_calls
 
 from agentloop import Agent, RunConfig, Runner, RunResult, ToolContext, UserError, tool
 from agentloop import events as ev
-from agentloop._core.state import RunFold
-from agentloop._shell.stream import EventBuffer
+from agentloop._core.run_fold import RunFold
+from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop.items import ToolCall
 from agentloop.testing import ScriptedModel, call, say
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agentloop._core.admit import Ticket
-from agentloop._shell import pump as pump_module
-from agentloop._shell.pump import Pump
+from agentloop._core.admission import Ticket
+from agentloop._engine.runtime import dispatcher as pump_module
+from agentloop._engine.runtime.dispatcher import Pump
 from agentloop.limits import Rate
 
 

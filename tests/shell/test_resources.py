@@ -22,8 +22,8 @@ from shell.scenario_kit import (
 
 from agentloop import Agent, RunConfig, Runner, RunResult, RunTimeout, ToolContext, tool
 from agentloop import records as r
-from agentloop._shell.cleanup import Cleanup
-from agentloop._shell.resources import Resources
+from agentloop._engine.runtime.cleanup import Cleanup
+from agentloop._engine.runtime.resources import Resources
 from agentloop.testing import ScriptedModel, call, say
 
 Run = Callable[..., Awaitable[RunResult[Any]]]

@@ -8,7 +8,7 @@ import pytest
 from shell.kit import Run, agent_with, executing, outcome_of, outputs_in, shown, statuses
 
 from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserValueError, tool
-from agentloop._shell.render import cut_text
+from agentloop._engine.calls.output_text import cut_text
 from agentloop.items import File, Image, Text, ToolCall, ToolOutput
 from agentloop.testing import ScriptedModel, call, say
 

@@ -12,7 +12,7 @@ import pytest
 from shell.resume_kit import by_turn
 
 from agentloop import Agent, AgentLoopError, Runner, RunState, StateError, UserTypeError, UserValueError, tool
-from agentloop.seal import SealKey
+from agentloop._storage.signing import SealKey
 from agentloop.testing import call, say
 
 KEY = SealKey(b"a secret of sixteen bytes or more", "k1")

@@ -31,11 +31,11 @@ from agentloop import (
     tool_input_guardrail,
     tool_output_guardrail,
 )
+from agentloop._common.masking import spans_of
 from agentloop.exceptions import StateError, ToolCallError, UserError
 from agentloop.items import ToolOutput
 from agentloop.journal import MemoryJournal
 from agentloop.records import BodyEnded, CallSettled
-from agentloop.secret_text import spans_of
 from agentloop.testing import ScriptedModel, call, replay, say
 
 pytestmark = pytest.mark.anyio

@@ -32,7 +32,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop._shell.keep import _not_there
+from agentloop._engine.session_writer import _not_there
 from agentloop.exceptions import GuardrailTripwireTriggered, ModelTransportError
 from agentloop.items import (
     ITEM_TYPES,

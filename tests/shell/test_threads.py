@@ -25,7 +25,7 @@ from shell.scenario_kit import (
 
 from agentloop import Agent, Allow, Runner, RunResult, ToolContext, open_runtime, tool, tool_input_guardrail
 from agentloop import records as r
-from agentloop._shell.threads import Place, Threads
+from agentloop._engine.runtime.threads import Place, Threads
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 

@@ -7,9 +7,9 @@ first, so that a sweep can go over task orders too.
 from collections.abc import Callable
 
 from agentloop.testing import Tape
-from agentloop.testing.clockwork import Backend
-from agentloop.testing.schedules import first
-from agentloop.testing.stepping import COMBINATIONS, Kind, Program, Stepped, run_stepped
+from agentloop.testing.simulation._stepping import COMBINATIONS, Kind, Program, Stepped, run_stepped
+from agentloop.testing.simulation.event_loop import Backend
+from agentloop.testing.simulation.schedules import first
 
 __all__ = ["COMBINATIONS", "Backend", "Kind", "Program", "Stepped", "run_once"]
 

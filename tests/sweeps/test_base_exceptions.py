@@ -16,7 +16,7 @@ from sweeps.test_cancel_sweep import check_log
 
 from agentloop import AgentHooks, RunHooks
 from agentloop import records as r
-from agentloop.testing.stepping import Stepped
+from agentloop.testing.simulation._stepping import Stepped
 
 
 class Fatal(BaseException):

@@ -21,7 +21,7 @@ from trio.testing import MockClock
 
 import agentloop
 from agentloop import records as r
-from agentloop.testing.stepping import Stepped
+from agentloop.testing.simulation._stepping import Stepped
 
 PACKAGE = os.path.dirname(agentloop.__file__) + os.sep
 ALL: list[Scenario] = [*SCENARIOS, guarded, kept, enabled]

@@ -31,7 +31,7 @@ from agentloop import (
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say
-from agentloop.testing.stepping import SHUTDOWN, Stepped
+from agentloop.testing.simulation._stepping import SHUTDOWN, Stepped
 
 
 @input_guardrail

@@ -17,13 +17,13 @@ from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolE
 from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
-from agentloop.testing.cast import LONG, Actor, Cast, Role
-from agentloop.testing.evidence import Evidence, Relation, Twin
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.observers import HookLog, JournalLog, SessionLog
-from agentloop.testing.parts import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
-from agentloop.testing.runs import Body, CancelAt, Verdict, World, run_one
+from agentloop.testing.invariants._observation import Evidence, Relation, Twin
 from agentloop.testing.scripted import call, fail, reason, say
+from agentloop.testing.simulation._faults import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
+from agentloop.testing.simulation._fixture_agents import LONG, Actor, Cast, Role
+from agentloop.testing.simulation._observers import HookLog, JournalLog, SessionLog
+from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, run_one
 from agentloop.tools import tool
 from agentloop.usage import RequestUsage, Usage
 

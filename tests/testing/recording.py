@@ -13,15 +13,15 @@ from anyio.lowlevel import checkpoint
 
 from agentloop import RunConfig, Runner
 from agentloop import effects as e
-from agentloop._shell.live import LiveEffects
+from agentloop._engine.runtime.live_run import LiveEffects
+from agentloop._storage.record_codec import encode, record_to_json
 from agentloop.config import ModelRetrySettings, ModelSettings
 from agentloop.journal import FileJournal
-from agentloop.record_codec import encode, record_to_json
 from agentloop.records import Record
-from agentloop.testing._world_parts import Watch, WorldModels
-from agentloop.testing.cast import Cast, Role
-from agentloop.testing.drawing import Seeded, Taste, draw_world
-from agentloop.testing.parts import Fatal
+from agentloop.testing.simulation._faults import Fatal
+from agentloop.testing.simulation._fixture_agents import Cast, Role
+from agentloop.testing.simulation._generators import Seeded, Taste, draw_world
+from agentloop.testing.simulation._simulated_parts import Watch, WorldModels
 
 SCALE = 0.1
 """Real seconds for one of the world's."""

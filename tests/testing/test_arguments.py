@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from agentloop import Agent, FunctionTool, ToolContext, handoff, tool
 from agentloop import testing as t
-from agentloop.testing.arguments import LONGEST, arguments_for
-from agentloop.testing.generated import strategy
+from agentloop.testing.simulation._arguments import LONGEST, arguments_for
+from agentloop.testing.simulation.generated import strategy
 
 Quick = settings(
     database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), max_examples=150

@@ -16,11 +16,12 @@ import anyio.to_thread
 import pytest
 
 from agentloop import UserError, UserTypeError, UserValueError
-from agentloop.testing import Deadlock, Gate, Priorities, Tape, clockwork, run_clockwork, tape_of
-from agentloop.testing._waiting import require
-from agentloop.testing.clockwork import waiting
-from agentloop.testing.gate import TIME
-from agentloop.testing.schedules import Recorder
+from agentloop.testing import Deadlock, Gate, Priorities, Tape, run_clockwork, tape_of
+from agentloop.testing.simulation import event_loop as clockwork
+from agentloop.testing.simulation._waiting import require
+from agentloop.testing.simulation.event_loop import waiting
+from agentloop.testing.simulation.gate import TIME
+from agentloop.testing.simulation.schedules import Recorder
 
 both = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 orders = pytest.mark.parametrize("order", ["passes", "steps"])

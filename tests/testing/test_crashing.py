@@ -31,17 +31,17 @@ from agentloop import (
     tool_output_guardrail,
 )
 from agentloop import testing as t
-from agentloop._core.state import RunFold
-from agentloop._shell import journaling
+from agentloop._core.run_fold import RunFold
+from agentloop._engine.runtime import journal_writer as journaling
 from agentloop.items import ToolOutput
 from agentloop.journal import _checks
 from agentloop.records import GuardrailSettled, RunEnded
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say
-from agentloop.testing._crash_laws import sound
-from agentloop.testing.crashing import CrashRun, CrashSwept
-from agentloop.testing.disk import MODES, CrashAt
-from agentloop.testing.drawing import Seeded
+from agentloop.testing.simulation._crash_invariants import sound
+from agentloop.testing.simulation._generators import Seeded
+from agentloop.testing.simulation.crashing import CrashRun, CrashSwept
+from agentloop.testing.simulation.disk import MODES, CrashAt
 
 ONE_WAY = [("asyncio", "trio")]
 
@@ -486,9 +486,9 @@ def test_malformed_input_is_refused_by_type_or_taken_whole() -> None:
 
 def test_malformed_state_that_is_taken_without_a_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fold that believes every record fails on one, with an error that isn't the library's."""
-    monkeypatch.setattr("agentloop.run_state._check_call", lambda call, record: None)
-    monkeypatch.setattr("agentloop.run_state._check_order", lambda fold, record: None)
-    monkeypatch.setattr("agentloop.run_state.RunState.folded", _believing)
+    monkeypatch.setattr("agentloop.state._check_call", lambda call, record: None)
+    monkeypatch.setattr("agentloop.state._check_order", lambda fold, record: None)
+    monkeypatch.setattr("agentloop.state.RunState.folded", _believing)
     chance = Seeded("malformed")
     kinds = {kind for kind, fault in (feed(chance) for _ in range(600)) if fault is not None}
     assert kinds & {"states", "journals' lines"}

@@ -13,7 +13,7 @@ from testing.till import Till, agent
 from agentloop import Agent, ToolContext, UserError, tool
 from agentloop import testing as t
 from agentloop.testing import call, say
-from agentloop.testing.exploring import owner
+from agentloop.testing.simulation.exploring import owner
 
 DONE = say("done")
 
@@ -318,7 +318,7 @@ def test_every_schedule_of_a_small_program_is_run_once() -> None:
                 group.start_soon(body, name)
         seen.append("".join(taken))
 
-    from agentloop.testing.schedules import Recorder
+    from agentloop.testing.simulation.schedules import Recorder
 
     for tape in search:
         recorder = Recorder(t.Tape(tape))

@@ -8,8 +8,10 @@ from anyio.lowlevel import checkpoint
 from hypothesis import Phase, given, settings
 
 from agentloop import Agent, ToolContext, UserTypeError, handoff, tool
-from agentloop.testing.drawing import Seeded, Taste, draw_world
-from agentloop.testing.generated import (
+from agentloop.testing.invariants import Tally, check
+from agentloop.testing.scripted import Call
+from agentloop.testing.simulation._generators import Seeded, Taste, draw_world
+from agentloop.testing.simulation.generated import (
     approvals,
     cancel_points,
     scripts,
@@ -17,9 +19,7 @@ from agentloop.testing.generated import (
     tool_behaviours,
     worlds,
 )
-from agentloop.testing.invariants import Tally, check
-from agentloop.testing.runs import World, run, run_one
-from agentloop.testing.scripted import Call
+from agentloop.testing.simulation.runs import World, run, run_one
 
 
 @attrs.define

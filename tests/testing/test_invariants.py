@@ -40,9 +40,9 @@ from agentloop.exceptions import JournalError, ToolLoopDetected, UserError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import Answered, CallStarted, HistoryReplaced, RunEnded, TurnStarted
 from agentloop.testing import call, say
-from agentloop.testing.evidence import Evidence, Reading, Relation, Twin
 from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, check_twins, findings_of
-from agentloop.testing.runs import CancelAt, World, WorldRun, run_one
+from agentloop.testing.invariants._observation import Evidence, Reading, Relation, Twin
+from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
 
 def test_each_invariant_has_a_log_that_breaks_it() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from agentloop import Agent, ToolContext, tool
 from agentloop import testing as t
-from agentloop.testing import _lines, call, exploring, say
+from agentloop.testing import call, say
+from agentloop.testing.simulation import _lines, exploring
 
 DONE = say("done")
 needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="lines can be monitored from 3.12 on")

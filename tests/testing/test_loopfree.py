@@ -4,10 +4,7 @@ from math import factorial
 
 import attrs
 import pytest
-
-from agentloop.testing.drawing import Seeded
-from agentloop.testing.invariants import Tally
-from agentloop.testing.loopfree import (
+from exploration.pure_core import (
     OF_THE_CORE,
     CoreCall,
     CoreTurn,
@@ -18,7 +15,10 @@ from agentloop.testing.loopfree import (
     every_world,
     play,
 )
-from agentloop.testing.schedules import Tape
+
+from agentloop.testing.invariants import Tally
+from agentloop.testing.simulation._generators import Seeded
+from agentloop.testing.simulation.schedules import Tape
 
 
 def _turn(*tools: str, first: int = 0) -> CoreTurn:

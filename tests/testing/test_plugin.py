@@ -66,7 +66,7 @@ def test_plugin_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, check=True)
     added = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert not added & {"trio", "hypothesis", "httpx", "sqlite3", "pydantic", "click", "rich"}
-    assert "agentloop.testing.clockwork" not in json.loads(done.stdout)
+    assert "agentloop.testing.simulation.event_loop" not in json.loads(done.stdout)
 
 
 def test_installed_package_has_the_plugin_as_entry_point() -> None:

@@ -8,13 +8,13 @@ import anyio
 import pytest
 
 from agentloop import Agent, ReplayDivergence, RunConfig, Runner, ToolExecution, input_guardrail, tool
+from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.journal import FileJournal, MemoryJournal
-from agentloop.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.records import Record
 from agentloop.testing import ScriptedModel, call, fail, say
-from agentloop.testing.drawing import Seeded, Taste, draw_tape, draw_world
 from agentloop.testing.replaying import replay
-from agentloop.testing.runs import CancelAt, World, run_one
+from agentloop.testing.simulation._generators import Seeded, Taste, draw_tape, draw_world
+from agentloop.testing.simulation.runs import CancelAt, World, run_one
 
 BACKENDS = ("asyncio", "trio")
 

@@ -33,7 +33,8 @@ from agentloop import (
     tool_input_guardrail,
     tool_output_guardrail,
 )
-from agentloop._shell.live import LiveEffects
+from agentloop._engine.runtime.live_run import LiveEffects
+from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.abc import Instrument
 from agentloop.agents import ToolsToFinalOutput
 from agentloop.config import ModelInputData
@@ -43,7 +44,6 @@ from agentloop.items import UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
-from agentloop.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.records import CallSettled, CleanupCut, ModelResponded, RunEnded
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, call, fail, respond, say

@@ -6,8 +6,8 @@ import pytest
 
 from agentloop import records as r
 from agentloop.outcomes import CallOutcome
-from agentloop.testing._recorded import Difference
-from agentloop.testing._replay_words import explained, named, stuck
+from agentloop.testing.replaying._recorded import Difference
+from agentloop.testing.replaying._words import explained, named, stuck
 
 TURN = r.TurnStarted((), 2, 0.0, "a", tools=("x", "y"))
 

@@ -9,13 +9,13 @@ from exploration.rounds import Round
 from exploration.session import Wanted, explore, explore_all, report, untouched
 from testing.planted import PLAIN, queued
 
-from agentloop.testing.cast import Cast, Role
-from agentloop.testing.drawing import Seeded
-from agentloop.testing.evidence import Evidence
 from agentloop.testing.invariants import InvariantError, Tally, check, check_twins, twin_of
-from agentloop.testing.laws import LAWS, Broken, Finding
-from agentloop.testing.runs import World, WorldRun, run_one
+from agentloop.testing.invariants._invariant import LAWS, Broken, Finding
+from agentloop.testing.invariants._observation import Evidence
 from agentloop.testing.scripted import call, say
+from agentloop.testing.simulation._fixture_agents import Cast, Role
+from agentloop.testing.simulation._generators import Seeded
+from agentloop.testing.simulation.runs import World, WorldRun, run_one
 
 
 def played(number: int) -> tuple[Counts, str]:

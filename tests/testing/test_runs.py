@@ -30,11 +30,11 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop import testing as t
-from agentloop.record_codec import encode, record_to_json
+from agentloop._storage.record_codec import encode, record_to_json
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, say
-from agentloop.testing.gate import TIME
-from agentloop.testing.runs import EPOCH, BodyRun
+from agentloop.testing.simulation.gate import TIME
+from agentloop.testing.simulation.runs import EPOCH, BodyRun
 
 DONE = say("done")
 SEEDS = 8

@@ -12,9 +12,9 @@ from agentloop import testing as t
 from agentloop.items import AssistantMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, reason, respond, say, wait
-from agentloop.testing._findings import Judge
-from agentloop.testing._shrink import shrunk
-from agentloop.testing._timeline import script_as_code, timeline
+from agentloop.testing.simulation._findings import Judge
+from agentloop.testing.simulation._shrink import shrunk
+from agentloop.testing.simulation._timeline import script_as_code, timeline
 
 DONE = say("done")
 

@@ -1,0 +1,188 @@
+"""Errors in words a model may see: one line, bounded, without secrets."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+
+from agentloop._common.errors import EarlierFailure
+
+MAX_CHARS = 1_000
+REDACTED = "[redacted]"
+_MARK = "_agentloop_redacted"
+
+_SECRETS = (
+    # name=value and name: value, where the name says that the value is secret
+    # (what the name begins with needn't match, as it stays: each start would be tried with each of its lengths)
+    re.compile(
+        r"(?i)((?:api[_-]?key|secret|token|passw(?:or)?d|credential|authorization)[\w-]{0,40}+[\"']?\s*[=:]\s*)"
+        r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|(?!\[redacted\])[^\s,;&)}\]]+)"
+    ),
+    re.compile(r"(?i)\b(bearer\s+|basic\s+)([A-Za-z0-9._~+/=-]{8,})"),
+    re.compile(r"()\b((?:sk|pk|rk|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{8,})"),
+    # user:password@host
+    re.compile(r"(://[^\s:/@]{1,200}+:)([^\s@/]{1,200}+)(?=@)"),
+)
+
+
+def redact(text: str) -> str:
+    """Return *text* with what looks like a secret replaced by `[redacted]`."""
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1[redacted]", text)
+    return text
+
+
+def bounded(text: str, limit: int = MAX_CHARS) -> str:
+    """Return *text*, cut to *limit* characters with an ellipsis in the last place."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+_NURSERY_WORDS = ("unhandled errors in a TaskGroup", "Exceptions from Trio nursery")
+"""What a backend says of any group that leaves a nursery: nothing that the model, or a log's reader, could use."""
+
+
+def first_line(text: str) -> str:
+    """Return the first line that says something."""
+    return text.strip().partition("\n")[0].rstrip()
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Give the errors of a group, nested groups opened; an error that is no group gives itself."""
+    left = [error]
+    while left:  # not by recursion: groups may be nested deeper than that goes
+        each = left.pop()
+        if isinstance(each, BaseExceptionGroup):
+            left.extend(reversed(_members_of(each)))
+        else:
+            yield each
+
+
+def redact_message(error: BaseException) -> None:
+    """Mark *error* (of a group, every leaf as well) so that its message stands in no text: `TYPE([redacted])`.
+
+    For the errors of a call with secret arguments: what of their words repeats an argument, and in which form, can't be
+    told. The exception itself stays as it is: it is its raiser's.
+    """
+    for each in (error, *leaves(error)):
+        each.__dict__[_MARK] = True  # a class may refuse `setattr`, as a frozen one does
+
+
+def is_redacted(error: BaseException) -> bool:
+    """Tell whether the message of *error* may stand in no text."""
+    return _MARK in error.__dict__
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of *error*, all of it, or `[redacted]`."""
+    if is_redacted(error):
+        return REDACTED
+    try:
+        return str.__str__(str(error))  # a subclass of str may have methods that fail
+    except Exception:  # a broken __str__ must not hide the failure it belongs to
+        return "(its message can't be shown)"
+
+
+# A subclass of a group may give these names another meaning, so they are read past it.
+
+
+def _members_of(group: BaseExceptionGroup[BaseException]) -> tuple[BaseException, ...]:
+    members: tuple[BaseException, ...] = BaseExceptionGroup.exceptions.__get__(group)
+    return members
+
+
+def _group_message_of(group: BaseExceptionGroup[BaseException]) -> str:
+    message: str = BaseExceptionGroup.message.__get__(group)
+    return message
+
+
+def _line(text: str) -> str:
+    """Return the first line of *text*, bounded and without secrets."""
+    # Cut before searched: what is never shown needs no search, and a hostile message may be megabytes long.
+    return redact(bounded(first_line(text)))
+
+
+def _one(error: BaseException) -> str:
+    return f"{type(error).__name__}({_line(message_of(error))})"
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Tell whether no policy may answer *error*: it is no `Exception`, or what was kept of one that wasn't."""
+    return not isinstance(error, Exception) or (isinstance(error, EarlierFailure) and error.fatal)
+
+
+_SUMMARY = re.compile(r"(?P<name>\w+)\((?P<message>.*?)\)?\Z", re.DOTALL)
+
+
+def summary_parts(summary: str) -> tuple[str, str]:
+    """Return the name of the type and the message that a summary is made of."""
+    match = _SUMMARY.match(summary)
+    if match is None:
+        return "Exception", summary
+    return match["name"], summary[len(match["name"]) + 1 : -1] if summary.endswith(")") else match["message"]
+
+
+def tool_failure(tool: str, name: str, message: str) -> str:
+    """Return what a `ToolCallError` says of an error of type *name*."""
+    return f"Error running tool {tool}: {name}: {message}"
+
+
+def error_summary(error: BaseException) -> str:
+    """Return `TYPE(MESSAGE)`: the first line, redacted and bounded; of a group, every leaf."""
+    if isinstance(error, EarlierFailure):
+        return str(error)  # a summary already
+    if not isinstance(error, BaseExceptionGroup):
+        return bounded(_one(error))
+    message = _group_message_of(error)
+    said = "" if is_redacted(error) or message in _NURSERY_WORDS else f"{_line(message)}: "
+    return bounded(f"{type(error).__name__}({said}{_told(leaves(error))})")
+
+
+def _told(errors: Iterator[BaseException]) -> str:
+    """Return the words of as many of *errors* as are shown: a group may have any number of leaves."""
+    words: list[str] = []
+    size = 0
+    for error in errors:
+        words.append(_one(error))
+        size += len(words[-1]) + 2
+        if size > MAX_CHARS:
+            break
+    return ", ".join(words)
+
+
+# -- tracebacks
+
+
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Give *error*, its cause or else its context, and so on."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def leads_to_redacted(error: BaseException) -> bool:
+    """Tell whether *error*, or one of those that led to it, may not stand in a text with its message."""
+    return any(map(is_redacted, _chain_of(error)))
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the frames of *error* and of those that led to it, the first cause first, each with its summary.
+
+    From the first redacted one on, only types are shown: what led to an error that may repeat a secret may repeat it,
+    too.
+    """
+    told: list[str] = []
+    types_alone = False
+    for each in _chain_of(error):
+        types_alone = types_alone or is_redacted(each)
+        words = f"{type(each).__name__}({REDACTED})" if types_alone else error_summary(each)
+        told.append("\n".join([*map(_place_of, traceback.extract_tb(each.__traceback__)), words]))
+    return "\n\n".join(reversed(told))
+
+
+def _place_of(frame: traceback.FrameSummary) -> str:
+    """Return where *frame* stands; its line of source may show a literal that looks like a secret, or is one."""
+    return redact(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}\n    {frame.line}')

@@ -1,0 +1,80 @@
+"""Options in the wrong place: an error that says where they go, read off the definitions themselves."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from agentloop._common.errors import UserTypeError
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+ClassT = TypeVar("ClassT", bound=type)
+
+_places: dict[str, tuple[inspect.Signature, str]] = {}
+"""What takes options, by its name: its signature, and how one writes that an option is given there."""
+
+
+def takes_options(written: str) -> Callable[[ClassT], ClassT]:
+    """Have the constructor of a class tell where an option goes that isn't its own.
+
+    *written* is how an option is given to the class in full, with `OPTION` in its place.
+    """
+
+    def decorate(cls: ClassT) -> ClassT:
+        cls.__init__ = _telling(cls.__init__, cls.__name__, written)  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def function_takes_options(name: str, written: str | None = None) -> Callable[[FunctionT], FunctionT]:
+    """Have a function that the application knows as *name* do the same; without *written* no error points to it."""
+    return lambda function: _telling(function, name, written)
+
+
+def _telling(function: FunctionT, name: str, written: str | None) -> FunctionT:
+    signature = inspect.signature(function)
+    if written is not None:
+        _places[name] = (signature, written)
+
+    @functools.wraps(function)
+    def tell(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError as error:
+            # Only what doesn't fit the signature is misplaced; other errors come from inside.
+            if not isinstance(error, UserTypeError):
+                _check(signature, name, args, options)
+            raise
+
+    mark = getattr(inspect, "markcoroutinefunction", None)  # from Python 3.12 on
+    if mark is not None and inspect.iscoroutinefunction(function):
+        mark(tell)
+    return tell  # type: ignore[return-value]
+
+
+def _check(signature: inspect.Signature, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    parameters = signature.parameters.values()
+    by_place = [each for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+    by_keyword = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    if len(args) > len(by_place) and by_keyword:
+        taken = [each.name for each in by_place if each.name != "self"]
+        given = f"only {', '.join(taken)}" if taken else "nothing"
+        example = f"{name}({'…, ' if taken else ''}{by_keyword[0]}=…)"
+        raise UserTypeError(f"{name} takes {given} by position, the rest by keyword: {example}") from None
+    for option in options:
+        if option not in signature.parameters:
+            _raise_misplaced(signature, name, option)
+
+
+def _raise_misplaced(signature: inspect.Signature, name: str, option: str) -> NoReturn:
+    there = [written for taken, written in _places.values() if option in taken.parameters]
+    if there:
+        places = " or ".join(written.replace("OPTION", option) for written in there)
+        raise UserTypeError(f"{name} has no option {option!r}; it goes here: {places}") from None
+    near = difflib.get_close_matches(option, [each for each in signature.parameters if each != "self"], n=1)
+    advice = f" Did you mean {near[0]!r}?" if near else ""
+    raise UserTypeError(f"{name} has no option {option!r}.{advice}") from None

@@ -1,0 +1,173 @@
+"""The agents reachable from one, by keys that mean the same agent in another process.
+
+A key is the agent's name; where several agents are called alike, the name with a digest of what tells them apart, so
+that it doesn't depend on the order in which they are found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentloop._common.digests import digestible
+from agentloop.agents import Agent
+from agentloop.exceptions import StateError
+from agentloop.handoffs import target_of
+from agentloop.tools import AgentCall, FunctionTool
+
+
+def _neighbours(agent: Agent[Any, Any]) -> Iterator[Agent[Any, Any]]:
+    for entry in agent.handoffs:
+        yield target_of(entry).agent
+    for tool in agent.tools:
+        if isinstance(tool.body, AgentCall):
+            yield tool.body.agent
+
+
+def _reachable(root: Agent[Any, Any]) -> list[Agent[Any, Any]]:
+    found: dict[int, Agent[Any, Any]] = {id(root): root}
+    waiting = [root]
+    while waiting:
+        for agent in _neighbours(waiting.pop(0)):
+            if id(agent) not in found:
+                found[id(agent)] = agent
+                waiting.append(agent)
+    return list(found.values())
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(digestible(value)).hexdigest()[:16]
+
+
+def _looks(agent: Agent[Any, Any]) -> str:
+    """Return a digest of what tells agents of one name apart: the parts of a definition that aren't objects."""
+    return _digest(
+        [
+            agent.instructions if isinstance(agent.instructions, str) else None,
+            agent.handoff_description,
+            agent.model if isinstance(agent.model, str) else None,
+            sorted(tool.lookup_key for tool in agent.tools),
+            sorted(target_of(entry).name for entry in agent.handoffs),
+        ]
+    )[:8]
+
+
+class AgentGraph:
+    """The agents a run may come to, found from its first one. Grows when agents are added during the run."""
+
+    def __init__(self, root: Agent[Any, Any]) -> None:
+        self.root = root
+        self._keys: dict[int, str] = {}
+        self._agents: dict[str, Agent[Any, Any]] = {}
+
+    def key(self, agent: Agent[Any, Any]) -> str:
+        """Return the key of *agent*; it stays the same for the life of this object."""
+        found = self._keys.get(id(agent))
+        if found is None:
+            self._learn(agent)
+            found = self._keys[id(agent)]
+        return found
+
+    def find(self, key: str) -> Agent[Any, Any] | None:
+        """Return the agent that *key* means, or None where there is none, or none that can be told from another."""
+        if not self._agents:
+            self._learn(self.root)
+        if key in self._agents:
+            return self._agents[key]
+        # Saved while the name stood for one agent, or for several.
+        name, _, looks = key.rpartition("#")
+        alike = [agent for agent in self._agents.values() if agent.name == (name if name else key)]
+        if name:
+            alike = [agent for agent in alike if _looks(agent) == looks]
+        return alike[0] if len(alike) == 1 else None
+
+    def get(self, key: str) -> Agent[Any, Any]:
+        """Return the agent that *key* means.
+
+        Raises:
+            StateError: if the graph has no such agent.
+        """
+        agent = self.find(key)
+        if agent is None:
+            known = ", ".join(sorted(self._agents)) or "none"
+            raise StateError(f"agent {key!r} isn't in the graph of agent {self.root.name!r} (it has: {known})")
+        return agent
+
+    def agents(self) -> list[Agent[Any, Any]]:
+        """Return every agent that can be reached now."""
+        return _reachable(self.root)
+
+    def _learn(self, agent: Agent[Any, Any]) -> None:
+        agents = {id(one): one for one in (*_reachable(self.root), agent)}
+        alike: defaultdict[str, list[Agent[Any, Any]]] = defaultdict(list)
+        for one in agents.values():
+            alike[one.name].append(one)
+        for name, group in alike.items():
+            for one in group:
+                if id(one) in self._keys:
+                    continue
+                key = name if len(group) == 1 else f"{name}#{_looks(one)}"
+                place = 2
+                base = key
+                while key in self._agents:
+                    key = f"{base}~{place}"
+                    place += 1
+                self._keys[id(one)] = key
+                self._agents[key] = one
+
+    def describe(self) -> dict[str, Any]:
+        """Return the graph as JSON: agents by key, with digests of their tools' schemas and policies."""
+        agents = {self.key(agent): agent for agent in _reachable(self.root)}
+        return {
+            "root": self.key(self.root),
+            "agents": {
+                key: {
+                    "tools": {tool.lookup_key: _tool(tool) for tool in agent.tools},
+                    "handoffs": {target_of(entry).name: self.key(target_of(entry).agent) for entry in agent.handoffs},
+                }
+                for key, agent in agents.items()
+            },
+        }
+
+
+def _tool(tool: FunctionTool) -> dict[str, str]:
+    policy = [
+        tool.needs_approval if isinstance(tool.needs_approval, bool) else "asked",
+        tool.idempotent,
+        tool.in_doubt,
+        sorted(tool.secret),
+        tool.secret_output,
+        tool.timeout,
+        tool.timeout_behavior,
+        len(tool.tool_input_guardrails),
+        len(tool.tool_output_guardrails),
+    ]
+    return {"schema": _digest(tool.params_json_schema), "policy": _digest(policy)}
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return in words what is different in the graph *after*, as `AgentGraph.describe` gives both."""
+    found: list[str] = []
+    if before.get("root") != after.get("root"):
+        found.append(f"first agent: {before.get('root')!r}, now {after.get('root')!r}")
+    old, new = before.get("agents") or {}, after.get("agents") or {}
+    found += [f"agent {key!r} is gone" for key in old if key not in new]
+    found += [f"agent {key!r} is new" for key in new if key not in old]
+    for key in old:
+        if key in new:
+            found += _tool_changes(key, old[key].get("tools") or {}, new[key].get("tools") or {})
+            if (old[key].get("handoffs") or {}) != (new[key].get("handoffs") or {}):
+                found.append(f"agent {key!r}: other handoffs")
+    return tuple(found)
+
+
+def _tool_changes(agent: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found = [f"agent {agent!r}: tool {key!r} is gone" for key in old if key not in new]
+    found += [f"agent {agent!r}: tool {key!r} is new" for key in new if key not in old]
+    for key in old:
+        if key in new and old[key] != new[key]:
+            what = " and ".join(part for part in ("schema", "policy") if old[key].get(part) != new[key].get(part))
+            found.append(f"agent {agent!r}: tool {key!r} has another {what}")
+    return found

@@ -1,0 +1,96 @@
+"""Identity of calls: what counts as the same invocation, and what a call finds its tool by."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import heapq
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+
+from agentloop._schema.json_text import canonical_arguments
+from agentloop.config import JsonLimits
+from agentloop.items import HandoffCall, ToolCall
+from agentloop.tools import FunctionTool
+
+_MOST_UNKNOWN = 10
+_MOST_KNOWN = 1_000
+_MOST_COMPARED = 8
+_LONGEST = 300
+"""Characters of a name. A longer one is like no tool's: these have 128, and as many for their namespace."""
+
+
+def same_invocation(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall, limits: JsonLimits) -> bool:
+    """Tell whether two calls of one id ask for the same: equal kind and tool, and arguments equal as JSON."""
+    if type(a) is not type(b) or a.name != b.name or _namespace(a) != _namespace(b):
+        return False
+    if a.arguments == b.arguments:
+        return True
+    return canonical_arguments(a.arguments, limits) == canonical_arguments(b.arguments, limits)
+
+
+def arguments_digest(text: str, limits: JsonLimits) -> str:
+    """Return a digest of a call's arguments that is the same however their JSON is written."""
+    return hashlib.sha256(canonical_arguments(text, limits).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _namespace(call: ToolCall | HandoffCall) -> str | None:
+    return call.namespace if isinstance(call, ToolCall) else None
+
+
+def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:
+    """Return the tool a call means, or None. A bare name never reaches into a namespace."""
+    found = tools.get(f"{namespace}.{name}" if namespace else name)
+    if found is not None and (found.namespace or None) != (namespace or None):
+        found = None  # a bare name with a dot in it reads like a name in a namespace
+    if found is not None or (namespace and namespace != name):
+        return found
+    # Providers name a deferred top-level tool's own name as its namespace.
+    return tools.get(f"deferred:{name}")
+
+
+class NearNames:
+    """Known names that an unknown one may mean: for all that one response asks for, at a bounded cost.
+
+    A model may send a thousand unknown names to an agent with a thousand tools. So no more than ten names are looked
+    for, among no more than a thousand; most of these are told apart by the pairs of letters they share, which is cheap,
+    and only the few that share most are compared letter by letter.
+    """
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._known = known
+        self._pairs: list[tuple[str, frozenset[str]]] | None = None
+        self._found: dict[str, list[str]] = {}
+
+    def of(self, name: str) -> list[str]:
+        """Return up to two known names that *name* may mean, nearest first; none once too many were looked for."""
+        found = self._found.get(name)
+        if found is None:
+            if len(self._found) == _MOST_UNKNOWN or len(name) > _LONGEST:
+                return []
+            found = self._found[name] = self._search(name)
+        return found
+
+    def _search(self, name: str) -> list[str]:
+        if self._pairs is None:
+            self._pairs = [(each, _letter_pairs(each)) for each in itertools.islice(self._known, _MOST_KNOWN)]
+        wanted = _letter_pairs(name)
+        # The longer of two names that share as many pairs is the less like it.
+        shared = [(len(pairs & wanted), -len(each), each) for each, pairs in self._pairs]
+        likely = [each for count, _, each in heapq.nlargest(_MOST_COMPARED, shared) if count]
+        return difflib.get_close_matches(name, likely, n=2, cutoff=0.6)
+
+
+def _letter_pairs(name: str) -> frozenset[str]:
+    """Return the pairs of neighbouring letters of *name*, its beginning and end counted as letters."""
+    return frozenset(map(str.__add__, f" {name}", f"{name} "))
+
+
+def idempotency_key(run_id: str, path: tuple[str, ...], call_id: str) -> str:
+    """Return a key that is the same for every attempt of one call of one run, and no other's."""
+    parts = (run_id, *path, call_id)
+    text = "\x00".join(parts)
+    if text.count("\x00") >= len(parts):  # an id holds one, so that where it ends can't be told
+        text = "\x00" + json.dumps(parts)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

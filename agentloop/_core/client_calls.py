@@ -1,0 +1,87 @@
+"""Items of a response that are calls of somebody's, but none of ours: who is to answer them, and whether it was done.
+
+A provider runs some tools itself; such an item is over when it comes. Others ask the client to do something (a computer
+call, a call of a kind that is unknown here): the provider refuses the next request unless it holds their output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentloop._common.error_text import bounded
+from agentloop.items import ApprovalRequest, AssistantMessage, HostedToolCall, Item, OpaqueItem, Reasoning
+
+_OF_THE_CLIENT = frozenset({"computer_call", "local_shell_call", "shell_call", "apply_patch_call", "custom_tool_call"})
+"""Kinds that the client answers, also where an item of them doesn't say under which id."""
+_OUTPUTS = ("_output", "_result", "_response")
+_CALLS = ("_call", "_use", "_request")
+_ANSWERS = ("output", "outputs", "result", "results")
+"""Where an item holds its answer itself."""
+_IDS = ("call_id", "tool_use_id", "approval_request_id")
+"""Where an output names what it answers."""
+_NAME_CHARS = 80
+
+
+def says_nothing(item: Item) -> bool:
+    """Tell whether *item* is neither an answer nor a request: reasoning, or a message without words."""
+    return isinstance(item, Reasoning) or (
+        isinstance(item, AssistantMessage) and item.refusal is None and not item.text.strip()
+    )
+
+
+def is_call(item: Item) -> bool:
+    """Tell whether *item* is a call that is none of ours."""
+    return isinstance(item, HostedToolCall) or (isinstance(item, OpaqueItem) and _is_call(_kind(item), item.data))
+
+
+def unanswered(items: Iterable[Item]) -> Item | None:
+    """Return the first of a response's *items* that demands an answer which neither we nor the provider give."""
+    items = tuple(items)
+    answered = {
+        item.data[key]
+        for item in items
+        if isinstance(item, OpaqueItem | HostedToolCall) and _kind(item).endswith(_OUTPUTS)
+        for key in _IDS
+        if isinstance(item.data.get(key), str)
+    }
+    for item in items:
+        if isinstance(item, ApprovalRequest):
+            return item
+        if isinstance(item, OpaqueItem | HostedToolCall) and _demands(item) and _id(item) not in answered:
+            return item
+    return None
+
+
+def named(item: Item) -> str:
+    """Return the kind of *item* and its id, in words."""
+    if not isinstance(item, OpaqueItem | HostedToolCall):
+        return type(item).__name__
+    found = _id(item)
+    return repr(bounded(_kind(item), _NAME_CHARS)) + (f" with id {bounded(found, _NAME_CHARS)!r}" if found else "")
+
+
+def _kind(item: OpaqueItem | HostedToolCall) -> str:
+    kind = item.kind if isinstance(item, HostedToolCall) else item.data.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def _id(item: OpaqueItem | HostedToolCall) -> str | None:
+    """Return the id that an output has to name: where an item has two, the one that isn't its own."""
+    own = item.id if isinstance(item, HostedToolCall) else None
+    given = item.data.get("call_id") or item.data.get("id") or own
+    return given if isinstance(given, str) else None
+
+
+def _is_call(kind: str, data: Mapping[str, Any]) -> bool:
+    return not kind.endswith(_OUTPUTS) and (kind.endswith(_CALLS) or isinstance(data.get("call_id"), str))
+
+
+def _demands(item: OpaqueItem | HostedToolCall) -> bool:
+    kind, data = _kind(item), item.data
+    if kind.endswith(_OUTPUTS) or any(data.get(key) is not None for key in _ANSWERS):
+        return False
+    if kind in _OF_THE_CLIENT or kind.endswith("_request") or isinstance(data.get("call_id"), str):
+        return True
+    # A provider that runs a call itself says that it is done, and gives no id to answer it under.
+    return isinstance(item, OpaqueItem) and kind.endswith(_CALLS) and data.get("status") != "completed"

@@ -1,0 +1,685 @@
+"""The state of a run: the fold of its records, and nothing else.
+
+`RunFold.apply` is the only way a run changes. It is O(1) in the length of the run: whatever a turn needs to know about
+the past (ids seen, receipts, unanswered calls, usage) is kept as an index.
+
+A nested run is a subtree of the same log: records whose `path` goes on below this state's are folded by a nested
+`RunFold`, found by the call id that started it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from agentloop import records as r
+from agentloop._common.digests import digestible
+from agentloop._common.error_text import bounded, summary_parts, tool_failure
+from agentloop._core.call_identity import same_invocation
+from agentloop._core.client_calls import named, says_nothing, unanswered
+from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
+from agentloop._core.secret_marks import OF_CALLS, has_gaps, is_secret, marked
+from agentloop._storage.withholding import WithheldText
+from agentloop.config import JsonLimits
+from agentloop.items import (
+    ApprovalRequest,
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    Reasoning,
+    ToolCall,
+    ToolOutput,
+)
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import FROM_ABOVE, CallOutcome
+from agentloop.usage import RequestUsage, Usage
+
+
+@attrs.define(eq=False)
+class CallState:
+    """One call of the run: asked for by the model, maybe started, maybe settled."""
+
+    call: ToolCall
+    turn: int
+    index: int
+    """Place in its response's calls, from 0."""
+    tool: str | None = None
+    attempt: int = 0
+    """How often it has started."""
+    arguments: str | None = None
+    """JSON text it was started with."""
+    body: r.BodyEnded | None = None
+    outcome: CallOutcome | None = None
+    cut: CallOutcome | None = None
+    """The outcome an earlier entry gave it when that was ended from outside; it is due again."""
+    released: bool = False
+    approval: r.ApprovalRequested | None = None
+    verdict: r.VerdictGiven | None = None
+
+
+@attrs.define(eq=False)
+class UsageMeter:
+    """Sums of usage, grown in place; `total` makes a value of them."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    entries: list[RequestUsage] = attrs.field(factory=list)
+
+    def add(self, usage: RequestUsage | None) -> None:
+        """Count one request."""
+        self.requests += 1
+        if usage is None:
+            return
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.total_tokens += usage.total_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.reasoning_tokens += usage.reasoning_tokens
+        if usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete:
+            self.entries.append(usage)
+
+    def total(self) -> Usage:
+        """Return the sums as a detached value."""
+        return Usage(
+            requests=self.requests,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            total_tokens=self.total_tokens,
+            cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            entries=tuple(self.entries),
+        )
+
+
+def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
+    """Tell whether *verdict* was given for just what *request* asks."""
+    return (verdict.path, verdict.call_id, verdict.agent, verdict.tool, verdict.digest) == (
+        request.path,
+        request.call_id,
+        request.agent,
+        request.tool,
+        request.digest,
+    )
+
+
+def asked_for(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
+    """Return the interruption that *asked* means: *call* as it would run."""
+    if asked.arguments is not None:
+        call = attrs.evolve(call, arguments=asked.arguments)
+    return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
+
+
+def keyed(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return each of *names* with its place among those that are equal to it."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        keys.append((name, seen[name]))
+        seen[name] += 1
+    return tuple(keys)
+
+
+IGNORED_HANDOFF = "Multiple handoffs detected, ignoring this one."
+
+
+def handoff_outputs(record: r.HandedOff) -> list[Item]:
+    """Return the answers to the handoff's call and to those that were ignored for it."""
+    source, target = record.source_agent, record.target_agent
+    taken = HandoffOutput(record.call_id, f"Handed over to {target}.", source, target)
+    return [taken, *(HandoffOutput(call_id, IGNORED_HANDOFF, source, source) for call_id in record.ignored)]
+
+
+def drop_repeats(
+    items: Iterable[Item], known: Callable[[str], ToolCall | HandoffCall | None], limits: JsonLimits
+) -> tuple[list[Item], ToolCall | HandoffCall | None]:
+    """Return a response's items without calls made before, and the first call that contradicts an earlier one.
+
+    A repeated call leaves together with the reasoning that led to it. A contradicting call (same id, other tool or
+    arguments) is left out too: planning refuses the whole response.
+    """
+    kept: list[Item] = []
+    fresh: dict[str, ToolCall | HandoffCall] = {}
+    conflict: ToolCall | HandoffCall | None = None
+    for item in items:
+        if not isinstance(item, _CALLS):
+            kept.append(item)
+            continue
+        earlier = fresh.get(item.call_id) or known(item.call_id)
+        if earlier is None:
+            kept.append(item)
+            if item.call_id:
+                fresh[item.call_id] = item
+            continue
+        if conflict is None and not same_invocation(earlier, item, limits):
+            conflict = item
+        while kept and isinstance(kept[-1], Reasoning):
+            kept.pop()
+    return kept, conflict
+
+
+_DEFAULT_LIMITS = JsonLimits()
+_CALLS = (ToolCall, HandoffCall)
+_MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
+
+
+class RunFold:
+    """The fold of one run's records. The root state also holds the records of the whole tree.
+
+    Mutated by `apply` alone, from the run's own event loop; not thread-safe.
+    """
+
+    def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits | None = None) -> None:
+        self.path = path
+        self.limits = limits or _DEFAULT_LIMITS
+        self.records: list[r.Record] = []
+        self.nested: dict[str, RunFold] = {}
+        self._found: dict[tuple[str, ...], RunFold] = {}
+        """Runs below this one by path: the way to a deep one is gone once."""
+        self.run_id = ""
+        self.first_agent = ""
+        self.agent = ""
+        """Key of the agent at work."""
+        self.max_turns: int | None = None
+        self.turn = 0
+        self.input: tuple[Item, ...] = ()
+        self.secret_input = False
+        """Whether something of the input is secret."""
+        self.gaps = False
+        """Whether input that is secret was stored and can't be read."""
+        # Invariant: history holds an output for every call in it, outside a batch.
+        self.history: list[Item] = []
+        self.given = 0
+        """How much of the history the run began with, or a handoff has left of it."""
+        self.new_items: list[Item] = []
+        self.responses: list[ModelResponse] = []
+        self.calls: dict[str, CallState] = {}
+        self.batch: list[CallState] = []
+        self.batch_open = False
+        self.released = 0
+        """Place in the batch below which every call has been released or waits."""
+        self.late: deque[CallState] = deque()
+        """Settled calls below that place: they waited when it passed them."""
+        self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
+        """Verdicts that hold for all calls of an agent to a tool."""
+        self.conflict: ToolCall | HandoffCall | None = None
+        self.begun = False
+        """Whether something has become of the current turn's calls: one was asked about or started, or an entry ended.
+
+        What the application says about a tool from then on concerns its calls alone, and no longer the response.
+        """
+        self.shown: tuple[str, ...] = ()
+        """Names of the tools that the model was shown in the current turn."""
+        self.unnamed: ToolCall | HandoffCall | None = None
+        """A call of the current turn's response that has no id."""
+        self.unusable: str | None = None
+        """Why nothing can follow from the current turn's response, in words."""
+        self.only_repeats = 0
+        """How many responses in a row have asked for nothing but calls that are answered already."""
+        self.handoffs: dict[str, HandoffCall] = {}
+        self.handoffs_due: list[HandoffCall] = []
+        self.tool_users: set[str] = set()
+        """Agents that have used a tool in this run, by key."""
+        self.called: set[str] = set()
+        """Names of the tools whose calls have settled."""
+        self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
+        """Last output of a call by tool and arguments, and how often in a row it was that."""
+        self.warned_in = 0
+        """The last turn after which the model was told that it repeats itself."""
+        self.turn_began = 0
+        """Where in `new_items` the current turn begins."""
+        self.response: list[Item] | None = None
+        """Items of the current turn's response; None while the model is due."""
+        self.receipts: dict[str, str] = {}
+        self.guardrails: list[r.GuardrailSettled] = []
+        self.tripped: r.GuardrailSettled | None = None
+        """What ends this entry: the guardrail of the run's input or output that tripped."""
+        self.judges: tuple[tuple[str, int], ...] = ()
+        """The input guardrails that the current turn began with, where they were to judge input."""
+        self.passed: set[tuple[str, int]] = set()
+        """Input guardrails that have passed `unguarded`, by name and place among those of that name."""
+        self.accepted = False
+        """Whether there is no input that still has to be judged."""
+        self.added = False
+        """Whether what has to be judged was added to a run whose own input had been accepted."""
+        self.meter = UsageMeter()
+        self.turn_open = False
+        """Whether the turn has begun and the model has not answered in it."""
+        self.unguarded: list[Item] = []
+        """The run's input, or what was added to it, until it is accepted."""
+        self.saved: int | None = None
+        """How many of the new items the session has been told of; None before the first write."""
+        self.sent = 0
+        """How much of the history a provider that keeps the conversation knows."""
+        self.started: r.RunStarted | None = None
+        self.resumed: r.RunResumed | None = None
+        self.ended: r.RunEnded | None = None
+        self.failures: list[r.CallSettled] = []
+        """Calls that ended in an error nobody converted."""
+        self._digest = hashlib.sha256()
+        self._digested = 0
+
+    # -- what others ask
+
+    @property
+    def usage(self) -> Usage:
+        """What this run and its nested runs have used; a detached value."""
+        return self.meter.total()
+
+    @property
+    def last_response_id(self) -> str | None:
+        """The provider's id of the last response."""
+        return self.responses[-1].response_id if self.responses else None
+
+    def due_calls(self) -> list[CallState]:
+        """Return the calls of the current batch that have no outcome yet, in model order."""
+        return [call for call in self.batch if call.outcome is None]
+
+    def next_release(self) -> CallState | None:
+        """Return the call whose output is next in model order, if it has settled. What waits holds nobody up."""
+        while self.late:
+            if not self.late[0].released:
+                return self.late[0]
+            self.late.popleft()
+        while self.released < len(self.batch):
+            call = self.batch[self.released]
+            if call.outcome is not None and not call.released:
+                return call
+            if not call.released and not self.waits(call):
+                return None
+            self.released += 1
+        return None
+
+    def waits(self, call: CallState) -> bool:
+        """Tell whether *call*, which has no outcome, can't go on before a verdict, on it or on a call nested in it."""
+        nested = self.nested.get(call.call.call_id)
+        if nested is not None and nested.started is not None:
+            return nested.paused
+        return call.approval is not None and self.verdict(call) is None
+
+    def verdict(self, call: CallState) -> r.VerdictGiven | None:
+        """Return the verdict on *call*: its own, else the one on all calls of its agent to its tool."""
+        if call.verdict is not None:
+            return call.verdict
+        approval = call.approval
+        return None if approval is None else self.sticky.get((approval.agent, approval.tool))
+
+    @property
+    def paused(self) -> bool:
+        """Whether the run was interrupted and nothing has been decided since."""
+        if self.ended is None or self.ended.status != "interrupted":
+            return False
+        return all(self.waits(call) for call in self.due_calls())
+
+    @property
+    def fatal(self) -> r.CallSettled | None:
+        """The call whose failure ended the run, or is to: of several, the one that a run raises."""
+        return min(self.failures, key=self._rank, default=None)
+
+    def _rank(self, failure: r.CallSettled) -> Rank:
+        index = self.calls[failure.call_id].index
+        return rank_of_summary(failure.error or "", index, fatal=self._is_fatal(failure))
+
+    def _is_fatal(self, failure: r.CallSettled) -> bool:
+        body = self.calls[failure.call_id].body
+        return body is not None and body.fatal
+
+    @property
+    def broken(self) -> r.CallSettled | None:
+        """The failure that ends the run, where the log broke off before it had, or where something else did first.
+
+        The run's deadline or its caller's cancellation may have ended an entry in the moment in which a call failed.
+        """
+        ended = self.ended
+        said = ended is not None and ended.status == "failed" and not ended.resumable
+        return self.fatal if self.batch_open and not said else None
+
+    @property
+    def broken_by(self) -> str | None:
+        """What ends the run, as `TYPE(MESSAGE)`, where the log doesn't say that it has: a failure, or a tripwire."""
+        if self.broken is not None:
+            error = self.broken.error or ""
+            if class_of_summary(error) is not None or self._is_fatal(self.broken):
+                return error
+            tool = self.calls[self.broken.call_id].call.name
+            return bounded(f"ToolCallError({tool_failure(tool, *summary_parts(error))})")
+        if self.tripped is None or self.ended is not None:
+            return None
+        stage = self.tripped.stage.capitalize()
+        return f"{stage}GuardrailTripwireTriggered({stage} guardrail {self.tripped.guardrail} tripped)"
+
+    def interruptions(self) -> list[ApprovalRequest]:
+        """Return the calls that wait for a verdict, nested runs' in the place of their call."""
+        found: list[ApprovalRequest] = []
+        for call in self.due_calls() if self.batch_open else ():
+            nested = self.nested.get(call.call.call_id)
+            if nested is not None:
+                found += nested.interruptions()
+            elif call.approval is not None and self.verdict(call) is None:
+                found.append(asked_for(call.call, call.approval))
+        return found
+
+    def at(self, path: tuple[str, ...]) -> RunFold | None:
+        """Return the fold of the run at *path* in the tree below this one, or None."""
+        if len(path) == len(self.path):
+            return self
+        fold = self._found.get(path)
+        if fold is None:
+            fold = self
+            for step in path[len(self.path) :]:
+                fold = fold.nested.get(step) if fold is not None else None
+            if fold is not None:
+                self._found[path] = fold
+        return fold
+
+    def history_digest(self) -> str:
+        """Return a digest of the history. Each item is digested once, so a turn's cost doesn't grow with the run."""
+        for item in self.history[self._digested :]:
+            self._digest.update(digestible([type(item).__name__, item]))
+        self._digested = len(self.history)
+        return self._digest.hexdigest()[:32]
+
+    # -- the fold
+
+    def apply(self, record: r.Record) -> r.Record:
+        """Append *record* and fold it, in one step; return it as the log has it, with what is secret in it noted."""
+        record = self._marked(record)
+        self.records.append(record)
+        self._fold(record)
+        return record
+
+    def _marked(self, record: r.Record) -> r.Record:
+        if type(record) not in _MAY_HOLD_SECRETS:
+            return record
+        fold = self.at(record.path)
+        if fold is None:
+            return record
+        if isinstance(record, r.RunEnded):
+            made_by_tools = [call.outcome for call in fold.batch if call.outcome is not None]
+            secret = record.status == "completed" and any(outcome.secret for outcome in made_by_tools)
+            return attrs.evolve(record, secret=True) if secret else record
+        call_id: str | None = record.call_id  # type: ignore[union-attr]  # all of them name their call
+        state = fold.calls.get(call_id) if call_id is not None else None
+        if state is None:
+            if isinstance(record, r.GuardrailSettled) and record.stage == "input" and fold.secret_input:
+                record = attrs.evolve(record, secret=True)
+            return record
+        output = fold.gives_secret(state.call)
+        return marked(record, state.call, output=output) if output or state.call.secret else record
+
+    def gives_secret(self, call: ToolCall) -> bool:
+        """Tell whether what *call* gives is secret: its tool says so, or the nested run ended with what is."""
+        nested = self.nested.get(call.call_id) if self.nested else None
+        return call.secret_output or (nested is not None and nested.ended is not None and nested.ended.secret)
+
+    def _fold(self, record: r.Record) -> None:
+        target = self
+        if len(record.path) > len(self.path):
+            target = self.at(record.path) or self._open(record.path)
+            if isinstance(record, r.ModelResponded):
+                self._meter_below(record.path, record.response.usage)
+            elif isinstance(record, r.ModelFailed) and record.counted:
+                self._meter_below(record.path, record.usage)
+        fold = _FOLDS.get(type(record))
+        if fold is not None:
+            fold(target, record)
+
+    def _open(self, path: tuple[str, ...]) -> RunFold:
+        """Return the fold of the run at *path* below this one, made if there is none."""
+        fold = self
+        for step in path[len(self.path) :]:
+            found = fold.nested.get(step)
+            if found is None:
+                found = fold.nested[step] = RunFold((*fold.path, step), limits=fold.limits)
+            fold = found
+        return fold
+
+    def _meter_below(self, path: tuple[str, ...], usage: RequestUsage | None) -> None:
+        """Count a request of the run at *path* for this run, and for those between: usage is that of a subtree."""
+        fold = self
+        for step in path[len(self.path) :]:
+            fold.meter.add(usage)
+            fold = fold.nested[step]
+
+    def _run_started(self, record: r.RunStarted) -> None:
+        self.started = record
+        self.run_id, self.first_agent, self.max_turns = record.run_id, record.agent, record.max_turns
+        self.agent = record.agent
+        self.input = record.input
+        self._note_secrets(record.input)
+        self.unguarded.extend(record.input)
+        self.history.extend(record.input if record.shown is None else record.shown)
+        self.given = len(self.history)
+
+    def _note_secrets(self, items: Iterable[Item]) -> None:
+        for item in items:
+            self.secret_input = self.secret_input or is_secret(item)
+            self.gaps = self.gaps or has_gaps(item)
+
+    def _run_resumed(self, record: r.RunResumed) -> None:
+        self.resumed, self.ended, self.max_turns = record, None, record.max_turns
+        self.tripped = None
+        self.begun = True
+        if not self.batch_open:
+            return
+        for call in self.batch:
+            if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
+                call.cut, call.outcome, call.released = call.outcome, None, False
+        self.released = 0
+        self.late.clear()
+
+    def _turn_started(self, record: r.TurnStarted) -> None:
+        self.turn, self.agent = record.turn, record.agent
+        self.response = None
+        self.begun, self.shown = False, record.tools
+        self.judges = keyed(record.guardrails)
+        self._accept_if_passed()
+        self.unnamed = self.unusable = None
+        self.turn_open = True
+        self.batch, self.batch_open, self.released = [], False, 0
+        self.late.clear()
+        self.turn_began = len(self.new_items)
+
+    def _model_responded(self, record: r.ModelResponded) -> None:
+        response = record.response
+        self.turn_open = False
+        if record.turn > 1:
+            self._accept()  # what was added is judged before the model is asked
+        self.meter.add(response.usage)
+        self.responses.append(response)
+        kept, self.conflict = drop_repeats(response.items, self._known, self.limits)
+        for item in kept:
+            if not isinstance(item, _CALLS):
+                continue
+            if not item.call_id:
+                self.unnamed = self.unnamed or item
+            elif isinstance(item, ToolCall):
+                state = CallState(item, record.turn, len(self.batch))
+                self.calls[item.call_id] = state
+                self.batch.append(state)
+            else:
+                self.handoffs[item.call_id] = item
+                self.handoffs_due.append(item)
+        self.response = kept
+        self.batch_open = bool(self.batch)
+        if not self.batch and not self.handoffs_due:
+            self._look_for_progress(response.items, kept)
+        else:
+            self.only_repeats = 0
+        self.history.extend(kept)
+        self.new_items.extend(kept)
+        self.sent = len(self.history)
+
+    def _look_for_progress(self, items: Iterable[Item], kept: list[Item]) -> None:
+        """Note whether a response that leads to no call and no handoff leads to anything at all."""
+        if not all(map(says_nothing, kept)):
+            self.only_repeats = 0
+            said = any(isinstance(item, AssistantMessage) and not says_nothing(item) for item in kept)
+            demand = None if said else unanswered(kept)
+            if demand is not None:
+                self.unusable = f"The model's response demands what nobody here gives: the answer to {named(demand)}"
+            return
+        again = next((item for item in items if isinstance(item, _CALLS) and item.call_id), None)
+        self.only_repeats = 0 if again is None else self.only_repeats + 1
+        if again is not None and self.only_repeats > 1:
+            self.unusable = (
+                "The model has asked twice in a row for nothing but calls that are answered already (call id "
+                f"{bounded(again.call_id, 80)!r}, tool {bounded(again.name, 80)!r}): it makes no progress"
+            )
+
+    def _known(self, call_id: str) -> ToolCall | HandoffCall | None:
+        call = self.calls.get(call_id)
+        return call.call if call is not None else self.handoffs.get(call_id)
+
+    def _model_failed(self, record: r.ModelFailed) -> None:
+        if record.counted:
+            self.meter.add(record.usage)
+
+    def _guardrail_settled(self, record: r.GuardrailSettled) -> None:
+        self.guardrails.append(record)
+        if record.stage == "input" and record.verdict == "passed":
+            self.passed.add((record.guardrail, record.nth))
+            self._accept_if_passed()
+        elif record.stage in ("input", "output") and record.verdict == "tripped":
+            self.tripped = record
+
+    def _accept_if_passed(self) -> None:
+        if self.judges and self.passed.issuperset(self.judges):
+            self._accept()
+
+    def _accept(self) -> None:
+        """Note that all input is accepted. Nothing comes of a response before that, so whatever does is a proof."""
+        if not self.accepted:
+            self.accepted = True
+            self.unguarded.clear()
+            self.passed.clear()
+
+    def _call_started(self, record: r.CallStarted) -> None:
+        self.begun = True
+        self._accept()
+        call = self.calls[record.call_id]
+        call.tool, call.attempt, call.arguments = record.tool, record.attempt, record.arguments
+        call.body = call.cut = None
+
+    def _body_ended(self, record: r.BodyEnded) -> None:
+        self.calls[record.call_id].body = record
+
+    def _approval_requested(self, record: r.ApprovalRequested) -> None:
+        self.begun = True
+        self._accept()
+        call = self.calls[record.call_id]
+        call.approval = record
+        if call.verdict is not None and not fits(call.verdict, record):
+            call.verdict = None  # given for another tool, agent or arguments
+
+    def _verdict_given(self, record: r.VerdictGiven) -> None:
+        call = self.calls.get(record.call_id)
+        if call is not None and (call.approval is None or fits(record, call.approval)):
+            call.verdict = record
+            if record.always:
+                self.sticky[record.agent, record.tool] = record
+
+    def _call_settled(self, record: r.CallSettled) -> None:
+        self._accept()
+        call = self.calls[record.call_id]
+        call.tool, call.outcome, call.cut = record.tool, record.outcome, None
+        if call.index < self.released and not call.released:
+            self.late.append(call)
+        cut = record.outcome.cancelled_by in FROM_ABOVE
+        if record.error is not None and record.outcome.output is None and not cut:
+            self.failures.append(record)
+        kept = not isinstance(record.outcome.output, WithheldText)  # what was stored as a digest answers nobody
+        if record.receipt is not None and record.outcome.status == "succeeded" and kept:
+            self.receipts.setdefault(record.receipt, record.call_id)
+        self.called.add(call.call.name)
+        if record.outcome.cancelled_by in FROM_ABOVE:
+            return  # it is due again, if the run goes on
+        key = (record.tool, call.call.arguments)
+        last, count = self.repeats.get(key, (None, 0))
+        self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
+
+    def _item_released(self, record: r.ItemReleased) -> None:
+        call = self.calls[record.call_id]
+        call.released = True
+        if call.outcome is not None and call.outcome.output is not None:
+            self.new_items.append(ToolOutput(record.call_id, call.outcome.output, secret=call.outcome.secret))
+
+    def _batch_ended(self, record: r.BatchEnded) -> None:
+        for call in self.batch:
+            if call.outcome is not None and call.outcome.output is not None:
+                output = ToolOutput(call.call.call_id, call.outcome.output, secret=call.outcome.secret)
+                self.history.append(output)
+        self.batch_open = False
+        if self.batch:
+            self.tool_users.add(self.agent)
+
+    def _handed_off(self, record: r.HandedOff) -> None:
+        self._accept()
+        outputs = handoff_outputs(record)
+        self.history.extend(outputs)
+        self.new_items.extend(outputs)
+        self.handoffs_due = []
+        self.response = None
+        self.agent = record.target or record.target_agent
+
+    def _history_replaced(self, record: r.HistoryReplaced) -> None:
+        self.history[record.keep :] = record.items
+        if record.reason == "loop_warning":
+            self.warned_in = record.turn
+        if record.added:
+            self.new_items.extend(record.items)
+        else:
+            self.given = len(self.history)
+        if record.reason == "output_withheld":
+            withheld = {item.call_id: item for item in record.items if isinstance(item, ToolOutput)}
+            self.new_items[:] = [
+                withheld.get(item.call_id, item) if isinstance(item, ToolOutput) else item for item in self.new_items
+            ]
+        if record.keep < self._digested:
+            self._digest, self._digested = hashlib.sha256(), 0
+
+    def _input_added(self, record: r.InputAdded) -> None:
+        self._note_secrets(record.items)
+        self.history.extend(record.items)
+        self.new_items.extend(record.items)
+        self.added, self.accepted = self.added or self.accepted, False
+        self.passed.clear()  # other input: whoever has passed the rest has not seen it
+        self.unguarded.extend(record.items)
+
+    def _session_saved(self, record: r.SessionSaved) -> None:
+        self.saved = record.count
+
+    def _run_ended(self, record: r.RunEnded) -> None:
+        self.ended = record
+        if record.status in ("interrupted", "stopped"):
+            self._accept()
+
+
+_FOLDS: dict[type, Callable[[RunFold, Any], None]] = {
+    r.RunStarted: RunFold._run_started,
+    r.RunResumed: RunFold._run_resumed,
+    r.TurnStarted: RunFold._turn_started,
+    r.ModelResponded: RunFold._model_responded,
+    r.ModelFailed: RunFold._model_failed,
+    r.GuardrailSettled: RunFold._guardrail_settled,
+    r.ApprovalRequested: RunFold._approval_requested,
+    r.VerdictGiven: RunFold._verdict_given,
+    r.CallStarted: RunFold._call_started,
+    r.BodyEnded: RunFold._body_ended,
+    r.CallSettled: RunFold._call_settled,
+    r.ItemReleased: RunFold._item_released,
+    r.BatchEnded: RunFold._batch_ended,
+    r.HandedOff: RunFold._handed_off,
+    r.HistoryReplaced: RunFold._history_replaced,
+    r.InputAdded: RunFold._input_added,
+    r.SessionSaved: RunFold._session_saved,
+    r.RunEnded: RunFold._run_ended,
+}

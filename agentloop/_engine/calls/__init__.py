@@ -1,0 +1,1 @@
+"""The calls of a turn: scheduler, approval, guardrails, one call from its permit to its outcome."""

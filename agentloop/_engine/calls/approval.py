@@ -1,0 +1,253 @@
+"""Steps 4 to 6 of a call: policies, guardrails before an approval, and the approval itself.
+
+Nothing of the batch has started while this is asked, and what has been decided is never asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import attrs
+
+from agentloop._common.error_text import REDACTED, error_summary, redact_message
+from agentloop._core.call_identity import arguments_digest
+from agentloop._core.plan import Answer, Arguments, Disposition, Execute, Plan, PlanEntry, Wait, read_arguments
+from agentloop._core.run_fold import CallState
+from agentloop._engine.calls.tool_guardrails import judge_before_approval
+from agentloop._engine.runtime.callbacks import all_of, ask
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._storage.withholding import WithheldText
+from agentloop.exceptions import UserTypeError
+from agentloop.guardrail_results import Allow
+from agentloop.outcomes import CallOutcome
+from agentloop.policies import Ask, Decision, Deny, PendingCall
+from agentloop.records import ApprovalRequested, VerdictGiven
+from agentloop.tools import FunctionTool
+
+logger = logging.getLogger("agentloop")
+
+
+@attrs.frozen
+class _Asked:
+    """Policies want an approval: which, and why."""
+
+    policies: str
+    reason: str | None
+
+
+async def decide(run: LiveRun, plan: Plan) -> Plan:
+    """Return *plan* with a decision for every call that is to run: it does, it is refused, or it waits.
+
+    Raises:
+        Exception: what a `needs_approval` callable or a guardrail raises.
+    """
+    asked: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
+        (place, partial(_decided, run, entry, entry.tool, entry.disposition))
+        for place, entry in enumerate(plan.entries)
+        if isinstance(entry.disposition, Execute)
+        and entry.tool is not None
+        and not entry.disposition.resumed
+        and not entry.disposition.decided
+        and _undecided(run, entry.tool)
+    ]
+    if not asked:
+        return plan
+    answers = await all_of([question for _, question in asked])
+    entries = list(plan.entries)
+    for (place, _), disposition in zip(asked, answers, strict=True):
+        entries[place] = attrs.evolve(entries[place], disposition=disposition)
+        if isinstance(disposition, Wait) and disposition.request is not None:
+            run.append(disposition.request)
+    return attrs.evolve(plan, entries=tuple(entries))
+
+
+def _undecided(run: LiveRun, tool: FunctionTool) -> bool:
+    return tool.needs_approval is not False or bool(run.config.policies)
+
+
+async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+    try:
+        return await _decision_on(run, entry, tool, planned)
+    except Exception as error:
+        if run.redacts_errors_of(entry.call):
+            redact_message(error)
+        raise
+    finally:
+        run.root.asking.pop((run.path, entry.call.call_id), None)
+
+
+async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+    state = run.state.calls[entry.call.call_id]
+    arguments = planned.arguments
+    request = state.approval
+    if request is not None and request.arguments is not None:
+        arguments = read_arguments(tool, request.arguments, run.config.json_limits)
+    verdict = _verdict(run, state, tool, arguments)
+    if verdict is not None and verdict.approved and verdict.arguments is not None:
+        arguments = read_arguments(tool, verdict.arguments, run.config.json_limits)
+    asking = run.root.asking
+    if verdict is None:
+        asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
+    decision = await _policies(run, entry, tool, arguments)
+    if isinstance(decision, Deny):
+        return _denied(run, entry, tool, decision)
+    verdict = verdict or _verdict(run, state, tool, arguments)
+    if verdict is None and _fits(run, state, tool, arguments):
+        return Wait(arguments)  # asked in an earlier entry, and nobody has said anything
+    wanted = decision if isinstance(decision, _Asked) else None
+    if verdict is None and run.config.tool_execution.pre_approval_tool_input_guardrails:
+        if wanted is None and tool.needs_approval is False:
+            return Execute(arguments)
+        judged = await judge_before_approval(run, entry, tool, arguments)
+        if isinstance(judged, CallOutcome):
+            return Answer(judged)
+        if judged is not None:
+            # Other arguments are another invocation: what was decided on the first ones says nothing of it.
+            arguments = read_arguments(tool, judged, run.config.json_limits)
+            asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
+            decision = await _policies(run, entry, tool, arguments)
+            if isinstance(decision, Deny):
+                return _denied(run, entry, tool, decision)
+            wanted = decision if isinstance(decision, _Asked) else None
+    verdict = verdict or _verdict(run, state, tool, arguments)
+    if verdict is None:
+        needed = wanted is not None or await _needed(run, entry, tool, arguments)
+        verdict = _verdict(run, state, tool, arguments)  # given while the question was being asked
+        if verdict is None and needed:
+            return Wait(arguments, _request(run, entry, tool, arguments, wanted))
+    if verdict is not None and not verdict.approved:
+        return _refused(verdict.message, tool, "approval")
+    return Execute(arguments)
+
+
+async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> CallOutcome | None:
+    """Return how a call ends whose arguments a guardrail has rewritten, if a policy denies these; else None.
+
+    A policy that only asks for approval is not heard here: the call has passed its approval, and the guardrail that
+    rewrote it is the tool's own.
+    """
+    if not run.config.policies:
+        return None
+    decision = await _policies(run, entry, tool, arguments)
+    return _denied(run, entry, tool, decision).outcome if isinstance(decision, Deny) else None
+
+
+def _denied(run: LiveRun, entry: PlanEntry, tool: FunctionTool, denial: Deny) -> Answer:
+    # A policy sees the arguments, so its words may repeat them: the model is told them, and nobody else.
+    secret = denial.message is not None and run.redacts_errors_of(entry.call)
+    return _refused(denial.message, tool, "policy", secret=secret)
+
+
+def _refused(message: str | None, tool: FunctionTool, by: str, *, secret: bool = False) -> Answer:
+    text = message if message is not None else f"Tool '{tool.name}' was not approved."
+    outcome = CallOutcome(status="rejected", output=text, reason=by, secret=secret)
+    return Answer(outcome, kind="approval_rejected" if message is None and by == "approval" else None)
+
+
+def _digest(run: LiveRun, request: ApprovalRequested | None, arguments: Arguments) -> str:
+    """Return the digest of what a call is to run with; of text with gaps only the log still has it."""
+    if request is not None and isinstance(arguments.text, WithheldText):
+        return request.digest
+    return arguments_digest(arguments.text, run.config.json_limits)
+
+
+def _request(
+    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments, wanted: _Asked | None = None
+) -> ApprovalRequested:
+    return ApprovalRequested(
+        *run.here(),
+        entry.call.call_id,
+        run.agent_key,
+        tool.lookup_key,
+        arguments_digest(arguments.text, run.config.json_limits),
+        arguments=arguments.text if arguments.text != entry.call.arguments else None,
+        policy=wanted.policies if wanted is not None else None,
+        reason=wanted.reason if wanted is not None else None,
+    )
+
+
+def _fits(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> bool:
+    """Tell whether what was asked about *state* is still what would be asked."""
+    request = state.approval
+    return request is not None and (request.agent, request.tool, request.digest) == (
+        run.agent_key,
+        tool.lookup_key,
+        _digest(run, request, arguments),
+    )
+
+
+def _verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> VerdictGiven | None:
+    """Return the verdict that holds for the call: given for just this call, or for all calls of the tool."""
+    given = state.verdict
+    key = (run.agent_key, tool.lookup_key)
+    if given is not None and (given.agent, given.tool) == key:
+        digest = _digest(run, state.approval, arguments)
+        edited = given.arguments is not None and arguments_digest(given.arguments, run.config.json_limits) == digest
+        if given.digest == digest or edited:
+            return given
+    sticky = run.state.sticky.get(key)
+    # Edited arguments are those of the one call they were given for.
+    return sticky if sticky is None or sticky.arguments is None else attrs.evolve(sticky, arguments=None)
+
+
+async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> bool:
+    needs = tool.needs_approval
+    if isinstance(needs, bool):
+        return needs
+    if arguments.parsed is None:
+        return True  # nobody can judge what doesn't parse
+    parsed, call_id = arguments.parsed, entry.call.call_id
+    return bool(await run.question("needs_approval", call_id, lambda: ask(needs, run.context, parsed, call_id)))
+
+
+async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> Allow | Deny | _Asked:
+    """Return the strictest decision; of several denials the first, of several that ask what each of them says."""
+    denied: Deny | None = None
+    asking: dict[str, None] = {}
+    reasons: list[str] = []
+    for index, policy in enumerate(run.config.policies):
+        pending = PendingCall(
+            call=entry.call,
+            tool=tool,
+            agent=run.agent,
+            arguments=arguments.parsed,
+            context=run.context,
+            path=run.path,
+        )
+        decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending)
+        if isinstance(decision, Deny):
+            denied = denied or decision
+        elif isinstance(decision, Ask):
+            asking[type(policy).__name__] = None
+            reasons += [] if decision.reason is None else [decision.reason]
+    if denied is not None:
+        return denied
+    return _Asked(", ".join(asking), "; ".join(reasons) or None) if asking else Allow()
+
+
+def _plain(decision: Any, *, redact: bool) -> Any:
+    """Return what the log keeps of *decision*: its kind and its words, or `[redacted]` in place of these."""
+    words = decision.reason if isinstance(decision, Ask) else getattr(decision, "message", None)
+    return [type(decision).__name__, REDACTED if redact and words is not None else words]
+
+
+async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall) -> Decision:
+    redact = run.redacts_errors_of(pending.call)
+    try:
+        form = partial(_plain, redact=redact)
+        decision = await run.question("policy", key, lambda: ask(policy.decide, pending), form=form)
+        if not isinstance(decision, Allow | Ask | Deny):
+            raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
+        if redact and isinstance(decision, Ask) and decision.reason is not None:
+            return Ask(REDACTED)
+        return decision
+    except Exception as error:
+        if redact:
+            redact_message(error)
+            logger.warning("policy %r failed; the call is denied: %s", policy, error_summary(error))
+        else:
+            logger.warning("policy %r failed; the call is denied", policy, exc_info=True)
+        return Deny()

@@ -1,0 +1,520 @@
+"""One call, from its permit to its outcome: steps 8 to 17 of a call's life, in the call's own task.
+
+8 enabled and looked up again · 9 input guardrails · 10 CallStarted · 11 start hooks · 12 body (then the permit is
+given back) · 13 failure or timeout conversion · 14 output bounded · 15 output guardrails · 16 end hooks ·
+17 CallSettled.
+
+Whatever happens, the call settles exactly once. The task itself ends normally, but for a cancellation of a scope around
+the call, which goes on after the call has settled as `cancelled`. Until the task's first step the call belongs to the
+batch's owner, which settles it if the task never begins; after it, whatever ends the task settles the call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
+from agentloop._common.error_text import error_summary, is_fatal
+from agentloop._core.call_identity import find_tool
+from agentloop._core.failure_choice import Failure
+from agentloop._core.plan import read_arguments
+from agentloop._engine.calls.approval import denial
+from agentloop._engine.calls.outcome import Converted, convert, raisable
+from agentloop._engine.calls.scheduler import LiveCall, sibling_text
+from agentloop._engine.calls.tool_context import call_context
+from agentloop._engine.calls.tool_guardrails import InputJudged, judge_input
+from agentloop._engine.runtime import body_result as end
+from agentloop._engine.runtime.backend import (
+    cancelled_types,
+    cancelling,
+    enclosing_cancelled,
+    in_own_task,
+    is_closing,
+    outrank,
+    own_task,
+    run_is_cancelled,
+    uncancel_to,
+)
+from agentloop._engine.runtime.callbacks import ask, resolved
+from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop.abc import LateResult
+from agentloop.context import ToolContext
+from agentloop.exceptions import EarlierFailure
+from agentloop.outcomes import CallOutcome
+from agentloop.records import BodyEnded, CallStarted
+from agentloop.spans import set_current_span
+from agentloop.tools import AgentCall, PythonBody, RawBody
+
+_UNSETTLED = ("starting", "body", "post")
+_OUT_OF_HAND = (end.Deferred, end.Paused)
+_BY_ITSELF = (end.Returned, end.Raised)
+_TO_ITS_END = (end.Returned, end.Raised, end.Cancelled)
+
+
+@uninterrupted
+async def run_call(live: LiveCall) -> None:
+    """Run one admitted call to its outcome."""
+    if live.begun:  # the owner has settled it, or another task of it was started
+        return
+    live.begun = True
+    task = own_task()
+    failure: Failure | None = None
+    try:
+        await _run(live, task)
+    except cancelled_types():
+        raise
+    except BaseException as error:  # noqa: ASYNC103 - carried as a failure: it broke what settles the call
+        if is_closing(task):
+            live.batch.close()
+            raise
+        failure = _failure(live, error, "post")
+    finally:
+        if not live.batch.closed:
+            if live.begun and live.phase in _UNSETTLED:  # else another task of the call goes on with it
+                live.batch.settle_left(live, failure)
+            elif failure is not None:
+                live.batch.fail(failure)
+            live.release_all()
+
+
+async def _run(live: LiveCall, task: object) -> None:
+    count = cancelling()
+    try:
+        if (deadline := anyio.current_effective_deadline()) < math.inf:
+            await _check_in_time(deadline)
+        ending = _of_earlier(live) if live.body is not None else await _until_body_ended(live, count, task)
+        if isinstance(ending, end.Paused):
+            live.batch.pause(live)
+        elif not isinstance(ending, end.Deferred):
+            await _settle(live, ending)
+    except cancelled_types() as cancelled:
+        if live.run_is_ending or run_is_cancelled():
+            await _settle_ended(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
+            await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            raise
+        # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
+        uncancel_to(count)
+        own = end.Cancelled("tool", end.own_reason(cancelled))
+        await in_own_task(partial(_settle, live, own))  # noqa: ASYNC120 - and it may have left more of them
+    except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
+        if is_closing(task):
+            raise
+        await _settle_broken(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
+
+
+async def _check_in_time(deadline: float) -> None:
+    """Leave by the cancellation that is there already or, *deadline* having passed, on its way."""
+    await checkpoint_if_cancelled()
+    if deadline <= anyio.current_time():
+        await anyio.sleep_forever()
+
+
+def _of_earlier(live: LiveCall) -> end.Ending:
+    """Return how the body ended in an earlier entry of the run, which settled before the call had."""
+    body = live.body
+    assert body is not None
+    live.body_finished = True
+    live.context = call_context(live)
+    if body.failed:
+        # What no policy answers would come around it.
+        error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
+        return end.Raised(error, "around" if body.fatal else "body")
+    return end.Returned(body.value)
+
+
+# -- steps 8 to 12
+
+
+async def _until_body_ended(live: LiveCall, count: int, task: object) -> end.Ending:
+    ending: end.Ending | None = None
+    try:
+        with live.scope:
+            try:
+                ending = await _before_body(live) or await _body(live)
+            except BaseException as error:  # noqa: ASYNC103 - the call boundary: it tells whose cancellation this is
+                ending = end.classify(error)
+                if ending is None or is_closing(task):
+                    raise
+                if isinstance(ending, end.Cancelled):
+                    uncancel_to(count)
+                if isinstance(ending, end.Raised) and (live.phase != "body" or is_fatal(ending.error)):
+                    ending = end.Raised(ending.error, "around")
+    except cancelled_types():
+        live.run_is_ending = run_is_cancelled()
+        if live.run_is_ending:
+            raise
+        uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: nobody above asked for it
+    except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
+        ending = end.Raised(error)
+    if isinstance(ending, _OUT_OF_HAND):
+        return ending
+    if isinstance(ending, end.Raised):
+        live.redact_error(ending.error)
+    if isinstance(ending, end.Returned) and live.tool.secret_output:
+        live.gave_secret = True
+    if live.phase == "body":
+        live.body_ended_at = live.run.log.wall()
+        if isinstance(ending, _BY_ITSELF):
+            live.run.append(_body_ended(live, ending))
+    return await _truth(live, ending)
+
+
+def _body_ended(live: LiveCall, ending: end.Returned | end.Raised) -> BodyEnded:
+    where = live.run.here()
+    if isinstance(ending, end.Raised):
+        error, fatal = error_summary(ending.error), is_fatal(ending.error)
+        return BodyEnded(*where, live.call_id, failed=True, error=error, attempt=live.attempt, fatal=fatal)
+    # What an output guardrail has not judged is kept nowhere.
+    kept = not live.tool.tool_output_guardrails
+    return BodyEnded(*where, live.call_id, value=ending.value if kept else None, attempt=live.attempt, kept=kept)
+
+
+async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
+    """Return how the body ended, the call's own scope considered."""
+    late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
+    ours = live.scope.cancel_called or late
+    if live.timeout_at < math.inf:
+        live.scope.deadline = math.inf
+    if isinstance(ending, end.Raised) and _in_cleanup(ending) and (ours or enclosing_cancelled()):
+        live.error = ending.error
+        _report_late(live, error=ending.error)
+        await checkpoint_if_cancelled()
+        ending = None
+    live.body_finished = live.phase == "body" and isinstance(ending, _TO_ITS_END)
+    if ending is None or (isinstance(ending, end.Cancelled) and ours):
+        return _by_cause(live)
+    if isinstance(ending, end.Returned) and late:
+        _report_late(live, value=ending.value)
+        return _by_cause(live)
+    return ending
+
+
+def _in_cleanup(ending: end.Raised) -> bool:
+    """Tell whether *ending* is an ordinary error that came up while a cancellation was passing through the body."""
+    return isinstance(ending.error, Exception) and end.raised_while_cancelled(ending.error)
+
+
+def _by_cause(live: LiveCall) -> end.Ending:
+    if live.cause == "sibling":
+        return end.Cancelled("sibling", "another call failed")
+    if live.cause == "caller":
+        return end.Cancelled("caller", live.reason or "cancelled by the application")
+    tool = live.tool
+    idle = tool.idle_timeout is not None and live.timeout_at >= live.idle_since + tool.idle_timeout
+    return end.TimedOut(tool.idle_timeout if idle and tool.idle_timeout is not None else tool.timeout or 0.0)
+
+
+async def _before_body(live: LiveCall) -> end.Ending | None:
+    """Steps 8 and 9, and a thread's place: return how the call ends without its body, if it does."""
+    run, tool = live.run, live.tool
+    if live.cause is not None:
+        return _by_cause(live)
+    if live.announced:
+        live.context = call_context(live)
+        return None
+    if live.cost_error is not None:
+        raise live.cost_error
+    if live.over_budget:
+        text = f"Tool '{tool.name}' was not started: the run's budget is spent."
+        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
+    if not (_exposed(live) and (tool.is_enabled is True or await _still_enabled(live))):
+        text = f"Tool '{tool.name}' is no longer available."
+        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
+    live.context = call_context(live)
+    if tool.tool_input_guardrails:
+        judged = await _judge(live)
+        if judged is not None:
+            return judged
+    if tool.tool_input_guardrails or tool.is_enabled is not True:
+        await checkpoint_if_cancelled()  # a callback that shields itself may have hidden the end of the run
+    if live.arguments.fault is not None:
+        return end.Faulty(live.arguments.fault)
+    if tool.runs_in_thread:
+        place = await run.threads.place(live, tool.name)
+        if isinstance(place, str):
+            return end.Refused(CallOutcome(status="skipped", output=place, ended_at=run.log.wall()))
+        live.place = place
+    return None
+
+
+def _exposed(live: LiveCall) -> bool:
+    """Step 8: the tool may have gone while the call waited."""
+    view, call = live.run.view, live.entry.call
+    return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
+
+
+async def _still_enabled(live: LiveCall) -> bool:
+    """Step 8: the tool may have been disabled while the call waited."""
+    run, fn = live.run, live.tool.is_enabled
+    if not callable(fn):
+        return False
+    return bool(await run.question("is_enabled", live.call_id, lambda: ask(fn, run.context, run.agent)))
+
+
+async def _judge(live: LiveCall) -> end.Ending | None:
+    """Step 9: input guardrails in order; a rewritten call is read again, and may turn out to be answered already."""
+    judged: InputJudged = await judge_input(live)
+    if judged.refusal is not None:
+        return end.Refused(judged.refusal)
+    if judged.tripwire is not None:
+        return end.Raised(judged.tripwire, "around")
+    if judged.arguments is not None:
+        rewritten = read_arguments(live.tool, judged.arguments, live.run.config.json_limits)
+        if (denied := await denial(live.run, live.entry, live.tool, rewritten)) is not None:
+            return end.Refused(attrs.evolve(denied, ended_at=live.run.log.wall()))
+        await checkpoint_if_cancelled()  # a call that is being ended must not go back to waiting
+        if not live.batch.rekey(live, rewritten):
+            return end.Deferred()
+        live.context = call_context(live)
+    return None
+
+
+async def _body(live: LiveCall) -> end.Ending:
+    """Steps 10 to 12."""
+    run, context = live.run, live.context
+    assert context is not None
+    live.started_at, live.started_clock = run.log.wall(), anyio.current_time()
+    try:
+        if not live.announced:
+            await _announce(live, context)
+        live.phase = "body"
+        _arm(live)
+        do = _doer(live, context)
+        live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
+        value = await live.coro
+    finally:
+        live.coro = None
+        if live.place is not None and live.place.ident is None:
+            run.threads.give_back(live.place)  # no thread has come to it
+    return value if isinstance(value, end.Paused) else end.Returned(value)
+
+
+async def _announce(live: LiveCall, context: ToolContext[Any]) -> None:
+    """Steps 10 and 11: once this returns, the start is durable and told."""
+    run = live.run
+    reserved = live.reservation
+    run.append(
+        CallStarted(
+            *run.here(),
+            live.call_id,
+            live.tool.name,
+            live.arguments.text,
+            attempt=live.attempt,
+            queued_at=live.queued_at,
+            waited_for=live.ticket.waited_for if live.ticket is not None else (),
+            idempotency_key=context.idempotency_key,
+            cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
+        )
+    )
+    if run.budget is not None and reserved is not None:
+        run.budget.spend(reserved)
+    if run.log.spans is not None:
+        set_current_span(run.log.spans.call_span(run.path, live.call_id))
+    if run.log.journal is not None:
+        await run.log.journal.durable()
+    if run.hooks is not None or run.agent.hooks is not None:
+        await _start_hooks(live, context)
+
+
+async def _start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
+    for hooks in (live.run.hooks, live.run.agent.hooks):
+        if hooks is not None:
+            live.hooked = [*live.hooked, hooks]
+            await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
+
+
+def _arm(live: LiveCall) -> None:
+    """Start the clocks of `timeout` and `idle_timeout`; they cover the body alone."""
+    tool = live.tool
+    if tool.timeout is None and tool.idle_timeout is None:
+        return
+    now = anyio.current_time()
+    live.idle_since = live.body_clock = now
+    live.timeout_at = now + tool.timeout if tool.timeout is not None else math.inf
+    if tool.idle_timeout is not None:
+        live.timeout_at = min(live.timeout_at, now + tool.idle_timeout)
+    if live.timeout_at < math.inf:
+        live.scope.deadline = live.timeout_at
+
+
+def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
+    """Return what calls the body and gives what is to be awaited. No closures: every call in flight has its own."""
+    match live.tool.body:
+        case PythonBody() as body:
+            return partial(_on_loop if body.schema.is_async else _in_thread, live, body, context)
+        case RawBody(fn):
+            return partial(ask, fn, context, live.arguments.text)
+        case AgentCall() as body:
+            return partial(live.run.nest, live.run, live.entry.call, live.arguments, body)
+        case None:  # pragma: no cover - a FunctionTool always has a body once it is made
+            raise AssertionError
+
+
+def _on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awaitable[Any]:
+    bound = live.arguments.bound
+    assert bound is not None
+    value = bound.call(body.fn, context)
+    return value if inspect.isawaitable(value) else resolved(value)
+
+
+@uninterrupted
+async def _in_thread(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Any:
+    bound, place = live.arguments.bound, live.place
+    assert bound is not None
+    assert place is not None
+
+    def late(value: Any, error: BaseException | None) -> None:
+        _report_late(live, value=value, error=error)
+
+    try:
+        value = await live.run.threads.run(
+            place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=late
+        )
+    finally:
+        live.abandoned = place.abandoned
+    return await resolved(value)
+
+
+# -- steps 13 to 17
+
+
+async def _settle(live: LiveCall, ending: end.Ending) -> None:
+    live.phase = "post"
+    if not isinstance(ending, end.Returned) and _surely_raises(live, ending):
+        live.batch.halt()  # before the permit is given back: what waits for it must not start any more
+    live.release_permit()
+    if _converts_at_once(live, ending):
+        await _finish(live, await convert(live, ending))
+        return
+    # A sibling's failure bounds this, a cancelled parent ends it.
+    text = sibling_text(live.tool.name)
+    cut = Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text))
+    converted = cut
+    with live.run.cleanup.section(shield=False, on_cut=lambda: live.run.cut("post-invoke", live.call_id)):
+        converted = await convert(live, ending)
+    if converted is cut:
+        live.cleanup = "cut"
+    await _finish(live, converted)
+
+
+def _surely_raises(live: LiveCall, ending: end.Ending) -> bool:
+    """Tell whether the call's policy leaves nothing to ask: this ending will be raised."""
+    match ending:
+        case end.Raised(error, where):
+            fatal = where == "around" or not isinstance(error, Exception)
+            return fatal or live.tool.failure_error_function is None
+        case end.Faulty() | end.Cancelled("tool" | "caller"):
+            return live.tool.failure_error_function is None
+        case end.TimedOut():
+            return live.tool.timeout_behavior == "raise_exception"
+        case _:
+            return False
+
+
+def _converts_at_once(live: LiveCall, ending: end.Ending) -> bool:
+    """Tell whether conversion waits for nobody, so that it needs no scope."""
+    return (
+        isinstance(ending, end.Returned)
+        and not live.tool.tool_output_guardrails
+        and live.tool.custom_data_extractor is None
+        and live.run.config.output_store is None
+    )
+
+
+async def _finish(live: LiveCall, converted: Converted) -> None:
+    """Steps 16 and 17: nothing but the cleanup deadline stops these."""
+    outcome, failure = converted.outcome, converted.failure
+    outcome = _complete(live, outcome)
+    hook_error = await _end_hooks(live, outcome) if live.hooked else None
+    if hook_error is not None:
+        failed = _failure(live, hook_error, "post")
+        failure = failed if failure is None or isinstance(failure.error, Exception) else failure
+    live.batch.settle(live, outcome, failure)
+
+
+def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
+    # Written out: `attrs.evolve`, which looks every field up by its name, costs three times as much.
+    return CallOutcome(
+        status=outcome.status,
+        output=outcome.output,
+        value=outcome.value,
+        error=outcome.error if outcome.error is not None else live.error,
+        cancelled_by=outcome.cancelled_by,
+        reason=outcome.reason,
+        body_finished=live.body_finished,
+        abandoned=live.abandoned,
+        custom_data=outcome.custom_data,
+        cleanup=live.cleanup,
+        started_at=live.started_at,
+        ended_at=live.run.log.wall(),
+        secret=outcome.secret or live.run.state.gives_secret(live.entry.call),
+    )
+
+
+async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
+    """Deliver the end event to whoever got the start event, in reverse; return the first error."""
+    hooked, live.hooked = live.hooked, ()
+    context = live.context or call_context(live)
+
+    async def deliver() -> None:
+        for hooks in reversed(hooked):  # the later hooks of one event are not started once one has failed
+            await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
+
+    task = own_task()
+    with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
+        try:
+            await in_own_task(deliver)
+        except cancelled_types():
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - raised by the batch, after the call has settled
+            if is_closing(task):
+                raise
+            return error  # noqa: ASYNC104
+    return None
+
+
+async def _settle_ended(live: LiveCall) -> None:
+    """The run around the call is ending: settle as cancelled by whoever ends it, if the call hasn't settled."""
+    run = live.run
+    run.cleanup.begin()
+    if live.phase == "settled":
+        return
+    by = await run.find_ended_by()
+    outcome = CallOutcome(status="cancelled", cancelled_by=by)  # type: ignore[arg-type]  # "parent" or "deadline"
+    outcome = _complete(live, outcome)
+    error: BaseException | None = None
+    try:
+        error = await _end_hooks(live, outcome) if live.hooked else None
+    finally:  # whatever becomes of the hooks, the owner waits for this
+        if not live.batch.closed:
+            live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
+
+
+async def _settle_broken(live: LiveCall, error: BaseException) -> None:
+    """Something around the body raised: a hook, a guardrail, an error function."""
+    live.redact_error(error)
+    if live.phase == "settled":
+        live.batch.fail(_failure(live, error, "post"))
+        return
+    phase = "post" if live.phase == "post" else "body"
+    outcome = CallOutcome(status="failed", error=error)
+    await _finish(live, Converted(outcome, _failure(live, error, phase)))
+
+
+def _failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
+    live.redact_error(error)
+    return Failure(index=live.entry.index, error=raisable(live, error), phase=phase)
+
+
+def _report_late(live: LiveCall, value: Any = None, error: BaseException | None = None) -> None:
+    if error is not None:
+        live.redact_error(error)
+    live.run.report_late(LateResult(path=live.run.path, call=live.entry.call, value=value, error=error))

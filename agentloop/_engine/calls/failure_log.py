@@ -1,0 +1,29 @@
+"""A failure that only the model is told of: what the log of Python says about it, for those who keep the tool."""
+
+from __future__ import annotations
+
+import logging
+
+from agentloop._common.error_text import error_summary, traceback_of
+from agentloop._engine.calls.scheduler import LiveCall
+
+logger = logging.getLogger("agentloop.tools")
+
+
+def log_failure(live: LiveCall, error: BaseException) -> None:
+    """Log that the body of *live* failed with *error*, which the tool's policy tells the model.
+
+    A WARNING names tool, call and error; where stands where in the code, at DEBUG. Neither shows what is secret: an
+    error stands there as the summary that records have, without its own words.
+    """
+    words = (live.tool.qualified_name, live.call_id, error_summary(error))
+    logger.warning("tool %s failed in call %s: %s", *map(_printable, words))
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("traceback of call %s:\n%s", _printable(live.call_id), traceback_of(error))
+
+
+def _printable(text: str) -> str:
+    """Return *text* with the characters escaped that would steer a terminal, forge a line or fit no encoding."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

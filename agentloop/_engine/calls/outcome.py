@@ -1,0 +1,191 @@
+"""Steps 13 to 15: an ending becomes an outcome by the tool's policies: what the model is told, or what is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+
+from agentloop._common.error_text import REDACTED, message_of, summary_parts, tool_failure
+from agentloop._core.failure_choice import Failure, class_of_summary
+from agentloop._engine.calls.failure_log import log_failure
+from agentloop._engine.calls.output_text import UnwritableValue, bounded_output, render
+from agentloop._engine.calls.scheduler import LiveCall, sibling_text
+from agentloop._engine.calls.tool_context import call_context
+from agentloop._engine.calls.tool_guardrails import judge_output
+from agentloop._engine.runtime import body_result as end
+from agentloop._engine.runtime.callbacks import ask
+from agentloop.exceptions import (
+    AgentLoopError,
+    EarlierFailure,
+    ToolCallError,
+    ToolCancelledError,
+    ToolTimeoutError,
+    UserTypeError,
+)
+from agentloop.items import Content
+from agentloop.outcomes import CallOutcome
+from agentloop.tools import default_tool_error_function
+
+
+@attrs.frozen
+class Converted:
+    """An outcome, and the failure to raise if the tool's policy is to raise."""
+
+    outcome: CallOutcome
+    failure: Failure | None = None
+
+
+def raisable(live: LiveCall, error: BaseException) -> BaseException:
+    """Return *error* as it leaves the run: bare if it is ours or fatal, else a `ToolCallError` caused by it.
+
+    What was kept of an error in an earlier entry leaves as that error would have.
+    """
+    if isinstance(error, EarlierFailure) and not error.fatal and class_of_summary(str(error)) is None:
+        kind, message = summary_parts(str(error))
+    elif not isinstance(error, Exception) or isinstance(error, AgentLoopError):
+        return error
+    else:
+        kind, message = type(error).__name__, message_of(error)
+    name = live.tool.name
+    failure = ToolCallError(tool_failure(name, kind, message), tool=name, call=live.entry.call)
+    failure.__cause__ = error
+    return failure
+
+
+async def convert(live: LiveCall, ending: end.Ending) -> Converted:
+    """Return the outcome of *ending*."""
+    match ending:
+        case end.Returned(value):
+            return await _returned(live, value)
+        case end.Refused(outcome):
+            return Converted(attrs.evolve(outcome, output=await _bounded(live, outcome.output)))
+        case end.Raised(error, where):
+            if where == "around" or not isinstance(error, Exception):
+                return _raised(live, CallOutcome(status="failed", error=error), error)
+            return await _failed_and_logged(live, error)
+        case end.Faulty(error):
+            return await _failed(live, "failed", error, judged=False)
+        case end.TimedOut(seconds):
+            return await _timed_out(live, seconds)
+        case end.Cancelled("sibling"):
+            text = sibling_text(live.tool.name)
+            return Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text, error=live.error))
+        case end.Cancelled(by, reason):
+            if live.redacts_errors:
+                reason = REDACTED
+            error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
+            started = live.started_at is not None
+            return await _failed(live, "cancelled", error, judged=started, cancelled_by=by, reason=reason)
+        case _:
+            raise AssertionError(f"{ending!r} has no outcome")
+
+
+def _raised(live: LiveCall, outcome: CallOutcome, error: BaseException) -> Converted:
+    failure = Failure(index=live.entry.index, error=raisable(live, error), phase="body")
+    if isinstance(failure.error, ToolCallError) and failure.error.outcome is None:
+        failure.error.outcome = outcome
+    return Converted(outcome, failure)
+
+
+async def _returned(live: LiveCall, value: Any) -> Converted:
+    tool = live.tool
+    custom = None
+    if tool.custom_data_extractor is not None:
+        extract = tool.custom_data_extractor
+        custom = await live.run.question(
+            "custom_data_extractor", live.call_id, lambda: ask(extract, live.context, value), told=False
+        )
+    try:
+        output = render(value)
+    except UnwritableValue as error:
+        live.redact_error(error)
+        return await _failed_and_logged(live, error)
+    return await _judged(live, CallOutcome(status="succeeded", output=output, value=value, custom_data=custom))
+
+
+async def _judged(live: LiveCall, outcome: CallOutcome) -> Converted:
+    """Steps 14 and 15 for an outcome that has an output."""
+    if live.tool.tool_output_guardrails:
+        assert outcome.output is not None
+        try:
+            judged = await judge_output(live, outcome.value, outcome.output)
+            replacement = render(judged.value) if judged.replaced else None
+        except UnwritableValue as error:  # what a guardrail gave in the place of the value
+            live.redact_error(error)
+            return await _failed_and_logged(live, error, judged=False)
+        if judged.tripwire is not None:
+            failed = CallOutcome(status="failed", error=judged.tripwire)
+            return Converted(failed, Failure(index=live.entry.index, error=judged.tripwire, phase="post"))
+        if judged.message is not None:
+            # Nothing of what the tool gave may survive a rejection.
+            reason, secret = "output guardrail", live.redacts_errors
+            outcome = CallOutcome(status="rejected", output=judged.message, reason=reason, secret=secret)
+        elif judged.replaced:
+            outcome = attrs.evolve(outcome, value=judged.value, output=replacement, custom_data=None)
+    bounded = await _bounded(live, outcome.output)
+    return Converted(outcome if bounded is outcome.output else attrs.evolve(outcome, output=bounded))
+
+
+async def _bounded(live: LiveCall, output: Content | None) -> Content | None:
+    limit = live.run.config.tool_execution.max_output_chars
+    if output is None or limit is None or (isinstance(output, str) and len(output) <= limit):
+        return output
+    return await bounded_output(output, limit, _putter(live))
+
+
+def _putter(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
+    """Return what takes outputs that are too long, if anything does."""
+    store = live.run.config.output_store
+    if store is None:
+        return None
+
+    async def put(text: str) -> Any:
+        call = live.entry.call
+        return await live.run.question("output_store", live.call_id, lambda: ask(store.put, call, text), told=False)
+
+    return put
+
+
+async def _text(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
+    context = live.context or call_context(live)
+    run = live.run
+    text = await run.question(what, live.call_id, lambda: ask(fn, context, error), told=False)
+    if text is not None and not isinstance(text, str):
+        raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
+    return text
+
+
+async def _failed(live: LiveCall, status: Any, error: Exception, *, judged: bool = True, **fields: Any) -> Converted:
+    fn = live.tool.failure_error_function
+    text = None if fn is None else await _text(live, "failure_error_function", fn, error)
+    # Words of the application's own may repeat what is secret: the model is told them, and nobody else.
+    secret = text is not None and fn is not default_tool_error_function and live.redacts_errors
+    outcome = CallOutcome(status=status, output=text, error=error, secret=secret, **fields)
+    if text is None:
+        return _raised(live, outcome, error)
+    if judged:
+        return await _judged(live, outcome)
+    return Converted(attrs.evolve(outcome, output=await _bounded(live, text)))
+
+
+async def _failed_and_logged(live: LiveCall, error: Exception, *, judged: bool = True) -> Converted:
+    """As `_failed`; where the model is told of *error*, and so nobody else, it is logged."""
+    failed = await _failed(live, "failed", error, judged=judged)
+    if failed.failure is None:
+        log_failure(live, error)
+    return failed
+
+
+async def _timed_out(live: LiveCall, seconds: float) -> Converted:
+    tool = live.tool
+    error = ToolTimeoutError(tool.name, seconds)
+    outcome = CallOutcome(status="timed_out", error=error)
+    if tool.timeout_behavior == "raise_exception":
+        return _raised(live, outcome, error)
+    text = None
+    if tool.timeout_error_function is not None:
+        text = await _text(live, "timeout_error_function", tool.timeout_error_function, error)
+    secret = bool(text) and live.redacts_errors
+    return await _judged(live, attrs.evolve(outcome, output=text or str(error), secret=secret))

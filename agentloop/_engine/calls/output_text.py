@@ -1,0 +1,117 @@
+"""What the model sees of a tool's value: any Python value as text or parts, bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import attrs
+
+from agentloop._common.error_text import bounded
+from agentloop._schema.function_schema import to_json_value
+from agentloop._storage.withholding import WithheldText
+from agentloop.exceptions import UserValueError
+from agentloop.items import Content, File, Image, Part, Refusal, Text
+
+Put: TypeAlias = Callable[[str], Awaitable[Any]]
+"""Takes a text that is too long and gives a reference to it."""
+
+NO_OUTPUT = "(no output)"
+_PARTS = (Text, Image, File, Refusal)
+_TEXTS = (str, WithheldText)
+
+
+class UnwritableValue(UserValueError):
+    """A tool, or a guardrail, gave a value that can't be put into words."""
+
+
+def render(value: Any) -> Content:
+    """Return *value* as the content of an output: text as it is, parts as parts, None as a placeholder, else JSON.
+
+    Raises:
+        UnwritableValue: its own conversion to text fails, as does that of a number of thousands of digits.
+    """
+    try:
+        return _rendered(value)
+    except Exception as error:
+        raise UnwritableValue(
+            f"a value of type {type(value).__name__} can't be written as text: {type(error).__name__}"
+        ) from error
+
+
+def _rendered(value: Any) -> Content:
+    if isinstance(value, str):
+        # A subclass (an enum's member, a text marked as safe) may have methods that mean or do something else.
+        return value if type(value) in _TEXTS else str.__str__(value)
+    if value is None:
+        return NO_OUTPUT
+    if isinstance(value, _PARTS):
+        return (_checked(value),)
+    if isinstance(value, list | tuple) and value and all(isinstance(part, _PARTS) for part in value):
+        return tuple(map(_checked, value))
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}({value})"
+    try:
+        return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
+    except Exception:  # whatever a value's own conversion raises: it has a repr, and the body has run
+        return str(value)
+
+
+def _checked(part: Part) -> Part:
+    """Return *part*; it is made by a tool, and nothing has looked at its fields yet."""
+    for field in attrs.fields(type(part)):
+        value = getattr(part, field.name)
+        if not isinstance(value, str) and not (value is None and field.default is None):
+            raise TypeError(f"{type(part).__name__}.{field.name}: text is needed, not {type(value).__name__}")
+    return part
+
+
+def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
+    """Return *text* within *limit* characters: head and tail kept, and how much was cut stated between them."""
+    if limit is None or len(text) <= limit:
+        return text
+    kept_at = f", all of it at {reference}" if reference is not None else ""
+    gone = len(text) - limit
+
+    def notice_of(cut: int) -> str:
+        return f"\n[… {cut} of {len(text)} characters cut{kept_at} …]\n"
+
+    # The statement takes room itself, and its own length depends on the number in it.
+    while (more := len(text) - max(limit - len(notice_of(gone)), 0)) > gone:
+        gone = more
+    notice = notice_of(gone)
+    if len(notice) > limit:
+        return bounded(text, limit)  # no room to state it
+    room = len(text) - gone
+    head = (room + 1) // 2
+    tail = room - head
+    return text[:head] + notice + (text[-tail:] if tail else "")
+
+
+def cut_output(output: Content, limit: int) -> Content:
+    """Return *output* with each of its texts within *limit* characters."""
+    if isinstance(output, WithheldText):  # stands for a text that was cut
+        return output
+    if isinstance(output, str):
+        return cut_text(output, limit)
+    return tuple(Text(cut_text(part.text, limit)) if isinstance(part, Text) else part for part in output)
+
+
+async def bounded_output(output: Content, limit: int | None, put: Put | None) -> Content:
+    """Return *output* within *limit* characters of text; what is longer goes to *put* first, if there is one."""
+    if limit is None:
+        return output
+    if isinstance(output, str):
+        return await _bounded_text(output, limit, put)
+    parts = []
+    for part in output:
+        parts.append(Text(await _bounded_text(part.text, limit, put)) if isinstance(part, Text) else part)
+    return tuple(parts)
+
+
+async def _bounded_text(text: str, limit: int, put: Put | None) -> str:
+    if len(text) <= limit:
+        return text
+    reference = None if put is None else str(await put(text))
+    return cut_text(text, limit, reference)

@@ -1,0 +1,720 @@
+"""The calls of one turn: who waits, who runs, whose output is next, and what ends the batch early.
+
+The *owner* is the task that settles the batch; it opens the turn nursery and waits in `Batch.join`. Calls are plan
+entries until they are admitted, then one task each. A call's task settles it in one synchronous step; a failure that is
+to be raised marks the batch in that step (nothing more is admitted) and wakes the owner, which cancels the others when
+it next runs. So every body already due in that scheduler pass still settles, and what is raised depends on classes,
+phases and model order, not on who came first.
+
+A sibling's failure cancels each call's own scope, not the nursery's: between a body's end and its settling a call is
+out of a sibling's reach, while a cancelled parent still reaches it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextvars import Context
+from functools import cached_property
+from typing import Any, Literal
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from agentloop._common.error_text import error_summary, is_fatal, redact_message
+from agentloop._core.admission import Ticket
+from agentloop._core.failure_choice import Failure, choose
+from agentloop._core.plan import Answer, Arguments, Deliver, Execute, Plan, PlanEntry, Replay, Wait
+from agentloop._engine.calls.output_text import cut_output
+from agentloop._engine.calls.stacks import stack_of
+from agentloop._engine.runtime.backend import (
+    Starter,
+    cancelled_by_others,
+    cancelled_types,
+    new_bell,
+    run_is_cancelled,
+    starter,
+)
+from agentloop._engine.runtime.dispatcher import Pump
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.runtime.threads import Place
+from agentloop.abc import StillRunning
+from agentloop.budget import Budget, Reservation
+from agentloop.context import ToolContext
+from agentloop.items import Item
+from agentloop.limits import Capacity, Limit, OrderedCapacity
+from agentloop.outcomes import CallOutcome
+from agentloop.records import BodyEnded, CallSettled, ItemReleased
+from agentloop.tools import FunctionTool
+
+CLOCK_SLACK = 1e-9
+"""Seconds added to a time to wake at: a clock may read less than a time it was to wake at, by the error of a sum."""
+
+_RUNNING = (Execute, Deliver, Replay)
+Phase = Literal["waiting", "starting", "body", "post", "paused", "settled"]
+
+
+@attrs.define(eq=False)
+class LiveCall:
+    """One call of a batch, from its plan entry to its outcome. `cancel` may be called by anybody on the loop."""
+
+    run: LiveRun
+    batch: Batch
+    entry: PlanEntry
+    tool: FunctionTool
+    arguments: Arguments
+    limits: tuple[Limit, ...] = ()
+    phase: Phase = "waiting"
+    scope: anyio.CancelScope = attrs.field(init=False)
+    """Around steps 8 to 12; made when the task is."""
+    begun: bool = False
+    """Whether the call's task has had its first step, or is to do nothing when it has it. Until then the batch's owner
+    may settle the call: a task that asyncio cancels before its first step never runs."""
+    cause: Literal["caller", "sibling"] | None = None
+    reason: str | None = None
+    ticket: Ticket | None = None
+    context: ToolContext[Any] | None = None
+    place: Place | None = None
+    reservation: Reservation | None = None
+    over_budget: bool = False
+    cost_error: BaseException | None = None
+    holds_permit: bool = False
+    queued_at: float = 0.0
+    started_at: float | None = None
+    started_clock: float = 0.0
+    body_ended_at: float | None = None
+    body_finished: bool = False
+    run_is_ending: bool = False
+    """Whether what ended the body was a scope around the call."""
+    timeout_at: float = math.inf
+    body_clock: float = 0.0
+    idle_since: float = 0.0
+    abandoned: bool = False
+    cleanup: Literal["done", "cut"] | None = None
+    hooked: Sequence[Any] = ()
+    """Hook objects whose start event was delivered (or begun): they get the end event."""
+    error: BaseException | None = None
+    coro: Any = None
+    attempt: int = 1
+    announced: bool = False
+    """Whether an earlier entry of the run has recorded the start and told hooks of it."""
+    body: BodyEnded | None = None
+    """How the body ended in an earlier entry: it isn't run again."""
+    gave_secret: bool = False
+    """Whether the body has returned, and what it returned is secret."""
+
+    @property
+    def call_id(self) -> str:
+        return self.entry.call.call_id
+
+    @property
+    def is_unbegun(self) -> bool:
+        """Whether the call's task was started and has not had its first step."""
+        return self.phase == "starting" and not self.begun
+
+    @property
+    def redacts_errors(self) -> bool:
+        """Whether errors of the call, and words that the application makes of it, may repeat what is secret."""
+        return self.gave_secret or self.run.redacts_errors_of(self.entry.call)
+
+    def redact_error(self, error: BaseException) -> None:
+        """See that no text shows the message of *error*, if it may repeat what is secret."""
+        if self.redacts_errors:
+            redact_message(error)
+
+    def start(self) -> None:
+        """Start the call's task; called by the pump when its limits are taken."""
+        self.holds_permit = True
+        self.phase = "starting"
+        if self.run.budget is not None and self.attempt == 1 and not self.announced:
+            self._reserve(self.run.budget)
+        self.batch.spawn(self)
+
+    def _reserve(self, budget: Budget) -> None:
+        """Take the call's part of the run's budget at its admission, so in model order and before anybody else can."""
+        parsed, price = self.arguments.parsed, self.tool.cost
+        try:
+            cost: Any = 0 if price is None or parsed is None else price(parsed)
+            self.reservation = budget.reserve_call(cost)
+        except BaseException as error:  # noqa: ASYNC103 - the application's: it is raised in the call's own task
+            self.cost_error = error
+        self.over_budget = self.reservation is None
+
+    def release_permit(self) -> None:
+        """Give the limits back, and a budget's part that wasn't spent; the next call may start in this very step."""
+        if self.holds_permit:
+            self.holds_permit = False
+            if self.run.budget is not None and self.reservation is not None:
+                self.run.budget.release(self.reservation)  # nothing to give back once the body has started
+            for limit in self.limits:
+                limit.give()
+            self.batch.pump.pump()
+
+    def release_all(self) -> None:
+        """Give back all that the call holds of what calls share: a place in the queue for threads, limits, budget."""
+        self.run.threads.leave(self)
+        self.release_permit()
+
+    def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
+        """Cancel the call unless its body has ended; False if it has."""
+        if self.phase in ("post", "settled", "paused"):
+            return False
+        if self.cause is None:
+            self.cause, self.reason = cause, reason
+        elif cause == "sibling":
+            self.cause = cause
+        if self.phase == "waiting":
+            self.batch.cancel_waiting(self)
+        else:
+            self.scope.cancel()
+        return True
+
+
+class Batch:
+    """The scheduler of one turn's calls. Owned by the task that runs `join`."""
+
+    def __init__(
+        self,
+        run: LiveRun,
+        plan: Plan,
+        run_call: Callable[[LiveCall], Coroutine[Any, Any, None]],
+        *,
+        sequential: bool,
+        context: Context,
+    ) -> None:
+        self.run = run
+        self._run_call = run_call
+        self.execution = run.config.tool_execution
+        self.calls: list[LiveCall] = []
+        self.answers: list[PlanEntry] = []
+        self.failures: list[Failure] = []
+        self.halted = False
+        self.stopped: str | None = None
+        self.closed = False
+        """Whether the event loop has gone, so that nothing can be awaited, woken or started any more."""
+        self.spawn_context = context
+        self._starter: Starter | None = None
+        self._wake = new_bell()
+        self._segments: deque[list[LiveCall]] = deque()
+        self._current: set[LiveCall] = set()
+        self._unsettled = 0
+        self._leaders: dict[str, LiveCall] = {}
+        self._followers: dict[str, list[LiveCall]] = {}
+        self._opened_at = anyio.current_time()
+        self._gate = run.log.events.new_gate() if run.log.events is not None else None
+        self._sleeps_until = math.inf
+        self._report_next = -math.inf
+        """When bodies that go on are reported again."""
+        self._build(plan, sequential)
+        self.pump = self._choose_pump()
+
+    @cached_property
+    def conversation(self) -> tuple[Item, ...]:
+        """The run's conversation: made once for all calls of the batch, if one asks."""
+        return self.run.conversation
+
+    def room(self) -> None:
+        """The consumer has caught up: admit what waited for him."""
+        if self._gate is not None:
+            self._gate.report_room()
+        self.pump.pump()
+
+    # -- building
+
+    def _build(self, plan: Plan, sequential: bool) -> None:
+        cap = self.execution.max_function_tool_concurrency
+        base: tuple[Limit, ...] = () if cap is None else (Capacity(cap, "max_function_tool_concurrency"),)
+        if self._gate is not None:
+            base = (*base, self._gate)
+        groups: dict[str, Limit] = {}
+        segment: list[LiveCall] = []
+        for entry in plan.entries:
+            if isinstance(entry.disposition, Wait):
+                continue
+            if isinstance(entry.disposition, Answer) or entry.tool is None:
+                self.answers.append(entry)
+                continue
+            live = self._call(entry, entry.tool, base, groups)
+            alone = sequential or entry.tool.exclusive
+            if alone and segment:
+                self._segments.append(segment)
+                segment = []
+            segment.append(live)
+            if alone:
+                self._segments.append(segment)
+                segment = []
+        if segment:
+            self._segments.append(segment)
+        self._unsettled = len(self.calls) + len(self.answers)
+
+    def _call(
+        self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
+    ) -> LiveCall:
+        disposition = entry.disposition
+        assert isinstance(disposition, _RUNNING)
+        limits = (*base, *tool.capacity)
+        if tool.serial is not None:
+            group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
+            limits = (*limits, group)
+        live = LiveCall(self.run, self, entry, tool, disposition.arguments, limits=tuple(dict.fromkeys(limits)))
+        live.queued_at = self.run.log.wall()
+        self._take_up(live, disposition)
+        self.calls.append(live)
+        self.run.calls[self.run.path, live.call_id] = live
+        return live
+
+    def _take_up(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
+        """Give *live* what earlier entries of the run have left of the call."""
+        if isinstance(disposition, Replay):
+            return
+        state = self.run.state.calls[live.call_id]
+        live.attempt = disposition.attempt
+        if isinstance(disposition, Deliver):
+            live.body = disposition.body
+            live.announced = state.cut is None
+        else:
+            live.announced = disposition.resumed and state.attempt == disposition.attempt
+        if live.announced:
+            live.hooked = [hooks for hooks in (self.run.hooks, self.run.agent.hooks) if hooks is not None]
+
+    def _choose_pump(self) -> Pump:
+        shared = self.run.shared
+        bound = False
+        for live in self.calls:
+            for limit in live.tool.capacity:
+                bound = True
+                limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
+        return shared.pump if bound else Pump()
+
+    # -- running
+
+    def open(self, group: TaskGroup) -> None:
+        """Queue the first calls; *group* is the turn nursery."""
+        self._starter = starter(group)
+        self.pump.sleepers[self._look_at] = None
+        self._next_segment()
+        mine = (
+            {live.call_id: live for live in self.calls if live.phase != "settled"} if self.run.cancel_requests else {}
+        )
+        for (path, call_id), reason in list(self.run.cancel_requests.items()):
+            if path == self.run.path and call_id in mine:
+                del self.run.cancel_requests[path, call_id]
+                mine[call_id].cancel("caller", reason)
+
+    def spawn(self, live: LiveCall) -> None:
+        """Start the task of *live*, in a copy of the turn's context whoever asks."""
+        assert self._starter is not None
+        live.begun = False
+        live.scope = anyio.CancelScope()
+        live.started_clock = anyio.current_time()
+        if live.tool.runs_in_thread:
+            self.run.threads.join(live)
+        name = f"agentloop call {live.tool.name} {'/'.join((*self.run.path, live.call_id))}"
+        self._starter(self._run_call, live, name, self.spawn_context)
+
+    def _next_segment(self) -> None:
+        while self._segments and not self._current and not self.halted:
+            segment = [live for live in self._segments.popleft() if live.phase != "settled"]
+            self._current = set(segment)
+            waiting = [live for live in segment if live.phase == "waiting"]
+            for live in waiting:
+                if live.cause is not None:
+                    self.cancel_waiting(live)
+            self.queue([live for live in waiting if live.cause is None and not self._follows(live)])
+
+    def _follows(self, live: LiveCall) -> bool:
+        """Tell whether *live* waits for, or was answered by, an equal call; else it leads its key."""
+        key = live.arguments.receipt
+        if key is None:
+            return False
+        source = self.run.state.receipts.get(key)
+        if source is not None:
+            self._replay(live, source)
+            return True
+        leader = self._leaders.setdefault(key, live)
+        if leader is live:
+            return False
+        self._followers.setdefault(key, []).append(live)
+        return True
+
+    def queue(self, calls: Iterable[LiveCall]) -> None:
+        """Put *calls* into the arrival order."""
+        tickets = []
+        for live in calls:
+            live.phase = "waiting"
+            live.ticket = Ticket(live.limits, live)
+            tickets.append(live.ticket)
+        self.pump.add(tickets)
+
+    def rekey(self, live: LiveCall, arguments: Arguments) -> bool:
+        """Give *live* rewritten *arguments*; True if it goes on, False if an equal call answers it or is awaited."""
+        old = live.arguments.receipt
+        live.arguments = arguments
+        if old is not None and old != arguments.receipt:
+            self._hand_on(old, live)
+        if arguments.receipt is None or arguments.receipt == old:
+            return True
+        if not self._follows(live):
+            return True
+        if live.phase != "settled":
+            live.phase = "waiting"
+        return False
+
+    def _hand_on(self, key: str, leader: LiveCall) -> None:
+        """Let the first follower of *key* lead, *leader* having no output to share."""
+        if self._leaders.get(key) is not leader:
+            return
+        del self._leaders[key]
+        waiting = [live for live in self._followers.pop(key, ()) if live.phase == "waiting" and live.cause is None]
+        if waiting and not self.halted:
+            first, *rest = waiting
+            self._leaders[key] = first
+            if rest:
+                self._followers[key] = rest
+            self.queue([first])
+
+    def _replay(self, live: LiveCall, source: str) -> None:
+        outcome = self.run.state.calls[source].outcome
+        assert outcome is not None
+        now = self.run.log.wall()
+        self.settle(
+            live,
+            CallOutcome(
+                status="replayed",
+                output=outcome.output,
+                value=outcome.value,
+                custom_data=outcome.custom_data,
+                started_at=None,
+                ended_at=now,
+            ),
+        )
+
+    # -- settling: synchronous, in the call's own task
+
+    def settle(self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None) -> None:
+        """Append the call's one outcome, release what is next in model order, start what that makes possible."""
+        rewritten = live.arguments.text != live.entry.call.arguments
+        # Made before anything changes: a call whose record can't be made is still to be settled.
+        record = self._record_of(
+            live.entry,
+            live.tool.name,
+            outcome,
+            body_ended_at=live.body_ended_at,
+            receipt=live.arguments.receipt,
+            arguments=live.arguments.text if rewritten and live.started_at is None else None,
+            attempt=live.attempt,
+        )
+        live.phase = "settled"
+        self._append(record)
+        if failure is not None:
+            self.fail(failure)
+        live.release_permit()
+        self._current.discard(live)
+        self.run.calls.pop((self.run.path, live.call_id), None)
+        self._share(live, outcome)
+        self._next_segment()
+        if self._unsettled == 0:
+            self._wake.ring()
+
+    def fail(self, failure: Failure) -> None:
+        """End the batch by *failure*: nothing more is admitted, and the owner cancels the others when it next runs."""
+        self.failures.append(failure)
+        self.halt()
+        self._wake.ring()
+
+    def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
+        """Settle a call that has nothing to run."""
+        assert isinstance(entry.disposition, Answer)
+        self._append(self._record_of(entry, entry.call.name, outcome, attempt=entry.disposition.attempt))
+
+    def _record_of(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
+        # Outputs of bodies have been cut before. Here it is texts of the library, and words of the application.
+        output, limit = outcome.output, self.execution.max_output_chars
+        if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
+            outcome = attrs.evolve(outcome, output=cut_output(output, limit))
+        error = None if outcome.error is None else error_summary(outcome.error)
+        return CallSettled(*self.run.here(), entry.call.call_id, tool, outcome, error=error, **fields)
+
+    def _append(self, record: CallSettled) -> None:
+        self.run.append(record)
+        self._unsettled -= 1
+        self._release()
+
+    def _release(self) -> None:
+        run = self.run
+        while (due := run.state.next_release()) is not None:
+            run.append(ItemReleased(*run.here(), due.call.call_id))
+
+    def pause(self, live: LiveCall) -> None:
+        """An agent tool's run waits for a verdict: the call is over for this entry, and has no outcome yet."""
+        live.phase = "paused"
+        live.release_permit()
+        self._current.discard(live)
+        self.run.calls.pop((self.run.path, live.call_id), None)
+        self._unsettled -= 1
+        if self.stopped is not None or self.failures:
+            self._end_paused(live)
+        self._release()
+        self._next_segment()
+        if self._unsettled == 0:
+            self._wake.ring()
+
+    def _end_paused(self, live: LiveCall) -> None:
+        """Nobody will go on with a paused call: a task of its own settles it and tells the hooks that know of it."""
+        self._unsettled += 1
+        live.phase = "starting"
+        live.cause = live.cause or "sibling"
+        self.spawn(live)
+
+    def _share(self, live: LiveCall, outcome: CallOutcome) -> None:
+        key = live.arguments.receipt
+        if key is None or self._leaders.get(key) is not live:
+            return
+        if outcome.status != "succeeded":
+            self._hand_on(key, live)
+            return
+        for follower in self._followers.pop(key, ()):
+            if follower.phase == "waiting" and follower.cause is None and not self.halted:
+                self._replay(follower, live.call_id)
+
+    # -- early endings
+
+    def halt(self) -> None:
+        """Admit nothing more, from this very step on."""
+        if not self.halted:
+            self.halted = True
+            self.pump.withdraw(live.ticket for live in self.calls if live.phase == "waiting" and live.ticket)
+
+    def cancel_waiting(self, live: LiveCall) -> None:
+        """A call that waits was cancelled: it never starts, and a task of its own words the outcome."""
+        if live.ticket is not None:
+            self.pump.withdraw([live.ticket])
+        if self._starter is not None and not self.halted:
+            live.phase = "starting"
+            self.spawn(live)
+
+    def stop(self, by: str) -> None:
+        """End the batch: what waits settles unstarted; what runs is cancelled (for a sibling) or already is."""
+        if self.stopped is not None:
+            return
+        self.stopped = by
+        self.pump.leave(self._look_at)
+        self.halt()
+        self.run.cleanup.begin()
+        for live in self.calls:
+            if live.phase == "waiting":
+                self.settle(live, self._never_started(live, by))
+            elif live.phase == "paused":
+                self._end_paused(live)
+            elif by == "sibling":
+                live.cancel("sibling")
+
+    def _never_started(self, live: LiveCall, by: str) -> CallOutcome:
+        return CallOutcome(
+            status="cancelled",
+            output=sibling_text(live.tool.name) if by == "sibling" else None,
+            cancelled_by=by,  # type: ignore[arg-type]  # "sibling", "parent" or "deadline"
+            ended_at=self.run.log.wall(),
+        )
+
+    def _expire(self) -> None:
+        """Skip what has waited longer than `queue_timeout`."""
+        limit = self.execution.queue_timeout
+        if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
+            return
+        late = [live for live in self.calls if self._may_expire(live)]
+        self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
+        for live in late:
+            live.phase = "settled"  # all at once: settling one of them must not start another
+        for live in late:
+            text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
+            self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
+
+    def _may_expire(self, live: LiveCall) -> bool:
+        """Tell whether *live* waits for room; one that awaits an equal call doesn't.
+
+        Nor does one that started in an earlier entry: nobody may be told that it didn't.
+        """
+        if live.phase != "waiting" or live.announced or live.attempt > 1:
+            return False
+        return live not in self._followers.get(live.arguments.receipt or "", ())
+
+    def settle_left(self, live: LiveCall, failure: Failure | None = None) -> None:
+        """Settle a call whose task has ended without settling it, or will never begin; *failure* is what ended it.
+
+        If the run goes on, it fails: what the call did is not known.
+        """
+        run = self.run
+        live.begun = True
+        ending = self.stopped in ("parent", "deadline") or run_is_cancelled()
+        if ending:
+            run.cleanup.begin()
+        elif failure is None:
+            failure = Failure(index=live.entry.index, error=cancelled_by_others(), phase="body")
+        by: Any = run.ended_by() if ending else "parent"
+        unknown = live.started_at is not None and not ending
+        try:
+            outcome = CallOutcome(
+                status="unknown" if unknown else "cancelled",
+                cancelled_by=None if unknown else by,
+                body_finished=live.body_finished,
+                started_at=live.started_at,
+                ended_at=run.log.wall(),
+            )
+            self.settle(live, outcome, failure)
+        except BaseException as error:  # noqa: ASYNC103 - not even this can be recorded: the owner must not wait for it
+            if live.phase != "settled":
+                live.phase = "settled"
+                self._unsettled -= 1
+            self.fail(failure or Failure(index=live.entry.index, error=error, phase="post"))
+        live.release_all()
+
+    def _settle_unbegun(self) -> None:
+        """Settle every call whose task was started and has not begun, as the run ends.
+
+        A call that hooks know of from an earlier entry is started again instead, to tell them; the first task of it to
+        begin does that.
+        """
+        for live in self.calls:
+            if live.is_unbegun:
+                if live.hooked:
+                    self.spawn(live)
+                else:
+                    self.settle_left(live)
+
+    def close(self) -> None:
+        """Settle every call in one step, awaiting and waking nobody: the event loop has gone around the batch."""
+        if self.closed:
+            return
+        self.closed = self.halted = True
+        run = self.run
+        run.log.journal = run.log.events = None
+        for live in self.calls:
+            if live.phase not in ("settled", "paused"):
+                live.phase = "settled"
+                outcome = CallOutcome(
+                    status="cancelled",
+                    cancelled_by="parent",
+                    body_finished=live.body_finished,
+                    started_at=live.started_at,
+                    ended_at=run.log.wall(),
+                )
+                run.append(CallSettled(*run.here(), live.call_id, live.tool.name, outcome, attempt=live.attempt))
+
+    # -- the owner
+
+    async def join(self) -> None:
+        """Wait until every call has settled; cancel the others when one is to be raised.
+
+        Cancellation: what waits settles unstarted, what runs is awaited (with reports past the cleanup deadline), then
+        the cancellation goes on.
+        """
+        try:
+            while self._unsettled or (self.failures and self.stopped is None):
+                await self._wait(self._next_look())
+                if self.failures:
+                    self.stop("sibling")
+                self._expire()
+                self.pump.pump()
+        except cancelled_types():
+            self.run.cleanup.begin()
+            self.halt()
+            self.stop(await self.run.find_ended_by())  # noqa: ASYNC120 - shielded inside
+            self._settle_unbegun()
+            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
+                while self._unsettled:
+                    await self._wait(self._next_look())
+            raise
+
+    def _look_at(self, room: float) -> None:
+        """A limit will have room at *room* by itself: somebody must be awake then."""
+        if room + CLOCK_SLACK < self._sleeps_until:
+            self._wake.ring()
+
+    async def _wait(self, until: float) -> None:
+        self._sleeps_until = until
+        if not self._unsettled or (self.failures and self.stopped is None):
+            return
+        if until == math.inf:
+            await self._wake.wait()
+            return
+        with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
+            await self._wake.wait()
+        if self.stopped is not None:
+            self._report()
+
+    def _next_look(self) -> float:
+        now = anyio.current_time()
+        if self.stopped is not None:
+            deadline = self.run.cleanup.deadline
+            return now + 1.0 if deadline is None else max(deadline, self._report_next) + CLOCK_SLACK
+        limit = self.execution.queue_timeout
+        expiry = math.inf
+        if limit is not None and not self.halted and any(self._may_expire(live) for live in self.calls):
+            expiry = self._opened_at + limit
+        return min(expiry, self.pump.alarm_of(self._look_at)) + CLOCK_SLACK
+
+    def _report(self) -> None:
+        deadline = self.run.cleanup.deadline
+        now = anyio.current_time()
+        if deadline is None or now < max(deadline, self._report_next):
+            return  # woken by something else
+        self._report_next = now + 1.0
+        for live in self.calls:
+            if live.is_unbegun:
+                self.settle_left(live)
+            elif live.phase in ("starting", "body"):
+                self.run.report_still_running(
+                    StillRunning(
+                        path=self.run.path,
+                        call=live.entry.call,
+                        age=now - live.started_clock,
+                        stack=stack_of(live.coro, live.place),
+                    )
+                )
+
+    def forget(self) -> None:
+        """Leave no call without an outcome, also where the batch was ended before it was joined.
+
+        Called when the nursery has closed: a call whose task has not begun by now has none.
+        """
+        if self.closed:
+            return
+        self.pump.leave(self._look_at)
+        self.halt()
+        for entry in self.answers:
+            if self.run.state.calls[entry.call.call_id].outcome is None:
+                assert isinstance(entry.disposition, Answer)
+                self.answer(entry, entry.disposition.outcome)
+        for live in self.calls:
+            if live.phase == "waiting":
+                self.settle(live, self._never_started(live, self.run.ended_by()))
+            elif live.is_unbegun:
+                self.settle_left(live)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Leave nothing that holds each other: the calls of a batch that is over needn't wait for a collection."""
+        for live in self.calls:
+            live.context = live.ticket = None
+            self.run.calls.pop((self.run.path, live.call_id), None)
+        for held in (self.calls, self._segments, self._current, self._leaders, self._followers):
+            held.clear()
+
+    def raise_failure(self) -> None:
+        """Raise what is to be raised, if anything is."""
+        if self.failures:
+            raise choose(self.failures)
+
+    def raise_fatal(self) -> None:
+        """Raise the failure that outranks even the cancellation under way, if there is one: a BaseException."""
+        fatal = [failure for failure in self.failures if is_fatal(failure.error)]
+        if fatal:
+            raise choose(fatal)
+
+
+def sibling_text(name: str) -> str:
+    """Return what the model is told of a call that was cancelled for another's failure."""
+    return f"Tool '{name}' was cancelled because another call failed; it did not fail itself."

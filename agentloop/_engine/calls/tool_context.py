@@ -1,0 +1,121 @@
+"""What a running call gives its `ToolContext`: progress, bounded cleanup, resources, cancellation."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any
+
+import anyio
+import anyio.from_thread
+from anyio.lowlevel import checkpoint
+
+from agentloop._core.call_identity import idempotency_key
+from agentloop._core.plan import Arguments
+from agentloop._engine.calls.scheduler import LiveCall
+from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.context import ToolContext
+from agentloop.events import CallProgress
+from agentloop.items import Item, ToolCall
+from agentloop.tools import FunctionTool
+
+
+class LiveCallServices:
+    """The services of one call (`agentloop.context.CallServices`)."""
+
+    def __init__(self, live: LiveCall) -> None:
+        self._live = live
+
+    @uninterrupted
+    async def report(self, progress: float, total: float | None, message: str | None) -> None:
+        """Report and let others run."""
+        self._report(progress, total, message)
+        await checkpoint()
+
+    @uninterrupted
+    def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
+        """Report, from the loop or from the body's thread."""
+        run = self._live.run
+        if threading.get_ident() == run.shared.thread_ident:
+            self._report(progress, total, message)
+        else:
+            anyio.from_thread.run_sync(self._report, progress, total, message, token=run.token)
+
+    def _report(self, progress: float, total: float | None, message: str | None) -> None:
+        live = self._live
+        if live.phase != "body":
+            return  # a thread that was left behind: its call has its outcome already
+        idle = live.tool.idle_timeout
+        if idle is not None and live.started_at is not None:
+            live.idle_since = anyio.current_time()
+            whole = live.body_clock + live.tool.timeout if live.tool.timeout is not None else math.inf
+            live.timeout_at = live.scope.deadline = min(whole, live.idle_since + idle)
+        run = live.run
+        for buffer in run.log.buffers():
+            event = CallProgress(live.entry.call, progress, total, message, path=run.path, turn=run.state.turn)
+            buffer.progress(event)
+
+    @contextmanager
+    @uninterrupted
+    def cleanup(self, seconds: float | None) -> Iterator[Any]:
+        """Shield the block until the run's cleanup deadline, or for the grace where there is none."""
+        live = self._live
+        cleanup = live.run.cleanup
+        most = cleanup.grace if cleanup.deadline is None else math.inf
+
+        def cut() -> None:
+            live.cleanup = "cut"
+            live.run.cut("ctx.cleanup", live.call_id)
+
+        with cleanup.section(seconds=min(most, math.inf if seconds is None else seconds), on_cut=cut) as scope:
+            yield scope
+        if live.cleanup is None:
+            live.cleanup = "done"
+
+    @uninterrupted
+    async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
+        """Return the run's one value of *factory*."""
+        return await self._live.run.resources.get(factory)
+
+    @uninterrupted
+    def cancel_call(self, call_id: str, reason: str | None) -> bool:
+        """Cancel a call of the same run."""
+        return self._live.run.cancel_call(self._live.run.path, call_id, reason)
+
+    def check_cancelled(self) -> None:
+        """Raise the backend's cancellation in a worker thread whose call is being cancelled."""
+        anyio.from_thread.check_cancelled()
+
+
+def call_context(live: LiveCall) -> ToolContext[Any]:
+    """Return the context of one call that is being run."""
+    return tool_context(
+        live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, LiveCallServices(live)
+    )
+
+
+def tool_context(
+    run: LiveRun,
+    call: ToolCall,
+    tool: FunctionTool,
+    arguments: Arguments,
+    conversation: Sequence[Item],
+    services: LiveCallServices | None = None,
+) -> ToolContext[Any]:
+    """Return the context of one call; without *services*, of one that isn't being run."""
+    return ToolContext.from_agent_context(
+        run.context,
+        call.call_id,
+        tool_name=tool.name,
+        tool_arguments=arguments.text,
+        tool_namespace=call.namespace,
+        agent=run.agent,
+        run_config=run.config,
+        conversation_history=conversation,
+        idempotency_key=idempotency_key(run.root.state.run_id, run.path, call.call_id),
+        call=services,
+        secret=tool.secret,
+    )

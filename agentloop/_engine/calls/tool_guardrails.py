@@ -1,0 +1,191 @@
+"""Guardrails of one call, in list order; the first that refuses ends the list."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import anyio
+import attrs
+
+from agentloop import effects as e
+from agentloop._core.plan import Arguments, PlanEntry
+from agentloop._engine.calls.output_text import render
+from agentloop._engine.calls.scheduler import LiveCall
+from agentloop._engine.calls.tool_context import tool_context
+from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.context import ToolContext
+from agentloop.exceptions import (
+    ToolInputGuardrailTripwireTriggered,
+    ToolOutputGuardrailTripwireTriggered,
+    UserTypeError,
+)
+from agentloop.guardrail_results import (
+    Allow,
+    RaiseException,
+    RejectContent,
+    ReplaceOutput,
+    Rewrite,
+    ToolGuardrailResult,
+)
+from agentloop.guardrails import ToolInputData, ToolInputGuardrail, ToolOutputData, ToolOutputGuardrail
+from agentloop.items import Content
+from agentloop.outcomes import CallOutcome
+from agentloop.records import GuardrailSettled
+from agentloop.tools import FunctionTool
+
+_VERDICTS: dict[str, tuple[type[Any], ...]] = {
+    "tool_input": (Allow, RejectContent, RaiseException, Rewrite),
+    "tool_output": (Allow, RejectContent, RaiseException, ReplaceOutput),
+}
+
+
+@attrs.frozen(kw_only=True)
+class InputJudged:
+    """What the input guardrails came to: a refusal, a tripwire, rewritten arguments (JSON text), or nothing."""
+
+    refusal: CallOutcome | None = None
+    tripwire: Exception | None = None
+    arguments: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class OutputJudged:
+    """What the output guardrails came to. With `message` the output is refused; else `value` is to be used."""
+
+    value: Any = None
+    replaced: bool = False
+    message: str | None = None
+    tripwire: Exception | None = None
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """A call that is judged before anybody has approved it."""
+
+    run: LiveRun
+    entry: PlanEntry
+    tool: FunctionTool
+    arguments: Arguments
+    context: ToolContext[Any]
+
+    @property
+    def call_id(self) -> str:
+        return self.entry.call.call_id
+
+
+async def judge_before_approval(
+    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
+) -> CallOutcome | str | None:
+    """Ask the input guardrails about a call that somebody is to approve: a refusal, rewritten arguments, or nothing.
+
+    They are asked again right before the body.
+
+    Raises:
+        ToolInputGuardrailTripwireTriggered: if one says so.
+    """
+    context = tool_context(run, entry.call, tool, arguments, run.conversation)
+    judged = await judge_input(_Waiting(run, entry, tool, arguments, context))
+    if judged.tripwire is not None:
+        raise judged.tripwire
+    return judged.refusal if judged.refusal is not None else judged.arguments
+
+
+async def _verdict(
+    live: LiveCall | _Waiting,
+    stage: Literal["tool_input", "tool_output"],
+    guardrail: ToolInputGuardrail | ToolOutputGuardrail,
+    data: ToolInputData | ToolOutputData,
+) -> ToolGuardrailResult:
+    run = live.run
+    began = anyio.current_time()
+    effect = e.Guard(run.path, stage, guardrail.name, live.call_id, lambda: ask(guardrail.fn, data))
+    verdict: Any = await run.effects.perform(effect)
+    if not isinstance(verdict, _VERDICTS[stage]):
+        needed = ", ".join(kind.__name__ for kind in _VERDICTS[stage])
+        raise UserTypeError(f"guardrail {guardrail.name!r} must return one of {needed}, not {verdict!r}")
+    duration = anyio.current_time() - began
+    result = ToolGuardrailResult(guardrail=guardrail, output=verdict, duration=duration, call=live.entry.call)
+    run.append(
+        GuardrailSettled(
+            *run.here(),
+            stage,
+            guardrail.name,
+            type(verdict).__name__,
+            duration,
+            call_id=live.call_id,
+            info=verdict.output_info,
+            detail=_detail(verdict),
+            result=result,
+        )
+    )
+    return result
+
+
+def _detail(verdict: Any) -> Any:
+    """Return what the log keeps of an answer beside its kind; it hides what the tool says is secret."""
+    match verdict:
+        case RejectContent(message):
+            return message
+        case Rewrite(arguments):
+            return dict(arguments)
+        case ReplaceOutput(value):
+            return value
+        case _:
+            return None
+
+
+async def judge_input(live: LiveCall | _Waiting) -> InputJudged:
+    """Ask the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
+    parsed = live.arguments.parsed
+    rewritten: str | None = None
+    for guardrail in live.tool.tool_input_guardrails:
+        assert live.context is not None
+        data = ToolInputData(context=live.context, agent=live.run.agent, tool=live.tool, arguments=parsed)
+        result = await _verdict(live, "tool_input", guardrail, data)
+        match result.output:
+            case RejectContent(message):
+                reason = f"input guardrail {guardrail.name}"
+                secret = live.run.redacts_errors_of(live.entry.call)
+                return InputJudged(refusal=CallOutcome(status="rejected", output=message, reason=reason, secret=secret))
+            case RaiseException():
+                return InputJudged(
+                    tripwire=ToolInputGuardrailTripwireTriggered(
+                        f"Tool input guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
+                        guardrail_result=result,
+                    )
+                )
+            case Rewrite(arguments):
+                parsed = dict(arguments)
+                rewritten = json.dumps(parsed, ensure_ascii=False)
+    return InputJudged(arguments=rewritten)
+
+
+async def judge_output(live: LiveCall, value: Any, output: Content) -> OutputJudged:
+    """Ask the tool's output guardrails, in order. After a `ReplaceOutput` the later ones judge the new value."""
+    replaced = False
+    for guardrail in live.tool.tool_output_guardrails:
+        assert live.context is not None
+        data = ToolOutputData(
+            context=live.context,
+            agent=live.run.agent,
+            tool=live.tool,
+            arguments=live.arguments.parsed,
+            value=value,
+            output=output,
+        )
+        result = await _verdict(live, "tool_output", guardrail, data)
+        match result.output:
+            case RejectContent(message):
+                return OutputJudged(message=message)
+            case RaiseException():
+                return OutputJudged(
+                    tripwire=ToolOutputGuardrailTripwireTriggered(
+                        f"Tool output guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
+                        guardrail_result=result,
+                    )
+                )
+            case ReplaceOutput(new):
+                value, output, replaced = new, render(new), True
+    return OutputJudged(value=value, replaced=replaced)

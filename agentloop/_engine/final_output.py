@@ -1,0 +1,148 @@
+"""A candidate for the final output: made typed, told to hooks, judged, and then kept or withheld."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from agentloop._core.machine import CheckOutput, GiveUp
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.finish import save
+from agentloop._engine.run_guardrails import judge_final_output
+from agentloop._engine.run_result import data_of
+from agentloop._engine.runtime.callbacks import ask, resolved
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.agents import ToolResult, ToolsToFinalOutput
+from agentloop.config import ErrorHandlerData, ErrorHandlerResult
+from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
+from agentloop.items import AssistantMessage, ToolOutput
+from agentloop.records import HistoryReplaced
+
+WITHHELD = "Output withheld by an output guardrail."
+
+HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
+
+
+async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) -> Any:
+    """Return the final output that *candidate* is.
+
+    Raises:
+        ModelBehaviorError: the model's answer doesn't fit the output type, and no handler has another.
+        OutputGuardrailTripwireTriggered: a guardrail tripped; what a tool had made is withheld everywhere.
+    """
+    output = candidate.output
+    typed = view.output if view is not None else None
+    if typed is not None and candidate.made_by is None:
+        try:
+            output = typed.parse(output, run.config.json_limits)
+        except ModelBehaviorError as error:
+            return await handled(run, _told_of_cut(run, error), "invalid_final_output")
+    return await _judged(run, output, candidate.made_by)
+
+
+def _told_of_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
+    """Return *error*; where the answer was cut, one that says so, since that is the likely reason."""
+    last = run.state.responses[-1] if run.state.responses else None
+    if last is None or not last.cut:
+        return error
+    told = ModelBehaviorError(f"The model's answer was cut ({last.finish_reason}). {error}")
+    told.__cause__ = error
+    return told
+
+
+async def _judged(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
+    agent = run.agent
+    if agent.hooks is not None:
+        await resolved(agent.hooks.on_end(run.context, agent, output))
+    if run.hooks is not None:
+        await resolved(run.hooks.on_agent_end(run.context, agent, output))
+    try:
+        await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
+    except BaseException as error:
+        # The log, not the error: where the run is cancelled as a guardrail trips, its cancellation leaves.
+        tripped = run.state.tripped is not None
+        if tripped and made_by is not None:
+            _withhold(run, made_by)
+        if isinstance(error, Exception) and not tripped:
+            await save(run)  # noqa: ASYNC102, ASYNC120 - shielded; the turn is kept, and what fails here has precedence
+        raise
+    await save(run)
+    return output
+
+
+def _withhold(run: LiveRun, made_by: str) -> None:
+    """Take the output of call *made_by* out of the history; of every call, where a callable made it of them all."""
+    state = run.state
+    makers = {made_by}
+    if callable(run.agent.tool_use_behavior):
+        makers = {call.call.call_id for call in state.batch}
+    places = [at for at, item in enumerate(state.history) if isinstance(item, ToolOutput) and item.call_id in makers]
+    items = tuple(
+        ToolOutput(item.call_id, WITHHELD) if isinstance(item, ToolOutput) and item.call_id in makers else item
+        for item in state.history[places[0] :]
+    )
+    run.append(HistoryReplaced(*run.here(), "output_withheld", places[0], items))
+
+
+async def ask_behavior(run: LiveRun) -> CheckOutput | None:
+    """Ask the agent's callable `tool_use_behavior` about the turn's results."""
+    behavior: Any = run.agent.tool_use_behavior
+    view = run.view
+    results = [
+        ToolResult(
+            tool=next((tool for tool in view.tools if tool.name == call.call.name), None) if view is not None else None,
+            call=call.call,
+            value=call.outcome.value,
+            output=call.outcome.output,
+        )
+        for call in run.state.batch
+        if call.outcome is not None
+    ]
+    answer = await run.question(
+        "tool_use_behavior", str(run.state.turn), lambda: ask(behavior, run.context, results), form=_decision
+    )
+    if not isinstance(answer, ToolsToFinalOutput):
+        raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
+    if answer.is_final:
+        return CheckOutput(answer.output, made_by=run.state.batch[0].call.call_id)
+    await save(run)
+    return None
+
+
+def _decision(answer: Any) -> Any:
+    return [answer.is_final, answer.output] if isinstance(answer, ToolsToFinalOutput) else None
+
+
+def _handling(answer: Any) -> Any:
+    if answer is None:
+        return None
+    result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
+    return [result.final_output, result.include_in_history]
+
+
+async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:
+    """Return the final output that the application's handler *name* has for *error*; raise it where there is none.
+
+    A handler's output passes hooks and output guardrails like any other.
+    """
+    handler = run.error_handlers.get(name)
+    if handler is None:
+        raise error
+    data = ErrorHandlerData(error=error, run_data=data_of(run), context=run.context.context)
+    answer = await run.question("error_handler", name, lambda: ask(handler, data), form=_handling)
+    if answer is None:
+        raise error
+    result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
+    typed = run.agent.typed_output()
+    output = result.final_output if typed is None else typed.validate(result.final_output)
+    if result.include_in_history:
+        text = output if isinstance(output, str) else typed.dump(output) if typed is not None else str(output)
+        message = AssistantMessage(text)
+        run.append(HistoryReplaced(*run.here(), "error_handler", len(run.state.history), (message,), added=True))
+    return await _judged(run, output)
+
+
+async def give_up(run: LiveRun, action: GiveUp) -> Any:
+    """Return the handler's final output for what can't go on, or raise."""
+    if isinstance(action.error, MaxTurnsExceeded):
+        run.stopped_by = action.error
+    return await handled(run, action.error, action.handler)

@@ -1,0 +1,217 @@
+"""The end of an entry: keep what is still to be kept, leave resources, tell hooks, append the last record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop._common.error_text import error_summary, is_fatal
+from agentloop._core.history import valid_history
+from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
+from agentloop._engine.runtime.backend import (
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outlast,
+    own_task,
+    self_cancelled,
+    taken_back,
+)
+from agentloop._engine.runtime.callbacks import resolved
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.session_writer import save_items
+from agentloop.exceptions import RunTimeout
+from agentloop.hooks import RunOutcome
+from agentloop.items import AssistantMessage, Item, Reasoning
+from agentloop.records import RunEnded, RunStatus
+
+GOES_ON = ("interrupted", "cancelled", "stopped")
+
+
+@attrs.frozen
+class Ended:
+    """How an entry of a run came to its end."""
+
+    status: RunStatus
+    output: Any = None
+    error: BaseException | None = None
+    stop_reason: str | None = None
+
+
+async def save(run: LiveRun) -> None:
+    """Write what the run has added to its session, if it has one."""
+    if run.session is not None:
+        await save_items(run, run.session)
+
+
+async def save_turn(run: LiveRun) -> None:
+    """Write the turn's items to the run's session, unless what they hold is still to be judged as the final output."""
+    if not isinstance(next_action(run.state, run.view), CheckOutput | AskBehavior):
+        await save(run)
+        await checkpoint_if_cancelled()  # it is shielded, and may have hidden the end of the run
+
+
+async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
+    """Write what a turn that didn't come to its end leaves: complete pairs, and nothing that a guardrail refused."""
+    session = run.session
+    if session is None or not run.state.run_id or session.failed:
+        return
+    # The log, not the error: a run that is cancelled in the moment in which a guardrail trips ends as cancelled.
+    tripped = run.state.tripped.stage if run.state.tripped is not None else None
+    if tripped == "input":
+        await save_items(run, session, upto=lambda items: ())
+    elif tripped == "output":
+        await save_items(run, session, upto=_without_messages)
+    elif run.state.unusable is not None:
+        refused = {id(item) for item in run.state.response or ()}  # a later run could go on from them no better
+        await save_items(
+            run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
+        )
+    elif not _cut_in_judgement(run, error):
+        await save_items(run, session)
+
+
+def _cut_in_judgement(run: LiveRun, error: BaseException | None) -> bool:
+    """Tell whether the run was ended from outside before a candidate for the final output was accepted."""
+    if not isinstance(error, (*cancelled_types(), RunTimeout)):
+        return False
+    return isinstance(next_action(run.state, run.view), CheckOutput | GiveUp)
+
+
+def _without_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return *items* without messages, the reasoning that led to them, and incomplete pairs."""
+    kept: list[Item] = []
+    for item in items:
+        if not isinstance(item, AssistantMessage):
+            kept.append(item)
+            continue
+        while kept and isinstance(kept[-1], Reasoning):
+            kept.pop()
+    return valid_history(kept)
+
+
+async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
+    """Keep, leave, tell, and append the last record; return what is to be raised of what failed, if anything is.
+
+    The first failure stays, with the others as notes; where a cancellation leaves, the record's details keep them. A
+    BaseException that is no Exception outranks both.
+    """
+    if ended.error is not None:
+        run.cleanup.begin()
+    elif (
+        run.scope is not None and run.scope.deadline < math.inf
+    ):  # nothing is cut short, and still the run's time is to hold for all of it
+        run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
+    journal, spawn = run.log.journal, run.resources.spawn
+    if journal is not None and not journal.begun and spawn is not None:
+        spawn(type(journal).run, journal, "agentloop journal")  # the first one may have been cancelled before it began
+    errors: list[BaseException] = []
+    if ended.status != "completed":
+        await _attempt(errors, lambda: _save_rest(run, ended.error))
+    errors += await run.resources.close(run.cleanup, run.cut)
+    if errors and ended.error is None:
+        ended = Ended("failed", error=errors[0])
+    ended = await _tell_hooks(run, ended, errors)
+    broken = run.log.broken_by if run.parent is None else None
+    if broken is not None:
+        errors.append(broken)
+    fatal = next(filter(is_fatal, errors), None)
+    if fatal is not None and not (ended.status == "failed" and ended.error is not None and is_fatal(ended.error)):
+        if ended.status == "failed" and ended.error is not None and not any(error is ended.error for error in errors):
+            errors.append(ended.error)
+        ended = Ended("failed", error=fatal)
+    failed = ended.error if ended.status == "failed" else None
+    for error in (*errors, *(() if failed is None else (failed,))):
+        run.redact_error(error)
+    others = [error_summary(error) for error in errors if error is not failed]
+    run.append(
+        RunEnded(
+            *run.here(),
+            ended.status,
+            final_output=ended.output if failed is None else None,
+            stop_reason=ended.stop_reason,
+            error=None if failed is None else error_summary(failed),
+            details={"also_failed": others} if others else None,
+            resumable=_may_go_on(run, ended.status, failed),
+        )
+    )
+    if run.parent is None:
+        failed = await _written(run, failed)
+        if broken is None:  # the last record may have been what an instrument broke at
+            failed = _graver(failed, run.log.broken_by)
+    if failed is not None:
+        for other in others:
+            failed.add_note(f"also failed: {other}")
+    return failed
+
+
+def _may_go_on(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
+    """Tell whether another entry may go on: not past a call that failed, whatever else ended this entry as it did."""
+    if run.state.broken is not None:
+        return False
+    return status in GOES_ON or (failed is not None and failed is run.stopped_by)
+
+
+async def _written(run: LiveRun, failed: BaseException | None) -> BaseException | None:
+    """Wait until the whole log is durable; return what is to be raised."""
+    journal = run.log.journal
+    if journal is None:
+        return failed
+    task = own_task()
+    try:
+        with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
+            await outlast(journal.durable)
+    except cancelled_types():
+        raise
+    except BaseException as error:  # noqa: ASYNC103 - the journal's, raised at the end of the run
+        if is_closing(task):
+            raise
+        return _graver(failed, error)  # noqa: ASYNC104
+    return failed
+
+
+def _graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
+    """Return what is to be raised of two failures: the first, unless only the *other* is no Exception."""
+    if failed is None or other is None or failed is other:
+        return other if failed is None else failed
+    if is_fatal(other) and not is_fatal(failed):
+        failed, other = other, failed
+    failed.add_note(f"also failed: {error_summary(other)}")
+    return failed
+
+
+async def _tell_hooks(run: LiveRun, ended: Ended, errors: list[BaseException]) -> Ended:
+    if run.hooks is None or run.parent is not None:
+        return ended
+    error = None if ended.status == "cancelled" else ended.error
+    told = RunOutcome(status=ended.status, final_output=ended.output, error=error)
+    hooks = run.hooks
+
+    async def tell() -> None:
+        with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
+            await resolved(hooks.on_run_end(run.context, told))
+
+    known = len(errors)
+    await _attempt(errors, tell)
+    if len(errors) > known and ended.error is None:
+        return Ended("failed", error=errors[-1])
+    return ended
+
+
+async def _attempt(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work*; what it raises is kept, so that the rest of the winding up is done whatever happens."""
+    task, count = own_task(), cancelling()
+    try:
+        await work()
+    except cancelled_types() as error:
+        taken_back(count)
+        errors.append(self_cancelled(error))
+    except BaseException as error:  # noqa: ASYNC103 - raised at the end of the run, or a note on what is
+        if is_closing(task):
+            raise
+        errors.append(error)

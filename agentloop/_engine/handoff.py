@@ -1,0 +1,132 @@
+"""A handoff taken: callbacks, the record, and what the next agent is shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
+from agentloop._core.machine import Transfer
+from agentloop._core.run_fold import handoff_outputs
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.runtime.callbacks import ask, resolved
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.exceptions import UserError, UserTypeError
+from agentloop.handoffs import Handoff, HandoffInputData
+from agentloop.items import HandoffOutput, Item
+from agentloop.records import HandedOff, HistoryReplaced
+
+logger = logging.getLogger("agentloop")
+
+
+async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
+    """Hand *run* over to the target of *action*. The next turn is the target's; none is spent here.
+
+    Raises:
+        ModelBehaviorError: for an unknown handoff or an input that doesn't fit; nothing has happened then.
+        UserTypeError: if a filter returns something else than `HandoffInputData`.
+    """
+    call = action.call
+    handoff = view.handoff(call.name)
+    await _tell(run, handoff, call.arguments, call.call_id)
+    source, target = run.agent, handoff.agent
+    key = run.graph.key(target)
+    handed = HandedOff(
+        *run.here(),
+        call.call_id,
+        source.name,
+        target.name,
+        tuple(other.call_id for other in action.ignored),
+        target=key if key != target.name else None,
+    )
+    shown = await _shown(run, handoff, handed)
+    run.agent = target
+    run.view = None
+    # In one step: a log that ends between the two would show the target what the filter left out.
+    run.append(handed)
+    if shown is not None:
+        reason, items = shown
+        keep = _count_same(run.state.history, items)
+        run.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
+    if run.hooks is not None:
+        await resolved(run.hooks.on_handoff(run.context, source, target))
+    if source.hooks is not None:
+        await resolved(source.hooks.on_handoff_out(run.context, source, target))
+    if target.hooks is not None:
+        await resolved(target.hooks.on_handoff_in(run.context, target, source))
+    await begin_agent(run)
+
+
+async def begin_agent(run: LiveRun) -> None:
+    """Tell hooks that the run's agent is at work: once per activation."""
+    if run.hooks is not None:
+        await resolved(run.hooks.on_agent_start(run.context, run.agent))
+    if run.agent.hooks is not None:
+        await resolved(run.agent.hooks.on_start(run.context, run.agent))
+
+
+async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:
+    given = handoff.read(arguments, run.config.json_limits)
+    callback = handoff.on_handoff
+    if callback is None:
+        return
+    args = (run.context,) if handoff.input_type is None else (run.context, given)
+    await run.question("on_handoff", call_id, lambda: ask(callback, *args), told=False)
+
+
+async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
+    """Return what the target is shown, and why: the filter's choice, a nested history; None for all there is."""
+    answers = handoff_outputs(handed)
+    chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
+    if chosen is not None and run.server is not None:
+        raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
+    if chosen is not None:
+        data = _input_data(run, answers)
+        filtered = await run.question("input_filter", handoff.name, lambda: ask(chosen, data), told=False)
+        if not isinstance(filtered, HandoffInputData):
+            raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
+        return "handoff_filter", _items_of(filtered)
+    nest = handoff.nest_handoff_history
+    if nest is None:
+        nest = run.config.nest_handoff_history
+    if nest is False:
+        return None
+    if run.server is not None:
+        if "nest_handoff_history" not in run.root.warned:
+            run.root.warned.add("nest_handoff_history")
+            logger.warning("the provider keeps the conversation: nest_handoff_history has no effect")
+        return None
+    return "nested_history", nest_history([*run.state.history, *answers], DEFAULT_WRAPPER if nest is True else nest)
+
+
+def _input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
+    """Return what the target would be shown without a filter, told apart by when it came.
+
+    Read off the history, not off the run's own items: a session's items are in it, outputs stand in model order, and
+    what an earlier handoff left out is not there.
+    """
+    state = run.state
+    turn = len(state.history) - (len(state.new_items) - state.turn_began)
+    return HandoffInputData(
+        input_history=tuple(state.history[: state.given]),
+        pre_handoff_items=tuple(state.history[state.given : turn]),
+        new_items=(*state.history[turn:], *answers),
+        context=run.context,
+    )
+
+
+def _count_same(history: Sequence[Item], items: Sequence[Item]) -> int:
+    """Return how many items both begin with: they stay as they are, and the record needn't hold them again."""
+    count = 0
+    for old, new in zip(history, items, strict=False):
+        # The answers to the handoff were made twice. Of others an equal one may differ in what it keeps secret.
+        if old is not new and not (isinstance(new, HandoffOutput) and old == new):
+            break
+        count += 1
+    return count
+
+
+def _items_of(data: HandoffInputData) -> tuple[Item, ...]:
+    if data.input_items is not None:
+        return tuple(data.input_items)
+    return (*data.input_history, *data.pre_handoff_items, *data.new_items)

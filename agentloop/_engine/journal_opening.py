@@ -1,0 +1,59 @@
+"""How a run's journal is begun, or gone on with: what it holds must be the beginning of the run's log."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from agentloop._engine.resume import Start
+from agentloop._engine.runtime.journal_writer import JournalWriter
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.abc import Journal
+from agentloop.exceptions import JournalError
+from agentloop.records import Record
+
+
+def journal_opener(run: LiveRun, journal: Journal, start: Start) -> Callable[[], Awaitable[None]]:
+    """Return what begins *journal* for *run*, or goes on with it.
+
+    Raises (when called):
+        JournalError: it is another run's, or holds what the state doesn't.
+    """
+
+    async def open_journal() -> None:
+        from agentloop._storage import state_codec as stored_state
+
+        codec = stored_state.codec_of(journal)
+
+        def encode(record: Record) -> bytes:
+            return stored_state.record_line(record, codec)
+
+        def header() -> bytes:
+            return stored_state.header(run.root.state.run_id, run.graph.describe(), sealed=codec is not None)
+
+        held = await stored_state.journal_lines(journal)
+        if held and not start.fold.records:
+            raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
+        known = [stored_state.read_line(line, index, codec) for index, line in enumerate(held[1:], 1)]
+        missing = _missing(
+            [stored_state.plain_line(record) for record in known],
+            [stored_state.plain_line(record) for record in start.fold.records],
+        )
+        assert run.scope is not None  # a run with a journal has one
+        assert run.resources.spawn is not None  # and it has begun
+        writer = JournalWriter(journal, encode, None if held else header, run.cleanup, run.scope.cancel)
+        for record in missing:
+            writer.add(start.fold.records[record])
+        run.log.journal = writer
+        run.resources.spawn(JournalWriter.run, writer, "agentloop journal")
+
+    return open_journal
+
+
+def _missing(known: list[bytes], lines: list[bytes]) -> range:
+    """Return which records of a log the journal, which knows the first of them, lacks."""
+    if len(known) > len(lines):
+        raise JournalError(f"the journal holds {len(known)} records, the state {len(lines)}: the state is an older one")
+    for index, (line, wanted) in enumerate(zip(known, lines, strict=False)):
+        if line != wanted:
+            raise JournalError(f"the journal is another run's: its record {index} is not the state's")
+    return range(len(known), len(lines))

@@ -1,0 +1,244 @@
+"""The loop: ask the machine what is due, do it, append what happened. There is no other loop, and no other path."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import assert_never
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop._common.error_text import is_fatal
+from agentloop._core.machine import (
+    AskBehavior,
+    CallModel,
+    CheckOutput,
+    Finish,
+    GiveUp,
+    Pause,
+    Prepare,
+    Settle,
+    Transfer,
+    next_action,
+    turn_or_give_up,
+)
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.final_output import accept, ask_behavior, give_up
+from agentloop._engine.finish import Ended, save_turn, wind_up
+from agentloop._engine.handoff import begin_agent, transfer
+from agentloop._engine.model_call import call_model
+from agentloop._engine.prepare_turn import prepare_turn
+from agentloop._engine.run_guardrails import guarded, input_guardrails
+from agentloop._engine.run_result import with_data
+from agentloop._engine.runtime.backend import (
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    self_cancelled,
+    taken_back,
+)
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.session_writer import load_session
+from agentloop._engine.turn_calls import plan_turn, settle
+from agentloop._engine.turn_end import check_loop, fired
+from agentloop.effects import NewId
+from agentloop.exceptions import RunTimeout, StateError
+from agentloop.items import Item
+from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted, TurnStarted
+
+
+async def drive(run: LiveRun) -> Ended:
+    """Do what is due until nothing is. Raises what ends the run early."""
+    while True:  # noqa: ASYNC913 - every action waits but the last
+        action = next_action(run.state, run.view)
+        if isinstance(action, AskBehavior):
+            action = await ask_behavior(run) or turn_or_give_up(run.state)
+        match action:
+            case CallModel():
+                if (ended := await _turn_over(run)) is not None:
+                    return ended
+                await _call_model(run, await _begin_turn(run))
+            case Settle():
+                view = await _view(run)
+                await settle(run, view, await plan_turn(run, view))
+                await save_turn(run)
+            case Transfer():
+                await transfer(run, await _view(run), action)
+                await save_turn(run)
+            case Prepare():
+                await _view(run)
+            case Pause():
+                return Ended("interrupted")
+            case CheckOutput():
+                return Ended("completed", await accept(run, run.view, action))
+            case GiveUp():
+                return Ended("completed", await give_up(run, action))
+            case Finish(end):
+                return Ended(end.status, end.final_output)
+            case never:
+                assert_never(never)
+
+
+async def _view(run: LiveRun) -> TurnView:
+    if run.view is None:
+        run.view = await prepare_turn(run, answered=True)
+    return run.view
+
+
+async def _turn_over(run: LiveRun) -> Ended | None:
+    """Return how the run ends between two turns, if it does."""
+    if not run.stop_after_turn:
+        if not run.state.turn_open:  # else it began in an earlier entry, which has looked at the turn before
+            if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
+                return Ended("stopped", stop_reason=str(found))
+            check_loop(run)
+        if run.log.events is not None:
+            await run.log.events.room()
+    # Looked at last: the consumer may have said so while the run was waiting for him.
+    return Ended("cancelled") if run.stop_after_turn else None
+
+
+async def _begin_turn(run: LiveRun) -> TurnView:
+    run.check_request()
+    if run.state.gaps:
+        raise StateError(
+            f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
+            "isn't given"
+        )
+    view = run.view = await prepare_turn(run)
+    await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
+    path, turn, at = run.here()
+    if not run.state.turn_open:  # else the turn began in an earlier entry, and no answer came
+        turn += 1
+    tools = tuple(tool.qualified_name for tool in view.tools)
+    handoffs = tuple(handoff.name for handoff in view.handoffs)
+    judges = () if run.state.accepted else tuple(guard.name for guard in input_guardrails(run))
+    run.append(TurnStarted(path, turn, at, run.agent_key, tools, handoffs, judges))
+    await run.log.durable()
+    return view
+
+
+async def _call_model(run: LiveRun, view: TurnView) -> None:
+    await guarded(run, lambda: call_model(run, view))
+
+
+@attrs.frozen
+class Entry:
+    """How a run is entered: with input, or (None) where its log ends. `timeout` is in seconds, for this entry."""
+
+    given: tuple[Item, ...] | None
+    max_turns: int | None
+    timeout: float | None = None
+
+
+_UNBOUNDED = nullcontext()
+
+
+async def execute(run: LiveRun, entry: Entry) -> Ended:
+    """Run *run* from the entry's first record to its last, and return how it ended.
+
+    Cancellation: everything of the run has ended when it leaves; `RunEnded` is the last record.
+
+    Raises:
+        BaseException: what ended the run, bare, with `run_data` where it is ours.
+    """
+    if entry.timeout is not None or run.open_journal is not None:
+        run.scope = anyio.CancelScope()
+    if run.scope is not None and entry.timeout is not None:
+        run.scope.deadline = anyio.current_time() + entry.timeout
+    task, count = own_task(), cancelling()
+    ended: Ended | None = None
+    try:
+        with run.scope or _UNBOUNDED:
+            await _enter(run, entry)
+            ended = await drive(run)
+        if ended is None:
+            raise _cut_short(run, entry)
+    except cancelled_types() as cancelled:
+        if not taken_back(count):
+            broken = await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+            if broken is not None and is_fatal(broken):
+                raise broken from None
+            await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            raise
+        ended = Ended("failed", error=self_cancelled(cancelled))
+    except BaseException as error:  # noqa: ASYNC103 - raised again below
+        if is_closing(task):
+            raise
+        ended = Ended("failed", error=error)
+    failed = await wind_up(run, ended)
+    if failed is not None:
+        raise with_data(run, failed)
+    return ended
+
+
+def _cut_short(run: LiveRun, entry: Entry) -> BaseException:
+    """Return why the run's own scope was cancelled."""
+    journal = run.log.journal
+    if journal is not None and journal.error is not None:
+        return journal.error
+    assert entry.timeout is not None
+    run.stopped_by = RunTimeout(entry.timeout)
+    return run.stopped_by
+
+
+async def _enter(run: LiveRun, entry: Entry) -> None:
+    if run.open_spans is not None:
+        await run.open_spans()
+    if run.open_journal is not None:
+        await run.open_journal()
+    if entry.given is None:
+        await _go_on(run, entry.max_turns)
+    else:
+        await _begin(run, entry.given, entry.max_turns)
+
+
+async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -> None:
+    if not run.context.run_id:
+        run.context.run_id = await run.effects.perform(NewId())
+    path, _, at = run.here()
+    server = run.server
+    started = RunStarted(
+        path,
+        0,
+        at,
+        run.context.run_id,
+        run.agent_key,
+        given,
+        max_turns,
+        workflow=run.workflow,
+        trace_id=run.trace_id,
+        conversation_id=server.conversation_id if server is not None else None,
+        previous_response_id=server.previous_response_id if server is not None else None,
+        kept=server is not None,
+    )
+    try:
+        if run.session is not None:
+            own, shown = await load_session(run, run.session, given)
+            started = attrs.evolve(started, input=own, shown=shown)
+    finally:
+        run.append(started)  # the first record, whatever becomes of the run
+    await checkpoint_if_cancelled()
+    await begin_agent(run)
+
+
+async def _go_on(run: LiveRun, max_turns: int | None) -> None:
+    """Enter a run whose log has begun: what is in it is not done again."""
+    state = run.state
+    if state.ended is not None and state.ended.status == "stopped":
+        run.looked_at = state.turn
+    run.append(RunResumed(*run.here(), run.agent_key, max_turns, workflow=run.workflow, trace_id=run.trace_id))
+    while (due := state.next_release()) is not None:  # settled when the log broke off, and not released yet
+        run.append(ItemReleased(*run.here(), due.call.call_id))
+    if run.graph_changes:
+        run.append(GraphChanged(*run.here(), run.graph_changes))
+    await checkpoint_if_cancelled()
+    if state.turn and not state.turn_open and not state.added:
+        await guarded(run, _nothing)  # the model has answered, but not every guardrail had
+
+
+async def _nothing() -> None:
+    """Be beside the guardrails when no model call is."""

@@ -1,0 +1,311 @@
+"""One logical model call: the request, the response's events, the record."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
+from agentloop import model_events as m
+from agentloop._common.digests import digestible
+from agentloop._common.error_text import error_summary
+from agentloop._core.call_identity import find_tool
+from agentloop._core.retry import effective_settings, may_retry, next_delay, retry_advice
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.runtime.backend import cancelled_types
+from agentloop._engine.runtime.callbacks import ask, resolved
+from agentloop._engine.runtime.live_run import LiveRun, seconds_left
+from agentloop.budget import to_amount
+from agentloop.config import ModelInputData, RetryContext
+from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
+from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Item, ToolCall, ToolOutput, to_items
+from agentloop.model_events import ModelRequest, ModelResponse
+from agentloop.records import ModelFailed, ModelRequested, ModelResponded
+from agentloop.tools import FunctionTool
+from agentloop.usage import RequestUsage
+
+logger = logging.getLogger("agentloop")
+
+_SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
+
+
+async def call_model(run: LiveRun, view: TurnView) -> None:
+    """Ask the model for the turn's response and append it.
+
+    Cancellation: the response is closed before the cancellation goes on; the request still counts in the usage.
+
+    Raises:
+        ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
+    """
+    request = await _filtered(run, _request(run, view))
+    run.context.turn_input = request.items
+    for hooks in (run.hooks, run.agent.hooks):
+        if hooks is not None:
+            await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
+    response = await _asked(run, view, request)
+    items = _sorted_out(run, view, response.items)
+    if items is not response.items:
+        response = attrs.evolve(response, items=items)
+    run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
+    if run.server is not None:
+        run.server.sent = len(run.state.history)
+        if run.server.conversation_id is None:
+            run.server.previous_response_id = response.response_id
+    if run.state.conflict is not None:
+        return  # the response contradicts an earlier one: planning refuses it, and nobody is told of it as an answer
+    for hooks in (run.agent.hooks, run.hooks):
+        if hooks is not None:
+            await resolved(hooks.on_llm_end(run.context, run.agent, response))
+
+
+@attrs.define
+class _Attempt:
+    """One attempt under way: its number, the scope of its time limit if it has one, and whether any of it was shown.
+
+    A plain run shows nothing before the answer is complete.
+    """
+
+    number: int
+    scope: anyio.CancelScope | None = None
+    streamed: bool = False
+
+
+async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
+    """Ask until there is a response, or an error that the retry settings don't cover. Retries spend no turn."""
+    attempt = _Attempt(1)
+    while True:
+        await checkpoint_if_cancelled()  # a request that is never made must not be counted
+        run.append(ModelRequested(*run.here(), _digest(run, request), attempt.number))
+        effect = e.CallModel(run.path, request.turn, attempt.number, partial(_attempt, run, view, request, attempt))
+        try:
+            response: ModelResponse = await run.effects.perform(effect)
+            return response
+        except cancelled_types():
+            run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
+            raise
+        except Exception as error:
+            run.append(_failed(run, error, attempt))
+            delay = await _retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - cancelled: that is what leaves
+            if delay is None:
+                if isinstance(error, ModelTransportError | ModelTimeoutError):
+                    run.stopped_by = error
+                raise
+        await run.effects.perform(e.Sleep(delay))
+        run.check_request()
+        attempt = _Attempt(attempt.number + 1)
+
+
+def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
+    """Return the record of a failed attempt, with all that the decision about another one goes by."""
+    run.redact_error(error)
+    failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
+    if isinstance(error, ModelTimeoutError):
+        return attrs.evolve(failed, error_kind="timeout")
+    if not isinstance(error, ModelTransportError):
+        return failed
+    return attrs.evolve(
+        failed,
+        error_kind="transport",
+        status=error.status,
+        code=error.code,
+        retry_after=error.retry_after,
+        should_retry=error.should_retry,
+    )
+
+
+async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
+    """Return the seconds to wait before asking again, or None where the error stands."""
+    settings = effective_settings(request.settings.retry, error)
+    stateful = request.previous_response_id is not None or request.conversation_id is not None
+    context = RetryContext(error=error, attempt=attempt.number, advice=retry_advice(error, stateful=stateful))
+    if not may_retry(settings, context, streamed=attempt.streamed):
+        return None
+    approved: bool | None = None
+    policy = settings.policy
+    if policy is not None:
+        key = f"{request.turn}:{attempt.number}"
+        approved = bool(await run.question("retry_policy", key, lambda: ask(policy, context)))
+    return next_delay(
+        settings,
+        context,
+        approved=approved,
+        random=await run.random("retry", f"{request.turn}:{attempt.number}"),
+        streamed=attempt.streamed,
+        left=seconds_left(),
+    )
+
+
+def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None:
+    """Count what the request cost, where the application can tell, and return it."""
+    price = run.price
+    if run.budget is not None and price is not None and response.usage is not None:
+        name = getattr(view.model, "name", None) or type(view.model).__name__
+        cost = price(name, response.usage)
+        run.budget.charge(cost)
+        return f"{to_amount('price', cost):f}"
+    return None
+
+
+def _request(run: LiveRun, view: TurnView) -> ModelRequest:
+    server = run.server
+    return ModelRequest(
+        system=view.system,
+        items=view.input if server is None else view.input[server.sent :],
+        previous_response_id=server.previous_response_id if server is not None else None,
+        conversation_id=server.conversation_id if server is not None else None,
+        tools=view.tools,
+        handoffs=view.handoffs,
+        output_schema=view.output.schema if view.output is not None else None,
+        settings=view.settings,
+        tool_choice=view.settings.tool_choice,
+        turn=run.state.turn,
+        path=run.path,
+        call_ids=run.state.calls.keys() | run.state.handoffs.keys() if run.state.handoffs else run.state.calls.keys(),
+    )
+
+
+async def _filtered(run: LiveRun, request: ModelRequest) -> ModelRequest:
+    """Return *request* as the application's filter wants it; of two outputs of one call the latest stays."""
+    chosen = run.config.call_model_input_filter
+    if chosen is None:
+        return request
+    data = ModelInputData(
+        input=tuple(request.items), instructions=request.system, agent=run.agent, context=run.context.context
+    )
+    filtered = await run.question("call_model_input_filter", str(request.turn), lambda: ask(chosen, data), told=False)
+    if not isinstance(filtered, ModelInputData):
+        raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")
+    return attrs.evolve(request, items=_latest_outputs(to_items(filtered.input)), system=filtered.instructions)
+
+
+def _latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return *items* with one output for each call: the latest content, in the place of the first."""
+    latest = {item.call_id: item for item in items if isinstance(item, ToolOutput)}
+    kept: list[Item] = []
+    for item in items:
+        if isinstance(item, ToolOutput):
+            last = latest.pop(item.call_id, None)
+            if last is None:
+                continue
+            item = last
+        kept.append(item)
+    return tuple(kept)
+
+
+def _sorted_out(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return a response's items with calls of handoffs as what they are, and calls with what of them is secret."""
+    names = {handoff.name for handoff in view.handoffs}
+    # Made once, where a call needs it: a response may hold any number of unknown names.
+    every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.graph.agents()])
+    return tuple(_call_of(view, item, names, every) if isinstance(item, ToolCall) else item for item in items)
+
+
+def _call_of(
+    view: TurnView, call: ToolCall, handoffs: set[str], every: Callable[[], list[dict[str, FunctionTool]]]
+) -> Item:
+    if call.namespace is None and call.name in handoffs:
+        return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
+    tool = find_tool(view.by_key, call.name, call.namespace)
+    if tool is None:
+        # Of a tool that isn't shown now, or is another agent's: it won't run, and is in the log none the less.
+        known = [find_tool(tools, call.name, call.namespace) for tools in every()]
+        secret = frozenset().union(*(one.secret for one in known if one is not None))
+        return attrs.evolve(call, secret=secret) if secret else call
+    if not (tool.secret or tool.secret_output):
+        return call
+    return attrs.evolve(call, secret=tool.secret, secret_output=tool.secret_output)
+
+
+def _digest(run: LiveRun, request: ModelRequest) -> str:
+    """Return a digest of all that the model is shown. The history's part is kept up item by item."""
+    settings = request.settings
+    rest = [
+        run.state.history_digest() if run.config.call_model_input_filter is None else list(request.items),
+        request.system,
+        [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in request.tools],
+        [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in request.handoffs],
+        request.output_schema,
+        settings if settings.retry is None else attrs.evolve(settings, retry=None),
+    ]
+    return hashlib.sha256(digestible(rest)).hexdigest()[:32]
+
+
+async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
+    timeout = request.settings.timeout
+    if timeout is None:
+        return await _read(run, view, request, attempt)
+    attempt.scope = anyio.CancelScope(deadline=anyio.current_time() + timeout)
+    with attempt.scope:
+        return await _read(run, view, request, attempt)
+    raise ModelTimeoutError(timeout)
+
+
+async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
+    done: m.ResponseDone | None = None
+    items: list[Item] = []
+    path, turn, events = run.path, run.state.turn, run.log.events
+    # Who listens to this run has been there since before it started, and stays until it has ended.
+    audience = [buffer for buffer in run.log.buffers() if buffer.hears(path)]
+    held = run.guards_settled if audience and run.config.hold_text_until_guarded else None
+    async with view.model.stream(request) as stream:
+        async for event in stream:
+            if done is not None:
+                raise ModelBehaviorError(f"The model sent {type(event).__name__} after its response was done")
+            if isinstance(event, m.ResponseDone):
+                done = event
+            elif isinstance(event, m.ItemDone):
+                items.append(event.item)
+            if audience and not attempt.streamed:
+                attempt.streamed = not isinstance(event, _SHOWS_NOTHING)
+            # Most events need no wait, and there are many: a coroutine for each would cost more than all of this.
+            if held is not None and isinstance(event, m.TextDelta) and not held.is_set():
+                await _untimed(attempt, held.wait)
+            for buffer in audience:
+                buffer.signal(event, path, turn)
+            if events is not None and events.full:
+                await _untimed(attempt, events.room)
+    if done is None:
+        raise ModelBehaviorError("The model's response ended without being done")
+    # Some servers leave the last event's items empty after having sent each on its own.
+    response = ModelResponse(
+        done.items or items, done.usage, done.response_id, done.request_id, finish_reason=done.finish_reason
+    )
+    if response.cut:
+        _look_at_cut(run, response)
+    return response
+
+
+def _look_at_cut(run: LiveRun, response: ModelResponse) -> None:
+    """Log that *response* was cut.
+
+    Raises:
+        ModelBehaviorError: nothing of it can be used.
+    """
+    if not any(map(_is_usable, response.items)):
+        raise ModelBehaviorError(f"The response was cut ({response.finish_reason}) before anything usable came.")
+    logger.warning("the model's answer in turn %d was cut: %s", run.state.turn, response.finish_reason)
+
+
+def _is_usable(item: Item) -> bool:
+    if isinstance(item, AssistantMessage):
+        return bool(item.text.strip()) or item.refusal is not None
+    return isinstance(item, ToolCall | HandoffCall | HostedToolCall)
+
+
+async def _untimed(attempt: _Attempt, wait: Callable[[], Awaitable[object]]) -> None:
+    """Wait without counting it into the attempt's time limit: it is not the model that lets anybody wait."""
+    scope = attempt.scope
+    if scope is None:
+        await wait()
+        return
+    left = scope.deadline - anyio.current_time()
+    scope.deadline = math.inf
+    await wait()
+    scope.deadline = anyio.current_time() + left

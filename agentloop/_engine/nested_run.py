@@ -1,0 +1,232 @@
+"""Agent tools: a run nested in a call, on the same log, one path further down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop._common.error_text import error_summary, is_fatal
+from agentloop._core.plan import Arguments
+from agentloop._core.run_fold import RunFold
+from agentloop._core.secret_marks import secret_items
+from agentloop._engine.loop import Entry, execute
+from agentloop._engine.run_result import result_of
+from agentloop._engine.runtime.backend import (
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    starter,
+    taken_back,
+)
+from agentloop._engine.runtime.body_result import Paused
+from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.cleanup import Cleanup
+from agentloop._engine.runtime.event_buffer import EventBuffer
+from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop._engine.runtime.live_run import LiveRun, OfRun
+from agentloop._engine.runtime.resources import Resources
+from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._engine.runtime.threads import Threads
+from agentloop.budget import Budget
+from agentloop.conditions import as_condition
+from agentloop.config import RunConfig
+from agentloop.context import Callback, RunContext
+from agentloop.exceptions import EarlierFailure, UserError
+from agentloop.items import Item, ToolCall, to_items
+from agentloop.tools import AgentCall
+
+logger = logging.getLogger("agentloop")
+
+
+@uninterrupted
+async def run_agent_tool(outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
+    """Run the agent of *body*, for *call* of *outer*, on the call's input and return its final output.
+
+    Cancellation: the nested run ends with its call, as a run ends with its caller.
+
+    Raises:
+        UserError: if agent tools nest deeper than `max_depth`.
+        AgentLoopError: what ends the nested run.
+    """
+    if outer.depth + 1 > outer.config.max_depth:
+        raise UserError(f"agent tools nest deeper than max_depth={outer.config.max_depth}")
+    config: RunConfig = body.run_config or outer.config
+    run = _nested(outer, call, body, config)
+    run.context.tool_input = None if body.typed is None else arguments.value
+    run.context._secret_input = bool(call.secret)
+    ended = run.state.ended
+    if (failure := _earlier_failure(run.state)) is not None:
+        raise failure
+    if ended is None or ended.resumable:
+        resumed = run.state.started is not None
+        entry = Entry(
+            None if resumed else await _input(run, call, arguments, body),
+            run.state.max_turns if resumed else body.max_turns,
+            body.run_config.timeout if body.run_config is not None else None,
+        )
+        work = partial(execute, run, entry)
+        over = await (work() if body.on_stream is None else _streamed(run, body.on_stream, work))
+        if over.status == "interrupted":
+            return Paused()
+    if body.custom_output_extractor is not None:
+        extract = body.custom_output_extractor
+        return await run.question(
+            "custom_output_extractor", call.call_id, lambda: ask(extract, result_of(run)), told=False
+        )
+    end = run.state.ended
+    assert end is not None
+    return end.final_output
+
+
+def _earlier_failure(state: RunFold) -> EarlierFailure | None:
+    """Return what ended the run, or is to, in an earlier entry, which ended before the call had settled."""
+    ended = state.ended
+    error = state.broken_by
+    if ended is not None and not ended.resumable and ended.status == "failed":
+        error = ended.error or "the run failed"
+    if error is None:
+        return None
+    bodies = (call.body for call in state.calls.values() if call.body is not None)
+    return EarlierFailure(error, fatal=any(body.fatal and body.error == error for body in bodies))
+
+
+async def _input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
+    """Return the nested run's input; made of arguments that are secret, it is secret too, whatever a builder made."""
+    given = to_items(await _made_input(run, call, arguments, body))
+    return secret_items(given) if call.secret else given
+
+
+async def _made_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
+    if body.typed is None:
+        assert arguments.bound is not None
+        return arguments.bound.values["input"]
+    if body.input_builder is None:
+        return body.typed.dump(arguments.value)
+    build = body.input_builder
+    return await run.question("input_builder", call.call_id, lambda: ask(build, arguments.value), told=False)
+
+
+async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Do *work* and hand every event of the nested run to *on_stream*; all of them before this returns or raises."""
+    log = run.log
+    buffer = EventBuffer(log.state, None, run.agent_at, run.path)
+    log.listeners.append(buffer)
+    output: Any = None
+    failures: list[BaseException] = []
+    task = own_task()
+    try:
+        async with anyio.create_task_group() as group:
+
+            def give_up(error: BaseException) -> None:
+                failures.append(error)
+                group.cancel_scope.cancel()
+
+            starter(group)(partial(_hand_on, run, buffer, give_up), on_stream, "agentloop on_stream")
+            try:
+                output = await work()
+            except cancelled_types():
+                buffer.discard()
+                raise
+            except BaseException as error:  # noqa: ASYNC103 - raised again below, outside of the group
+                if is_closing(task):
+                    raise
+                failures.append(error)
+            finally:
+                log.listeners.remove(buffer)
+                buffer.close()
+        await checkpoint_if_cancelled()
+    except cancelled_types():
+        failures = [error for error in failures if is_fatal(error)]
+        if not failures:
+            raise
+    if failures:
+        raise min(failures, key=lambda error: not is_fatal(error))
+    return output
+
+
+@uninterrupted
+async def _hand_on(
+    run: LiveRun, buffer: EventBuffer, give_up: Callable[[BaseException], None], on_stream: Callback
+) -> None:
+    """Give *on_stream* every event; its Exceptions are logged, any other BaseException ends the nested run."""
+    task = own_task()
+    while (event := await buffer.take()) is not None:
+        count = cancelling()
+        try:
+            await ask(on_stream, event)
+        except cancelled_types() as error:
+            if not taken_back(count):
+                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+                raise
+            run.redact_error(error)
+            logger.warning("on_stream cancelled itself: %s", error_summary(error))
+        except Exception as error:
+            if run.redacts_errors:
+                run.redact_error(error)
+                logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
+            else:
+                logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
+        except BaseException as error:  # noqa: ASYNC103 - raised by `_streamed`, outside of its group
+            if is_closing(task):
+                raise
+            give_up(error)
+            return  # noqa: ASYNC104 - as above
+
+
+def _own_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
+    """Return the ledger of a nested run with limits of its own, which takes from the outer run's too."""
+    if config.limits is None:
+        return outer.budget
+    depth = len(state.path)
+    begun = outer.log.state.records if state.started is not None else ()
+    return Budget.of(config.limits, (each for each in begun if each.path[:depth] == state.path), outer.budget)
+
+
+def _nested(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
+    call_id = call.call_id
+    state = outer.state.nested.get(call_id)
+    if state is None:
+        state = outer.state.nested[call_id] = RunFold((*outer.path, call_id), limits=config.json_limits)
+    agent = body.agent if state.started is None else outer.graph.get(state.agent)
+    threads = outer.threads
+    if config is not outer.config:
+        threads = Threads(config.tool_execution.max_threads, outer.threads)
+    # An inherited condition is the outer run's: it is looked at between that run's turns.
+    stop_when = config.stop_when if body.run_config is not None else None
+    run = LiveRun(
+        agent=agent,
+        graph=outer.graph,
+        config=config,
+        state=state,
+        log=outer.log,
+        context=RunContext(
+            context=outer.context.context,
+            run_id=f"{outer.context.run_id}/{call_id}",
+            run=OfRun(state.path, outer.log.state),
+        ),
+        effects=outer.effects,
+        hooks=None,
+        session=SessionProgress.of(body.session, state) if body.session is not None else None,
+        cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
+        shared=outer.shared,
+        threads=threads,
+        resources=Resources(outer.resources),
+        budget=_own_budget(config, outer, state) if body.run_config is not None else outer.budget,
+        stop_when=as_condition(stop_when) if stop_when is not None else None,
+        resolve_model=outer.resolve_model,
+        nest=outer.nest,
+        parent=outer,
+        redacts_errors=outer.redacts_errors_of(call),
+        calls=outer.calls,
+        cancel_requests=outer.cancel_requests,
+        children=outer.children,
+    )
+    outer.children[run.path] = run
+    return run

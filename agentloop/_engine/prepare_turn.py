@@ -1,0 +1,154 @@
+"""Resolving an agent's definitions for one turn: once, against the run's context, into one `TurnView`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from agentloop._common.naming import takes
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.runtime.callbacks import all_of, ask
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.agents import settings_for
+from agentloop.config import ModelSettings
+from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
+from agentloop.handoffs import Handoff, target_of
+from agentloop.items import Item
+from agentloop.tools import FunctionTool
+
+logger = logging.getLogger("agentloop")
+
+AskedT = TypeVar("AskedT", FunctionTool, Handoff)
+
+
+async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
+    """Return the view of *run*'s next turn: instructions, enabled tools, settings, model.
+
+    With *answered*, of the turn that the model has answered already, in an earlier entry of the run.
+
+    Raises:
+        UserError: for colliding tool names (by policy), a missing model, instructions that aren't text.
+        Exception: what the application's callables raise.
+    """
+    agent = run.agent
+    declared = list(agent.tools)
+    tools = await _enabled(run, declared)
+    handoffs = await _enabled(run, [target_of(entry) for entry in agent.handoffs])
+    by_key = _by_key(run, tools)
+    taken = _names_of_handoffs(run, handoffs, by_key)
+    by_key = {key: tool for key, tool in by_key.items() if key not in taken}
+    return TurnView(
+        agent=agent,
+        system=await _instructions(run),
+        tools=tuple(tool for tool in tools if by_key.get(tool.lookup_key) is tool),
+        by_key=by_key,
+        disabled={} if len(tools) == len(declared) else _disabled(declared, tools),
+        handoffs=tuple(handoffs),
+        settings=_settings(run),
+        output=agent.typed_output(),
+        model=await _model(run),
+        input=_shown(run, answered=answered),
+    )
+
+
+def _shown(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
+    """Return what the model is shown; in a turn that it has answered already, what it was shown."""
+    history, response = run.state.history, run.state.response
+    return tuple(history[: len(history) - len(response)] if answered and response else history)
+
+
+def _settings(run: LiveRun) -> ModelSettings:
+    """Return the turn's model settings; a tool choice that has been obeyed by this agent is dropped."""
+    agent = run.agent
+    model = run.config.model
+    own = agent.model_settings if model is None else settings_for(agent, model)
+    settings = own.resolve(run.config.model_settings)
+    if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
+        settings = attrs.evolve(settings, tool_choice=None)
+    return settings
+
+
+def _names_of_handoffs(run: LiveRun, handoffs: list[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
+    """Return the names that handoffs take from bare tools: a handoff wins over a tool of its name."""
+    names = {handoff.name for handoff in handoffs}
+    clashing = names & by_key.keys()
+    for name in sorted(clashing):
+        text = f"agent {run.agent.name!r} has a tool and a handoff named {name!r}"
+        if run.config.tool_name_collision_policy == "error":
+            raise UserError(text)
+        _warn_once(run, name, f"{text}; the handoff is used")
+    return clashing
+
+
+def _warn_once(run: LiveRun, key: str, text: str) -> None:
+    if key not in run.root.warned:
+        run.root.warned.add(key)
+        logger.warning("%s", text)
+
+
+def _disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -> dict[str, FunctionTool]:
+    on = {id(tool) for tool in enabled}
+    return {tool.lookup_key: tool for tool in declared if id(tool) not in on}
+
+
+async def _instructions(run: LiveRun) -> str | None:
+    given = run.agent.instructions
+    if given is None or isinstance(given, str):
+        return given
+    if not takes(given, 2):
+        raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
+    text = await run.question("instructions", str(run.state.turn), lambda: ask(given, run.context, run.agent))
+    if text is not None and not isinstance(text, str):
+        raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
+    return text
+
+
+async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> list[bool]:
+    """Ask every tool or handoff whether it is enabled, all at once, and return the answers in order."""
+
+    def question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
+        key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"
+        return lambda: run.question("is_enabled", key, lambda: ask(enabled, run.context, run.agent))
+
+    asked = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
+    answers = await all_of([question(tool, enabled) for tool, enabled in asked])
+    said = {id(tool): bool(answer) for (tool, _), answer in zip(asked, answers, strict=True)}
+    return [said.get(id(tool), tool.is_enabled is True) for tool in tools]
+
+
+async def _enabled(run: LiveRun, tools: list[AskedT]) -> list[AskedT]:
+    if all(tool.is_enabled is True for tool in tools):
+        return tools
+    return [tool for tool, yes in zip(tools, await ask_enabled(run, tools), strict=True) if yes]
+
+
+def _by_key(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
+    by_key: dict[str, FunctionTool] = {}
+    for tool in tools:
+        earlier = by_key.get(tool.lookup_key)
+        if earlier is not None and earlier is not tool:
+            text = (
+                f"agent {run.agent.name!r} has two enabled tools named {tool.qualified_name!r}: {earlier!r}, {tool!r}"
+            )
+            if run.config.tool_name_collision_policy == "error":
+                raise UserError(text)
+            _warn_once(run, tool.lookup_key, f"{text}; the last is used")
+        by_key[tool.lookup_key] = tool
+    return by_key
+
+
+async def _model(run: LiveRun) -> Any:
+    given = run.config.model if run.config.model is not None else run.agent.model
+    if given is None:
+        raise UserError(
+            f"agent {run.agent.name!r} has no model: give it one (a Model, or a model string such as "
+            "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
+        )
+    try:
+        return await run.resolve_model(run, given)
+    except (ModelTransportError, ModelTimeoutError) as error:
+        run.stopped_by = error
+        raise

@@ -1,0 +1,59 @@
+"""Where an entry of a run begins: on an empty log, or on that of an earlier entry."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import attrs
+
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.run_fold import RunFold
+from agentloop._engine.runtime.live_run import ServerConversation
+from agentloop.agents import Agent
+from agentloop.records import GraphChanged
+from agentloop.state import RunState, check_goes_on, check_graph
+
+logger = logging.getLogger("agentloop")
+
+
+@attrs.define(eq=False)
+class Start:
+    """The log as it stands, the agent at work, and what a provider keeps of the conversation.
+
+    `changed` says in words how the agents differ from those the run began with, unless the log has that already.
+    """
+
+    fold: RunFold
+    agent: Agent[Any, Any]
+    kept: ServerConversation | None = None
+    graph: AgentGraph | None = None
+    changed: tuple[str, ...] = ()
+    state: RunState | None = None
+
+
+def resumption(state: RunState, root: Agent[Any, Any], kept: ServerConversation | None) -> Start:
+    """Return where an entry on *state* begins. The state itself stays as it is.
+
+    Raises:
+        StateError: the run is over, or *root*'s graph lacks an agent, or has another tool, that pending work needs.
+    """
+    graph = AgentGraph(root)
+    fold = state.folded(state.fold.limits)
+    check_goes_on(fold)
+    agent = graph.get(fold.agent)
+    changed = check_graph(state, graph)
+    told = next((record.changes for record in reversed(state.records) if isinstance(record, GraphChanged)), ())
+    if changed == told:
+        changed = ()
+    if changed:
+        logger.warning("the run goes on with other agents than it began with: %s", "; ".join(changed))
+    return Start(fold, agent, kept or _kept(fold), graph, changed, state)
+
+
+def _kept(fold: RunFold) -> ServerConversation | None:
+    started = fold.started
+    if started is None or not started.kept:
+        return None
+    previous = None if started.conversation_id is not None else fold.last_response_id or started.previous_response_id
+    return ServerConversation(conversation_id=started.conversation_id, previous_response_id=previous, sent=fold.sent)

@@ -1,0 +1,238 @@
+"""Guardrails of a run: the input's before and beside the first model call, the output's on the candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
+from agentloop._common.error_text import error_summary
+from agentloop._core.run_fold import keyed
+from agentloop._engine.runtime.backend import (
+    cancelled_by_others,
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    self_cancelled,
+    starter,
+    taken_back,
+)
+from agentloop._engine.runtime.body_result import raised_while_cancelled
+from agentloop._engine.runtime.callbacks import all_of, ask, raise_fatal
+from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.exceptions import (
+    InputGuardrailTripwireTriggered,
+    OutputGuardrailTripwireTriggered,
+    UserTypeError,
+)
+from agentloop.guardrail_results import GuardrailFunctionOutput, InputGuardrailResult, OutputGuardrailResult
+from agentloop.guardrails import InputGuardrail, OutputGuardrail
+from agentloop.items import Item
+from agentloop.records import GuardrailSettled
+
+
+async def _asked(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: Any) -> tuple[Any, float]:
+    began = anyio.current_time()
+    effect = e.Guard(run.path, stage, guardrail.name, None, lambda: ask(guardrail.fn, run.context, run.agent, *args))
+    output = await run.effects.perform(effect)
+    if not isinstance(output, GuardrailFunctionOutput):
+        raise UserTypeError(f"guardrail {guardrail.name!r} must return GuardrailFunctionOutput, not {output!r}")
+    return output, anyio.current_time() - began
+
+
+def _settled(run: LiveRun, stage: Any, index: int, result: Any, nth: int) -> None:
+    output = result.output
+    run.append(
+        GuardrailSettled(
+            *run.here(),
+            stage,
+            result.guardrail.name,
+            "tripped" if output.tripwire_triggered else "passed",
+            result.duration,
+            index=index,
+            nth=nth,
+            info=output.output_info,
+            result=result,
+        )
+    )
+
+
+def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
+    """Return what judges the input, in declaration order: the configuration's, then the starting agent's."""
+    return [*run.config.input_guardrails, *run.agent.input_guardrails]
+
+
+@attrs.frozen
+class Judge:
+    """An input guardrail that is to judge: its place in declaration order, and among those of its name."""
+
+    index: int
+    nth: int
+    guardrail: InputGuardrail
+
+
+def guards_missing(run: LiveRun) -> list[Judge]:
+    """Return the guardrails that have not passed the input yet; none where it was accepted, whoever passed it then."""
+    state = run.state
+    if state.accepted:
+        return []
+    guards = input_guardrails(run)
+    keys = keyed(guard.name for guard in guards)
+    return [Judge(index, keys[index][1], one) for index, one in enumerate(guards) if keys[index] not in state.passed]
+
+
+async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work*, behind and beside the input guardrails where these have not had their say yet.
+
+    Input that was added to a run under way is judged by all of them at once, before the model is shown it.
+
+    Raises:
+        InputGuardrailTripwireTriggered: by the first that trips.
+        Exception: what a guardrail or *work* raises.
+    """
+    guards = guards_missing(run)
+    if guards and not run.state.added:
+        await guard_first_call(run, guards, work)
+        return
+    given = tuple(run.state.unguarded)
+    await all_of([_judge_input(run, judge, given) for judge in guards])
+    await work()
+
+
+def _judge_input(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> Any:
+    guardrail = judge.guardrail
+
+    async def ask_it() -> None:
+        output, duration = await _asked(run, "input", judge.index, guardrail, given)
+        secret = run.state.secret_input
+        result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration, secret=secret)
+        _settled(run, "input", judge.index, result, judge.nth)
+        if output.tripwire_triggered:
+            raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
+
+    return ask_it
+
+
+@uninterrupted
+async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callable[[], Awaitable[None]]) -> None:
+    """Have *guards* judge the input and ask the model: the blocking ones first, all at once; the others beside it.
+
+    Returns when everything has settled, so that nothing of the response can have had an effect before the verdicts.
+
+    Cancellation: the model call and the guardrails are cancelled and awaited together.
+
+    Raises:
+        InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
+        Exception: what a guardrail or the model raises; likewise.
+    """
+    given = tuple(run.state.unguarded)
+    blocking = [_judge_input(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
+    beside = [_judge_input(run, judge, given) for judge in guards if judge.guardrail.run_in_parallel]
+    await all_of(blocking)
+    if not beside:
+        await call_model()
+        return
+    errors: dict[int, BaseException] = {}
+    passed = 0
+    settled = run.guards_settled = anyio.Event()
+
+    async def guard(place: int) -> None:
+        nonlocal passed
+        await one(place, beside[place], group)
+        passed += 1
+        if passed == len(beside) and not errors:
+            settled.set()
+
+    async def one(place: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
+        task, count = own_task(), cancelling()
+        try:
+            await work()
+        except cancelled_types() as error:
+            if not taken_back(count):
+                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+                raise
+            errors[place] = self_cancelled(error)
+            group.cancel_scope.cancel()
+        except BaseException as error:  # noqa: ASYNC103 - raised again below, bare
+            if is_closing(task):
+                raise
+            run.redact_error(error)
+            if errors and isinstance(error, Exception) and raised_while_cancelled(error):
+                next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
+                return  # noqa: ASYNC104 - stands on the first error as a note
+            errors[place] = error
+            group.cancel_scope.cancel()
+
+    try:
+        async with anyio.create_task_group() as group:
+            start = starter(group)
+            for place in range(len(beside)):
+                start(guard, place, f"agentloop guardrail {place}")
+            await one(len(beside), call_model, group)
+    except cancelled_types():
+        raise_fatal(errors)
+        raise
+    raise_fatal(errors)
+    await checkpoint_if_cancelled()
+    if errors:
+        # Of one scheduler pass: a verdict says more than the model's own failure.
+        raise errors[min(errors)]
+    if passed < len(beside):
+        raise cancelled_by_others()
+
+
+async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None = None) -> None:
+    """Ask the output guardrails of the configuration and of the agent at work, all at once.
+
+    With *withheld*, the text that is to stand for the output if a guardrail trips, results are appended when all have
+    settled: of a tripped output none of them keeps anything.
+
+    Raises:
+        OutputGuardrailTripwireTriggered: by the first that trips; the others have ended.
+        Exception: what a guardrail raises; likewise.
+    """
+    guards: list[OutputGuardrail] = [*run.config.output_guardrails, *run.agent.output_guardrails]
+    keys = keyed(guard.name for guard in guards)
+    held: dict[int, OutputGuardrailResult] = {}
+
+    def judging(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
+        async def judge() -> None:
+            answer, duration = await _asked(run, "output", index, guardrail, output)
+            result = OutputGuardrailResult(
+                guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
+            )
+            if withheld is None:
+                _settled(run, "output", index, result, keys[index][1])
+            else:
+                held[index] = result
+            if answer.tripwire_triggered:
+                raise OutputGuardrailTripwireTriggered(
+                    f"Output guardrail {guardrail.name} tripped", guardrail_result=result
+                )
+
+        return judge
+
+    try:
+        await all_of([judging(index, guardrail) for index, guardrail in enumerate(guards)])
+    except OutputGuardrailTripwireTriggered as error:
+        if withheld is not None:
+            for index, result in held.items():
+                held[index] = _emptied(result, withheld)
+                if error.guardrail_result is result:
+                    error.guardrail_result = held[index]
+        raise
+    finally:
+        for index in sorted(held):
+            _settled(run, "output", index, held[index], keys[index][1])
+
+
+def _emptied(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
+    return attrs.evolve(result, agent_output=withheld, output=attrs.evolve(result.output, output_info=None))

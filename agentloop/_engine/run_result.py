@@ -1,0 +1,72 @@
+"""A run's records as what its caller is given: a result, or the data beside an error."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from agentloop import events as ev
+from agentloop._core.history import valid_history
+from agentloop._core.run_fold import RunFold
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.stored_guardrail_results import restored_result
+from agentloop.exceptions import AgentLoopError
+from agentloop.results import RunData, RunResult
+from agentloop.state import RunState
+
+
+def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
+    return tuple(
+        ev.CallSettled(call.call, call.outcome, path=state.path, turn=call.turn)
+        for call in state.calls.values()
+        if call.outcome is not None
+    )
+
+
+def _fields(run: LiveRun) -> dict[str, Any]:
+    state = run.state
+    by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
+    # They settle in any order. Those of the run are listed as they are declared, those of calls in model order.
+    places = {call_id: place for place, call_id in enumerate(state.calls)} if state.guardrails else {}
+    for record in sorted(state.guardrails, key=lambda settled: places.get(settled.call_id or "", settled.index)):
+        by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
+    return {
+        "input": state.input,
+        "new_items": valid_history(state.new_items),
+        "raw_responses": tuple(state.responses),
+        "last_agent": run.agent,
+        "usage": run.log.state.usage,
+        "context": run.context.context,
+        "calls": _calls(state),
+        "records": tuple(run.log.state.records) if run.parent is None else (),
+        **{f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()},
+    }
+
+
+def data_of(run: LiveRun) -> RunData:
+    """Return what *run* has achieved so far."""
+    return RunData(**_fields(run))
+
+
+def result_of(run: LiveRun) -> RunResult[Any]:
+    """Return the result of *run*, which has ended without an error."""
+    end = run.state.ended
+    assert end is not None
+    # What is kept of a run is what it left, not what it ran with.
+    agent, fold, context = run.root.graph.root, run.log.state, run.context.context
+    return RunResult(
+        **_fields(run),
+        final_output=end.final_output,
+        status=cast("Any", end.status),
+        stop_reason=end.stop_reason,
+        last_response_id=run.state.last_response_id,
+        interruptions=tuple(run.state.interruptions()),
+        state=lambda: RunState.of(agent, fold, context),
+        history=valid_history(run.state.history),
+    )
+
+
+def with_data(run: LiveRun, error: BaseException) -> BaseException:
+    """Return *error* with the run's data on it, if it is one of ours."""
+    if isinstance(error, AgentLoopError):
+        error.run_data = data_of(run)
+    return error

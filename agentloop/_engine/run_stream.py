@@ -1,0 +1,335 @@
+"""A streamed run as its consumer holds it. A plain run is one whose events nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, final
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import events as ev
+from agentloop._common.error_text import is_fatal
+from agentloop._engine.loop import Entry, execute
+from agentloop._engine.run_result import result_of
+from agentloop._engine.runtime.backend import (
+    Holder,
+    cancelled_by_others,
+    cancelled_types,
+    current_holder,
+    is_closing,
+    own_task,
+    scope_left_open,
+    starter,
+)
+from agentloop._engine.runtime.event_buffer import EventBuffer, call_id_of
+from agentloop._engine.runtime.interrupts import protect, uninterrupted
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.agents import Agent
+from agentloop.exceptions import UserError, UserValueError
+from agentloop.items import ApprovalRequest, ToolCall
+from agentloop.results import RunResult
+from agentloop.state import RunState, as_text, verdict_on
+
+OutputT = TypeVar("OutputT")
+
+Start = Callable[["RunStream[Any]"], LiveRun]
+
+
+@final
+class RunStream(Generic[OutputT]):
+    """A run under way: iterate it for its events; leaving the block ends it and joins it.
+
+    Made by `Runner.run_streamed`. One consumer at a time.
+
+    A run's error is raised once: from iteration, after every event made before it, if the consumer iterates; else when
+    the block is left. `result` raises it again, `error` gives it. If the block itself raises, that wins, and the run's
+    error is its context.
+    """
+
+    def __init__(self, start: Start, entry: Entry, *, subscribe: bool) -> None:
+        self._start = start
+        self._entry = entry
+        self._subscribe = subscribe
+        self._group: TaskGroup | None = None
+        self._live: LiveRun | None = None
+        self._events: EventBuffer | None = None
+        self._scope = anyio.CancelScope()
+        self._finished = anyio.Event()
+        self._error: BaseException | None = None
+        self._error_raised = False
+
+    @uninterrupted
+    async def __aenter__(self) -> Self:
+        if self._live is not None:
+            raise UserError("a streamed run can be entered once")
+        if own_task() is None:
+            protect()
+        context = copy_context()
+        group = anyio.create_task_group()
+        live = self._start(self)
+        if self._subscribe:
+            self._events = EventBuffer(live.state, live.config.stream_buffer, live.agent_at)
+            live.log.events = self._events
+        self._live = live
+        self._group = await group.__aenter__()
+        context.run(current_holder.set, Holder(group.cancel_scope))
+        start = starter(group)
+        live.log.on_broken = self._stop
+        live.resources.spawn = lambda work, on, name: start(work, on, name, context)
+        start(self._main, live, f"agentloop run of {live.agent.name}", context)
+        return self
+
+    @uninterrupted
+    async def _main(self, live: LiveRun) -> None:
+        task, closing = own_task(), False
+        try:
+            with self._scope:
+                try:
+                    await execute(live, self._entry)
+                except cancelled_types():
+                    # The cancellation ends here: whoever holds the block meets it there anyway. Left to go on, it would
+                    # make anyio move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the
+                    # holder's task, and take back a native cancellation of his.
+                    self._scope.shield = True
+                    self._scope.cancel()
+                    raise
+        except cancelled_types():
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - see below; cancellations have gone on above
+            if is_closing(task):
+                closing = True
+                raise
+            # Carried as a value: it leaves in the consumer's task, bare. A KeyboardInterrupt raised here would tear
+            # down the event loop instead.
+            self._error = scope_left_open(error) or error
+        finally:
+            if not closing:
+                if live.log.journal is not None:
+                    live.log.journal.close()
+                self._finished.set()
+                if self._events is not None:
+                    self._events.close()
+                live.let_go()
+
+    @uninterrupted
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        if exc is not None and isinstance(exc, cancelled_types()):
+            # The group's own scope ends the run. Cancelling an inner scope as well would make anyio take back one
+            # native cancellation of this task too many (it moves an inner scope's count to the group's, another task).
+            self._begin_cleanup()
+            self._discard()
+            try:
+                caught = await self._join(exc, exc_type, tb)  # noqa: ASYNC102 - its tasks are being cancelled
+            except cancelled_types():
+                self._raise_fatal()
+                raise
+            if caught:
+                # It was the group's own scope: anyio cancels it where a task of the group was cancelled natively.
+                raise cancelled_by_others() if self._error is None else self._error
+            self._raise_fatal()
+            return False
+        if not self._finished.is_set():
+            self._stop()
+        # The block's own exception is not the group's business: passed on, it would come back wrapped.
+        await self._join(exc)  # noqa: ASYNC102 - as above
+        await checkpoint_if_cancelled()  # noqa: ASYNC102 - the holder's own cancellation goes on, if there is one
+        error = self._error
+        if error is None:
+            return False
+        if exc is None and not self._error_raised:
+            self._error_raised = True
+            raise error
+        if exc is not None and exc is not error and exc.__context__ is None:
+            exc.__context__ = error
+        return False
+
+    def _raise_fatal(self) -> None:
+        """Raise the run's error if it outranks the cancellation that leaves: a BaseException of the application's."""
+        if self._error is not None and is_fatal(self._error):
+            self._error_raised = True
+            raise self._error
+
+    async def _join(
+        self,
+        left_by: BaseException | None,
+        exc_type: type[BaseException] | None = None,
+        tb: TracebackType | None = None,
+    ) -> bool:
+        """Wait until every task of the run has ended; tell whether the group caught what it was given.
+
+        Args:
+            left_by: What the block was left by. With *exc_type* it is given to the group.
+            exc_type, tb: Of *left_by*, where it is a cancellation.
+
+        Raises:
+            KeyboardInterrupt: trio raised it here, bare.
+        """
+        assert self._group is not None
+        interrupt = None if own_task() is not None else await self._outlast_interrupts(left_by)
+        caught: bool | None = False
+        try:
+            caught = await self._group.__aexit__(exc_type, left_by if exc_type is not None else None, tb)
+        except BaseExceptionGroup as errors:
+            if errors.subgroup(KeyboardInterrupt) is not None:
+                interrupt = KeyboardInterrupt()
+            else:  # the run's own tasks raise nothing: one of them had its scopes broken
+                self._error = scope_left_open(errors)
+                if self._error is None:
+                    raise
+        if interrupt is not None and not isinstance(left_by, KeyboardInterrupt):
+            raise interrupt
+        return bool(caught)
+
+    async def _outlast_interrupts(self, left_by: BaseException | None) -> KeyboardInterrupt | None:
+        """On trio, wait for the end of the run; return the first KeyboardInterrupt that is raised meanwhile.
+
+        The second interrupt sets the cleanup deadline to now: the nursery, which joins, would only keep it.
+        """
+        interrupts = 1 if isinstance(left_by, KeyboardInterrupt) else 0
+        first: KeyboardInterrupt | None = None
+        with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - trio starts every task, so the run ends
+            while not self._finished.is_set():
+                try:
+                    await self._finished.wait()
+                except KeyboardInterrupt as interrupt:
+                    first = first or interrupt
+                    interrupts += 1
+                    self._stop()
+                    if interrupts > 1 and self._live is not None:
+                        self._live.cleanup.end_by(anyio.current_time())
+        return first
+
+    def _stop(self) -> None:
+        self._begin_cleanup()
+        self._scope.cancel()  # first: what waits for room must not go on as if there were some
+        self._discard()
+
+    def _begin_cleanup(self) -> None:
+        """Set the cleanup deadline now: a shielded section under way doesn't see the cancellation by itself."""
+        if self._live is not None and not self._finished.is_set():
+            self._live.cleanup.begin()
+
+    def _discard(self) -> None:
+        if self._events is not None:
+            self._events.discard()
+
+    @uninterrupted
+    async def finished(self) -> None:
+        """Wait until the run has ended, however it ended; events stay unread."""
+        await self._finished.wait()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @uninterrupted
+    async def __anext__(self) -> ev.Event:
+        if self._events is None:
+            raise UserError("iterate a streamed run inside its `async with` block")
+        # Mostly there is one: then a second coroutine would cost as much as the event's way through the buffer.
+        event = self._events.take_nowait() or await self._events.take()
+        if event is not None:
+            return event
+        if self._error is not None and not self._error_raised:
+            self._error_raised = True
+            raise self._error
+        raise StopAsyncIteration
+
+    # -- control
+
+    @uninterrupted
+    def cancel(self, mode: Literal["immediate", "after_turn"] = "immediate") -> None:
+        """End the run: at once, or when the turn under way is complete. Idempotent; from any task of the run's loop."""
+        if mode not in ("immediate", "after_turn"):
+            raise UserValueError(f"cancel: 'immediate' or 'after_turn' is needed, not {mode!r}")
+        if self._live is None or self._finished.is_set():
+            return
+        if mode == "immediate":
+            self._stop()
+        else:
+            self._live.stop_after_turn = True
+
+    @uninterrupted
+    def cancel_call(self, call: str | ToolCall | ev.Event, reason: str | None = None) -> bool:
+        """Cancel one call while the run goes on; False if it has ended or is unknown. From any task or thread.
+
+        A queued call never starts. What the model is told is the tool's failure policy's affair.
+        """
+        if self._live is None or self._finished.is_set():
+            return False
+        path, call_id = call_id_of(call)
+        return self._live.cancel_call(path, call_id, reason)
+
+    def approve(
+        self, call: ApprovalRequest | str, *, arguments: str | Mapping[str, Any] | None = None, always: bool = False
+    ) -> None:
+        """Let a call that waits run, while the run is under way: as `RunState.approve`.
+
+        A verdict that comes before the rest of the turn is done saves the pause.
+        """
+        self._decide(call, approved=True, arguments=None if arguments is None else as_text(arguments), always=always)
+
+    def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
+        """Don't let a call that waits run, while the run is under way: as `RunState.reject`."""
+        self._decide(call, approved=False, message=message, always=always)
+
+    @uninterrupted
+    def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
+        if self._live is None or self._finished.is_set():
+            raise UserError("the run is not under way: decide on its state")
+        live = self._live
+        live.append(verdict_on(live.log.state, call, live.graph, live.asking, **verdict))
+
+    # -- what is known
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has ended, however it ended."""
+        return self._finished.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the run raised, or None."""
+        return self._error
+
+    @property
+    def current_agent(self) -> Agent[Any, Any]:
+        """The agent at work."""
+        if self._live is None:
+            raise UserError("the run has not started")
+        return self._live.agent
+
+    @property
+    def current_turn(self) -> int:
+        """The turn under way; 0 before the first."""
+        return self._live.state.turn if self._live is not None else 0
+
+    @property
+    def state(self) -> RunState:
+        """The run as a detached state, of the time it is read.
+
+        Raises:
+            UserError: before the run has started.
+        """
+        if self._live is None:
+            raise UserError("the run has not started")
+        return RunState.of(self._live.graph.root, self._live.log.state, self._live.context.context)
+
+    @property
+    def result(self) -> RunResult[OutputT]:
+        """The result, once the run has ended.
+
+        Raises:
+            UserError: before the end.
+            BaseException: the run's error.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._live is None or not self._finished.is_set() or self._live.state.ended is None:
+            raise UserError("the run has not ended yet")
+        return result_of(self._live)

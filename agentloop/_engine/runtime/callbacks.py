@@ -1,0 +1,112 @@
+"""Calling user code that may be sync or async, one at a time or all at once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop._common.error_text import is_fatal
+from agentloop._engine.runtime.backend import (
+    cancelled_by_others,
+    cancelled_types,
+    cancelling,
+    is_closing,
+    outrank,
+    own_task,
+    self_cancelled,
+    starter,
+    taken_back,
+)
+from agentloop._engine.runtime.body_result import raised_while_cancelled
+from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
+
+ResultT = TypeVar("ResultT")
+
+
+async def resolved(value: Any) -> Any:
+    """Return *value*, awaited if it must be."""
+    return await value if inspect.isawaitable(value) else value
+
+
+@interruptible
+async def ask(fn: Callable[..., Any], *args: Any) -> Any:
+    """Call *fn*, sync or async, on the event loop."""
+    return await resolved(fn(*args))
+
+
+async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[ResultT]:
+    """Ask all at once and return the answers in order. The first error cancels the others and is raised bare.
+
+    Of errors that fall into one scheduler pass, the first in order is raised. A BaseException outranks the others, and
+    a cancellation under way: it may come of the cleanup of a question that was cancelled.
+    """
+    if not questions:
+        return []
+    if len(questions) == 1:
+        try:
+            return [await questions[0]()]
+        except Exception:
+            await checkpoint_if_cancelled()  # noqa: ASYNC120 - who ends the run comes first, as where there are several
+            raise
+    asked = _Asked(questions)
+    try:
+        async with anyio.create_task_group() as group:
+            start = starter(group)
+            for index in range(len(questions)):
+                start(asked.one, index, f"agentloop question {index}")
+            await asked.settled.wait()
+            group.cancel_scope.cancel()
+    except cancelled_types():
+        raise_fatal(asked.errors)
+        raise
+    raise_fatal(asked.errors)
+    await checkpoint_if_cancelled()
+    if asked.errors:
+        raise asked.errors[min(asked.errors)]
+    if len(asked.answers) < len(questions):
+        raise cancelled_by_others()
+    return [asked.answers[index] for index in range(len(questions))]
+
+
+def raise_fatal(errors: Mapping[int, BaseException]) -> None:
+    """Raise the first of *errors*, by place, that is no Exception and so outranks a cancellation, if there is one."""
+    fatal = [place for place, error in errors.items() if is_fatal(error)]
+    if fatal:
+        raise errors[min(fatal)]
+
+
+class _Asked:
+    """Questions that are asked at once, and what has come of them."""
+
+    def __init__(self, questions: Sequence[Callable[[], Awaitable[Any]]]) -> None:
+        self.questions = questions
+        self.answers: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.settled = anyio.Event()
+        """Set when all have been answered, or one has failed."""
+
+    @uninterrupted
+    async def one(self, index: int) -> None:
+        """Ask one question; its error is kept, and ends the others."""
+        task, count = own_task(), cancelling()
+        try:
+            self.answers[index] = await self.questions[index]()
+        except cancelled_types() as error:
+            if not taken_back(count):
+                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+                raise
+            self.errors[index] = self_cancelled(error)
+            self.settled.set()
+        except BaseException as error:  # noqa: ASYNC103 - raised by `all_of`, bare; cancellations have gone on above
+            if is_closing(task):
+                raise
+            # What comes of the cleanup of a question that was cancelled for another's error is not that error.
+            if not (self.errors and isinstance(error, Exception) and raised_while_cancelled(error)):
+                self.errors[index] = error
+            self.settled.set()
+        if len(self.answers) == len(self.questions):
+            self.settled.set()

@@ -1,0 +1,234 @@
+"""A run's events on their way to the consumer: a deque and a wake-up.
+
+Records never wait: their events are buffered whatever the consumer does. Above the limit of unread events three things
+wait for room, outside every permit: reading the next model event, admitting the next call, starting the next turn.
+What is woken is only the wish to look; an event stays in the deque until it is taken, so no cancellation loses one.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import events as ev
+from agentloop import model_events as m
+from agentloop import records as r
+from agentloop._core.run_fold import CallState, RunFold, asked_for
+from agentloop._engine.runtime.backend import new_bell
+from agentloop.agents import Agent
+from agentloop.exceptions import UserError
+from agentloop.items import ToolCall, ToolOutput
+from agentloop.limits import Limit
+
+
+class _Gate(Limit):
+    """Keeps the calls of one turn from being admitted while the consumer is behind."""
+
+    name = "stream_buffer"
+    freed_by_calls = False
+
+    def __init__(self, buffer: EventBuffer) -> None:
+        self._buffer = weakref.ref(buffer)
+
+    def free(self, now: float) -> float:
+        """Return how many calls may start: none while the consumer is behind."""
+        buffer = self._buffer()
+        return math.inf if buffer is None or not buffer.full else 0
+
+    def take(self, now: float) -> None:
+        """Do nothing: what fills the buffer are events."""
+
+    def give(self) -> None:
+        """Do nothing."""
+
+
+def as_run(state: CallState) -> ToolCall:
+    """Return a call with the arguments it is run with, which somebody may have changed."""
+    call, text = state.call, state.arguments
+    return call if text is None or text == call.arguments else attrs.evolve(call, arguments=text)
+
+
+def _finish_reason(state: RunFold) -> str | None:
+    return state.responses[-1].finish_reason if state.responses else None
+
+
+class EventBuffer:
+    """Unread events of one tree of runs. Owned by the stream; fed by the log."""
+
+    def __init__(
+        self,
+        state: RunFold,
+        limit: int | None,
+        agents: Callable[[tuple[str, ...]], Agent[Any, Any] | None],
+        path: tuple[str, ...] = (),
+    ) -> None:
+        self._state = state
+        self._path = path
+        self._limit = limit
+        self._agents = agents
+        self._unread: deque[ev.Event] = deque()
+        self._some = new_bell()
+        self._room = anyio.Event()
+        self._taken = 0
+        """How many events have left: the number of the first unread one."""
+        self._progress: dict[tuple[tuple[str, ...], str], int] = {}
+        """The number of the last progress report of each call that has not settled."""
+        self.on_room: dict[Callable[[], None], None] = {}
+        """Pumps to run when the consumer has caught up, in this order."""
+        self.closed = False
+        self.discarding = False
+
+    def new_gate(self) -> Limit | None:
+        """Return a limit that keeps a turn's calls from starting while the consumer is behind."""
+        return _Gate(self)
+
+    @property
+    def full(self) -> bool:
+        """Whether the run should wait for its consumer."""
+        return self._limit is not None and len(self._unread) >= self._limit and not self.discarding
+
+    @property
+    def unread(self) -> int:
+        """How many events wait for the consumer."""
+        return len(self._unread)
+
+    def put(self, event: ev.Event) -> None:
+        """Add *event*; never waits."""
+        if not self.discarding:
+            self._unread.append(event)
+            self._some.ring()
+
+    def hears(self, path: tuple[str, ...]) -> bool:
+        """Tell whether events of the run at *path* belong here: this part of the tree or below."""
+        return path[: len(self._path)] == self._path
+
+    def signal(self, event: m.ModelEvent, path: tuple[str, ...], turn: int) -> None:
+        """Add a model event that no record holds, of a run that this buffer `hears`."""
+        # Not a `match`: its class patterns cost more than the event they would make.
+        if isinstance(event, m.TextDelta):
+            self.put(ev.TextDelta(event.text, path=path, turn=turn))
+        elif isinstance(event, m.ReasoningDelta):
+            self.put(ev.ReasoningDelta(event.text, path=path, turn=turn))
+        elif isinstance(event, m.ArgumentsDelta):
+            self.put(ev.ArgumentsDelta(event.call_id, event.delta, path=path, turn=turn))
+        elif isinstance(event, m.Raw):
+            self.put(ev.RawModelEvent(event.data, path=path, turn=turn))
+
+    def progress(self, event: ev.CallProgress) -> None:
+        """Add a progress report; while the consumer is behind, a newer one replaces the unread one of its call."""
+        if self.discarding or not self.hears(event.path):
+            return
+        key = event.path, event.call.call_id
+        unread = self._progress.get(key, -1) - self._taken
+        if self.full and unread >= 0:
+            self._unread[unread] = event
+            return
+        self._progress[key] = self._taken + len(self._unread)
+        self.put(event)
+
+    def record(self, record: r.Record) -> None:
+        """Add the events that *record* means."""
+        if not self.hears(record.path):
+            return
+        state = self._state.at(record.path)
+        assert state is not None  # the record has been folded
+        where: Any = {"path": record.path, "turn": record.turn}
+        match record:
+            case r.RunStarted():
+                self.put(ev.AgentUpdated(self._agents(record.path), **where))
+            case r.HandedOff(call_id=call_id, ignored=ignored):
+                ids = {call_id, *ignored}
+                for item in state.new_items[-len(ids) :]:
+                    self.put(ev.ItemCreated(item, **where))
+                self.put(ev.AgentUpdated(self._agents(record.path), **where))
+            case r.TurnStarted():
+                self.put(ev.TurnStarted(**where))
+            case r.ModelResponded():
+                for item in state.response or ():
+                    self.put(ev.ItemCreated(item, **where))
+            case r.CallStarted(call_id=call_id):
+                self.put(ev.CallStarted(as_run(state.calls[call_id]), **where))
+            case r.CallSettled(call_id=call_id, outcome=outcome):
+                self._progress.pop((record.path, call_id), None)
+                self.put(ev.CallSettled(state.calls[call_id].call, outcome, **where))
+            case r.ItemReleased(call_id=call_id):
+                released = state.calls[call_id].outcome
+                if released is not None and released.output is not None:
+                    self.put(ev.ItemCreated(ToolOutput(call_id, released.output, secret=released.secret), **where))
+            case r.ApprovalRequested(call_id=call_id):
+                self.put(ev.ApprovalRequested(asked_for(state.calls[call_id].call, record), **where))
+            case r.GuardrailSettled(result=result):
+                self.put(ev.GuardrailSettled(result, **where))
+            case r.BatchEnded():
+                self.put(ev.TurnEnded(_finish_reason(state), **where))
+            case r.RunEnded(status=status):
+                self.put(ev.RunEnded(status, _finish_reason(state), **where))
+            case _:
+                pass
+
+    async def room(self) -> None:
+        """Wait until the consumer has caught up."""
+        while self.full:
+            await self._room.wait()
+        await checkpoint_if_cancelled()
+
+    def close(self) -> None:
+        """Say that no event will follow."""
+        self.closed = True
+        self._some.ring()
+
+    def discard(self) -> None:
+        """Drop what is unread and what will come: nobody will read it."""
+        self.discarding = True
+        self._unread.clear()
+        self._progress.clear()
+        self._caught_up()
+        self._some.ring()
+
+    def take_nowait(self) -> ev.Event | None:
+        """Return the next event if there is one; None where one would have to wait for it, or where none will come."""
+        unread = self._unread
+        if not unread:
+            return None
+        event = unread.popleft()
+        self._taken += 1
+        if self._limit is not None and len(unread) == self._limit - 1:
+            self._caught_up()
+        return event
+
+    async def take(self) -> ev.Event | None:
+        """Return the next event, waiting for it; None when there will be none."""
+        while (event := self.take_nowait()) is None:
+            if self.closed or self.discarding:
+                return None
+            if self._some.awaited:
+                raise UserError("another task is waiting for this stream's next event: one consumer at a time")
+            await self._some.wait()
+        return event
+
+    def _caught_up(self) -> None:
+        room, self._room = self._room, anyio.Event()
+        room.set()
+        for pump in tuple(self.on_room):
+            pump()
+
+
+def call_id_of(call: str | ToolCall | ev.Event) -> tuple[tuple[str, ...], str]:
+    """Return path and id of the call that *call* means: an id (of the run's own calls), a `ToolCall`, or an event."""
+    if isinstance(call, str):
+        return (), call
+    if isinstance(call, ToolCall):
+        return (), call.call_id
+    inner = getattr(call, "call", None)
+    if inner is None and isinstance(item := getattr(call, "item", None), ToolCall):
+        inner = item
+    if not isinstance(inner, ToolCall):
+        raise TypeError(f"cancel_call: a call id, a ToolCall or an event of a call is needed, not {call!r}")
+    return call.path, inner.call_id

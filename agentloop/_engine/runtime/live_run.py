@@ -1,0 +1,378 @@
+"""A run under way: its state and log, and what its parts share. One object travels through the shell."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import attrs
+from anyio.lowlevel import EventLoopToken
+
+from agentloop import effects as e
+from agentloop._common.error_text import error_summary, redact_message
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.plan import Arguments
+from agentloop._core.run_fold import RunFold
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.runtime.backend import cancelled_outside, liveness, loop_is_left
+from agentloop._engine.runtime.cleanup import Cleanup
+from agentloop._engine.runtime.dispatcher import Pump
+from agentloop._engine.runtime.interrupts import interruptible
+from agentloop._engine.runtime.log import Log
+from agentloop._engine.runtime.resources import Resources
+from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._engine.runtime.threads import Threads
+from agentloop.abc import Effects, LateResult, Model, StillRunning
+from agentloop.agents import Agent
+from agentloop.budget import Budget
+from agentloop.conditions import Condition
+from agentloop.config import RunConfig
+from agentloop.context import Callback, RunContext
+from agentloop.exceptions import UsageLimitExceeded
+from agentloop.hooks import RunHooks
+from agentloop.items import Item, ToolCall
+from agentloop.records import Answered, ApprovalRequested, CleanupCut, Record
+from agentloop.tools import AgentCall
+from agentloop.usage import Usage
+
+logger = logging.getLogger("agentloop")
+
+DEFAULT_MAX_THREADS = 32
+
+
+class LiveEffects:
+    """The door that does things."""
+
+    @interruptible
+    async def perform(self, effect: e.Effect) -> Any:
+        """Do *effect* and return what it gives."""
+        match effect:
+            case e.CallTool() | e.CallModel():  # first: of these there are many
+                return await effect.do()
+            case e.Sleep(seconds):
+                await anyio.sleep(seconds)
+                return None
+            case e.Now():
+                return time.time()
+            case e.NewId():
+                return uuid.uuid4().hex
+            case e.Random():
+                return uuid.uuid4().int / 2**128
+            case _:
+                return await effect.do()
+
+
+@attrs.define(eq=False)
+class LoopShared:
+    """What all runs of one event loop share: the arrival order of calls under shared limits, and live threads.
+
+    It may not hold the loop: a `RunVar` goes with its loop, and what it has would keep that for ever.
+    """
+
+    pump: Pump = attrs.field(factory=Pump)
+    threads: Threads = attrs.field(factory=lambda: Threads(DEFAULT_MAX_THREADS))
+    loop_lives: Callable[[], bool] = attrs.field(factory=lambda: liveness(anyio.lowlevel.current_token()))
+    thread_ident: int = attrs.field(factory=threading.get_ident)
+
+
+_shared: anyio.lowlevel.RunVar[LoopShared] = anyio.lowlevel.RunVar("agentloop")
+
+
+def loop_shared() -> LoopShared:
+    """Return what the runs of the current event loop share, made at first use and gone with the loop."""
+    shared = _shared.get(None)
+    if shared is None:
+        shared = LoopShared()
+        _shared.set(shared)
+    return shared
+
+
+@attrs.define(eq=False, kw_only=True)
+class ServerConversation:
+    """What the provider keeps of a run's conversation, and how much of the history it has been sent."""
+
+    conversation_id: str | None = None
+    previous_response_id: str | None = None
+    sent: int = 0
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until the nearest deadline around the current task, or None."""
+    left = anyio.current_effective_deadline() - anyio.current_time()
+    return left if left != float("inf") else None
+
+
+@attrs.frozen(eq=False)
+class OfRun:
+    """What the contexts of a run ask of it (`agentloop.context.RunServices`): *fold* is the tree's.
+
+    Not the run itself, which has a context: if both held each other, all that a run has made would be left to the
+    garbage collector when it is over, and a thousand runs would wait for it.
+    """
+
+    path: tuple[str, ...]
+    fold: RunFold
+
+    @property
+    def usage(self) -> Usage:
+        """What the whole tree has used."""
+        return self.fold.usage
+
+    def deadline(self) -> float | None:
+        """Seconds left until the nearest enclosing deadline, or None."""
+        return seconds_left()
+
+
+def _ends_outside(scope: anyio.CancelScope) -> bool:
+    """Tell whether what is around *scope* is cancelled: another scope, or natively the task that holds the run."""
+    return cancelled_outside(scope) or loop_is_left()
+
+
+class Cancellable(Protocol):
+    """A live call, as far as the run knows it."""
+
+    def cancel(self, cause: Literal["caller"], reason: str | None = None) -> bool:
+        """Cancel it unless its body has ended; False if it has."""
+        ...
+
+
+@attrs.define(eq=False, kw_only=True)
+class LiveRun:
+    """One run of one agent tree node. Owned by the task that drives it; nothing outside the shell sees it."""
+
+    agent: Agent[Any, Any]
+    config: RunConfig
+    state: RunFold
+    log: Log
+    context: RunContext[Any]
+    effects: Effects
+    hooks: RunHooks | None
+    cleanup: Cleanup
+    shared: LoopShared
+    threads: Threads
+    resources: Resources
+    resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
+    nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
+    """Runs an agent tool's nested run."""
+    graph: AgentGraph
+    """The agents of the whole tree, by key."""
+    token: EventLoopToken = attrs.field(factory=anyio.lowlevel.current_token)
+    """The loop it runs on, for those who ask from other threads."""
+    view: TurnView | None = None
+    parent: LiveRun | None = None
+    scope: anyio.CancelScope | None = None
+    """Ends the run at its deadline, or when its journal fails; None where it has neither."""
+    calls: dict[tuple[tuple[str, ...], str], Cancellable] = attrs.field(factory=dict)
+    """Live calls of the whole tree; the root's dict, shared."""
+    cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
+    """Calls cancelled before they were scheduled; the root's dict, shared."""
+    children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
+    """Nested runs by path; the root's dict, shared."""
+    session: SessionProgress | None = None
+    """How far the run's session has been written, if it has one."""
+    server: ServerConversation | None = None
+    error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
+    stop_when: Condition | None = None
+    stopped_by: BaseException | None = None
+    """What the run's own loop was stopped by, where another entry may get past it: a limit that is set anew, a model
+    that answers again. An equal error that comes from a body, a hook or any other callback is not it."""
+    guards_settled: anyio.Event | None = None
+    """Set when the input guardrails beside the first model call have all passed; None where there are none."""
+    budget: Budget | None = None
+    stop_after_turn: bool = False
+    looked_at: int = 0
+    """The last turn after which `stop_when` has stopped an entry: it doesn't do so twice."""
+    workflow: str | None = None
+    trace_id: str | None = None
+    graph_changes: tuple[str, ...] = ()
+    """How the agents differ from those the run began with, in words, where the log doesn't say so yet."""
+    asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
+    """What is about to be asked about calls on whose approval callbacks are at work; the root's dict is used."""
+    open_spans: Callable[[], Awaitable[None]] | None = None
+    """Begins or goes on with the run's trace; called once, before the entry's first record."""
+    open_journal: Callable[[], Awaitable[None]] | None = None
+    """Begins the run's journal, or goes on with it; called once, before the entry's first record."""
+    redacts_errors: bool = False
+    """Whether no text shows the message of an error of this run: it is nested in a call with secret arguments."""
+    _ended_by: str | None = None
+    warned: set[str] = attrs.field(factory=set)
+    """What one warning was logged for already; the root's set is asked."""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Call ids of the agent tools around this run."""
+        return self.state.path
+
+    @property
+    def depth(self) -> int:
+        """How deep this run is nested; 0 for the caller's own."""
+        return len(self.state.path)
+
+    @property
+    def root(self) -> LiveRun:
+        """The run the caller started."""
+        return self if self.parent is None else self.parent.root
+
+    @property
+    def agent_key(self) -> str:
+        """The key of the agent at work."""
+        return self.graph.key(self.agent)
+
+    @property
+    def price(self) -> Any:
+        """What says what a request costs: the configuration's, else the outer run's, whose budget pays as well."""
+        own = self.config.price
+        return own if own is not None or self.parent is None else self.parent.price
+
+    @property
+    def conversation(self) -> tuple[Item, ...]:
+        """What the model had been shown, and its response."""
+        shown = self.view.input if self.view is not None else ()
+        return (*shown, *(self.state.response or ()))
+
+    def here(self) -> tuple[tuple[str, ...], int, float]:
+        """Return what every record begins with: path, turn and time."""
+        return self.state.path, self.state.turn, self.log.wall()
+
+    def append(self, record: Record) -> None:
+        """Append *record* to the log of the tree."""
+        self.log.append(record)
+
+    def check_request(self) -> None:
+        """Return if one more model request may be made, by every ledger that has to pay for it.
+
+        Raises:
+            UsageLimitExceeded: by the nearest that is spent.
+        """
+        run: LiveRun | None = self
+        while run is not None:
+            outer = run.parent
+            if run.budget is not None and (outer is None or run.budget is not outer.budget):
+                try:
+                    run.budget.check_request(run.state.meter)
+                except UsageLimitExceeded as error:
+                    self.stopped_by = error
+                    raise
+            run = outer
+
+    def redact_error(self, error: BaseException) -> None:
+        """See that no text shows the message of *error*, if the run's errors may repeat what is secret."""
+        if self.redacts_errors:
+            redact_message(error)
+
+    def redacts_errors_of(self, call: ToolCall) -> bool:
+        """Tell whether errors of *call*, and words that the application makes of it, may repeat what is secret."""
+        return self.redacts_errors or bool(call.secret)
+
+    async def question(
+        self,
+        what: str,
+        key: str,
+        do: e.Do,
+        *,
+        told: bool = True,
+        form: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Ask the application, and record what it answered; with *told* false, another record holds that.
+
+        *form* makes plain data of the answer for the record.
+        """
+        answer = await self.effects.perform(e.Ask(self.path, what, key, do))
+        if told:
+            plain = answer if form is None else form(answer)
+            # Words that the application made for a run with secret input may repeat it.
+            secret = self.state.secret_input and not isinstance(plain, bool)
+            self.append(Answered(*self.here(), what, key, plain, secret=secret))
+        return answer
+
+    async def random(self, what: str, key: str) -> float:
+        """Draw a number in [0, 1), and record it."""
+        drawn: float = await self.effects.perform(e.Random())
+        self.append(Answered(*self.here(), f"random:{what}", key, drawn))
+        return drawn
+
+    def agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
+        """Return the agent at work at *path*; None where no run is."""
+        run = self.children.get(path) if path else self
+        return run.agent if run is not None else None
+
+    # -- endings
+
+    def let_go(self) -> None:
+        """Leave nothing that holds the run and is held by it: what is over needn't wait for a garbage collection."""
+        self.log.events = self.log.spans = self.log.on_broken = self.open_spans = self.open_journal = None
+        self.children.clear()
+
+    def ended_by(self) -> str:
+        """Say who ends this run, asked when an enclosing scope is cancelled. The first answer stays.
+
+        The caller comes first: a deadline that passes beside his cancellation has ended nothing.
+        """
+        if self._ended_by is None:
+            scope = self._scope_that_ends()
+            journal = self.log.journal
+            by_deadline = scope is not None and not _ends_outside(scope)
+            by_deadline = by_deadline and (journal is None or journal.error is None)
+            self._ended_by = "deadline" if by_deadline else "parent"
+        return self._ended_by
+
+    async def find_ended_by(self) -> str:
+        """Say who ends this run, as `ended_by`, once all is known that falls into the same pass of the scheduler."""
+        if self._ended_by is None and (scope := self._scope_that_ends()) is not None and not _ends_outside(scope):
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+        return self.ended_by()
+
+    def _scope_that_ends(self) -> anyio.CancelScope | None:
+        """Return the outermost scope of this run and those around it that is cancelled."""
+        found: anyio.CancelScope | None = None
+        run: LiveRun | None = self
+        while run is not None:
+            if run.scope is not None and run.scope.cancel_called:
+                found = run.scope
+            run = run.parent
+        return found
+
+    def cut(self, section: str, call_id: str | None = None) -> None:
+        """Record that a section of cleanup was cut at the deadline."""
+        self.append(CleanupCut(*self.here(), section, call_id))
+
+    def report_late(self, report: LateResult) -> None:
+        """Tell instruments what came of a body after its outcome was decided."""
+        if report.error is not None:
+            logger.debug("late error of call %s: %s", report.call.call_id, error_summary(report.error))
+        self.log.tell("on_late_result", report)
+
+    def report_still_running(self, report: StillRunning) -> None:
+        """Tell instruments and the log of Python that a call outlives the cleanup deadline."""
+        logger.warning(
+            "call %s of tool %s is still running after %.1f s, past the cleanup deadline",
+            report.call.call_id,
+            report.call.name,
+            report.age,
+        )
+        self.log.tell("on_still_running", report)
+
+    def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
+        """Cancel one call, running or queued; False if it has ended or is unknown. From any task or thread."""
+        if threading.get_ident() != self.shared.thread_ident:
+            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.token)
+        return self._cancel_call(path, call_id, reason)
+
+    def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
+        live = self.calls.get((path, call_id))
+        if live is not None:
+            return live.cancel("caller", reason)
+        state = self.log.state.at(path)
+        waiting = state.calls.get(call_id) if state is not None else None
+        if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
+            return False
+        self.cancel_requests.setdefault((path, call_id), reason)
+        return True

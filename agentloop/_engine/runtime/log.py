@@ -1,0 +1,96 @@
+"""The log of a run tree under way: where records are appended, and who is told of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from agentloop._core.run_fold import RunFold
+from agentloop._engine.runtime.backend import cancelled_types
+from agentloop._engine.runtime.event_buffer import EventBuffer
+from agentloop._engine.runtime.journal_writer import JournalWriter
+from agentloop.abc import Instrument, SpanSource
+from agentloop.records import Record
+
+logger = logging.getLogger("agentloop")
+
+
+class Log:
+    """Where records are appended. Appending folds: a record is state in the step that appends it."""
+
+    def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
+        self.state = state
+        self.events: EventBuffer | None = None
+        self.listeners: list[EventBuffer] = []
+        """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
+        self.wall: Callable[[], float] = time.time
+        self.expect: Callable[[Record], Record | None] | None = None
+        """Says what is appended in the place of a record, if anything: how a replay compares, and keeps the times."""
+        self.spans: SpanSource | None = None
+        self.journal: JournalWriter | None = None
+        self.broken_by: BaseException | None = None
+        """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
+        self.on_broken: Callable[[], None] | None = None
+        """Ends the run that an instrument has broken. Set while the run is under way."""
+        self._instruments = instruments
+        self._warned: set[int] = set()
+
+    def append(self, record: Record) -> None:
+        """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one.
+
+        It never raises what an instrument raises, since the caller is in the middle of a step: see `tell`.
+        """
+        if self.expect is not None:
+            expected = self.expect(record)
+            if expected is None:
+                return
+            record = expected
+        record = self.state.apply(record)
+        if self.journal is not None:
+            self.journal.add(record)
+        if self._instruments:
+            self.tell("on_record", record)
+        if self.spans is not None:
+            self.spans.record(record)
+        if self.events is not None:
+            self.events.record(record)
+        for listener in self.listeners:
+            listener.record(record)
+
+    async def durable(self) -> None:
+        """Wait until all records so far are in the journal, if there is one.
+
+        Raises:
+            JournalError: the journal failed.
+        """
+        if self.journal is not None:
+            await self.journal.durable()
+
+    def buffers(self) -> list[EventBuffer]:
+        """Return who takes signals; empty where nobody does, so that none need be made."""
+        return self.listeners if self.events is None else [self.events, *self.listeners]
+
+    def tell(self, method: str, report: object) -> None:
+        """Tell every instrument. An Exception, or a cancellation made up by an instrument, is logged, once for each.
+
+        Any other BaseException ends the run: it is kept, and raised when everything of the run has ended.
+        """
+        for instrument in self._instruments:
+            try:
+                told = getattr(instrument, method, None)  # whoever has only some of the methods hears only of these
+                if told is not None:
+                    told(report)
+            except BaseException as error:  # noqa: ASYNC103 - kept, and raised at the end of the run
+                if not isinstance(error, (Exception, *cancelled_types())):
+                    self._break(error)
+                elif id(instrument) not in self._warned:
+                    self._warned.add(id(instrument))
+                    logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
+
+    def _break(self, error: BaseException) -> None:
+        """Keep the first *error* and end the run."""
+        if self.broken_by is None:
+            self.broken_by = error
+            if self.on_broken is not None:
+                self.on_broken()

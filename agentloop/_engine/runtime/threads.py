@@ -1,0 +1,303 @@
+"""Worker threads for sync bodies, under limits of our own.
+
+The backends give a limiter's token back as soon as an abandoned thread's *task* ends, so a limit of theirs does not
+bound live threads. Here a thread holds its place until its function has ended, awaited or abandoned.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import attrs
+
+from agentloop._core.admission import Ticket
+from agentloop._engine.runtime.backend import cancelled_types, outlast, tell
+from agentloop._engine.runtime.dispatcher import Pump
+from agentloop.limits import Capacity, Limit
+
+logger = logging.getLogger("agentloop")
+
+_UNSET = object()
+
+
+@attrs.define(eq=False)
+class Place:
+    """One thread's place under the limits. `ident` is the thread's, once it runs."""
+
+    name: str
+    since: float
+    abandoned: bool = False
+    ident: int | None = None
+    waiters: set[_Waiter] = attrs.field(factory=set)
+    """Calls that wait for a place and are part of what runs in this one."""
+    _lock: Any = attrs.field(factory=threading.Lock)
+    _state: str = "waiting"
+
+    def claim(self) -> bool:
+        """Called in the thread: False if the call was given up before the thread came to it."""
+        with self._lock:
+            if self._state == "given_up":
+                return False
+            self._state, self.ident = "running", threading.get_ident()
+            return True
+
+    def finish(self) -> bool:
+        """Called in the thread when the function has ended: True if nobody waits for it any more."""
+        with self._lock:
+            self._state = "done"
+            return self.abandoned
+
+    def abandon(self) -> bool:
+        """Called on the loop when the awaiting call was cancelled: True if a thread is left running."""
+        with self._lock:
+            if self._state == "running":
+                self.abandoned = True
+            elif self._state == "waiting":
+                self._state = "given_up"
+            return self.abandoned
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """A call that waits for a place; started by the pump when every level has room."""
+
+    threads: Threads
+    name: str
+    inside: tuple[Place, ...]
+    """The places of the sync bodies that this call is part of, outermost first."""
+    woken: anyio.Event = attrs.field(factory=anyio.Event)
+    place: Place | None = None
+    refusal: str | None = None
+
+    def start(self) -> None:
+        """Take the place."""
+        self.place = self.threads._take(self.name)
+        self.woken.set()
+
+    def refuse(self, text: str) -> None:
+        """Let the call go on without a place."""
+        self.refusal = text
+        self.woken.set()
+
+    def answer(self) -> Place | str | None:
+        """Return the place or the refusal; None while there is neither."""
+        return self.refusal if self.place is None else self.place
+
+
+_inside: ContextVar[tuple[Place, ...]] = ContextVar("agentloop_threads", default=())
+"""The places of the sync bodies around the code that runs."""
+
+
+class Threads:
+    """A bounded set of live worker threads. *outer* bounds them too (a run's threads, within its loop's).
+
+    Calls of one `Threads` get their places in the order in which they joined the queue. Of several `Threads` within one
+    *outer*, those whose first call waited longer come first.
+
+    A sync body may run an agent whose tools need threads in turn. Where every place is held by such a body, or by one
+    that was abandoned, waiting would have no end: the call that would complete the circle is refused.
+    """
+
+    def __init__(self, limit: int, outer: Threads | None = None) -> None:
+        self.limit = limit
+        self._live: set[Place] = set()
+        self._queue: OrderedDict[object, anyio.Event | None] = OrderedDict()
+        """Calls in the order in which they get places; with an event, if they wait for their turn."""
+        self._around: tuple[Threads, ...] = () if outer is None else outer._levels
+        self._capacity = Capacity(limit)
+        self._limits: tuple[Limit, ...] = tuple(level._capacity for level in self._levels)
+        self._pump: Pump = Pump() if outer is None else outer._pump
+        self._waiters: dict[_Waiter, Ticket] = {} if outer is None else outer._waiters
+        """The calls of all levels that wait for room, in the order in which they came."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def _levels(self) -> tuple[Threads, ...]:
+        """This and what bounds it. Not kept: what holds itself is left to the garbage collector."""
+        return (self, *self._around)
+
+    def join(self, call: object) -> None:
+        """Put *call* at the end of the queue for places; synchronous, so that the order is the caller's."""
+        self._queue[call] = None
+
+    def leave(self, call: object) -> None:
+        """Take *call* out of the queue, if it is in it."""
+        if call in self._queue:
+            del self._queue[call]
+            if self._queue and (turn := self._queue[next(iter(self._queue))]) is not None:
+                turn.set()
+
+    async def place(self, call: object, name: str) -> Place | str:
+        """Wait for *call*'s turn and a place, and take it.
+
+        Returns:
+            The place; or, where no place would ever be given back to it, a refusal that names what holds them, and
+            for how long.
+        """
+        try:
+            if next(iter(self._queue)) is not call:
+                self._queue[call] = turn = anyio.Event()
+                await turn.wait()
+            return await self._wait(_Waiter(self, name, _inside.get()))
+        finally:
+            self.leave(call)
+
+    async def _wait(self, waiter: _Waiter) -> Place | str:
+        ticket = Ticket(self._limits, waiter)
+        self._pump.add([ticket])
+        if (answer := waiter.answer()) is not None:
+            return answer
+        self._waiters[waiter] = ticket
+        for around in waiter.inside:
+            around.waiters.add(waiter)
+        try:
+            self._refuse_endless_waits(self)
+            await waiter.woken.wait()
+            # What freed it may have been the end of the run, which this call has not been told of yet.
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            if isinstance(place := waiter.answer(), Place):  # given in the step that cancelled the call
+                self.give_back(place)
+            raise
+        finally:
+            self._forget(waiter)
+        answer = waiter.answer()
+        assert answer is not None
+        return answer
+
+    def _forget(self, waiter: _Waiter) -> None:
+        ticket = self._waiters.pop(waiter, None)
+        if ticket is None:
+            return
+        for place in waiter.inside:
+            place.waiters.discard(waiter)
+        self._pump.withdraw([ticket])
+
+    def _take(self, name: str) -> Place:
+        place = Place(name, anyio.current_time())
+        for level in self._levels:
+            level._live.add(place)
+        return place
+
+    def give_back(self, place: Place) -> None:
+        """Free *place*, and give it to the next call. A place that was given back already is passed by."""
+        if place not in self._live:
+            return
+        for level in self._levels:
+            level._live.discard(place)
+            level._capacity.give()
+        self._pump.pump()
+
+    # -- waits without end
+
+    def _refuse_endless_waits(self, threads: Threads) -> None:
+        """Refuse calls, the latest first, until no level of *threads* is held by what itself waits for one of them."""
+        for level in threads._levels:
+            while level._is_stuck({}):
+                latest = next((one for one in reversed(self._waiters) if level in one.threads._levels), None)
+                if latest is None:
+                    break
+                text = level._refusal(latest.name)
+                logger.warning("%s", text)
+                self._forget(latest)
+                latest.refuse(text)
+
+    def _is_stuck(self, seen: dict[Threads, bool]) -> bool:
+        """Tell whether no place of this level is given back before a call that waits has got one.
+
+        *seen* holds what is known of other levels; of one that is being looked at it is assumed, as in a circle.
+        """
+        if self not in seen:
+            seen[self] = True
+            seen[self] = len(self._live) >= self.limit and all(
+                place.abandoned or any(level._is_stuck(seen) for one in place.waiters for level in one.threads._levels)
+                for place in self._live
+            )
+        return seen[self]
+
+    def _refusal(self, name: str) -> str:
+        now = anyio.current_time()
+        held = ", ".join(f"{place.name} ({now - place.since:.1f} s)" for place in sorted(self._live, key=_since))
+        waiting = any(not place.abandoned for place in self._live)
+        by = "calls that wait for another one" if waiting else "abandoned calls"
+        return f"Tool '{name}' was not started: no worker thread is free, all {self.limit} are held by {by}: {held}"
+
+    async def run(
+        self, place: Place, fn: Callable[[], Any], *, abandon: bool, late: Callable[[Any, BaseException | None], None]
+    ) -> Any:
+        """Run *fn* in a worker thread that holds *place* and return what it returns.
+
+        Context variables that *fn* set are set here afterwards.
+
+        Cancellation: without *abandon* the thread is awaited first. With it the call leaves at once; the thread keeps
+        its place until it ends, and *late(value, error)* is then called on the loop.
+        """
+        token = anyio.lowlevel.current_token()
+
+        over = anyio.Event()
+
+        def ended(value: Any, error: BaseException | None) -> None:
+            self.give_back(place)
+            over.set()
+            late(value, error)
+
+        changes: dict[ContextVar[Any], Any] = {}
+
+        def work() -> tuple[Any, BaseException | None]:
+            if not place.claim():
+                return None, None
+            value, error = None, None
+            _inside.set((*_inside.get(), place))
+            before = copy_context()
+            try:
+                value = fn()
+            except BaseException as raised:  # noqa: ASYNC103 - an outcome, so that it never replaces a cancellation
+                error = raised
+            changes.update((var, new) for var, new in copy_context().items() if before.get(var, _UNSET) is not new)
+            if place.finish():
+                try:
+                    tell(token, ended, value, error)  # nobody may run the loop any more: not waited for
+                except RuntimeError:  # the loop is gone, and with it everybody who could be told
+                    how = "returned" if error is None else f"raised {type(error).__name__}"
+                    logger.warning("%s, abandoned, %s after its event loop", place.name, how)
+            return value, error
+
+        try:
+            value, error = await anyio.to_thread.run_sync(
+                work, abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(math.inf)
+            )
+        except BaseException as cut:
+            if not place.abandon():
+                self.give_back(place)
+            elif abandon or not isinstance(cut, cancelled_types()):
+                self._refuse_endless_waits(self)
+            else:  # cancelled natively: anyio's shield holds against scopes alone
+                with anyio.CancelScope(shield=True):
+                    await outlast(over.wait)
+                place.abandoned = False
+            raise
+        self.give_back(place)
+        for var, new in changes.items():  # as if the body had run in the caller's own context
+            var.set(new)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return value
+
+
+def _since(place: Place) -> float:
+    return place.since

@@ -1,0 +1,147 @@
+"""A run's items on their way into its session: read once at the start, written turn by turn."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from agentloop import effects as e
+from agentloop._common.digests import digestible
+from agentloop._core.history import valid_history
+from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.live_run import LiveRun, seconds_left
+from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop.exceptions import UserTypeError
+from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
+from agentloop.records import SessionSaved
+
+
+async def load_session(
+    run: LiveRun, progress: SessionProgress, given: tuple[Item, ...]
+) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Return the run's own input, and what the model is shown first: the session's items, then the input.
+
+    A `session_input_callback` may reorder, filter, repeat or copy; of what it returns, only items that came from
+    *given* are the run's own and will be saved.
+    """
+    limit = run.config.session_settings.limit if run.config.session_settings is not None else None
+    session = progress.session
+    effect = e.LoadSession(run.path, lambda: session.get_items() if limit is None else session.get_items(limit))
+    history = whole_pairs(tuple(await run.effects.perform(effect)))
+    merge = run.config.session_input_callback
+    if merge is None:
+        return given, (*history, *given)
+    merged = await run.question(
+        "session_input_callback", "", lambda: ask(merge, list(history), list(given)), told=False
+    )
+    if not isinstance(merged, list | tuple):
+        raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
+    shown = to_items(merged)
+    return _own(shown, history, given), shown
+
+
+async def save_items(
+    run: LiveRun,
+    progress: SessionProgress,
+    *,
+    upto: Callable[[tuple[Item, ...]], tuple[Item, ...]] = valid_history,
+) -> None:
+    """Write what the run has added since the last time, in a shielded section under the cleanup deadline.
+
+    A deadline around the run bounds it too: it can't pass by more than the cleanup grace.
+    """
+    state = run.state
+    due = (*progress.held, *state.new_items[progress.saved :])
+    kept = upto(due)
+    items: list[Item] = [*(() if progress.input_saved else state.input), *kept]
+    written = {id(item) for item in kept}
+    progress.held = [item for item in due if id(item) not in written]
+    progress.saved, progress.input_saved = len(state.new_items), True
+    if not items:
+        return
+    left = seconds_left()
+    seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
+    with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
+        await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of
+        await _write(run, progress, items)
+
+
+async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> None:
+    session = progress.session
+    if progress.doubtful:
+        progress.doubtful = False
+        effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
+        items = _not_there(items, list(await run.effects.perform(effect)))
+    if items:
+        progress.failed = True
+        await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
+        progress.failed = False
+    run.append(SessionSaved(*run.here(), progress.saved))
+
+
+def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
+    """Return what of *items* isn't written yet, where *tail* is what a session ends with.
+
+    What was due when it was last written was complete pairs of these. Where that had been so several times, in entries
+    that didn't come to their ends, later ones came behind pairs that were completed before them.
+    """
+    due = Counter(map(_key, items))
+    written: Counter[bytes] = Counter()
+    for item in reversed(tail):
+        key = _key(item)
+        if written[key] == due[key]:
+            break  # written by somebody else, or before: what is earlier in the session is none of these
+        written[key] += 1
+    left = []
+    for item in items:
+        key = _key(item)
+        if written[key]:
+            written[key] -= 1
+        else:
+            left.append(item)
+    return left
+
+
+def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return *items* without outputs whose call isn't there before them (a limit cut it off), and calls without output.
+
+    Of two outputs of one call the latest stays, in the place of the first. Another run may have used the id again: a
+    call begins a pair of its own.
+    """
+    places: dict[str, int | None] = {}
+    kept: list[Item] = []
+    for item in items:
+        if isinstance(item, ToolCall | HandoffCall):
+            places[item.call_id] = None
+        elif isinstance(item, ToolOutput | HandoffOutput):
+            if item.call_id not in places:
+                continue
+            place = places[item.call_id]
+            if place is not None:
+                kept[place] = item
+                continue
+            places[item.call_id] = len(kept)
+        kept.append(item)
+    return valid_history(kept)
+
+
+def _own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return the items of *shown* that are the run's own: by identity, else by equality, never a copy of history."""
+    ids = {id(item) for item in given}
+    left = Counter(map(_key, given))
+    old = Counter(map(_key, history))
+    own: list[Item] = []
+    for item in shown:
+        key = _key(item)
+        if id(item) in ids or (left[key] and not old[key]):
+            if left[key]:
+                left[key] -= 1
+                own.append(item)
+        elif old[key]:
+            old[key] -= 1
+    return tuple(own)
+
+
+def _key(item: Item) -> bytes:
+    return digestible([type(item).__name__, item])  # not the repr, in which all that is secret looks alike

@@ -1,0 +1,70 @@
+"""Guardrail results of an earlier process: what the log kept of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.guardrail_results import (
+    Allow,
+    GuardrailFunctionOutput,
+    InputGuardrailResult,
+    OutputGuardrailResult,
+    RaiseException,
+    RejectContent,
+    ReplaceOutput,
+    Rewrite,
+    ToolGuardrailResult,
+)
+from agentloop.items import ToolCall
+from agentloop.records import GuardrailSettled
+
+
+@attrs.frozen
+class RestoredGuardrail:
+    """Stands for a guardrail that a restored log names and the agent at work does not have."""
+
+    name: str
+
+
+def restored_result(run: LiveRun, record: GuardrailSettled) -> Any:
+    """Return the result that *record* stands for; the answer's own data as far as the log keeps them."""
+    if record.stage in ("tool_input", "tool_output"):
+        state = run.state.calls.get(record.call_id or "")
+        call = state.call if state is not None else ToolCall(record.call_id or "", "")
+        guardrail: Any = RestoredGuardrail(record.guardrail)
+        return ToolGuardrailResult(guardrail=guardrail, output=_verdict(record), duration=record.duration, call=call)
+    output = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
+    if record.stage == "input":
+        return InputGuardrailResult(
+            guardrail=_guardrail(run, record), output=output, duration=record.duration, secret=record.secret
+        )
+    return OutputGuardrailResult(
+        guardrail=_guardrail(run, record), output=output, duration=record.duration, agent=run.agent
+    )
+
+
+def _guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
+    known = (
+        [*run.config.input_guardrails, *run.agent.input_guardrails]
+        if record.stage == "input"
+        else [*run.config.output_guardrails, *run.agent.output_guardrails]
+    )
+    named = [guardrail for guardrail in known if guardrail.name == record.guardrail]
+    return named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)
+
+
+def _verdict(record: GuardrailSettled) -> Any:
+    match record.verdict:
+        case "RejectContent":
+            return RejectContent(str(record.detail or ""), record.info)
+        case "RaiseException":
+            return RaiseException(record.info)
+        case "Rewrite":
+            return Rewrite(record.detail if isinstance(record.detail, dict) else {}, record.info)
+        case "ReplaceOutput":
+            return ReplaceOutput(record.detail, record.info)
+        case _:
+            return Allow(record.info)

@@ -1,0 +1,135 @@
+"""The calls of one response: planned, run in a turn nursery, accepted."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import copy_context
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop._core.call_identity import find_tool
+from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.calls.approval import decide
+from agentloop._engine.calls.call import run_call
+from agentloop._engine.calls.scheduler import Batch
+from agentloop._engine.prepare_turn import ask_enabled
+from agentloop._engine.runtime.backend import cancelled_by_others, cancelled_types, is_closing, own_task
+from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.config import ToolErrorArgs
+from agentloop.outcomes import CallOutcome
+from agentloop.records import BatchEnded
+
+logger = logging.getLogger("agentloop")
+
+
+async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
+    """Ask what only the application can say about the due calls, then plan all of them. Nothing has started yet.
+
+    Raises:
+        ModelBehaviorError: see `plan_response`.
+    """
+    rules = PlanRules(
+        agent_key=run.graph.key,
+        not_found=run.config.tool_not_found_behavior,
+        max_calls=run.config.tool_execution.max_calls_per_turn,
+        limits=run.config.json_limits,
+    )
+    if (
+        run.state.conflict is None
+        and not run.state.begun
+        and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values())
+    ):
+        rules = attrs.evolve(rules, disabled=await _disabled(run, view))
+    plan = plan_response(view, run.state, rules)
+    for call in run.state.handoffs_due[:1]:
+        # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
+        view.handoff(call.name).read(call.arguments, run.config.json_limits)
+    plan = await decide(run, plan)
+    if run.log.expect is None:  # a replay calls nothing, so it needs none
+        check_secrets(plan, run.state)
+    return plan
+
+
+async def _disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
+    """Ask the called tools that decide by a callable whether they are enabled; return the keys of those that aren't."""
+    called = {
+        id(tool): tool
+        for state in run.state.due_calls()
+        if (tool := find_tool(view.by_key, state.call.name, state.call.namespace)) is not None
+        and not isinstance(tool.is_enabled, bool)
+    }
+    tools = list(called.values())
+    answers = await ask_enabled(run, tools)
+    return frozenset(tool.lookup_key for tool, yes in zip(tools, answers, strict=True) if not yes)
+
+
+async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
+    """Run the plan's calls and accept their outputs, unless one has to wait for a verdict.
+
+    Cancellation: running bodies are cancelled and awaited, what waits never starts, nothing is accepted; what settled
+    stays in the log.
+
+    Raises:
+        AgentLoopError, BaseException: the failure that is to be raised, chosen by class, phase and model order.
+    """
+    sequential = (run.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
+    batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
+    events = run.log.events
+    if events is not None:
+        events.on_room[batch.room] = None
+    task = own_task()
+    try:
+        for entry in batch.answers:
+            batch.answer(entry, await _worded(run, entry))
+        async with anyio.create_task_group() as group:
+            batch.open(group)
+            await batch.join()
+    except BaseException as error:
+        if is_closing(task):
+            batch.close()
+        elif isinstance(error, cancelled_types()):
+            batch.raise_fatal()
+        raise
+    finally:
+        if events is not None:
+            events.on_room.pop(batch.room, None)
+        batch.forget()
+    await checkpoint_if_cancelled()
+    if batch.stopped in ("parent", "deadline"):
+        # The nursery ended by itself: anyio cancels one of whose tasks is cancelled natively.
+        raise cancelled_by_others()
+    batch.raise_failure()
+    if not run.state.due_calls():
+        run.append(BatchEnded(*run.here()))
+
+
+async def _worded(run: LiveRun, entry: PlanEntry) -> CallOutcome:
+    """Return the outcome of a call that is answered without running, in the application's words where it has any."""
+    answer = entry.disposition
+    assert isinstance(answer, Answer)
+    outcome = attrs.evolve(answer.outcome, ended_at=run.log.wall())
+    formatter = run.config.tool_error_formatter
+    if answer.kind is None or formatter is None:
+        return outcome
+    assert isinstance(outcome.output, str)
+    args = ToolErrorArgs(
+        kind=answer.kind,
+        tool=entry.call.name,
+        call_id=entry.call.call_id,
+        error=outcome.error,
+        default=outcome.output,
+    )
+    try:
+        text = await run.question("tool_error_formatter", args.call_id, lambda: ask(formatter, args), told=False)
+    except Exception:
+        logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
+        return outcome
+    if isinstance(text, str):
+        return attrs.evolve(outcome, output=text)
+    if text is not None:
+        logger.warning("tool_error_formatter returned %r, not text; the default text is used", text)
+    return outcome

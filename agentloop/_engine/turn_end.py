@@ -1,0 +1,65 @@
+"""What is looked at when a turn is over: conditions that stop the run, and a model that turns in circles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.conditions import ConditionView, Fired
+from agentloop.exceptions import ToolLoopDetected
+from agentloop.items import AssistantMessage, SystemMessage, ToolOutput
+from agentloop.records import HistoryReplaced
+
+
+async def fired(run: LiveRun) -> Fired | None:
+    """Return what of the run's `stop_when` holds at the end of this turn, asking the application's predicates."""
+    condition = run.stop_when
+    if condition is None:
+        return None
+    answers = {}
+    for predicate in condition.predicates():
+        question = partial(ask, predicate, run.context)
+        answers[predicate] = await run.question("stop_when", str(run.state.turn), question)
+    return condition.check(_view(run), answers)
+
+
+def _view(run: LiveRun) -> ConditionView:
+    state = run.state
+    texts = []
+    for item in state.new_items[state.turn_began :]:
+        if isinstance(item, AssistantMessage):
+            texts.append(item.text)
+        elif isinstance(item, ToolOutput) and isinstance(item.output, str):
+            texts.append(item.output)
+    return ConditionView(
+        turn=state.turn,
+        calls=state.called,
+        text="\n".join(texts),
+        total_tokens=run.log.state.meter.total_tokens,
+        context=run.context,
+    )
+
+
+def check_loop(run: LiveRun) -> None:
+    """Warn the model once when it repeats a call with the same result; end the run at the next repeat.
+
+    What has been told follows from the log, so that whoever goes on with the run knows it too: a count that was over
+    the limit before this turn was told of then.
+
+    Raises:
+        ToolLoopDetected: naming the call.
+    """
+    limit, state = run.config.loop_detection, run.state
+    if limit is None or state.warned_in == state.turn:
+        return
+    again = Counter((call.tool or call.call.name, call.call.arguments) for call in state.batch)
+    for key, here in again.items():
+        _, count = state.repeats.get(key, (None, 0))
+        if count < limit:
+            continue
+        if count - here >= limit:
+            raise ToolLoopDetected(f"The model has called tool {key[0]} {count} times with equal arguments and results")
+        text = f"Tool {key[0]} has given the same result {count} times for the same arguments. Do something else."
+        run.append(HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True))

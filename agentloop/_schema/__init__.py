@@ -1,0 +1,1 @@
+"""Signatures, docstrings and types as JSON schema, and a model's JSON as values."""

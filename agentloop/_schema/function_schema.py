@@ -1,0 +1,484 @@
+"""A function's JSON schema, and the binding of a model's arguments to its parameters.
+
+msgspec decides what a type means in JSON; a parameter whose type is pydantic's is left to pydantic, which is never
+imported here: whoever made such a type has imported it. `agentloop._schema.json_text` parses the text beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from agentloop._schema.docstrings import read_docstring
+from agentloop._schema.json_schema import (
+    REF_TEMPLATE,
+    Schema,
+    admits_null,
+    drop_nulls,
+    hoist,
+    obstacle,
+    strict_form,
+    tidy,
+)
+from agentloop._schema.json_text import canonical, quote
+from agentloop._schema.pydantic_types import (
+    adapter_schema,
+    dec_hook,
+    enc_hook,
+    pydantic_adapter,
+    pydantic_errors,
+    schema_hook,
+)
+from agentloop._schema.signatures import Signature, goes_by_position, read_signature
+from agentloop.exceptions import ModelBehaviorError, UserTypeError
+
+_MOST_QUOTED = 200
+_MOST_EXTRA_FAULTS = 10
+_EMPTY = inspect.Parameter.empty
+_OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of `|`
+
+
+@attrs.frozen(kw_only=True)
+class _Parameter:
+    """One parameter that the model fills. `hint` is msgspec's; pydantic's `adapter` decides instead where there is one.
+
+    A `*args` parameter stands here as a list with the default `()`.
+    """
+
+    name: str
+    hint: Any
+    adapter: Any
+    default: Any
+    by_position: bool
+    starred: bool
+
+    @property
+    def required(self) -> bool:
+        return self.default is _EMPTY
+
+    def structure(self, value: Any) -> Any:
+        """Return the value of this parameter for a JSON value; raises whatever the engines or a user's hook raise."""
+        if self.adapter is not None:
+            return self.adapter.validate_python(value)
+        return msgspec.convert(value, self.hint, str_keys=True, dec_hook=dec_hook)
+
+    def unstructure(self, value: Any) -> Any:
+        """Return the JSON value of a value of this parameter."""
+        if self.adapter is not None:
+            return self.adapter.dump_python(value, mode="json")
+        return to_json_value(value)
+
+
+@attrs.frozen(kw_only=True)
+class _Binder:
+    """All that binding needs, prepared once per function."""
+
+    tool: str
+    parameters: tuple[_Parameter, ...]
+    extra: _Parameter | None
+    """`**kwargs`: the type of each value."""
+    taken: frozenset[str]
+    context: str | None
+    context_index: int | None
+    struct: type[msgspec.Struct]
+    """The parameters as fields in order, UNSET where none came; tried first, since it is one call for all."""
+    null_means_default: frozenset[str]
+    schemas: Mapping[str, Any]
+    """Of each parameter, before strict mode closed it; empty where strict mode is off."""
+    names: tuple[str, ...]
+    has_adapters: bool
+    by_keyword: bool
+    """Whether `values` are the keyword arguments as they are."""
+    defs: Schema
+    default_keys: Mapping[str, Any]
+    """JSON values of the defaults, as they would be had the model sent them."""
+
+    def row(self, arguments: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Return the parameters' values in order, or None if something doesn't fit."""
+        try:
+            row = msgspec.structs.astuple(msgspec.convert(arguments, self.struct, str_keys=True, dec_hook=dec_hook))
+            if not self.has_adapters:
+                return row
+            return tuple(
+                value if parameter.adapter is None or value is msgspec.UNSET else parameter.structure(value)
+                for parameter, value in zip(self.parameters, row, strict=True)
+            )
+        except Exception:
+            return None  # the slow pass finds out what is wrong, and with how much
+
+    def slow_row(self, arguments: Mapping[str, Any], faults: list[str]) -> tuple[Any, ...]:
+        """Return the values as `row` does, one parameter at a time, adding what doesn't fit to *faults*."""
+        row: list[Any] = []
+        for parameter in self.parameters:
+            value = msgspec.UNSET
+            if parameter.name in arguments:
+                value = self._structured(parameter, parameter.name, arguments[parameter.name], faults)
+            row.append(value)
+        missing = [p.name for p in self.parameters if p.required and p.name not in arguments]
+        if missing:
+            faults.append(f"missing: {', '.join(missing)}")
+        return tuple(row)
+
+    def extras(self, arguments: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
+        """Return the values for `**kwargs` among *arguments*, adding what doesn't fit to *faults*."""
+        if self.extra is None:
+            return {}
+        found: dict[str, Any] = {}
+        wrong = 0
+        for name, value in arguments.items():
+            if name in self.taken:
+                continue
+            try:
+                found[name] = self._structure(self.extra, value)
+            except Exception as error:
+                wrong += 1
+                if wrong <= _MOST_EXTRA_FAULTS:
+                    faults.append(_fault(quote(name, 50), error))
+        if wrong > _MOST_EXTRA_FAULTS:
+            faults.append(f"{wrong - _MOST_EXTRA_FAULTS} more don't fit")
+        return found
+
+    def _structure(self, parameter: _Parameter, value: Any) -> Any:
+        if self.schemas:
+            value = drop_nulls(value, self.schemas[parameter.name], self.defs)
+        return parameter.structure(value)
+
+    def _structured(self, parameter: _Parameter, path: str, value: Any, faults: list[str]) -> Any:
+        try:
+            return self._structure(parameter, value)
+        except Exception as error:
+            # Not only the engines' own: a user's validator may raise anything, and it is the value that is wrong.
+            faults.append(_fault(path, error))
+            return msgspec.UNSET
+
+
+@attrs.frozen
+class BoundArguments:
+    """Arguments that fit a function. `args` and `kwargs` call it, the context apart; `values` has them by name.
+
+    `values` is in signature order with defaults filled in; `*args` is one tuple in it and `**kwargs` one dict.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: dict[str, Any]
+    _sent: Mapping[str, Any] = attrs.field(repr=False, eq=False)
+    _binder: _Binder = attrs.field(repr=False, eq=False)
+
+    def call(self, fn: Callable[..., Any], context: Any = None) -> Any:
+        """Call *fn* with these arguments, and with *context* where the function asks for one; returns its result."""
+        args, kwargs = self.args, self.kwargs
+        if self._binder.context_index is not None:
+            index = self._binder.context_index
+            args = (*args[:index], context, *args[index:])
+        elif self._binder.context is not None:
+            kwargs = {**kwargs, self._binder.context: context}
+        return fn(*args, **kwargs)
+
+    def key(self) -> str:
+        """Return canonical JSON of the values: equal for calls that mean the same, however the model wrote them."""
+        form = {parameter.name: self._json_value(parameter) for parameter in self._binder.parameters}
+        if (extra := self._binder.extra) is not None:
+            for name, value in self.values[extra.name].items():
+                # The star can't begin a parameter's name, so an extra argument is never taken for one.
+                form[f"*{name}"] = _json_value_or(extra, value, self._sent[name])
+        return canonical(form)
+
+    def _json_value(self, parameter: _Parameter) -> Any:
+        if parameter.name not in self._sent:
+            return self._binder.default_keys[parameter.name]
+        return _json_value_or(parameter, self.values[parameter.name], self._sent[parameter.name])
+
+
+@attrs.frozen(kw_only=True)
+class FunctionSchema:
+    """What a model is told of a function, and how its arguments are bound to it.
+
+    Attributes:
+        params_json_schema: JSON schema (draft 2020-12) of the arguments, an object at its root, types in `$defs`.
+        context_parameter: Name of the parameter that takes the run's context and is hidden from the model, or None.
+        is_async: Whether calling it gives something to await.
+    """
+
+    name: str
+    description: str
+    params_json_schema: Schema
+    strict: bool
+    context_parameter: str | None
+    is_async: bool
+    _binder: _Binder = attrs.field(alias="binder", repr=False, eq=False)
+
+    @property
+    def extra_parameter(self) -> str | None:
+        """Name of the parameter that takes what no other does (`**kwargs`), or None."""
+        return None if self._binder.extra is None else self._binder.extra.name
+
+    def bind(self, arguments: dict[str, Any]) -> BoundArguments:
+        """Return *arguments* (a parsed JSON object) fitted to the parameters.
+
+        Raises:
+            ModelBehaviorError: naming the tool and everything wrong: each value that doesn't fit with its path, the
+                parameters that are missing, and the names that are unknown.
+        """
+        binder = self._binder
+        sent = arguments
+        if binder.null_means_default and None in arguments.values():
+            unset = binder.null_means_default
+            sent = {name: value for name, value in arguments.items() if value is not None or name not in unset}
+        if binder.extra is None and (fitting := binder.row(sent)) is not None:
+            return _assembled(binder, fitting, {}, sent)
+        faults: list[str] = []
+        known = {parameter.name for parameter in binder.parameters}
+        rest = {name: value for name, value in sent.items() if name not in known}
+        unknown = [name for name in rest if binder.extra is None or name in binder.taken]
+        row = binder.slow_row(sent, faults)
+        extras = binder.extras(rest, faults)
+        if unknown:
+            faults.append(f"unknown: {_cut(', '.join(unknown))}")
+        if faults:
+            raise ModelBehaviorError(f"Arguments of tool {self.name} don't fit: {'; '.join(faults)}")
+        return _assembled(binder, row, extras, sent)
+
+
+def _assembled(binder: _Binder, row: Sequence[Any], extras: dict[str, Any], sent: Mapping[str, Any]) -> BoundArguments:
+    values: dict[str, Any] = dict(zip(binder.names, row, strict=True))
+    if msgspec.UNSET in row:
+        values |= {p.name: p.default for p in binder.parameters if values[p.name] is msgspec.UNSET}
+    if binder.by_keyword:
+        return BoundArguments((), dict(values), values, sent, binder)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for parameter in binder.parameters:
+        value = values[parameter.name]
+        if parameter.starred:
+            values[parameter.name] = tuple(value)
+            args.extend(value)
+        elif parameter.by_position:
+            args.append(value)
+        else:
+            kwargs[parameter.name] = value
+    if binder.extra is not None:
+        values[binder.extra.name] = extras
+        kwargs |= extras
+    return BoundArguments(tuple(args), kwargs, values, sent, binder)
+
+
+def function_schema(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool = True,
+    context_types: tuple[type, ...],
+) -> FunctionSchema:
+    """Return the schema of *fn* from its signature and its docstring (Google, NumPy or Sphinx style).
+
+    The signature is read through `functools.wraps`, partials, bound methods and callable objects. The one parameter
+    annotated with one of *context_types* (or a subclass, generic or optional form of it) is hidden from the schema.
+
+    Raises:
+        UserTypeError: naming the tool and the parameter: no annotation or one without a JSON form, a default that JSON
+            can't hold, two context parameters, or a type that *strict* mode can't describe.
+    """
+    signature = read_signature(fn, name, context_types)
+    documented = read_docstring(signature.doc)
+    tool = signature.name
+    parameters, extra = _parameters(signature)
+    every = [*parameters, *([extra] if extra else [])]
+    schemas, defs = _schemas(tool, every)
+    if strict:
+        _check_strict(tool, parameters, extra, schemas, defs)
+    binder = _Binder(
+        tool=tool,
+        parameters=tuple(parameters),
+        extra=extra,
+        taken=signature.taken,
+        context=signature.context.name if signature.context else None,
+        context_index=signature.context_index,
+        struct=_struct(tool, parameters),
+        null_means_default=frozenset(
+            p.name for p in parameters if strict and not p.required and not admits_null(schemas[p.name], defs)
+        ),
+        schemas=schemas if strict else {},
+        names=tuple(p.name for p in parameters),
+        has_adapters=any(p.adapter is not None for p in parameters),
+        by_keyword=extra is None and not any(p.by_position or p.starred for p in parameters),
+        defs=defs,
+        default_keys={p.name: _default_value(tool, p) for p in every if not p.required},
+    )
+    return FunctionSchema(
+        name=tool,
+        description=documented.description if description is None else description,
+        params_json_schema=_root(binder, schemas, documented.parameters, strict),
+        strict=strict,
+        context_parameter=binder.context,
+        is_async=signature.is_async,
+        binder=binder,
+    )
+
+
+def _parameters(signature: Signature) -> tuple[list[_Parameter], _Parameter | None]:
+    found: list[_Parameter] = []
+    extra: _Parameter | None = None
+    for parameter in signature.parameters:
+        hint, default, starred = parameter.annotation, parameter.default, parameter.kind is parameter.VAR_POSITIONAL
+        if starred:
+            hint, default = types.GenericAlias(list, (hint,)), ()
+        elif default is None:
+            hint = _OPTIONAL[hint]
+        made = _Parameter(
+            name=parameter.name,
+            hint=hint,
+            adapter=_adapter(signature.name, parameter.name, hint),
+            default=default,
+            by_position=goes_by_position(parameter, signature.parameters),
+            starred=starred,
+        )
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = made
+        else:
+            found.append(made)
+    return found, extra
+
+
+def _adapter(tool: str, name: str, hint: Any) -> Any:
+    try:
+        return pydantic_adapter(hint)
+    except Exception as error:
+        raise _unsupported(tool, name, hint, error) from error
+
+
+def _struct(tool: str, parameters: Sequence[_Parameter]) -> type[msgspec.Struct]:
+    # Fields have names of their own: a parameter may be called what a Struct can't have (`__x`).
+    fields: list[Any] = []
+    for index, parameter in enumerate(parameters):
+        hint = Any if parameter.adapter is not None else parameter.hint
+        fields.append((f"f{index}", hint) if parameter.required else (f"f{index}", hint, msgspec.UNSET))
+    names = {f"f{index}": parameter.name for index, parameter in enumerate(parameters)}
+    struct = msgspec.defstruct(f"Arguments_{tool}", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert({}, struct)  # prepares it now, not in the first call
+    return struct
+
+
+def _schemas(tool: str, parameters: Sequence[_Parameter]) -> tuple[dict[str, Any], Schema]:
+    """Return each parameter's schema, and the definitions they share."""
+    native = [parameter for parameter in parameters if parameter.adapter is None]
+    for parameter in native:
+        try:
+            msgspec.json.Decoder(parameter.hint, dec_hook=dec_hook)
+            _components([parameter.hint])
+        except Exception as error:
+            raise _unsupported(tool, parameter.name, parameter.hint, error) from error
+    schemas, defs = _components([parameter.hint for parameter in native])
+    by_name = {parameter.name: schema for parameter, schema in zip(native, schemas, strict=True)}
+    for parameter in parameters:
+        if parameter.adapter is not None:
+            try:
+                by_name[parameter.name] = adapter_schema(parameter.adapter)
+            except Exception as error:
+                raise _unsupported(tool, parameter.name, parameter.hint, error) from error
+    hoisted: Schema = {}
+    for key, schema in defs.items():
+        hoisted[key] = hoist(schema, hoisted)
+    by_name = {
+        parameter.name: tidy(hoist(by_name[parameter.name], hoisted), parameter.name) for parameter in parameters
+    }
+    return by_name, tidy({"$defs": hoisted})["$defs"]
+
+
+def _components(hints: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+    return msgspec.json.schema_components(hints, schema_hook=schema_hook, ref_template=REF_TEMPLATE)
+
+
+def _unsupported(tool: str, name: str, hint: Any, error: Exception) -> UserTypeError:
+    shown = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    reason = str(error).rpartition("\n")[2]
+    return UserTypeError(f"Tool {tool}: parameter {name} has a type without a JSON form, {shown}: {reason}")
+
+
+def _check_strict(
+    tool: str, parameters: Sequence[_Parameter], extra: _Parameter | None, schemas: Mapping[str, Any], defs: Schema
+) -> None:
+    reasons = [(p.name, reason) for p in parameters if (reason := obstacle(schemas[p.name], defs))]
+    if extra is not None:
+        reasons.append((f"**{extra.name}", "an object with free keys"))
+    if reasons:
+        name, reason = reasons[0]
+        raise UserTypeError(
+            f"Tool {tool}: parameter {name} is {reason}, which has no strict schema; give strict_mode=False"
+        )
+
+
+def _default_value(tool: str, parameter: _Parameter) -> Any:
+    """Return the JSON value of a default, the same as if the model had sent it (1 is 1.0 for a float)."""
+    try:
+        plain = json.loads(canonical(parameter.unstructure(parameter.default)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserTypeError(
+            f"Tool {tool}: the default of parameter {parameter.name} can't be written as JSON: {error}"
+        ) from error
+    try:
+        return json.loads(canonical(parameter.unstructure(parameter.structure(plain))))
+    except Exception:
+        return plain  # a default may be outside the declared type
+
+
+def _root(binder: _Binder, schemas: Mapping[str, Any], documented: Mapping[str, str], strict: bool) -> Schema:
+    properties: Schema = {}
+    for parameter in binder.parameters:
+        member = _described(schemas, parameter.name, documented)
+        if not parameter.required and not parameter.starred:
+            member["default"] = binder.default_keys[parameter.name]
+        properties[parameter.name] = member
+    root: Schema = {
+        "type": "object",
+        "properties": properties,
+        "required": [parameter.name for parameter in binder.parameters if parameter.required],
+        "additionalProperties": _described(schemas, binder.extra.name, documented) if binder.extra else False,
+    }
+    if binder.defs:
+        root["$defs"] = binder.defs
+    return typing.cast(Schema, strict_form(root, binder.defs)) if strict else root
+
+
+def _described(schemas: Mapping[str, Any], name: str, documented: Mapping[str, str]) -> Schema:
+    description = {"description": documented[name]} if documented.get(name) else {}
+    return {**description, **schemas[name]}
+
+
+def to_json_value(value: Any) -> Any:
+    """Return the JSON value (dicts, lists or tuples, and scalars) of what msgspec or pydantic can write.
+
+    Raises:
+        TypeError, ValueError: if *value* has no JSON form.
+    """
+    return msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=enc_hook)
+
+
+def _json_value_or(parameter: _Parameter, value: Any, sent: Any) -> Any:
+    try:
+        return parameter.unstructure(value)
+    except (TypeError, ValueError, RecursionError):
+        return sent  # a user's own class may hold what JSON can't
+
+
+def _fault(path: str, error: Exception) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        text, _, where = str(error).partition(" - at `$")
+        return f"{path}{_cut(where[:-1])}: {_cut(text)}" if where else f"{path}: {_cut(text)}"
+    if (faults := pydantic_errors(error)) is not None:
+        return _cut("; ".join(f"{path}{where}: {text}" for where, text in faults))
+    return f"{path}: {_cut(f'{type(error).__name__}({error})')}"
+
+
+def _cut(text: str) -> str:
+    return quote(text, _MOST_QUOTED)[1:-1]

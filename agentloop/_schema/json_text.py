@@ -1,0 +1,179 @@
+"""JSON text that a model wrote: parsed strictly within limits, and brought into one canonical form.
+
+Pure and without I/O. Sizes, depth and digits are checked by scanning before anything is built, so that hostile text
+costs time linear in its length, however it nests. Does not know about types:
+`agentloop._schema.function_schema` fits the parsed value to a signature.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Never
+
+from agentloop.config import JsonLimits
+from agentloop.exceptions import ModelBehaviorError
+
+_QUOTED = 200
+"""Characters of the model's text that a message may quote."""
+
+# An unterminated string matches up to the end of the text: were it no match, the search would start anew at each quote
+# inside it, in quadratic time.
+_STRING = r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
+_TOKEN = re.compile(rf"{_STRING}|[-0-9][0-9.eE+-]*+", re.DOTALL)
+# All up to the next bracket outside of strings, or up to the end, so that there is a match wherever a search begins.
+_TO_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_STRING})*+([\[{{]|[\]}}]|\Z)', re.DOTALL)
+_LIKE_A_NUMBER = re.compile(r"[0-9.eE+-]++")
+_MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+
+_KINDS = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
+
+
+class _Fault(Exception):
+    """JSON that parses but is refused; the text completes "Arguments of tool NAME …"."""
+
+
+class _Repeated(_Fault):
+    """A key that stands twice, quoted."""
+
+
+def quote(text: str, most: int = _QUOTED) -> str:
+    """Return *text* in single quotes on one line, special characters escaped, cut to *most* characters with "…"."""
+    literal = repr(text[: most + 1])[1:-1]
+    return f"'{literal if len(literal) <= most else literal[: most - 1] + '…'}'"
+
+
+def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = True) -> dict[str, Any]:
+    """Return the JSON object that the model wrote as arguments of *tool*; blank text counts as `{}`.
+
+    Surrogates without a partner become U+FFFD, since they could never be sent on.
+
+    Raises:
+        ModelBehaviorError: not JSON, not an object, beyond *limits*, a repeated key, or a number that isn't finite.
+            The message names the tool and, if *quoted*, at most 200 characters of *text*.
+    """
+    try:
+        value = _parse(text, limits)
+    except _Fault as fault:
+        words = "repeat a key" if isinstance(fault, _Repeated) and not quoted else str(fault)
+        raise ModelBehaviorError(f"Arguments of tool {tool} {words}") from None
+    except ValueError:
+        words = f": {quote(text)}" if quoted else ""
+        raise ModelBehaviorError(f"Arguments of tool {tool} aren't valid JSON{words}") from None
+    if not isinstance(value, dict):
+        words = f"{_KINDS[type(value)]}: {quote(text)}" if quoted else _KINDS[type(value)]
+        raise ModelBehaviorError(f"Arguments of tool {tool} must be a JSON object, not {words}")
+    return value
+
+
+def canonical(value: Any) -> str:
+    """Return the one JSON text (ASCII, sorted keys, no blanks) of a JSON value; `1`, `1.0` and `true` stay distinct.
+
+    Raises:
+        TypeError, ValueError: if *value* is not a JSON value (NaN and infinities aren't).
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def canonical_arguments(text: str, limits: JsonLimits) -> str:
+    """Return the canonical JSON of argument text, or `raw:` and the text itself where it is refused.
+
+    Two texts have one result only if they are the same arguments; no JSON text begins with `raw`.
+    """
+    try:
+        return canonical(_parse(text, limits))
+    except (_Fault, ValueError, RecursionError):
+        # Escaped where it couldn't be encoded as it is; `rawx:` keeps the two forms apart.
+        return f"rawx:{canonical(text)}" if _holds_surrogate(text) else f"raw:{text}"
+
+
+def _parse(text: str, limits: JsonLimits) -> Any:
+    if not text.strip():
+        return {}
+    _check_size(text, limits.max_bytes)
+    _check_tokens(text, limits)
+    try:
+        value = _DECODER.decode(text)
+        return _mended(value) if _MAYBE_SURROGATE.search(text) else value
+    except RecursionError:
+        raise _Fault("are nested too deeply") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # of `int`: the interpreter's own limit, where JsonLimits sets none
+        raise _Fault("hold a number with too many digits") from None
+
+
+def _check_size(text: str, most: int | None) -> None:
+    if most is None or 4 * len(text) <= most:
+        return
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise _Fault(f"are too large ({size} bytes, the limit is {most})")
+
+
+def _check_tokens(text: str, limits: JsonLimits) -> None:
+    # Nearly all arguments are too small to break a limit, which counts tell without a look at each token.
+    if limits.max_depth is not None and text.count("{") + text.count("[") > limits.max_depth:
+        _check_depth(text, limits.max_depth)
+    most = limits.max_digits
+    if most is not None and len(text) > most and max(map(len, _LIKE_A_NUMBER.findall(text)), default=0) > most:
+        _check_digits(text, most)
+
+
+def _check_depth(text: str, most: int) -> None:
+    left = most
+    for match in _TO_BRACKET.finditer(text):
+        if match[1] in ("{", "["):
+            left -= 1
+            if left < 0:
+                raise _Fault(f"are nested too deeply (the limit is {most} levels)")
+        else:
+            left += 1
+
+
+def _check_digits(text: str, most: int) -> None:
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token[0] != '"' and len(token) > most and sum(map(str.isdigit, token)) > most:
+            raise _Fault(f"hold a number with too many digits (the limit is {most})")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Repeated(f"repeat the key {quote(repeated)}")
+    return found
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if math.isinf(number):
+        raise _Fault("hold a number beyond the range of a float")
+    return number
+
+
+def _not_a_number(literal: str) -> Never:
+    raise _Fault(f"hold {literal}, which isn't JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_a_number)
+
+
+def _holds_surrogate(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _mended(value: Any) -> Any:
+    """Return *value* with every surrogate that has no partner replaced by U+FFFD."""
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case list():
+            return [_mended(member) for member in value]
+        case dict():
+            return _unique([(_mended(key), _mended(member)) for key, member in value.items()])
+        case _:
+            return value

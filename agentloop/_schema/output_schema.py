@@ -1,0 +1,228 @@
+"""The type of an agent's final output: the schema a model is shown, and its answer turned into a value.
+
+What is an object in JSON (attrs classes, dataclasses, TypedDicts, dicts, pydantic's models) is the answer itself; any
+other type stands in an object under the key `response`, since providers take only objects at the root. Types mean what
+they mean in a tool's signature; `agentloop._schema.function_schema` decides.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from agentloop._schema.function_schema import _fault, _Parameter, _schemas, to_json_value
+from agentloop._schema.json_schema import Schema, drop_nulls, each_child, obstacle, ref_name, strict_form
+from agentloop._schema.json_text import _Fault, _parse, quote
+from agentloop._schema.pydantic_types import pydantic_adapter
+from agentloop.config import JsonLimits
+from agentloop.exceptions import ModelBehaviorError, UserTypeError
+from agentloop.model_events import OutputSchema
+
+WRAPPER = "response"
+FINAL_OUTPUT = "The final output"
+_LIMITS = JsonLimits()
+
+
+def _flag(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise UserTypeError(f"OutputType.{attribute.name}: a bool or None is needed, not {value!r}")
+
+
+@attrs.frozen
+class OutputType:
+    """An output type and how strictly a provider holds the model to it.
+
+    Attributes:
+        strict: True insists on the strict schema, and a type without one is an error; False never asks for it; None (as
+            with the bare type) asks wherever the type has one.
+    """
+
+    type: Any
+    strict: bool | None = attrs.field(default=None, validator=_flag)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TypedOutput:
+    """A final output that isn't plain text. Costly to make and never changes: make it once per agent.
+
+    Attributes:
+        schema: What the model is shown.
+        wrapped: Whether the value stands under the key `response`.
+        what: Of what it is the type, at the beginning of a message.
+        type_name: The type, for messages.
+    """
+
+    schema: OutputSchema
+    wrapped: bool
+    what: str
+    type_name: str
+    _slot: _Parameter = attrs.field(alias="slot", repr=False)
+    _open: Schema = attrs.field(alias="open", repr=False)
+    """The value's own schema, before strict mode closed it."""
+    _defs: Schema = attrs.field(alias="defs", repr=False)
+
+    def parse(self, text: str, limits: JsonLimits = _LIMITS) -> Any:
+        """Return the value that the model's *text* stands for.
+
+        Raises:
+            ModelBehaviorError: no JSON, JSON beyond *limits*, or a value that doesn't fit; names each fault with its
+                place and quotes at most 200 characters of what is there.
+        """
+        value, place = _json(self.what, text, limits), "$"
+        if self.wrapped:
+            value, place = _unwrapped(self.what, value), f"$.{WRAPPER}"
+        if self.schema.strict:
+            value = drop_nulls(value, self._open, self._defs)
+        return self._fitted(lambda: self._slot.structure(value), place, ModelBehaviorError, self.what)
+
+    def validate(self, value: Any) -> Any:
+        """Return *value*, which the application gave in the model's place, fitted to the type.
+
+        An instance of the type stays the object it is; plain data becomes one.
+
+        Raises:
+            UserTypeError: naming each fault with its place.
+        """
+        adapter = self._slot.adapter
+        structure = self._slot.structure if adapter is None else adapter.validate_python
+        read = to_json_value if adapter is None else _as_it_is
+        fitted = self._fitted(lambda: structure(read(value)), "$", UserTypeError, f"{self.what} ({self.type_name})")
+        return value if type(fitted) is type(value) and fitted == value else fitted
+
+    def dump(self, value: Any) -> str:
+        """Return the JSON text with which the model would have said *value*, an output of this type.
+
+        Raises:
+            UserTypeError: if *value* has no JSON form.
+        """
+        adapter = self._slot.adapter
+        try:
+            plain = to_json_value(value) if adapter is None else adapter.dump_python(value, mode="json", by_alias=True)
+            return json.dumps({WRAPPER: plain} if self.wrapped else plain, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserTypeError(f"{self.what} ({self.type_name}) can't be written as JSON: {error}") from error
+
+    def _fitted(
+        self, structure: Callable[[], Any], place: str, fault: type[ModelBehaviorError | UserTypeError], what: str
+    ) -> Any:
+        try:
+            return structure()
+        except Exception as error:
+            # Not only the engines' own: a user's validator may raise anything, and it is the value that is wrong.
+            raise fault(f"{what} doesn't fit: {_fault(place, error)}") from error
+
+
+def output_schema(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput | None:
+    """Return how outputs of *type_* (a type, or an `OutputType`) are asked for and read; None for plain text.
+
+    `None` and `str` mean plain text. The rest is as in `typed_output`.
+    """
+    asked = type_.type if isinstance(type_, OutputType) else type_
+    return None if asked in (None, str, type(None)) else typed_output(type_, what=what)
+
+
+def typed_output(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput:
+    """Return how JSON outputs of *type_* (a type, or an `OutputType`) are asked for and read; text too is wrapped.
+
+    The schema's name is `final_output`. *what* begins the messages about a value: whose type it is.
+
+    Raises:
+        UserTypeError: naming the type, if it has no JSON form, or no strict schema where that is insisted on.
+    """
+    asked = type_ if isinstance(type_, OutputType) else OutputType(type_)
+    shown = _shown(asked.type)
+    slot, schema, defs = _described(asked.type, f"{what} can't be of type {shown}")
+    # A root must say for itself that it is an object, a reference won't do.
+    plain = schema
+    while name := ref_name(plain):
+        plain = defs[name]
+    wrapped = plain.get("type") != "object"
+    root = _wrapping(schema) if wrapped else plain
+    reason = obstacle(root, defs)
+    if asked.strict and reason:
+        raise UserTypeError(
+            f"{what} can't be of type {shown}: {reason} has no strict schema; give OutputType(…, strict=False)"
+        )
+    strict = reason is None if asked.strict is None else asked.strict
+    root = _with_defs(root, defs)
+    return TypedOutput(
+        schema=OutputSchema(name="final_output", schema=strict_form(root, defs) if strict else root, strict=strict),
+        wrapped=wrapped,
+        what=what,
+        type_name=shown,
+        slot=slot,
+        open=schema,
+        defs=defs,
+    )
+
+
+def _described(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema]:
+    """Return what structures values of *hint*, its schema, and the definitions this refers to."""
+    try:
+        slot = _Parameter(
+            name=WRAPPER,
+            hint=hint,
+            adapter=pydantic_adapter(hint),
+            default=inspect.Parameter.empty,
+            by_position=False,
+            starred=False,
+        )
+        schemas, defs = _schemas("", [slot])
+    except Exception as error:
+        # `_schemas` words its errors for tools; what it caught says why.
+        cause = error.__cause__ or error
+        reason = str(cause).rpartition("\n")[2]
+        raise UserTypeError(f"{refusal}, which has no JSON form: {reason}") from cause
+    return slot, schemas[WRAPPER], defs
+
+
+def _wrapping(schema: Schema) -> Schema:
+    return {"type": "object", "properties": {WRAPPER: schema}, "required": [WRAPPER], "additionalProperties": False}
+
+
+def _with_defs(root: Schema, defs: Mapping[str, Schema]) -> Schema:
+    """Return *root* with those of *defs* that it refers to, directly or not."""
+    used: dict[str, Schema] = {}
+
+    def visit(schema: Any) -> None:
+        if not isinstance(schema, dict):
+            return
+        name = ref_name(schema)
+        if name and name not in used:
+            used[name] = defs[name]
+            visit(defs[name])
+        each_child(schema, visit)
+
+    visit(root)
+    return {**root, "$defs": {name: defs[name] for name in defs if name in used}} if used else root
+
+
+def _json(what: str, text: str, limits: JsonLimits) -> Any:
+    if not text.strip():
+        raise ModelBehaviorError(f"{what} is empty; JSON is needed")
+    try:
+        return _parse(text, limits)
+    except _Fault as fault:  # worded for many arguments
+        raise ModelBehaviorError(f"{what} can't be read, its contents {fault}") from None
+    except ValueError:
+        raise ModelBehaviorError(f"{what} isn't valid JSON: {quote(text)}") from None
+
+
+def _unwrapped(what: str, value: Any) -> Any:
+    if not isinstance(value, dict) or set(value) != {WRAPPER}:
+        shown = quote(json.dumps(value))
+        raise ModelBehaviorError(f"{what} must be an object with the one key {WRAPPER}, not {shown}")
+    return value[WRAPPER]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _shown(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

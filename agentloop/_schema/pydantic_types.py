@@ -1,0 +1,100 @@
+"""Support for pydantic's types in signatures where the application uses them; pydantic is never imported here.
+
+A type of pydantic's can only reach a signature once somebody has imported pydantic, so it is found in `sys.modules`.
+What a type accepts is pydantic's own decision (`model_validate`, lax unless the model says strict).
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop._schema.json_schema import REF_TEMPLATE, Schema
+
+_REF = REF_TEMPLATE.format(name="{model}")
+
+
+def pydantic_adapter(hint: Any) -> Any:
+    """Return a `pydantic.TypeAdapter` of *hint* if anything in it is pydantic's, else None.
+
+    Raises:
+        TypeError: constraints of `annotated_types` on a type that isn't pydantic's: msgspec would drop them silently.
+        Exception: whatever pydantic raises for a type it can't handle.
+    """
+    modules = {_root_module(part) for part in _parts(hint)}
+    if "pydantic" in modules:
+        return sys.modules["pydantic"].TypeAdapter(hint)
+    if "annotated_types" in modules:
+        raise TypeError("constraints of annotated_types need pydantic's types; use msgspec.Meta")
+    return None
+
+
+def adapter_schema(adapter: Any) -> Schema:
+    """Return the JSON schema of what *adapter* accepts, its definitions nested in `$defs`."""
+    return typing.cast(Schema, adapter.json_schema(ref_template=_REF))
+
+
+def pydantic_errors(error: Exception) -> list[tuple[str, str]] | None:
+    """Return (path below the value, message) of every fault in a `pydantic.ValidationError`, else None."""
+    pydantic: Any = sys.modules.get("pydantic")
+    failed: Any = error
+    if pydantic is None or not isinstance(error, pydantic.ValidationError):
+        return None
+    return [
+        (_path(fault["loc"]), fault["msg"])
+        for fault in failed.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+def schema_hook(cls: Any) -> Schema:
+    """Give msgspec the schema of a pydantic class that stands inside another class."""
+    if not _is_pydantic(cls):
+        raise NotImplementedError
+    return adapter_schema(pydantic_adapter(cls))
+
+
+def dec_hook(cls: Any, value: Any) -> Any:
+    """Structure a pydantic class that stands inside another class, for msgspec."""
+    try:
+        return pydantic_adapter(cls).validate_python(value)
+    except ValueError as error:
+        faults = pydantic_errors(error)
+        raise ValueError("; ".join(f"{path} {text}".strip() for path, text in faults or [("", str(error))])) from error
+
+
+def enc_hook(value: Any) -> Any:
+    """Turn a pydantic value into a JSON value, for msgspec; raises TypeError for what isn't pydantic's."""
+    if not _is_pydantic(type(value)):
+        raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
+    return pydantic_adapter(type(value)).dump_python(value, mode="json")
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield every type and every piece of metadata that *hint* is built of."""
+    if typing.get_origin(hint) is typing.Annotated:
+        yield from (type(piece) for piece in hint.__metadata__)
+    if (inner := getattr(hint, "__supertype__", None) or _alias_value(hint)) is not None:
+        yield from _parts(inner)
+    yield hint
+    for argument in typing.get_args(hint):
+        yield from _parts(argument)
+
+
+def _alias_value(hint: Any) -> Any:
+    """Return what a `type X = …` statement of Python 3.12 stands for."""
+    return hint.__value__ if type(hint).__name__ == "TypeAliasType" else None
+
+
+def _root_module(part: Any) -> str:
+    return "pydantic" if _is_pydantic(part) else str(getattr(part, "__module__", "")).partition(".")[0]
+
+
+def _is_pydantic(part: Any) -> bool:
+    """Tell a model or dataclass of pydantic's from any other type."""
+    return isinstance(part, type) and hasattr(part, "__pydantic_validator__")
+
+
+def _path(location: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)

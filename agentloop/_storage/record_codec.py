@@ -1,0 +1,174 @@
+"""Records as JSON, and back: what a run's state and its journal hold.
+
+A record is an object with its kind under `kind`; fields at their default are left out. Only the classes of the table
+here are ever built. What an application made (outputs, answers, infos) goes through `agentloop._storage.value_codec`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from agentloop import items as i
+from agentloop import records as r
+from agentloop._storage.item_codec import item_forms
+from agentloop._storage.json_bytes import decode as decode
+from agentloop._storage.json_bytes import encode as encode
+from agentloop._storage.typed_codec import (
+    Context,
+    Form,
+    Misfit,
+    class_form,
+    fault_text,
+    hiding,
+    hiding_arguments,
+    kind_of,
+    read_object,
+    tagged,
+)
+from agentloop._storage.value_codec import read_value, value_to_json
+from agentloop._storage.withholding import DIGESTS, Secrets
+from agentloop.exceptions import StateError, UserTypeError
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
+from agentloop.usage import RequestUsage
+
+SCHEMA_VERSION = "2"
+"""The form of records that this library writes."""
+
+Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _from_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Return data of schema 1 as of schema 2, which only adds fields that may be missing."""
+    return {**data, "schema": "2"}
+
+
+UPGRADES: Mapping[str, Upgrade] = {"1": _from_1}
+"""By version: a pure function that brings stored data of it to the next one, and says so under its schema key."""
+SUPPORTED: tuple[str, ...] = (*UPGRADES, SCHEMA_VERSION)
+"""The forms of records that this library reads."""
+
+KINDS: Mapping[type, str] = {
+    r.RunStarted: "run_started",
+    r.RunResumed: "run_resumed",
+    r.TurnStarted: "turn_started",
+    r.ModelRequested: "model_requested",
+    r.ModelResponded: "model_responded",
+    r.ModelFailed: "model_failed",
+    r.GuardrailSettled: "guardrail_settled",
+    r.ApprovalRequested: "approval_requested",
+    r.VerdictGiven: "verdict_given",
+    r.CallStarted: "call_started",
+    r.BodyEnded: "body_ended",
+    r.CallSettled: "call_settled",
+    r.ItemReleased: "item_released",
+    r.BatchEnded: "batch_ended",
+    r.HandedOff: "handed_off",
+    r.HistoryReplaced: "history_replaced",
+    r.InputAdded: "input_added",
+    r.SessionSaved: "session_saved",
+    r.Answered: "answered",
+    r.CleanupCut: "cleanup_cut",
+    r.GraphChanged: "graph_changed",
+    r.RunEnded: "run_ended",
+}
+# What lives in this process only.
+_LEFT_OUT: Mapping[type, frozenset[str]] = {
+    CallOutcome: frozenset({"value", "error"}),
+    r.GuardrailSettled: frozenset({"result"}),
+}
+# Where a record's flag `secret` is set, these are hidden; elsewhere it names arguments, whose values are.
+_SECRET_FIELDS: Mapping[type, tuple[str, ...]] = {
+    CallOutcome: ("output", "custom_data"),
+    r.GuardrailSettled: ("info", "detail"),
+    r.BodyEnded: ("value",),
+    r.Answered: ("answer",),
+    r.RunEnded: ("final_output",),
+}
+_SECRET_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
+_NOTHING: frozenset[str] = frozenset()
+_ANY: Any = Any
+_JSON_OBJECT: Any = i.JsonObject
+
+
+def record_to_json(record: r.Record, secrets: Secrets | None = None) -> dict[str, Any]:
+    """Return *record* as a JSON object, a new one. What is marked secret is hidden by *secrets*, or stands as digests.
+
+    Raises:
+        UserTypeError: if *record* is no record.
+    """
+    if type(record) not in KINDS:
+        raise UserTypeError(f"a record is needed, not {type(record).__name__}")
+    written: dict[str, Any] = _form().written(record, secrets or DIGESTS)
+    return written
+
+
+def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secrets | None = None) -> r.Record:
+    """Return the record that *data* stands for, equal to the one that was written.
+
+    What was hidden and *secrets* can't read comes back as `Withheld`, or as a `WithheldText` where a text belongs.
+
+    Raises:
+        StateError: naming each place below *path* (a few of them) that doesn't fit: an unknown kind, a value of the
+            wrong type, a field that is missing or unknown. Values aren't quoted.
+    """
+    try:
+        record: r.Record = _form().read(data, secrets or DIGESTS)
+        return record
+    except Exception as error:
+        raise StateError(f"Malformed record: {fault_text(error, path)}") from None
+
+
+# -- versions
+
+
+def upgrade(data: Mapping[str, Any], *, key: str = "schema") -> dict[str, Any]:
+    """Return stored *data*, whose version stands under *key*, in the form of `SCHEMA_VERSION`; *data* stays as it is.
+
+    Raises:
+        StateError: if there is no version, or one that isn't supported; names those that are.
+    """
+    upgraded = dict(data)
+    while (version := upgraded.get(key)) != SCHEMA_VERSION:
+        step = UPGRADES.get(version) if isinstance(version, str) else None
+        if step is None:
+            raise StateError(_unsupported(version))
+        upgraded = step(upgraded)
+    return upgraded
+
+
+def _unsupported(version: object) -> str:
+    known = ", ".join(SUPPORTED)
+    if version is None:
+        return f"Stored data names no schema version; supported: {known}"
+    if isinstance(version, str) and version.isascii() and version.isprintable() and len(version) <= 20:
+        return f"Unknown schema version {version}; supported: {known}"
+    return f"Unknown schema version; supported: {known}"
+
+
+# -- forms
+
+
+def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Misfit(f"an object is needed, not {kind_of(value)}")
+    return read_object(read_value(value, context))
+
+
+@functools.cache  # made at first use: who imports the package needn't have it
+def _form() -> Form:
+    known = item_forms(Form(_read_json_object, value_to_json))
+    known[_ANY] = Form(read_value, value_to_json)
+    for cls in (RequestUsage, ModelResponse, CallOutcome):
+        known[cls] = _class_form(cls, known)
+    kinds = {cls: (kind, _class_form(cls, known)) for cls, kind in KINDS.items()}
+    return tagged(kinds, "kind", "an object of a known kind of record is needed")
+
+
+def _class_form(cls: type, known: Mapping[Any, Form]) -> Form:
+    form = class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))
+    if cls in _SECRET_FIELDS:
+        return hiding(form, _SECRET_FIELDS[cls])
+    return hiding_arguments(form) if cls in _SECRET_ARGUMENTS else form

@@ -1,0 +1,229 @@
+"""A run's state as JSON and back, and as a journal holds it. Nothing stored is imported or executed."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from agentloop import records as r
+from agentloop._storage.record_codec import SCHEMA_VERSION, decode, encode, record_from_json, record_to_json, upgrade
+from agentloop._storage.signing import Keys, check_seal, make_seal
+from agentloop._storage.value_codec import value_from_json, value_to_json
+from agentloop._storage.withholding import Secrets
+from agentloop.abc import Codec, Journal, SealingJournal
+from agentloop.exceptions import JournalError, StateError, UserTypeError
+
+logger = logging.getLogger("agentloop")
+
+_FIELDS = {"schema", "library", "graph", "context", "records", "seal"}
+
+
+@functools.cache  # read off the disk
+def library_version() -> str:
+    """Return the library's version."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("agentloop")
+    except metadata.PackageNotFoundError:  # run from a source folder
+        return "unknown"
+
+
+# -- states
+
+
+@attrs.frozen
+class Stored:
+    """What was stored of a run, read and checked: its records, the application's object, the agents' graph then."""
+
+    records: tuple[r.Record, ...]
+    context: Any
+    graph: Mapping[str, Any] | None
+
+
+def state_to_json(
+    stored: Stored, *, context_serializer: Callable[[Any], Any] | None, strict_context: bool, codec: Codec | None
+) -> dict[str, Any]:
+    """See `RunState.to_json`."""
+    data: dict[str, Any] = {
+        "schema": SCHEMA_VERSION,
+        "library": library_version(),
+        "graph": stored.graph,
+        "records": [record_to_json(record, Secrets(codec)) for record in stored.records],
+    }
+    context = _stored_context(stored.context, context_serializer, strict_context)
+    return data if context is None else {**data, "context": context}
+
+
+def _stored_context(context: Any, serializer: Callable[[Any], Any] | None, strict: bool) -> dict[str, Any] | None:
+    if context is None:
+        return None
+    if serializer is not None:
+        return {"serialized": True, "value": value_to_json(serializer(context))}
+    if isinstance(context, Mapping):
+        return {"serialized": False, "value": value_to_json(dict(context))}
+    if strict:
+        raise StateError(f"the context, a {type(context).__name__}, can't be stored without a context_serializer")
+    logger.warning(
+        "the context, a %s, is not stored with the state: give a context_serializer, or the context again on resume",
+        type(context).__name__,
+    )
+    return None
+
+
+def state_to_string(data: dict[str, Any], key: Keys | None) -> str:
+    """See `RunState.to_string`."""
+    text = encode(data)
+    return text.decode() if key is None else encode({**data, "seal": make_seal(text, key)}).decode()
+
+
+def text_to_data(text: str) -> Any:
+    """Return the JSON values of a state's text."""
+    if not isinstance(text, str):
+        raise UserTypeError(f"text: a state's text is needed, not {type(text).__name__}")
+    return decode(text.encode("utf-8", "surrogatepass"))
+
+
+def state_from_json(
+    data: Mapping[str, Any],
+    *,
+    context: Any,
+    context_deserializer: Callable[[Any], Any] | None,
+    key: Keys | None,
+    codec: Codec | None,
+) -> Stored:
+    """See `RunState.from_json`."""
+    if not isinstance(data, Mapping):
+        raise StateError(f"Malformed state: an object is needed, not {type(data).__name__}")
+    _check_sealed(data, key)
+    data = upgrade(data)
+    unknown = sorted(str(name) for name in set(data) - _FIELDS)
+    if unknown:
+        raise StateError(f"Malformed state: {len(unknown)} unknown fields")
+    records = data.get("records")
+    if not isinstance(records, list):
+        raise StateError("Malformed state: an array of records is needed @ $.records")
+    secrets = Secrets(codec)
+    read = [
+        record_from_json(record, path=f"$.records[{index}]", secrets=secrets) for index, record in enumerate(records)
+    ]
+    restored = _context(data.get("context"), context, context_deserializer)
+    return Stored(tuple(read), restored, _graph(data.get("graph")))
+
+
+def _check_sealed(data: Mapping[str, Any], key: Keys | None) -> None:
+    seal = data.get("seal")
+    if key is None:
+        if seal is not None:
+            raise StateError("the state is sealed: give its key")
+        return
+    check_seal(encode({name: value for name, value in data.items() if name != "seal"}), seal, key)
+
+
+def _context(stored: object, given: Any, deserializer: Callable[[Any], Any] | None) -> Any:
+    if given is not None or stored is None:
+        return given
+    if not isinstance(stored, Mapping) or set(stored) != {"serialized", "value"}:
+        raise StateError("Malformed state: a stored context is needed @ $.context")
+    value = value_from_json(stored["value"], path="$.context.value")
+    if deserializer is not None:
+        return deserializer(value)
+    if stored["serialized"]:
+        logger.warning(
+            "the stored context was made by a serializer, and there is no context_deserializer: it is as stored"
+        )
+    return value
+
+
+def _graph(data: object) -> Mapping[str, Any] | None:
+    """Return a stored graph, checked as deep as it is looked at."""
+    if data is None:
+        return None
+    wrong = StateError("Malformed state: a graph of agents is needed @ $.graph")
+    if not isinstance(data, Mapping) or not isinstance(data.get("agents"), Mapping):
+        raise wrong
+    for agent in data["agents"].values():
+        if not isinstance(agent, Mapping):
+            raise wrong
+        tools, handoffs = agent.get("tools") or {}, agent.get("handoffs") or {}
+        if not isinstance(tools, Mapping) or not isinstance(handoffs, Mapping):
+            raise wrong
+        if not all(isinstance(tool, Mapping) for tool in tools.values()):
+            raise wrong
+    return data
+
+
+# -- journals
+
+
+def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
+    """Return the first line of a run's journal."""
+    return encode(
+        {
+            "kind": "header",
+            "schema": SCHEMA_VERSION,
+            "library": library_version(),
+            "run_id": run_id,
+            "graph": graph,
+            "redaction": "sealed" if sealed else "digests",
+        }
+    )
+
+
+def record_line(record: r.Record, codec: Codec | None) -> bytes:
+    """Return *record* as a line of a journal."""
+    return encode(record_to_json(record, Secrets(codec)))
+
+
+def plain_line(record: r.Record) -> bytes:
+    """Return what *record* is known again by: the line it has without a codec, which hides secrets as digests."""
+    return encode(record_to_json(record))
+
+
+def read_line(line: bytes, index: int, codec: Codec | None) -> r.Record:
+    """Return the record of line *index* of a journal.
+
+    Raises:
+        StateError: naming what doesn't fit.
+    """
+    return record_from_json(decode(line), path=f"$[{index}]", secrets=Secrets(codec))
+
+
+def codec_of(journal: Journal) -> Codec | None:
+    """Return what seals the secrets of *journal*'s run, if it was given one."""
+    return journal.codec if isinstance(journal, SealingJournal) else None
+
+
+async def journal_lines(journal: Journal) -> list[bytes]:
+    """Return what *journal* holds.
+
+    Raises:
+        JournalError: it can't be read, or what stands there isn't what was written.
+    """
+    try:
+        return await journal.read()
+    except JournalError:
+        raise
+    except Exception as error:
+        raise JournalError(f"the journal can't be read: {type(error).__name__}: {error}") from error
+
+
+async def state_from_journal(journal: Journal) -> Stored:
+    """See `RunState.from_journal`."""
+    lines = await journal_lines(journal)
+    if not lines:
+        raise JournalError("the journal is empty: no run has written to it")
+    head = decode(lines[0])
+    if not isinstance(head, Mapping) or head.get("kind") != "header":
+        raise JournalError("the journal doesn't begin with a header")
+    head = upgrade(head)
+    codec = codec_of(journal)
+    records = [read_line(line, index, codec) for index, line in enumerate(lines[1:], 1)]
+    begun = records[0] if records else None
+    if isinstance(begun, r.RunStarted) and begun.run_id != head.get("run_id"):
+        raise JournalError("the journal's records are of another run than its header says")
+    return Stored(tuple(records), None, _graph(head.get("graph")))

@@ -1,0 +1,366 @@
+"""How values of known types stand in JSON: pairs of a writer and a strict reader, made from type hints.
+
+What doesn't fit is gathered, each fault with its place, and never quoted. Fields at their default aren't written, so
+that stored data reads the same after the library has learnt a new field. Classes are built only where the caller gave
+a form for them: a hint that no form is known for is an error when the forms are made.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import attrs
+
+from agentloop._common.error_text import bounded
+from agentloop._storage.withholding import Secrets, hide_arguments, reveal_arguments
+from agentloop.exceptions import StateError
+
+MOST_FAULTS = 3
+_HEX = re.compile(r"-?0x[0-9a-f]+")
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+Context: TypeAlias = Secrets | None
+"""What passes through all readers and writers: how secrets are hidden, or None where they stand in the clear."""
+Reader: TypeAlias = Callable[[Any, Context], Any]
+Writer: TypeAlias = Callable[[Any, Context], Any]
+
+
+class Misfit(ValueError):
+    """JSON that doesn't fit: `faults` are pairs of a place below the value and what is wrong there, in words."""
+
+    def __init__(self, text: str, place: str = "") -> None:
+        super().__init__(text)
+        self.faults = [(place, text)]
+
+
+def gathered(faults: list[tuple[str, str]]) -> Misfit:
+    """Return one misfit of several faults."""
+    misfit = Misfit("")
+    misfit.faults = faults
+    return misfit
+
+
+def faults_in(error: Exception, place: str) -> list[tuple[str, str]]:
+    """Return the faults of whatever a reader raised, below *place*; of another error only its type is told."""
+    if isinstance(error, Misfit):
+        return [(place + inner, text) for inner, text in error.faults]
+    if isinstance(error, StateError):  # of what was sealed
+        return [(place, str(error))]
+    return [(place, type(error).__name__)]
+
+
+def fault_text(error: Exception, path: str) -> str:
+    """Return what a reader raised in words, the first faults with their places below *path*."""
+    faults = faults_in(error, path)
+    more = [f"{len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    return bounded("; ".join([*(f"{bounded(text, 200)} @ {place}" for place, text in faults[:MOST_FAULTS]), *more]))
+
+
+def kind_of(value: object) -> str:
+    """Return what a message calls *value*: the name of its type."""
+    return "null" if value is None else type(value).__name__
+
+
+@attrs.frozen
+class Form:
+    """One type in JSON. `write` is None where the value stands as it is; what is of type `plain` is read as it is."""
+
+    read: Reader
+    write: Writer | None = None
+    plain: type | None = None
+
+    def written(self, value: Any, context: Context = None) -> Any:
+        """Return *value* as JSON."""
+        return value if self.write is None else self.write(value, context)
+
+
+# -- plain values
+
+
+def _read_text(value: Any, _context: Context = None) -> str:
+    if not isinstance(value, str):
+        raise Misfit(f"text is needed, not {kind_of(value)}")
+    return value
+
+
+def _read_flag(value: Any, _context: Context = None) -> bool:
+    if value is not True and value is not False:
+        raise Misfit(f"true or false is needed, not {kind_of(value)}")
+    return bool(value)
+
+
+def write_whole(value: int, _context: Context = None) -> Any:
+    """Return a whole number as JSON: beyond 64 bits, which readers disagree about, marked and in base 16."""
+    return value if -(2**63) <= value < 2**64 else {"$int": hex(value)}
+
+
+def read_whole(value: Any, _context: Context = None) -> int:
+    """Return the whole number that *value* is, or is the mark of."""
+    if type(value) is int:
+        return value
+    text = value.get("$int") if isinstance(value, Mapping) and len(value) == 1 else None
+    if not isinstance(text, str) or not _HEX.fullmatch(text):
+        raise Misfit(f"a whole number is needed, not {kind_of(value)}")
+    return int(text, 16)
+
+
+def write_number(value: float, _context: Context = None) -> Any:
+    """Return a number as JSON: NaN and infinities marked."""
+    return value if math.isfinite(value) else {"$float": str(float(value))}
+
+
+def read_number(value: Any, _context: Context = None) -> float:
+    """Return the number that *value* is, or is the mark of."""
+    if type(value) is float and math.isfinite(value):
+        return value
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise Misfit("a number is needed that fits into a float") from None
+    text = value.get("$float") if isinstance(value, Mapping) and len(value) == 1 else None
+    if not isinstance(text, str) or text not in _FLOATS:
+        raise Misfit(f"a number is needed, not {'one beyond all' if type(value) is float else kind_of(value)}")
+    return _FLOATS[text]
+
+
+def read_object(value: Any, _context: Context = None) -> dict[str, Any]:
+    """Return a JSON object as a new dict."""
+    if not isinstance(value, Mapping):
+        raise Misfit(f"an object is needed, not {kind_of(value)}")
+    return dict(value)
+
+
+TEXT = Form(_read_text, plain=str)
+FLAG = Form(_read_flag, plain=bool)
+WHOLE = Form(read_whole, write_whole, plain=int)
+NUMBER = Form(read_number, write_number)
+_PLAIN: Mapping[Any, Form] = {str: TEXT, bool: FLAG, int: WHOLE, float: NUMBER}
+
+
+# -- what is made of others
+
+
+def maybe(form: Form) -> Form:
+    """Return the form of `T | None`."""
+    read, write = form.read, form.write
+    return Form(
+        lambda value, context: None if value is None else read(value, context),
+        None if write is None else lambda value, context: None if value is None else write(value, context),
+        form.plain,
+    )
+
+
+def many(form: Form) -> Form:
+    """Return the form of `tuple[T, ...]`: an array."""
+    read_one, write_one = form.read, form.write
+
+    def read(value: Any, context: Context) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):  # a text is iterable too
+            raise Misfit(f"an array is needed, not {kind_of(value)}")
+        try:
+            return tuple([read_one(member, context) for member in value])
+        except Exception:
+            raise gathered(_member_faults(read_one, value, context)) from None
+
+    if write_one is None:
+        return Form(read, lambda values, _context: list(values))
+    return Form(read, lambda values, context: [write_one(value, context) for value in values])
+
+
+def _member_faults(read_one: Reader, values: Iterable[Any], context: Context) -> list[tuple[str, str]]:
+    faults = []
+    for index, value in enumerate(values):
+        try:
+            read_one(value, context)
+        except Exception as error:
+            faults += faults_in(error, f"[{index}]")
+    return faults
+
+
+def one_of(values: tuple[Any, ...]) -> Form:
+    """Return the form of `Literal[…]` over texts."""
+    known = frozenset(values)
+    wanted = f"one of {', '.join(values)} is needed"
+
+    def read(value: Any, _context: Context) -> Any:
+        if not isinstance(value, str) or value not in known:
+            raise Misfit(wanted)
+        return value
+
+    return Form(read)
+
+
+def tagged(kinds: Mapping[type, tuple[str, Form]], tag: str, wanted: str) -> Form:
+    """Return the form of a closed union of classes; the object's key *tag* names which one it is."""
+    by_name = {name: form.read for name, form in kinds.values()}
+    writers = {cls: (name, form.written) for cls, (name, form) in kinds.items()}
+
+    def read(value: Any, context: Context) -> Any:
+        fields = read_object(value)
+        name = fields.pop(tag, None)
+        reader = by_name.get(name) if isinstance(name, str) else None
+        if reader is None:
+            raise Misfit(wanted)
+        return reader(fields, context)
+
+    def write(value: Any, context: Context) -> dict[str, Any]:
+        name, written = writers[type(value)]
+        return {tag: name, **written(value, context)}
+
+    return Form(read, write)
+
+
+def object_of(cls: type, forms: Mapping[str, Form]) -> Form:
+    """Return the form of an attrs class: an object with the fields of *forms*, defaults left out."""
+    fields = [field for field in attrs.fields(cls) if field.name in forms]
+    always = tuple((field.name, forms[field.name].write) for field in fields if field.default is attrs.NOTHING)
+    unless_default = tuple(
+        (field.name, _default_of(field), forms[field.name].write)
+        for field in fields
+        if field.default is not attrs.NOTHING
+    )
+    readers = {field.name: forms[field.name].read for field in fields}
+    plain = {field.name: forms[field.name].plain for field in fields}
+    required = tuple(name for name, _ in always)
+
+    def write(value: Any, context: Context) -> dict[str, Any]:
+        written = {}
+        for name, writer in always:
+            member = getattr(value, name)
+            written[name] = member if writer is None else writer(member, context)
+        for name, default, writer in unless_default:
+            member = getattr(value, name)
+            if member is default or (default is not None and type(member) is type(default) and member == default):
+                continue
+            written[name] = member if writer is None else writer(member, context)
+        return written
+
+    def read(data: Any, context: Context) -> Any:
+        values = {}
+        try:
+            for name, value in data.items():
+                values[name] = value if type(value) is plain[name] else readers[name](value, context)
+            return cls(**values)
+        except Exception:
+            raise gathered(_field_faults(readers, required, data, context)) from None
+
+    return Form(read, write)
+
+
+def _default_of(field: attrs.Attribute[Any]) -> Any:
+    default: Any = field.default
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+def _field_faults(
+    readers: Mapping[str, Reader], required: tuple[str, ...], data: Any, context: Context
+) -> list[tuple[str, str]]:
+    """Return every fault of an object that couldn't be read. Only then is it worth looking for all of them."""
+    if not isinstance(data, Mapping):
+        return [("", f"an object is needed, not {kind_of(data)}")]
+    faults = []
+    for name in readers:
+        if name in data:
+            try:
+                readers[name](data[name], context)
+            except Exception as error:
+                faults += faults_in(error, f".{name}")
+        elif name in required:
+            faults.append((f".{name}", "a required field is missing"))
+    if unknown := sorted(_named(name) for name in data if name not in readers):
+        faults.append(("", f"unknown: {', '.join(unknown)}"))
+    return faults or [("", "it doesn't fit")]
+
+
+def _named(name: object) -> str:
+    return ascii(name) if isinstance(name, str) else f"a key that is no text ({kind_of(name)})"
+
+
+def hiding(form: Form, fields: tuple[str, ...]) -> Form:
+    """Return the form of a class whose *fields* are hidden where its flag `secret` is set."""
+    written = form.written
+
+    def write(value: Any, context: Context) -> dict[str, Any]:
+        data: dict[str, Any] = written(value, context)
+        if value.secret and context is not None:
+            data.update({name: context.hidden(data[name]) for name in fields if name in data})
+        return data
+
+    def read(data: Any, context: Context) -> Any:
+        if isinstance(data, Mapping) and data.get("secret") is True and context is not None:
+            data = {**data, **{name: _revealed(data[name], name, context) for name in fields if name in data}}
+        return form.read(data, context)
+
+    return Form(read, write)
+
+
+def _revealed(data: Any, name: str, context: Secrets) -> Any:
+    try:
+        return context.revealed(data)
+    except StateError as error:
+        raise Misfit(str(error), f".{name}") from None
+
+
+def hiding_arguments(form: Form) -> Form:
+    """Return the form of a class with a call's `arguments`, whose values named by its `secret` are hidden."""
+    written = form.written
+
+    def write(value: Any, context: Context) -> dict[str, Any]:
+        data: dict[str, Any] = written(value, context)
+        if value.secret and context is not None and isinstance(text := data.get("arguments"), str):
+            data["arguments"] = hide_arguments(text, value.secret, context)
+        return data
+
+    def read(data: Any, context: Context) -> Any:
+        if isinstance(data, Mapping) and "secret" in data and context is not None:
+            data = _with_arguments(data, context)
+        return form.read(data, context)
+
+    return Form(read, write)
+
+
+def _with_arguments(data: Mapping[str, Any], context: Secrets) -> Mapping[str, Any]:
+    text, names = data.get("arguments"), data["secret"]
+    if not isinstance(text, str) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return data
+    try:
+        return {**data, "arguments": reveal_arguments(text, names, context)}
+    except StateError as error:
+        raise Misfit(str(error), ".arguments") from None
+
+
+# -- forms by hint
+
+
+def form_of(hint: Any, known: Mapping[Any, Form]) -> Form:
+    """Return the form of a type *hint*; *known* gives those of classes and of special hints.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    if hint in known:
+        return known[hint]
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType) and type(None) in arguments:
+        inner: Any = Union[tuple(each for each in arguments if each is not type(None))]  # noqa: UP007 - made at run time
+        return maybe(form_of(inner, known))
+    if origin is tuple and arguments[1:] == (...,):
+        return many(form_of(arguments[0], known))
+    if origin is Literal:
+        return one_of(arguments)
+    raise TypeError(f"no form in JSON is known for {hint!r}")
+
+
+def class_form(cls: type, known: Mapping[Any, Form], *, leave: frozenset[str] = frozenset()) -> Form:
+    """Return the form of attrs class *cls*, its fields by their hints; those named in *leave* aren't written."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in attrs.fields(cls) if field.name not in leave]
+    return object_of(cls, {name: form_of(hints[name], known) for name in names})

@@ -1,0 +1,421 @@
+"""Any Python value as JSON, and back as plain data: what tools returned, final outputs, answers of callbacks.
+
+Nothing is imported by name and nothing is pickled: what comes back is JSON's own types, bytes, and the library's own
+values (items, parts, verdicts). Objects of the application are written field by field and come back as mappings; what
+has no fields is written as its bounded repr and comes back as that text. What JSON hasn't is an object with one key
+that begins with `$`:
+
+    {"$bytes": BASE64}  {"$float": "nan"}  {"$int": "0x…"}  {"$map": [[key, value], …]}  {"$repr": TEXT}
+    {"$item": {…}}  {"$part": {…}}  {"$value": {"type": …}}  {"$digest": …}  {"$sealed": …}
+
+A mapping whose keys aren't all texts, or with one that begins with `$`, stands as `$map`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import collections
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import json
+import pathlib
+import re
+import reprlib
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from agentloop import guardrail_results as g
+from agentloop import items as i
+from agentloop._common.error_text import bounded
+from agentloop._storage.item_codec import item_forms
+from agentloop._storage.typed_codec import (
+    FLAG,
+    TEXT,
+    Context,
+    Form,
+    Misfit,
+    fault_text,
+    faults_in,
+    gathered,
+    kind_of,
+    maybe,
+    object_of,
+    read_number,
+    read_object,
+    read_whole,
+    tagged,
+    write_number,
+    write_whole,
+)
+from agentloop._storage.withholding import DIGESTS, Secrets, Withheld, WithheldText
+from agentloop.agents import ToolsToFinalOutput
+from agentloop.config import ErrorHandlerResult, ModelInputData
+from agentloop.exceptions import StateError
+from agentloop.handoffs import HandoffInputData
+
+MAX_DEPTH = 64
+"""Levels of nesting that are kept; what lies deeper becomes a repr."""
+MAX_MEMBERS = 1_000_000
+"""Members of all containers together: a small value may hold one list a billion times."""
+
+_REPR_CHARS = 500
+_ADDRESS = re.compile(r"(?: at)? 0x[0-9A-Fa-f]{6,}")
+_PLAIN = frozenset({type(None), bool, str})
+_TEXTUAL = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
+_TIMES = (datetime.date, datetime.time)
+_LISTS = (list, tuple, collections.deque)
+_SETS = (set, frozenset)
+_NOT_SIMPLE: Any = object()
+_ITEM: Any = i.Item
+_PART: Any = i.Part
+
+
+class Shown(str):
+    """The repr of an object that couldn't be kept: a text, told from one only so that it is written as it was read."""
+
+    __slots__ = ()
+
+
+def value_to_json(value: Any, secrets: Secrets | None = DIGESTS) -> Any:
+    """Return *value* as JSON. Never fails: a cycle, what lies too deep, and what can't be read stand as a repr.
+
+    *secrets* hides what is marked secret in items (by default it stands as digests); with None it is in the clear.
+    """
+    return _Writing(secrets).write(value, 0)
+
+
+def value_from_json(data: Any, *, path: str = "$", secrets: Secrets | None = DIGESTS) -> Any:
+    """Return the value that *data* stands for; `value_to_json` makes *data* of it again.
+
+    Raises:
+        StateError: naming each place below *path* (a few of them) that doesn't fit. Values aren't quoted.
+    """
+    try:
+        return read_value(data, secrets)
+    except Exception as error:
+        raise StateError(f"Malformed value: {fault_text(error, path)}") from None
+
+
+# -- writing
+
+
+class _Writing:
+    """One value being written: how many members it may still have, and which objects it is inside of."""
+
+    __slots__ = ("inside", "left", "secrets")
+
+    def __init__(self, secrets: Secrets | None) -> None:
+        self.secrets = secrets
+        self.left = MAX_MEMBERS
+        self.inside: set[int] = set()
+
+    def write(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            return write_whole(value)
+        if kind is float:
+            return write_number(value)
+        try:
+            simple = _NOT_SIMPLE if kind is dict or kind is list else _write_simple(value)
+            return self._guarded(value, kind, depth) if simple is _NOT_SIMPLE else simple
+        except Exception:  # a mapping, a model or a property of the application's that fails; no stack left
+            return _as_repr(value)
+
+    def _guarded(self, value: Any, kind: type, depth: int) -> Any:
+        """Write what has members, unless that would never end."""
+        key = id(value)
+        if depth >= MAX_DEPTH or key in self.inside or self.left <= 0:
+            return _as_repr(value)
+        self.inside.add(key)
+        try:
+            return self._other(value, kind, depth + 1)
+        finally:
+            self.inside.discard(key)
+
+    def _other(self, value: Any, kind: type, depth: int) -> Any:
+        if kind is dict:
+            return self._mapping(value, depth)
+        if kind is list:
+            return self._list(value, depth)
+        if isinstance(value, enum.Enum):
+            return self.write(value.value, depth)
+        if _is_ours(kind):
+            return self._ours(value, depth)
+        fields = _fields_of(value)
+        if fields is not None:
+            return self._mapping(fields, depth)
+        if isinstance(value, Mapping):
+            return self._mapping(dict(value), depth)
+        if isinstance(value, _LISTS):
+            return self._list(value, depth)
+        if isinstance(value, _SETS):
+            return sorted(self._list(value, depth), key=functools.partial(json.dumps, sort_keys=True))
+        return _as_repr(value)
+
+    def _list(self, values: Any, depth: int) -> list[Any]:
+        self.left -= len(values)
+        write = self.write
+        return [write(member, depth) for member in values]
+
+    def _mapping(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+        self.left -= len(value)
+        write = self.write
+        written: dict[str, Any] = {}
+        for key, member in value.items():
+            if type(key) is not str or key[:1] == "$":
+                return self._pairs(value, depth)
+            written[key] = write(member, depth)
+        return written
+
+    def _pairs(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+        """Write a mapping whose keys can't all be keys of JSON as they are; of equal keys the last one counts."""
+        pairs: dict[Any, list[Any]] = {}
+        for key, member in value.items():
+            written = self._key(key, depth)
+            pairs[_frozen(read_value(written, None))] = [written, self.write(member, depth)]
+        if all(isinstance(key, str) and key[:1] != "$" for key, _ in pairs.values()):  # dates, members of an enum …
+            return dict(pairs.values())
+        return {"$map": list(pairs.values())}
+
+    def _key(self, key: Any, depth: int) -> Any:
+        written = self.write(key, depth)
+        try:
+            hash(_frozen(read_value(written, None)))
+        except Exception:  # an object with fields may be a key, a mapping can't
+            return _as_repr(key)
+        return written
+
+    def _ours(self, value: Any, depth: int) -> dict[str, Any]:
+        """Write a value of the library's own, if it is one that can be read again."""
+        if isinstance(value, Withheld):
+            return {value.mark: value.text}
+        for mark, form in _own_forms().items():
+            try:
+                data = form.written(value, self.secrets)
+            except KeyError:
+                continue
+            written = {mark: self._mapping(data, depth)}
+            read_value(written, None, depth - 1)  # what it holds may have become a repr, where only an object fits
+            return written
+        return _as_repr(value)
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "agentloop"
+
+
+def _write_simple(value: Any) -> Any:
+    """Return what has no members as JSON."""
+    if isinstance(value, enum.Enum):
+        return _NOT_SIMPLE
+    if isinstance(value, Shown):
+        return {"$repr": str.__str__(value)}
+    if isinstance(value, WithheldText) and (mark := value.mark()) is not None:
+        return mark
+    if isinstance(value, str):
+        return str.__str__(value)  # of a subclass: its text, not what it says of itself
+    if isinstance(value, int):
+        return write_whole(int.__int__(value))
+    if isinstance(value, float):
+        return write_number(float.__float__(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, _TIMES):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, _TEXTUAL):
+        return str(value)
+    return _NOT_SIMPLE
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the fields of an object whose class declares them."""
+    kind = type(value)
+    serializer = getattr(kind, "__pydantic_serializer__", None)
+    if serializer is not None:
+        found = serializer.to_python(value, warnings=False)
+        return found if isinstance(found, dict) else {"root": found}
+    if attrs.has(kind):
+        return {field.name: getattr(value, field.name) for field in attrs.fields(kind)}
+    if dataclasses.is_dataclass(kind):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    if isinstance(names := getattr(kind, "__struct_fields__", None), tuple):
+        return {name: getattr(value, name) for name in names}
+    return None
+
+
+class _Repr(reprlib.Repr):
+    """Reprs that are cheap for whatever is given: a few members, a few levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, _REPR_CHARS, _REPR_CHARS
+
+
+_SHORT = _Repr()
+
+
+def _as_repr(value: Any) -> dict[str, str]:
+    kind = type(value)
+    text = f"<{kind.__name__}>"
+    if not _is_ours(kind):  # definitions and contexts lead to what may never be stored
+        with contextlib.suppress(Exception):  # a broken __repr__ must not break the run
+            text = bounded(_ADDRESS.sub("", _SHORT.repr(value)), _REPR_CHARS)
+    return {"$repr": text}
+
+
+# -- reading
+
+
+def read_value(data: Any, secrets: Context, depth: int = 0) -> Any:
+    """Return the value that *data* stands for; raises `Misfit`."""
+    kind = type(data)
+    if kind in _PLAIN or kind is int:
+        return data
+    if kind is float:
+        return read_number(data)
+    if depth >= MAX_DEPTH and not _is_leaf(data):
+        raise Misfit("it is nested too deeply")
+    if kind is list or kind is tuple:
+        return _read_list(data, secrets, depth + 1)
+    if isinstance(data, Mapping):
+        return _read_mapping(dict(data), secrets, depth + 1)
+    raise Misfit(f"a value of JSON is needed, not {kind_of(data)}")
+
+
+def _is_leaf(data: Any) -> bool:
+    return isinstance(data, Mapping) and len(data) == 1 and next(iter(data)) in _MARKS
+
+
+def _read_list(data: Any, secrets: Context, depth: int) -> list[Any]:
+    values = []
+    for index, member in enumerate(data):
+        try:
+            values.append(read_value(member, secrets, depth))
+        except Misfit as misfit:
+            raise gathered(faults_in(misfit, f"[{index}]")) from None
+    return values
+
+
+def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
+    values = {}
+    for key, member in data.items():
+        if not isinstance(key, str):
+            raise Misfit(f"a key must be text, not {kind_of(key)}")
+        if key[:1] == "$":
+            return _read_marked(data, secrets, depth)
+        try:
+            values[key] = read_value(member, secrets, depth)
+        except Misfit as misfit:
+            raise gathered(faults_in(misfit, _step(key))) from None
+    return values
+
+
+def _step(key: str) -> str:
+    return f".{key}" if key.isidentifier() and len(key) <= 40 else f"[{bounded(ascii(key), 40)}]"
+
+
+def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
+    mark = next(iter(data))
+    if len(data) != 1:
+        raise Misfit("a key that begins with $ must be the only one")
+    inner = data[mark]
+    try:
+        if mark == "$map":
+            return _read_pairs(inner, secrets, depth)
+        if mark in _MARKS:
+            return _MARKS[mark](data)
+        form = _own_forms().get(mark)
+        if form is None:
+            raise Misfit("unknown: a key that begins with $")
+        return form.read(read_object(_read_mapping(read_object(inner), secrets, depth)), secrets)
+    except Misfit as misfit:
+        raise gathered(faults_in(misfit, f".{mark}" if mark in _KNOWN else "")) from None
+
+
+def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
+        raise Misfit("pairs of a key and a value are needed")
+    try:
+        found = {_frozen(read_value(key, secrets, depth)): read_value(value, secrets, depth) for key, value in pairs}
+    except TypeError:
+        raise Misfit("a key can't be an object") from None
+    if len(found) != len(pairs):
+        raise Misfit("a key stands twice")
+    return found
+
+
+def _frozen(key: Any) -> Any:
+    return tuple(map(_frozen, key)) if isinstance(key, list) else key
+
+
+def _read_bytes(data: Mapping[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(TEXT.read(data["$bytes"], None), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise error if isinstance(error, Misfit) else Misfit("base64 is needed") from None
+
+
+def _read_withheld(data: Mapping[str, Any]) -> Withheld:
+    mark: Any
+    ((mark, text),) = data.items()
+    return Withheld(mark, TEXT.read(text, None))
+
+
+_MARKS: dict[str, Any] = {
+    "$bytes": _read_bytes,
+    "$float": read_number,
+    "$int": read_whole,
+    "$repr": lambda data: Shown(TEXT.read(data["$repr"], None)),
+    "$digest": _read_withheld,
+    "$sealed": _read_withheld,
+}
+_KNOWN = frozenset({*_MARKS, "$map", "$item", "$part", "$value"})
+
+
+# -- the library's own values
+
+
+def _read_items(value: Any, _context: Context) -> tuple[i.Item, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, i.ITEM_TYPES) for item in value):
+        raise Misfit("items are needed")
+    return tuple(value)
+
+
+@functools.cache
+def _own_forms() -> Mapping[str, Form]:
+    """Return the forms of what comes back as what it was, by mark: over values already read, and not yet written."""
+    anything = Form(lambda value, _context: value)
+    items = Form(_read_items)
+    kinds: Mapping[type, tuple[str, Mapping[str, Form]]] = {
+        g.Allow: ("allow", {"output_info": anything}),
+        g.RejectContent: ("reject_content", {"message": TEXT, "output_info": anything}),
+        g.RaiseException: ("raise_exception", {"output_info": anything}),
+        g.Rewrite: ("rewrite", {"arguments": Form(read_object), "output_info": anything}),
+        g.ReplaceOutput: ("replace_output", {"value": anything, "output_info": anything}),
+        g.GuardrailFunctionOutput: ("guardrail_output", {"output_info": anything, "tripwire_triggered": FLAG}),
+        ToolsToFinalOutput: ("tools_to_final_output", {"is_final": FLAG, "output": anything}),
+        ErrorHandlerResult: ("error_handler_result", {"final_output": anything, "include_in_history": FLAG}),
+        ModelInputData: ("model_input", {"input": items, "instructions": maybe(TEXT)}),
+        HandoffInputData: (
+            "handoff_input",
+            {"input_history": items, "pre_handoff_items": items, "new_items": items, "input_items": maybe(items)},
+        ),
+    }
+    plain = item_forms(Form(read_object, lambda value, _context: dict(value)))
+    own = {cls: (name, object_of(cls, forms)) for cls, (name, forms) in kinds.items()}
+    values = tagged(own, "type", "an object of a known type is needed")
+    return {"$item": plain[_ITEM], "$part": plain[_PART], "$value": values}

@@ -1,0 +1,166 @@
+"""What is marked secret, as journals and states hold it: sealed by the application's codec, or as digests.
+
+In JSON a secret is `{"$sealed": BASE64}` or `{"$digest": HEX}`. In a call's arguments, which are JSON text themselves,
+such an object stands in the place of the value; arguments that don't parse are hidden whole, behind `$sealed:` or
+`$digest:`, which begins no JSON. What is read without the codec stays hidden, and is written again as it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard
+
+import attrs
+
+from agentloop._common.masking import ALL_ARGUMENTS, Span, replaced, spans_of
+from agentloop._storage.json_bytes import decode, encode
+from agentloop.exceptions import StateError
+from agentloop.items import ToolCall
+
+Mark: TypeAlias = Literal["$digest", "$sealed"]
+MARKS = ("$digest", "$sealed")
+
+
+class Sealer(Protocol):
+    """See `agentloop.abc.Codec`."""
+
+    def seal(self, data: bytes) -> bytes: ...
+    def open(self, sealed: bytes) -> bytes: ...
+
+
+@attrs.frozen
+class Withheld:
+    """What is left of a secret value that was stored and can't be read."""
+
+    mark: Mark
+    text: str = attrs.field(repr=False)
+
+
+class WithheldText(str):
+    """A text that was stored with secrets and can't be read whole: arguments with gaps, or the mark of an output."""
+
+    __slots__ = ()
+
+    def mark(self) -> Mapping[str, str] | None:
+        """Return the mark that the text is; None for arguments."""
+        try:
+            data = json.loads(self)
+        except ValueError:
+            return None
+        return data if is_mark(data) else None
+
+
+def is_mark(data: object) -> TypeGuard[Mapping[str, str]]:
+    """Tell whether JSON data stands for a secret that can't be read."""
+    if not isinstance(data, Mapping) or len(data) != 1:
+        return False
+    ((mark, text),) = data.items()
+    return mark in MARKS and isinstance(text, str)
+
+
+@attrs.frozen
+class Secrets:
+    """How secrets are hidden in stored data: sealed by *codec*; without one only their digests are kept."""
+
+    codec: Sealer | None = None
+
+    def hide(self, data: bytes) -> dict[str, str]:
+        """Return what stands for *data*.
+
+        Raises:
+            StateError: if the codec fails.
+        """
+        if self.codec is None:
+            return {"$digest": hashlib.sha256(data).hexdigest()[:32]}
+        try:
+            return {"$sealed": base64.b64encode(self.codec.seal(data)).decode("ascii")}
+        except Exception as error:  # its words may hold what it was given
+            raise StateError(f"the codec failed to seal a secret: {type(error).__name__}") from None
+
+    def reveal(self, mark: Mapping[str, str]) -> bytes | None:
+        """Return what *mark* stands for, or None where that can't be read: no codec, or only a digest was kept.
+
+        Raises:
+            StateError: if the codec fails: sealed by another one, or changed.
+        """
+        sealed = mark.get("$sealed")
+        if sealed is None or self.codec is None:
+            return None
+        try:
+            return self.codec.open(base64.b64decode(sealed, validate=True))
+        except Exception as error:
+            raise StateError(f"the codec can't open a sealed secret: {type(error).__name__}") from None
+
+    def hidden(self, data: Any) -> Any:
+        """Return JSON *data* hidden, if it isn't already."""
+        return data if is_mark(data) else self.hide(encode(data))
+
+    def revealed(self, data: Any) -> Any:
+        """Return the JSON data that was hidden, as far as it can be read."""
+        opened = self.reveal(data) if is_mark(data) else None
+        return data if opened is None else decode(opened)
+
+
+DIGESTS = Secrets()
+
+
+# -- arguments
+
+
+def hide_arguments(text: str, names: Collection[str], secrets: Secrets) -> str:
+    """Return a call's JSON text with the values of the arguments *names* hidden."""
+    if isinstance(text, WithheldText) or not names or not text.strip():
+        return str.__str__(text)
+    spans = None if ALL_ARGUMENTS in names else spans_of(text)
+    if spans is None:
+        ((mark, hidden),) = secrets.hide(_bytes(text)).items()
+        return f"{mark}:{hidden}"
+    return replaced(text, _named(spans, names), lambda value: json.dumps(secrets.hide(_bytes(value))))
+
+
+def reveal_arguments(text: str, names: Collection[str], secrets: Secrets) -> str:
+    """Return what was hidden by `hide_arguments`; a `WithheldText` where something of it can't be read."""
+    mark, colon, hidden = text.partition(":")
+    if colon and mark in MARKS:
+        opened = secrets.reveal({mark: hidden})
+        return WithheldText(text) if opened is None else _text(opened)
+    gaps = False
+
+    def reveal(value: str) -> str:
+        nonlocal gaps
+        data = json.loads(value)
+        opened = secrets.reveal(data) if is_mark(data) else None
+        gaps = gaps or (opened is None and is_mark(data))
+        return value if opened is None else _text(opened)
+
+    whole = replaced(text, _named(spans_of(text) or [], names), reveal)
+    return WithheldText(whole) if gaps else whole
+
+
+def missing_secrets(call: ToolCall, arguments: str | None = None) -> list[str]:
+    """Return the names of the arguments of *call* that were stored and can't be read, in the order of the text.
+
+    *arguments* is the JSON text to run it with, if not the model's own.
+    """
+    text = call.arguments if arguments is None else arguments
+    if not isinstance(text, WithheldText):
+        return []
+    spans = spans_of(text)
+    if spans is None:
+        return list(call.secret)
+    return [span.key for span in _named(spans, call.secret) if is_mark(json.loads(text[span.start : span.end]))]
+
+
+def _named(spans: Iterable[Span], names: Collection[str]) -> list[Span]:
+    return [span for span in spans if span.key in names]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")

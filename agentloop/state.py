@@ -1,0 +1,483 @@
+"""A run as a value: its log, to decide on what waits, to store, to move to another process, and to run on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
+
+from agentloop import records as r
+from agentloop._core.agent_graph import AgentGraph, changes
+from agentloop._core.call_identity import arguments_digest, find_tool
+from agentloop._core.plan import read_arguments
+from agentloop._core.run_fold import CallState, RunFold
+from agentloop._schema.json_text import parse_object
+from agentloop._storage.signing import Keys
+from agentloop.abc import Codec, Journal
+from agentloop.agents import Agent, StopAtTools
+from agentloop.config import JsonLimits
+from agentloop.exceptions import ModelBehaviorError, StateError, UserError, UserTypeError, UserValueError
+from agentloop.items import ApprovalRequest, Item, ToolCall, to_items
+
+if TYPE_CHECKING:
+    from agentloop._storage.state_codec import Stored
+
+logger = logging.getLogger("agentloop")
+
+
+@final
+class RunState:
+    """The log of a run and what it means. Made by `RunResult.to_state`, `RunStream.state` or the `from_…` methods.
+
+    Methods that decide append records and do nothing else. Mutable, not thread-safe. Two states are equal if their
+    records are.
+
+    Attributes:
+        agent: The agent the run began with.
+        context: The application's object, given to the next entry unless it is given another one.
+        records: The log.
+    """
+
+    schema_version: ClassVar[str] = "2"
+
+    def __init__(self, agent: Agent[Any, Any], records: Iterable[r.Record], *, context: Any = None) -> None:
+        if not isinstance(agent, Agent):
+            raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+        self.agent = agent
+        self.context = context
+        self.records: list[r.Record] = list(records)
+        self.graph_before: Mapping[str, Any] | None = None
+        """The agents' graph as it was when the run was stored; None for a run of this process."""
+        self._fold: RunFold | None = None
+
+    @classmethod
+    def of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any) -> RunState:
+        """Return a detached state of the run that *fold* is of."""
+        return cls(agent, fold.records, context=context)
+
+    def __repr__(self) -> str:
+        try:
+            fold = self.fold
+        except StateError as error:
+            return f"<RunState of {len(self.records)} records that don't fit: {error}>"
+        status = fold.ended.status if fold.ended is not None else "under way"
+        return f"<RunState {fold.run_id} {status}, turn {fold.turn}, {len(self.records)} records>"
+
+    def __eq__(self, other: object) -> bool:
+        return self._plain() == other._plain() if isinstance(other, RunState) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def _plain(self) -> list[Any]:
+        from agentloop._storage.record_codec import record_to_json
+
+        return [record_to_json(record) for record in self.records]
+
+    @property
+    def fold(self) -> RunFold:
+        """What the records come to; folded when it is first asked for."""
+        if self._fold is None:
+            self._fold = self.folded(JsonLimits())
+        return self._fold
+
+    def folded(self, limits: JsonLimits) -> RunFold:
+        """Return a fold of the records that shares nothing with this object."""
+        fold = RunFold(limits=limits)
+        for index, record in enumerate(self.records):
+            try:
+                _check_order(fold, record)
+                fold.apply(record)
+            except (LookupError, AttributeError, AssertionError, ValueError, TypeError, RecursionError) as error:
+                kind = type(record).__name__
+                raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error!r}") from error
+        return fold
+
+    def _append(self, record: r.Record) -> None:
+        fold = self.fold
+        self.records.append(fold.apply(record))
+
+    # -- deciding
+
+    @property
+    def interruptions(self) -> tuple[ApprovalRequest, ...]:
+        """The calls that wait for a verdict, those of nested runs too; empty unless the run was interrupted."""
+        return tuple(self.fold.interruptions())
+
+    def approve(
+        self, call: ApprovalRequest | str, *, arguments: str | Mapping[str, Any] | None = None, always: bool = False
+    ) -> None:
+        """Let *call* run: an interruption, or the id of one.
+
+        Args:
+            call: What waits. The last verdict on it holds.
+            arguments: JSON text or a mapping to run it with instead: another invocation, which policies and guardrails
+                judge again. They must fit the tool's schema.
+            always: Whether later calls of the same agent to the same tool are approved too, for the rest of the run.
+
+        Raises:
+            StateError: if no such call waits, or it isn't the call that was asked about.
+            UserError: if *arguments* don't fit the tool; names every fault. The call waits on.
+        """
+        text = None if arguments is None else as_text(arguments)
+        self._decide(call, approved=True, arguments=text, always=always)
+
+    def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
+        """Don't let *call* run; the model is told *message*. Otherwise as `approve`."""
+        if message is not None and not isinstance(message, str):
+            raise UserTypeError(f"message: text is needed, not {message!r}")
+        self._decide(call, approved=False, message=message, always=always)
+
+    def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
+        self._append(verdict_on(self.fold, call, AgentGraph(self.agent), **verdict))
+
+    def add_input(self, input: str | Iterable[Item]) -> None:
+        """Add input that the model is shown at its next call, after the current agent's guardrails have judged it.
+
+        Raises:
+            StateError: if the run is over, has no turn left, or waits: an answer of the model that isn't dealt with
+                comes first.
+        """
+        fold = self.fold
+        items = to_items(input)
+        check_goes_on(fold)
+        if fold.batch_open or fold.handoffs_due or self._may_end(fold):
+            raise StateError("add_input: the model's last answer isn't dealt with yet; run the state on first")
+        if fold.max_turns is not None and fold.turn >= fold.max_turns and not fold.turn_open:
+            raise StateError(f"add_input: no turn is left (max_turns={fold.max_turns})")
+        self._append(r.InputAdded((), fold.turn, time.time(), items))
+
+    def _may_end(self, fold: RunFold) -> bool:
+        """Tell whether what the model has said, or a call has given, may be the final output."""
+        if fold.response is None:
+            return False
+        if not fold.batch:
+            return True
+        agent = AgentGraph(self.agent).find(fold.agent)
+        behavior = agent.tool_use_behavior if agent is not None else None
+        if isinstance(behavior, StopAtTools):
+            return any(call.call.name in behavior.names for call in fold.batch)
+        return behavior != "run_llm_again"
+
+    # -- storing
+
+    def to_json(
+        self,
+        *,
+        context_serializer: Callable[[Any], Any] | None = None,
+        strict_context: bool = False,
+        codec: Codec | None = None,
+    ) -> dict[str, Any]:
+        """Return the state as JSON values: schema version, the agents' graph, the context, the records.
+
+        Args:
+            context_serializer: Makes JSON of the application's object. Without it a mapping is stored as it is, and
+                another object is left out with a warning.
+            strict_context: Raise in place of leaving it out.
+            codec: Seals what tools call secret; without it their digests stand there.
+
+        Raises:
+            StateError: if the context can't be stored and *strict_context* says so.
+        """
+        from agentloop._storage.state_codec import Stored, state_to_json
+
+        graph = self.graph_before or AgentGraph(self.agent).describe()
+        stored = Stored(tuple(self.records), self.context, graph)
+        return state_to_json(stored, context_serializer=context_serializer, strict_context=strict_context, codec=codec)
+
+    def to_string(
+        self,
+        *,
+        context_serializer: Callable[[Any], Any] | None = None,
+        strict_context: bool = False,
+        codec: Codec | None = None,
+        key: Keys | None = None,
+    ) -> str:
+        """Return `to_json` as canonical JSON text; with *key*, sealed: see `agentloop._storage.signing`."""
+        from agentloop._storage.state_codec import state_to_string
+
+        data = self.to_json(context_serializer=context_serializer, strict_context=strict_context, codec=codec)
+        return state_to_string(data, key)
+
+    @classmethod
+    def from_json(
+        cls,
+        agent: Agent[Any, Any],
+        data: Mapping[str, Any],
+        *,
+        context: Any = None,
+        context_deserializer: Callable[[Any], Any] | None = None,
+        codec: Codec | None = None,
+        key: Keys | None = None,
+    ) -> RunState:
+        """Return the state that *data* (of `to_json`, or the text's of `to_string`) stands for.
+
+        Args:
+            agent: The agent the run began with, as it is defined now.
+            data: JSON values. Nothing in them is imported or executed.
+            context: The application's object, in place of a stored one.
+            context_deserializer: Makes the application's object of what a serializer made of it.
+            codec: Opens what it has sealed; without it a run can't go on that needs one of the secrets.
+            key: The key of a sealed state, a `SealKey` or keys by id.
+
+        Raises:
+            StateError: naming what is wrong and where: unknown schema, a record that doesn't fit, an agent that pending
+                work needs and the graph lacks, a broken or missing seal.
+        """
+        from agentloop._storage.state_codec import state_from_json
+
+        stored = state_from_json(data, context=context, context_deserializer=context_deserializer, key=key, codec=codec)
+        return cls._restored(agent, stored, stored.context)
+
+    @classmethod
+    def from_string(cls, agent: Agent[Any, Any], text: str, **options: Any) -> RunState:
+        """Return the state that *text* stands for; options are those of `from_json`."""
+        from agentloop._storage.state_codec import text_to_data
+
+        return cls.from_json(agent, text_to_data(text), **options)
+
+    @classmethod
+    async def from_journal(cls, agent: Agent[Any, Any], journal: Journal, *, context: Any = None) -> RunState:
+        """Return the state that *journal* has got to, after a crash too.
+
+        Raises:
+            StateError: as `from_json`.
+            JournalError: if the journal is empty, broken, or can't be read.
+        """
+        from agentloop._storage.state_codec import state_from_journal
+
+        return cls._restored(agent, await state_from_journal(journal), context)
+
+    @classmethod
+    def _restored(cls, agent: Agent[Any, Any], stored: Stored, context: Any) -> RunState:
+        state = cls(agent, stored.records, context=context)
+        state.graph_before = stored.graph
+        _check_agents(state)
+        return state
+
+
+_BETWEEN_ENTRIES = (r.VerdictGiven, r.InputAdded, r.GraphChanged)
+
+
+_DEEPEST = 500
+"""How deep runs may nest in a log; the interpreter's stack bounds what can be read of a deeper one."""
+
+
+def _check_order(root: RunFold, record: r.Record) -> None:
+    """Check what no fold of its own making would do: a log that was tampered with is refused, not guessed at."""
+    if len(record.path) > _DEEPEST:
+        raise ValueError(f"agent tools nest deeper than {_DEEPEST}")
+    fold = root.at(record.path)
+    if fold is None:
+        if not isinstance(record, r.RunStarted) or root.at(record.path[:-1]) is None:
+            raise ValueError("its run has not started")
+        return
+    if isinstance(record, r.RunStarted):
+        if fold.started is not None:
+            raise ValueError("the run has started already")
+    elif fold.started is None:
+        raise ValueError("its run has not started")
+    elif fold.ended is not None and not isinstance(record, (*_BETWEEN_ENTRIES, r.RunResumed)):
+        raise ValueError("the run has ended")
+    elif isinstance(record, r.TurnStarted) and record.turn != fold.turn + (not fold.turn_open):
+        raise ValueError(f"turn {record.turn} follows turn {fold.turn}")
+    elif isinstance(record, r.ModelResponded) and not fold.turn_open:
+        raise ValueError("no turn waits for an answer")
+    elif isinstance(record, r.CallStarted | r.BodyEnded | r.CallSettled):
+        _check_call(fold.calls[record.call_id], record)
+    elif isinstance(record, r.ItemReleased):
+        call = fold.calls[record.call_id]
+        if call.outcome is None or call.released:
+            raise ValueError("the call has not settled, or was released before")
+    elif isinstance(record, r.BatchEnded) and (not fold.batch_open or not all(call.released for call in fold.batch)):
+        raise ValueError("no batch waits for its end")
+
+
+def _check_call(call: CallState, record: r.CallStarted | r.BodyEnded | r.CallSettled) -> None:
+    if call.outcome is not None:
+        raise ValueError("the call has settled already")
+    if isinstance(record, r.BodyEnded) and (record.attempt != call.attempt or not call.attempt):
+        raise ValueError("the body has not begun")
+    if isinstance(record, r.CallStarted) and record.attempt != call.attempt + 1:
+        raise ValueError(f"attempt {record.attempt} follows attempt {call.attempt}")
+
+
+Asking: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
+"""By path and call id: what is about to be asked, while callbacks are still at work on whether it has to be."""
+
+
+def verdict_on(
+    fold: RunFold, call: ApprovalRequest | str, graph: AgentGraph, asking: Asking | None = None, **verdict: Any
+) -> r.VerdictGiven:
+    """Return the record of a verdict on a call of the tree of *fold* that waits, or that is about to be asked about.
+
+    Raises:
+        StateError: if no such call waits, or it isn't the call that was asked about.
+        UserError: if the arguments given with it don't fit the tool of *graph* that the call means; names every fault.
+    """
+    path, call_id = _place(fold, call, asking or {})
+    inner = fold.at(path)
+    state = inner.calls.get(call_id) if inner is not None else None
+    request = state.approval if state is not None else None
+    if asking is not None:
+        request = asking.get((path, call_id), request)
+    if inner is None or state is None or request is None or state.outcome is not None or not inner.batch_open:
+        raise StateError(f"no call {call_id!r} waits for a verdict")
+    if isinstance(call, ApprovalRequest):
+        shown = state.call.arguments if request.arguments is None else request.arguments
+        if (call.agent, call.call.name, call.call.namespace) != (request.agent, state.call.name, state.call.namespace):
+            raise StateError(
+                f"the interruption of call {call_id!r} is of another tool or agent than the one that waits"
+            )
+        if arguments_digest(call.call.arguments, inner.limits) != arguments_digest(shown, inner.limits):
+            raise StateError(f"the interruption of call {call_id!r} has other arguments than the call that waits")
+    if (edited := verdict.get("arguments")) is not None:
+        _check_edited(edited, state.call, graph.find(request.agent), inner.limits)
+    return r.VerdictGiven(
+        path, inner.turn, time.time(), call_id, request.agent, request.tool, request.digest, **verdict
+    )
+
+
+def _check_edited(text: str, call: ToolCall, agent: Agent[Any, Any] | None, limits: JsonLimits) -> None:
+    tools = {tool.lookup_key: tool for tool in agent.tools} if agent is not None else {}
+    tool = find_tool(tools, call.name, call.namespace)
+    if tool is None:  # of a source that only a run asks: checked when the call is planned
+        return
+    fault = read_arguments(tool, text, limits).fault
+    if fault is not None:
+        raise UserError(f"the arguments given for call {call.call_id!r} don't fit: {fault}")
+
+
+def _place(fold: RunFold, call: ApprovalRequest | str, asking: Asking) -> tuple[tuple[str, ...], str]:
+    if isinstance(call, ApprovalRequest):
+        return call.path, call.call.call_id
+    if isinstance(call, ToolCall):
+        call = call.call_id
+    if not isinstance(call, str):
+        raise UserTypeError(f"call: an interruption or a call id is needed, not {call!r}")
+    found = sorted({*_waiting(fold, call), *(path for path, call_id in asking if call_id == call)})
+    if len(found) > 1:
+        raise StateError(f"call id {call!r} waits in {len(found)} runs of the tree: give the interruption itself")
+    return (found[0] if found else ()), call
+
+
+def _waiting(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
+    """Return the paths of the runs in which a call of that id has been asked about and hasn't ended."""
+    paths: set[tuple[str, ...]] = set()
+    state = fold.calls.get(call_id)
+    if state is not None and state.approval is not None and state.outcome is None:
+        paths.add(fold.path)
+    for call in fold.due_calls() if fold.batch_open else ():
+        nested = fold.nested.get(call.call.call_id)
+        if nested is not None:
+            paths |= _waiting(nested, call_id)
+    return paths
+
+
+def as_text(arguments: str | Mapping[str, Any]) -> str:
+    """Return edited arguments as JSON text.
+
+    Raises:
+        UserTypeError, UserValueError: they are neither a mapping that has a JSON form nor text of a JSON object.
+    """
+    if isinstance(arguments, Mapping):
+        import json
+
+        try:
+            return json.dumps(dict(arguments), ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserTypeError(f"arguments: they have no JSON form: {error}") from None
+    if not isinstance(arguments, str):
+        raise UserTypeError(f"arguments: JSON text or a mapping is needed, not {arguments!r}")
+    try:
+        # Not quoted: the call may have secret arguments, and whoever gave these knows them.
+        parse_object(arguments, JsonLimits(), tool="approve", quoted=False)
+    except ModelBehaviorError as error:
+        fault = str(error).removeprefix("Arguments of tool approve ")  # there is no such tool
+        raise UserValueError(f"the arguments given don't fit: they {fault}") from None
+    return arguments
+
+
+def check_goes_on(fold: RunFold) -> None:
+    """Check that another entry may go on from *fold*.
+
+    Raises:
+        StateError: the run is over; names the call whose failure ended it, if one did.
+    """
+    ended = fold.ended
+    if fold.started is None:
+        raise StateError("the log is of no run: it has no RunStarted")
+    broken = fold.broken
+    if broken is not None:
+        raise StateError(
+            f"run {fold.run_id} is over: call {broken.call_id!r} of tool {broken.tool!r} failed: {broken.error}"
+        )
+    if fold.broken_by is not None:
+        raise StateError(f"run {fold.run_id} is over: {fold.broken_by}")
+    if ended is None or ended.resumable:
+        return
+    if ended.status == "completed":
+        raise StateError(f"run {fold.run_id} is over: it has completed")
+    failure = fold.fatal
+    if failure is not None:
+        raise StateError(
+            f"run {fold.run_id} is over: call {failure.call_id!r} of tool {failure.tool!r} failed: {failure.error}"
+        )
+    raise StateError(f"run {fold.run_id} is over: it failed with {ended.error}")
+
+
+def _check_agents(state: RunState) -> None:
+    """Check that the graph has the agents that the run can't go on without.
+
+    Raises:
+        StateError: naming the one it lacks.
+    """
+    graph = AgentGraph(state.agent)
+    for fold in _folds(state.fold):
+        if fold.started is not None and (fold.ended is None or fold.ended.resumable):
+            graph.get(fold.agent)
+        for key in sorted(fold.tool_users):
+            if graph.find(key) is None:
+                logger.warning("the state names an agent %r that the graph doesn't have; it is ignored", key)
+
+
+def _folds(fold: RunFold) -> Iterator[RunFold]:
+    yield fold
+    for nested in fold.nested.values():
+        yield from _folds(nested)
+
+
+def check_graph(state: RunState, graph: AgentGraph) -> tuple[str, ...]:
+    """Return in words how the agents' graph has changed since the state was stored.
+
+    Raises:
+        StateError: if a tool that pending calls go to has another schema than when they were made.
+    """
+    if state.graph_before is None:
+        return ()
+    now = graph.describe()
+    found = changes(state.graph_before, now)
+    if found:
+        _check_pending(state.fold, state.graph_before, now)
+    return found
+
+
+def _check_pending(fold: RunFold, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for call in fold.due_calls() if fold.batch_open else ():
+        nested = fold.nested.get(call.call.call_id)
+        if nested is not None:
+            _check_pending(nested, before, now)
+        name = f"{call.call.namespace}.{call.call.name}" if call.call.namespace else call.call.name
+        for key in (name, f"deferred:{name}"):
+            old = _schema(before, fold.agent, key)
+            new = _schema(now, fold.agent, key)
+            if old is not None and new is not None and old != new:
+                raise StateError(
+                    f"call {call.call.call_id!r} waits for tool {key!r} of agent {fold.agent!r}, whose schema has "
+                    "changed since the call was made"
+                )
+
+
+def _schema(graph: Mapping[str, Any], agent: str, tool: str) -> Any:
+    agents = graph.get("agents") or {}
+    return ((agents.get(agent) or {}).get("tools") or {}).get(tool, {}).get("schema")

@@ -1,0 +1,273 @@
+"""The file that a model's answers are recorded in: JSON, without secrets, to be kept beside the tests that use it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentloop import model_events as m
+from agentloop._common.error_text import redact
+from agentloop._storage.item_codec import item_from_json, item_to_json
+from agentloop.exceptions import (
+    AgentLoopError,
+    ModelBehaviorError,
+    ModelRefusalError,
+    ModelTimeoutError,
+    ModelTransportError,
+    StateError,
+    UserValueError,
+)
+from agentloop.usage import RequestUsage
+
+SCHEMA = "1"
+PARTS = ("system", "items", "tools", "handoffs", "output_schema", "settings", "tool_choice")
+REDACTED = "[redacted]"
+SHORT = 160
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[_-])(api[_-]?key|apikey|authorization|cookie|credentials?|passw(or)?d|private[_-]?key|secret|"
+    r"(access|auth|bearer|id|refresh|session)[_-]?token|token)$"
+)
+
+
+class Redactor:
+    """Takes secrets out of JSON values: by the names they go by, by their looks, and the *secrets* it is told of."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+
+    def redacted(self, value: Any) -> Any:
+        """Return *value* without secrets."""
+        if isinstance(value, Mapping):
+            return {
+                self.redacted(str(name)): REDACTED
+                if _SECRET_NAME.search(str(name)) and isinstance(member, str)
+                else self.redacted(member)
+                for name, member in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.redacted(member) for member in value]
+        if isinstance(value, str):
+            for secret in self._secrets:
+                value = value.replace(secret, REDACTED)
+            return redact(value)
+        return value
+
+
+@attrs.frozen(kw_only=True)
+class Take:
+    """One request and its answer: events, and the error it ended with, if it did."""
+
+    request: Mapping[str, Any]
+    events: tuple[m.ModelEvent, ...]
+    error: AgentLoopError | None
+
+    @property
+    def place(self) -> tuple[tuple[str, ...], int]:
+        """The path and turn of the request."""
+        return tuple(self.request["path"]), self.request["turn"]
+
+
+# ---------------------------------------------------------------------------------------------- writing
+
+
+def take(request: m.ModelRequest, events: Sequence[m.ModelEvent], error: AgentLoopError | None) -> dict[str, Any]:
+    """Return what stands in a cassette for one request."""
+    taken: dict[str, Any] = {"request": request_to_json(request), "events": [_event_to_json(one) for one in events]}
+    if error is not None:
+        taken["error"] = _error_to_json(error)
+    return taken
+
+
+def cassette_text(takes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a cassette."""
+    data = {"cassette": "agentloop", "schema": SCHEMA, "takes": list(takes)}
+    return json.dumps(data, ensure_ascii=False, indent=1, sort_keys=True, default=repr) + "\n"
+
+
+def request_to_json(request: m.ModelRequest) -> dict[str, Any]:
+    """Return what a cassette keeps of *request*: all that the model is shown, and where in the run it stands."""
+    settings = {
+        field.name: value
+        for field in attrs.fields(type(request.settings))
+        if field.name not in ("retry", "extra_headers", "extra_query")
+        and (value := getattr(request.settings, field.name)) is not None
+    }
+    data = {
+        "path": list(request.path),
+        "turn": request.turn,
+        "system": request.system,
+        "items": [item_to_json(item) for item in request.items],
+        "tools": [_definition(tool) for tool in request.tools],
+        "handoffs": [_definition(handoff) for handoff in request.handoffs],
+        "output_schema": None if request.output_schema is None else attrs.asdict(request.output_schema),
+        "settings": settings,
+        "tool_choice": request.tool_choice,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(data, default=repr))
+    return plain
+
+
+def _definition(tool: m.ToolDefinition) -> dict[str, Any]:
+    return {
+        "name": tool.name,
+        "namespace": tool.namespace,
+        "description": tool.description,
+        "schema": tool.params_json_schema,
+    }
+
+
+def _event_to_json(event: m.ModelEvent) -> dict[str, Any]:
+    match event:
+        case m.ResponseStarted(response_id):
+            return {"kind": "response_started", "response_id": response_id}
+        case m.TextDelta(text):
+            return {"kind": "text_delta", "text": text}
+        case m.ReasoningDelta(text):
+            return {"kind": "reasoning_delta", "text": text}
+        case m.ArgumentsDelta(call_id, delta):
+            return {"kind": "arguments_delta", "call_id": call_id, "delta": delta}
+        case m.ItemDone(item):
+            return {"kind": "item_done", "item": item_to_json(item)}
+        case m.Raw(data):
+            return {"kind": "raw", "data": data}
+        case m.ResponseDone(items, usage, response_id, request_id, finish_reason):
+            return {
+                "kind": "response_done",
+                "items": [item_to_json(item) for item in items],
+                "usage": None if usage is None else attrs.asdict(usage),
+                "response_id": response_id,
+                "request_id": request_id,
+                **({} if finish_reason is None else {"finish_reason": finish_reason}),
+            }
+
+
+def _error_to_json(error: AgentLoopError) -> dict[str, Any]:
+    data: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
+    match error:
+        case ModelTransportError():
+            for name in ("status", "code", "retry_after", "should_retry", "request_id"):
+                data[name] = getattr(error, name)
+        case ModelTimeoutError():
+            data["timeout"] = error.timeout
+        case _:
+            pass
+    return data
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def read_cassette(path: Path) -> list[Take]:
+    """Return what stands in the cassette at *path*.
+
+    Raises:
+        StateError: it isn't one, or of a schema that this release doesn't know.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StateError(f"there is no cassette at {path}: record one with a RecordingModel") from None
+    except ValueError as error:
+        raise StateError(f"{path} is no cassette: it isn't JSON ({error})") from error
+    if not isinstance(data, dict) or data.get("cassette") != "agentloop":
+        raise StateError(f"{path} is no cassette of agentloop")
+    if data.get("schema") != SCHEMA:
+        raise StateError(f"{path} has schema {data.get('schema')!r}; this release reads {SCHEMA!r}")
+    takes = data.get("takes")
+    if not isinstance(takes, list):
+        raise StateError(f"{path} has no list of takes")
+    return [_take_from_json(one, f"{path}: $.takes[{index}]") for index, one in enumerate(takes)]
+
+
+def _take_from_json(data: Any, where: str) -> Take:
+    try:
+        events = tuple(
+            _event_from_json(event, f"{where}.events[{index}]") for index, event in enumerate(data["events"])
+        )
+        error = _error_from_json(data["error"]) if "error" in data else None
+        request = data["request"]
+        if not isinstance(request["path"], list) or not isinstance(request["turn"], int):
+            raise TypeError("path and turn of the request")
+        return Take(request=request, events=events, error=error)
+    except (KeyError, TypeError, ValueError, AttributeError) as fault:
+        raise StateError(f"{where} can't be read: {fault!r}") from fault
+
+
+def _event_from_json(data: Mapping[str, Any], where: str) -> m.ModelEvent:
+    match data["kind"]:
+        case "response_started":
+            return m.ResponseStarted(data["response_id"])
+        case "text_delta":
+            return m.TextDelta(data["text"])
+        case "reasoning_delta":
+            return m.ReasoningDelta(data["text"])
+        case "arguments_delta":
+            return m.ArgumentsDelta(data["call_id"], data["delta"])
+        case "item_done":
+            return m.ItemDone(item_from_json(data["item"], path=f"{where}.item"))
+        case "raw":
+            return m.Raw(data["data"])
+        case "response_done":
+            items = [item_from_json(one, path=f"{where}.items[{at}]") for at, one in enumerate(data["items"])]
+            usage = None if data["usage"] is None else RequestUsage(**data["usage"])
+            reason = data.get("finish_reason")
+            return m.ResponseDone(items, usage, data["response_id"], data["request_id"], reason)
+        case other:
+            raise ValueError(f"no event is called {other!r}")
+
+
+def _error_from_json(data: Mapping[str, Any]) -> AgentLoopError:
+    match data["kind"]:
+        case "ModelTimeoutError":
+            return ModelTimeoutError(data["timeout"])
+        case "ModelTransportError":
+            fields = {name: data[name] for name in ("status", "code", "retry_after", "should_retry", "request_id")}
+            return ModelTransportError(data["message"], **fields)
+        case "ModelRefusalError":
+            return ModelRefusalError(data["message"])
+        case "ModelBehaviorError":
+            return ModelBehaviorError(data["message"])
+        case _:
+            return AgentLoopError(f"{data['kind']}: {data['message']}")
+
+
+# ---------------------------------------------------------------------------------------------- comparing
+
+
+def differences(recorded: Any, asked: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two JSON values differ, and what stands there: the deepest places."""
+    if isinstance(recorded, dict) and isinstance(asked, dict):
+        for name in [*recorded, *(name for name in asked if name not in recorded)]:
+            yield from differences(recorded.get(name), asked.get(name), f"{place}.{name}" if place else name)
+    elif isinstance(recorded, list) and isinstance(asked, list):
+        for index in range(max(len(recorded), len(asked))):
+            one = recorded[index] if index < len(recorded) else None
+            other = asked[index] if index < len(asked) else None
+            yield from differences(one, other, f"{place}[{index}]")
+    elif recorded != asked:
+        yield place, recorded, asked
+
+
+def checked_parts(parts: Iterable[str]) -> frozenset[str]:
+    """Return the names of parts of a request that may differ."""
+    names = frozenset(parts)
+    if unknown := sorted(names - set(PARTS)):
+        raise UserValueError(f"ReplayModel: ignore: there is no {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return names
+
+
+def in_words(path: tuple[str, ...], turn: int) -> str:
+    """Return where in a run a request stands."""
+    return f"turn {turn} of the run inside call {'/'.join(path)}" if path else f"turn {turn}"
+
+
+def short(value: Any) -> str:
+    """Return *value* as JSON, cut."""
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"

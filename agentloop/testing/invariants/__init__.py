@@ -1,0 +1,206 @@
+"""`check`: whether a run kept every built-in invariant of the library.
+
+The invariants are a table (`LAWS`): each has a name, a promise in words, and a function that looks for its premise and
+its breach in what a run left. A world in which an invariant's premise never occurs says nothing about it; a `Tally`
+counts the worlds that exercised each, so that a test session can fail where one of them was never put to the test.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from agentloop._common.error_text import is_fatal
+from agentloop.config import RunConfig
+from agentloop.sessions import MemorySession
+from agentloop.testing.invariants import _accounting as laws_accounting
+from agentloop.testing.invariants import _between as laws_between
+from agentloop.testing.invariants import _bounds as laws_bounds
+from agentloop.testing.invariants import _cancellation as laws_cancellation
+from agentloop.testing.invariants import _events as laws_events
+from agentloop.testing.invariants import _execution as laws_execution
+from agentloop.testing.invariants import _guards as laws_guards
+from agentloop.testing.invariants import _limits as laws_limits
+from agentloop.testing.invariants import _models as laws_models
+from agentloop.testing.invariants import _outcomes as laws_outcomes
+from agentloop.testing.invariants import _times as laws_times
+from agentloop.testing.invariants import _watchers as laws_watchers
+from agentloop.testing.invariants._invariant import LAWS, Finding, InvariantError, Law, Tally, judge, told
+from agentloop.testing.invariants._observation import (
+    BodySeen,
+    Cancellation,
+    Evidence,
+    Reading,
+    Relation,
+    Twin,
+    agents_of,
+)
+from agentloop.testing.simulation._fixture_agents import CANARIES, Cast
+from agentloop.testing.simulation._observers import AgentHookLog, HookLog, JournalLog, Listener, SessionLog
+from agentloop.testing.simulation.event_loop import Deadlock
+from agentloop.testing.simulation.runs import WorldRun, WorldRuns
+from agentloop.tools import AgentCall
+
+__all__ = [
+    "LAWS",
+    "Evidence",
+    "Finding",
+    "InvariantError",
+    "Law",
+    "Tally",
+    "check",
+    "check_twins",
+    "evidence_of",
+    "findings_of",
+    "judge",
+    "told",
+    "twin_of",
+]
+
+# Importing a module of laws is what enters them into the table.
+_TABLES = (
+    *(laws_execution, laws_limits, laws_times, laws_outcomes, laws_cancellation, laws_guards, laws_accounting),
+    *(laws_bounds, laws_events, laws_models, laws_watchers, laws_between),
+)
+
+Judged: TypeAlias = Evidence | WorldRun | WorldRuns
+"""What can be judged: what a world's run left, of one run or of all of them, or evidence put together by hand."""
+
+
+def evidence_of(run: WorldRun) -> Evidence:
+    """Return what is known of *run*."""
+    data = run.result if run.result is not None else run.run_data
+    hooks, session = run.hooks, run.session
+    given = run.cancelled_at is not None
+    at = run.cancelled_at_time
+    stuck = isinstance(run.error, Deadlock)
+    agent_hooks = {one.name: one.hooks for one in agents_of(run.agent) if isinstance(one.hooks, AgentHookLog)}
+    failed = [one for log in (hooks, *agent_hooks.values()) if isinstance(log, _LOGS) for one in log.failed]
+    writes = session.writes if isinstance(session, SessionLog) else ()
+    journal_failed = isinstance(run.journal, JournalLog) and run.journal.failed
+    faulty = bool(failed) or any(fails for _, _, fails in writes) or journal_failed
+    native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
+    # Whoever asked for a cancellation takes it back, also where an error leaves in its place.
+    outranked = run.error is not None and is_fatal(run.error) and run.cancelling > 0
+    return Evidence(
+        records=run.records,
+        agent=run.agent,
+        config=run.world.options.get("run_config") or RunConfig(),
+        result=data,
+        error=run.error,
+        cancellation=(Cancellation(mark=run.mark, at=at, came_out=run.cancelled) if given else None),
+        bodies=[
+            BodySeen(
+                path=body.path,
+                call_id=body.call_id,
+                tool=body.tool,
+                began=body.began,
+                ended=body.ended,
+                ending=body.ending,
+                began_at=body.began_at,
+                ended_at=body.ended_at,
+                stamps=body.stamps,
+                reports=body.reports,
+            )
+            for body in run.bodies
+        ],
+        cleanups=run.cleanups,
+        shown=[(request.path, request.items) for request in run.requests],
+        asked=list(zip(run.asked_at, run.requests, strict=True)),
+        reader_takes_time=run.world.slow_reader and run.world.order == "gate",
+        hooks=hooks.told if isinstance(hooks, HookLog) else None,
+        stamps=run.stamps,
+        hook_stamps=hooks.stamps if isinstance(hooks, HookLog) else (),
+        agent_hooks={name: list(zip(log.stamps, log.told, strict=True)) for name, log in agent_hooks.items()},
+        watchers_failed=failed,
+        heard=_heard(run),
+        writes=writes,
+        durable=run.journal.got if isinstance(run.journal, JournalLog) else None,
+        pending=run.pending,
+        spans=run.spans,
+        saved=session._items if isinstance(session, MemorySession) else None,
+        saved_before=session.before if isinstance(session, SessionLog) else (),
+        late=[(report.path, report.call.call_id) for report in run.late],
+        still_running=[(report.path, report.call.call_id) for report in run.still_running],
+        left=("the run itself: nothing can go on",) if stuck else run.left,
+        ended_at=run.ended_at,
+        cancelling=run.cancelling - (native and (run.cancelled or outranked)),
+        streamed=run.streamed,
+        reader_left=run.streamed and run.world.reader_leaves in {type(event).__name__ for event in run.events},
+        journal_failed=journal_failed,
+        to_end_after=run.to_end_after,
+        faultless=isinstance(run.world.agent, Cast) and not faulty,
+        canaries=CANARIES if isinstance(run.world.agent, Cast) and run.world.agent.secretive else (),
+        events=run.events,
+        unread=run.unread if run.streamed else None,
+    )
+
+
+_LOGS = (HookLog, AgentHookLog)
+
+
+def _heard(run: WorldRun) -> dict[tuple[str, str], list[tuple[int, Any]]]:
+    """Return what listeners of agent tools heard, by the names of the agent and the tool."""
+    tools = ((agent, tool) for agent in agents_of(run.agent) for tool in agent.tools)
+    found = ((agent, tool, tool.body.on_stream) for agent, tool in tools if isinstance(tool.body, AgentCall))
+    return {(agent.name, tool.name): one.heard for agent, tool, one in found if isinstance(one, Listener)}
+
+
+def twin_of(run: WorldRun, relation: Relation) -> Twin:
+    """Return *run* as what another run of its world is held against."""
+    name = f"the {relation} on {run.backend}, {'streamed' if run.streamed else 'plain'},"
+    return Twin(relation=relation, name=name, records=run.records, error=type(run.error))
+
+
+def check_twins(run: WorldRun, twin: Twin, tally: Tally | None = None) -> None:
+    """Judge by the invariants between runs alone whether *run* and *twin* say the same.
+
+    Raises:
+        InvariantError: as `check` does.
+    """
+    evidence = Evidence(records=run.records, error=run.error, twins=(twin,))
+    if findings := judge(Reading(evidence), tally, _BETWEEN, worlds=0):
+        raise InvariantError(tuple(findings), f" on {run.backend}", told(tuple(run.records), findings))
+
+
+_BETWEEN = tuple(
+    LAWS[name]
+    for name in (
+        "backends_agree",
+        "streaming_changes_nothing",
+        "native_and_scope_cancellations_agree",
+        "worlds_repeat_themselves",
+        "replays_give_the_log",
+    )
+)
+
+
+def _evidence(judged: Judged) -> list[tuple[str, Evidence]]:
+    if isinstance(judged, Evidence):
+        return [("", judged)]
+    runs = judged.runs if isinstance(judged, WorldRuns) else (judged,)
+    return [(f" on {one.backend}, {'streamed' if one.streamed else 'plain'}", evidence_of(one)) for one in runs]
+
+
+def findings_of(judged: Judged, tally: Tally | None = None) -> list[Finding]:
+    """Return what *judged* breaks, in the table's order; counted in *tally* with what it exercises."""
+    return [finding for _, evidence in _evidence(judged) for finding in judge(Reading(evidence), tally)]
+
+
+def check(judged: Judged, tally: Tally | None = None, *, but: frozenset[str] = frozenset()) -> None:
+    """Judge what a run left by every built-in invariant, and count in *tally* which of them it exercised.
+
+    Args:
+        judged: What is judged.
+        tally: Where to count.
+        but: Names of invariants that are left out.
+
+    Raises:
+        InvariantError: naming each broken invariant, what it promises, and the records that show the breach.
+    """
+    laws = [one for one in LAWS.values() if one.name not in but] if but else None
+    for where, evidence in _evidence(judged):
+        reading = Reading(evidence)
+        findings = judge(reading, tally, laws)
+        reading.forget()
+        if findings:
+            raise InvariantError(tuple(findings), where, told(tuple(evidence.records), findings))

@@ -1,0 +1,590 @@
+"""Invariants of accounting and state: requests, items, hooks, spans and sessions each counted exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from agentloop import records as r
+from agentloop._core.run_fold import RunFold
+from agentloop._storage.record_codec import encode, record_to_json
+from agentloop._storage.state_codec import plain_line
+from agentloop._storage.withholding import Secrets
+from agentloop.exceptions import AgentLoopError, JournalError
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    HostedToolCall,
+    Item,
+    Reasoning,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.results import RunResult
+from agentloop.testing.invariants._execution import paused
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
+from agentloop.testing.simulation._fixture_agents import VEIL
+from agentloop.tools import AgentCall
+from agentloop.usage import RequestUsage
+
+Findings = Iterator[Broken | None]
+
+
+# ---------------------------------------------------------------------------------------------- requests, usage
+
+
+@law("accounting")
+def each_request_ends_once(seen: Reading) -> Findings:
+    """Each model request has exactly one ending: a response, or a failure of the same attempt."""
+    for turn in seen.turns:
+        events: list[tuple[int, r.ModelRequested | r.ModelResponded | r.ModelFailed]]
+        events = [*turn.requested, *turn.responded, *turn.failed]
+        events.sort(key=lambda pair: pair[0])
+        open_since: int | None = None
+        for n, record in events:
+            if isinstance(record, r.ModelRequested):
+                if open_since is not None and not _crashed(seen, turn.path, open_since, n):
+                    yield broken("a request was made while another of its turn is open", open_since, n)
+                open_since = n
+                continue
+            if open_since is None:
+                yield broken(f"{type(record).__name__} without a request", n)
+            else:
+                yield HELD
+            open_since = None
+        if open_since is not None and not _crashed(seen, turn.path, open_since, len(seen.records)):
+            yield broken("a request has no ending", open_since)
+
+
+def _crashed(seen: Reading, path: Path, since: int, until: int) -> bool:
+    """Tell whether the entry that record *since* is in was cut: another began without its end."""
+    run = seen.runs.get(path)
+    if run is None:
+        return True
+    if any(since < began < until for began in run.began):
+        return True
+    return until == len(seen.records) and not any(n > since for n, _ in run.ended)
+
+
+def requests_of(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
+    """Yield the requests of the whole tree that count, by their records' places, with what they used."""
+    for n, record in enumerate(seen.records):
+        if isinstance(record, r.ModelResponded):
+            yield n, record.response.usage
+        elif isinstance(record, r.ModelFailed) and record.counted:
+            yield n, record.usage
+
+
+@law("accounting")
+def usage_counts_each_request_once(seen: Reading) -> Findings:
+    """The usage is the sum over the requests of the whole tree, each counted once."""
+    data = seen.evidence.result
+    if data is None or data.usage is None:
+        return
+    used = [usage for _, usage in requests_of(seen)]
+    if used:
+        yield HELD
+    if data.usage.requests != len(used):
+        yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in requests_of(seen)))
+    told = [usage for usage in used if usage is not None]
+    for name in ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens"):
+        wanted = sum([getattr(usage, name) for usage in told])
+        if getattr(data.usage, name) != wanted:
+            yield broken(f"{name} is {getattr(data.usage, name)}, the requests' sum is {wanted}")
+    entries = [usage for usage in told if _says_something(usage)]
+    if list(data.usage.entries) != entries:
+        yield broken(f"{len(data.usage.entries)} entries of usage, the requests have {len(entries)}, or others")
+
+
+def _says_something(usage: RequestUsage) -> bool:
+    return bool(usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete)
+
+
+@law("accounting")
+def models_are_asked_as_recorded(seen: Reading) -> Findings:
+    """A model is asked exactly as often as the log says."""
+    shown = seen.evidence.shown
+    if shown is None:
+        return
+    asked = Counter(path for path, _ in shown)
+    said = Counter(record.path for record in seen.records if isinstance(record, r.ModelRequested))
+    for path in asked.keys() | said.keys():
+        # A request that was recorded may be cancelled before it reaches the model; never the other way round.
+        if asked[path] > said[path]:
+            yield broken(f"run {'/'.join(path) or '(the root)'}: asked {asked[path]} times, recorded {said[path]}")
+        else:
+            yield HELD
+
+
+# ---------------------------------------------------------------------------------------------- history
+
+
+_CALLS = (ToolCall, HandoffCall)
+_OUTPUTS = (ToolOutput, HandoffOutput)
+_FOLLOWERS = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, Reasoning)
+
+
+def faults_of_history(items: Sequence[Item]) -> Iterator[str]:
+    """Say what makes *items* a history that no model may be shown."""
+    calls: dict[str, int] = {}
+    outputs: dict[str, int] = {}
+    thoughts: list[int] = []
+    for place, item in enumerate(items):
+        if isinstance(item, _CALLS):
+            calls[item.call_id] = place
+        elif isinstance(item, Reasoning):
+            thoughts.append(place)
+        elif isinstance(item, _OUTPUTS):
+            if item.call_id in outputs and outputs[item.call_id] > calls.get(item.call_id, -1):
+                yield f"call {item.call_id} has two outputs"
+            if item.call_id not in calls:
+                yield f"an output of call {item.call_id} stands before its call, or without it"
+            outputs[item.call_id] = place
+    for call_id, place in calls.items():
+        if outputs.get(call_id, -1) < place:
+            yield f"call {call_id} has no output"
+    for place in thoughts:
+        if place + 1 == len(items) or not isinstance(items[place + 1], _FOLLOWERS):
+            yield "reasoning has lost what it led to"
+
+
+@law("accounting")
+def history_is_valid(seen: Reading) -> Findings:
+    """Whatever a model is shown, each call has exactly one output after it, and reasoning keeps its follower."""
+    for path, items in seen.evidence.shown or ():
+        faults = list(faults_of_history(items))
+        if faults:
+            yield broken(f"run {'/'.join(path) or '(the root)'} showed its model: {'; '.join(faults)}")
+        else:
+            yield HELD
+    result = seen.evidence.result
+    if isinstance(result, RunResult) and result.status != "interrupted":
+        faults = list(faults_of_history(result.to_input_list()))
+        if faults:
+            yield broken(f"the result's input list: {'; '.join(faults)}")
+        else:
+            yield HELD
+
+
+@law("accounting")
+def models_are_shown_all_that_was(seen: Reading) -> Findings:
+    """What a model is shown leaves out nothing of the run: its input, each message, each call of an accepted turn and
+    each handoff with its answer; unless the log says that the history was replaced, or the application or a server has
+    the last word on what a model is shown.
+    """
+    replaced = {one.path for one in seen.records if isinstance(one, r.HistoryReplaced) and not one.added}
+    shown: dict[Path, list[Sequence[Item]]] = {}
+    for path, items in seen.evidence.shown or ():
+        shown.setdefault(path, []).append(items)
+    for run in seen.runs.values():
+        requests = [n for turn in run.turns for n, _ in turn.requested]
+        if run.path in replaced or _chosen_elsewhere(seen, run):
+            continue
+        if len(requests) != len(shown.get(run.path, ())):
+            continue  # one that was cancelled may not have reached the model
+        for n, items in zip(requests, shown.get(run.path, ()), strict=True):
+            given = Counter(_shown_as(item) for item in items)
+            if lost := Counter(_all_before(seen, run, n)) - given:
+                yield broken(f"run {'/'.join(run.path) or '(the root)'}: the model wasn't shown {next(iter(lost))}", n)
+            else:
+                yield HELD
+
+
+def _chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
+    """Tell whether a function of the application, or a server that keeps the conversation, decides what is shown."""
+    config, first = seen.config(run.path), seen.records[run.began[0]]
+    kept = isinstance(first, r.RunStarted) and first.kept
+    return kept or config.call_model_input_filter is not None or config.session_input_callback is not None
+
+
+def _shown_as(item: Item) -> tuple[str, str]:
+    if isinstance(item, (*_CALLS, *_OUTPUTS)):
+        return ("output" if isinstance(item, _OUTPUTS) else "call", item.call_id)
+    return (type(item).__name__, item.text if isinstance(item, AssistantMessage | UserMessage) else "")
+
+
+def _all_before(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[str, str]]:
+    first = seen.records[run.began[0]]
+    assert isinstance(first, r.RunStarted)
+    yield from (_shown_as(item) for item in first.input if isinstance(item, UserMessage) and not item.secret)
+    for turn in run.turns:
+        for at, one in turn.responded:
+            if at < n:
+                said = (item for item in one.response.items if isinstance(item, AssistantMessage))
+                yield from (_shown_as(item) for item in said if not item.secret)
+        for call in turn.calls:
+            if any(at < n for at in turn.accepted) and _told(call):
+                yield from (("call", call.call_id), ("output", call.call_id))
+    for at, handed in run.handed:
+        for call_id in (handed.call_id, *handed.ignored) if at < n else ():
+            yield from (("call", call_id), ("output", call_id))
+
+
+@law("accounting")
+def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
+    """What a run gives back is its log folded: items, calls, responses and usage; and its log says who is at work."""
+    data = seen.evidence.result
+    if data is None or not seen.records:
+        return
+    fold = RunFold(limits=seen.evidence.config.json_limits)
+    for n, record in enumerate(seen.records):
+        try:
+            fold.apply(record)
+        except Exception as error:
+            yield broken(f"the log can't be folded: {type(error).__name__} at {type(record).__name__}", n)
+            return
+    if fold.agent != (at_work := _at_work(seen)):
+        yield broken(f"the log folds to {fold.agent!r} at work, and {at_work!r} is")
+    if fold.usage != data.usage:
+        yield broken(f"the log folds to {fold.usage}, the run says {data.usage}")
+    if len(fold.responses) != len(data.raw_responses):
+        yield broken(f"the log has {len(fold.responses)} responses, the run gives {len(data.raw_responses)}")
+    missing = [item for item in data.new_items if item not in fold.new_items]
+    if missing:
+        yield broken(f"the run gives items that its log doesn't: {missing[0]!r}")
+    settled = [(call_id, call.outcome) for call_id, call in fold.calls.items() if call.outcome is not None]
+    if [(one.call.call_id, one.outcome) for one in data.calls] != settled:
+        yield broken("the run gives other calls than its log")
+    yield HELD
+
+
+def _at_work(seen: Reading) -> str:
+    """Return the key of the agent that was the last to come to work in the run that was asked for."""
+    found = ""
+    for record in seen.records:
+        if not record.path and isinstance(record, r.RunStarted | r.TurnStarted):
+            found = record.agent
+        elif not record.path and isinstance(record, r.HandedOff):
+            found = record.target or record.target_agent
+    return found
+
+
+@law("accounting")
+def results_follow_model_order(seen: Reading) -> Findings:
+    """A result has every call of its own path once, in model order, with the outcome that the log has last.
+
+    So do its outputs stand, but for those of calls that waited for a verdict, or went on in a later entry.
+    """
+    data = seen.evidence.result
+    if data is None:
+        return
+    wanted = [
+        (call.call_id, call.settled[-1][1].outcome) for call in seen.calls.values() if not call.path and call.settled
+    ]
+    got = [(one.call.call_id, one.outcome) for one in data.calls]
+    if got != wanted:
+        yield broken(f"the result's calls are {[one for one, _ in got]}, the log's {[one for one, _ in wanted]}")
+    elif wanted:
+        yield HELD
+    outputs = [item.call_id for item in data.new_items if isinstance(item, ToolOutput)]
+    places = {call.call_id: (call.turn.n, call.index) for call in seen.calls.values() if not call.path}
+    known = [places[call_id] for call_id in outputs if call_id in places]
+    late = any(call.requested or len(call.settled) > 1 for call in seen.calls.values())
+    if known != sorted(known) and not late:
+        yield broken(f"the result's outputs are out of order: {', '.join(outputs)}")
+
+
+@law("accounting")
+def results_hold_every_item(seen: Reading) -> Findings:
+    """A completed run gives every message of its model, and every call and handoff with what answers it."""
+    data = seen.evidence.result
+    if not isinstance(data, RunResult) or data.status != "completed" or seen.root is None:
+        return
+    outputs = {item.call_id for item in data.new_items if isinstance(item, _OUTPUTS)}
+    asked = {item.call_id for item in data.new_items if isinstance(item, _CALLS)}
+    answered = {call_id for _, one in seen.root.handed for call_id in (one.call_id, *one.ignored)}
+    ended = {call.call_id for call in seen.calls.values() if not call.path and call.turn.accepted and _told(call)}
+    if missing := sorted((answered | ended) - (outputs & asked)):
+        yield broken(f"the result lacks the call {missing[0]}, or what answers it")
+    said = Counter(item.text for turn in seen.root.turns for item in _messages(turn))
+    given = Counter(item.text for item in data.new_items if isinstance(item, AssistantMessage))
+    if lost := said - given:
+        yield broken(f"the model said {next(iter(lost))!r}, and the result doesn't")
+    if said or answered or ended:
+        yield HELD
+
+
+def _told(call: CallSeen) -> bool:
+    return bool(call.settled) and call.settled[-1][1].outcome.output is not None
+
+
+def _messages(turn: TurnSeen) -> list[AssistantMessage]:
+    items = (item for _, one in turn.responded for item in one.response.items)
+    return [item for item in items if isinstance(item, AssistantMessage)]
+
+
+@law("accounting")
+def exactly_one_end(seen: Reading) -> Findings:
+    """A run gives exactly one of a final output, an error, an interruption or a cancellation, and its log agrees.
+
+    Of a journal that fails behind the log's end, the error alone tells.
+    """
+    if seen.root is None or not seen.root.ended:
+        return
+    n, end = seen.root.ended[-1]
+    result, error = seen.evidence.result, seen.evidence.error
+    if isinstance(result, RunResult) and error is None:
+        if end.status != result.status:
+            yield broken(f"the result is {result.status}, the log says {end.status}", n)
+        elif end.status == "completed" and end.final_output != result.final_output:
+            yield broken("the result's final output isn't the log's", n)
+        elif end.status != "completed" and result.final_output is not None:
+            yield broken(f"a run that is {end.status} has a final output", n)
+        else:
+            yield HELD
+    elif error is not None and isinstance(error, Exception) and seen.evidence.cancellation is None:
+        if end.status == "failed":
+            yield HELD
+        elif not isinstance(error, JournalError) or seen.evidence.faultless:
+            yield broken(f"the run raised {type(error).__name__}, the log says {end.status}", n)
+    if end.status == "completed" and end.error is not None:
+        yield broken("a completed run has an error", n)
+    if end.status != "completed" and end.final_output is not None:
+        yield broken(f"a run that is {end.status} has a final output in its log", n)
+
+
+@law("accounting")
+def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
+    """A nested run's records stand between the start of the call that runs it and that call's end; it has as many turns
+    as its tool says.
+    """
+    for run in seen.runs.values():
+        if not run.path or not run.began:
+            continue
+        call = seen.calls.get((run.path[:-1], run.path[-1]))
+        if call is None:
+            yield broken(f"run {'/'.join(run.path)} belongs to no call", run.began[0])
+            continue
+        tool = seen.tool(call)
+        most = tool.body.max_turns if tool is not None and isinstance(tool.body, AgentCall) else run.limits[0][1]
+        if run.limits[0][1] != most:
+            yield broken(
+                f"run {'/'.join(run.path)} may have {run.limits[0][1]} turns, its tool says {most}", run.began[0]
+            )
+        starts = [n for n, _ in call.started]
+        for began in run.began:
+            before = [n for n in starts if n < began]
+            if not before:
+                yield broken(f"run {'/'.join(run.path)} began before its call had started", began)
+        ended = [n for n, _ in run.ended]
+        settled = [n for n, _ in call.settled]
+        if ended and settled and not any(n > ended[-1] for n in settled):
+            yield broken(f"run {'/'.join(run.path)} ended after its call had settled", ended[-1], settled[-1])
+        else:
+            yield HELD
+
+
+@law("accounting")
+def handoffs_go_where_they_say(seen: Reading) -> Findings:
+    """A handoff is taken after its batch is accepted; the next turn is its target's, and only the first is taken."""
+    for run in seen.runs.values():
+        for n, record in run.handed:
+            turn = next((turn for turn in reversed(run.turns) if turn.n < n), None)
+            following = next((turn for turn in run.turns if turn.n > n), None)
+            if turn is not None and turn.calls and not any(at < n for at in turn.accepted):
+                yield broken("handed over before the turn's calls were accepted", turn.n, n)
+            elif following is not None and following.agent != record.target_agent:
+                yield broken(f"handed to {record.target_agent}, and {following.agent} is at work", n, following.n)
+            else:
+                yield HELD
+        per_turn = Counter(record.turn for _, record in run.handed) if len(run.handed) > 1 else {}
+        for turn_number, count in per_turn.items():
+            if count > 1:
+                yield broken(f"{count} handoffs taken in turn {turn_number}", *(n for n, _ in run.handed))
+
+
+# ---------------------------------------------------------------------------------------------- watchers
+
+
+_PAIRS = {"tool_end": "tool_start", "llm_end": "llm_start", "agent_end": "agent_start"}
+
+
+@law("accounting")
+def tool_hooks_pair(seen: Reading) -> Findings:
+    """Each start of a tool that hooks were told of has exactly one end, and none ends without a start."""
+    told = seen.evidence.hooks
+    if told is None:
+        return
+    starts = Counter((path, name) for event, path, name in told if event == "tool_start")
+    ends = Counter((path, name) for event, path, name in told if event == "tool_end")
+    cut = {(one.path, one.call_id) for one in seen.records if isinstance(one, r.CleanupCut)}
+    for key in starts.keys() | ends.keys():
+        call = seen.calls.get(key)
+        if starts[key] > ends[key] and call is not None and paused(seen, call):
+            continue  # its end comes when it goes on
+        if starts[key] > ends[key] and (("tool_end", *key) in seen.evidence.watchers_failed or key in cut):
+            continue  # who comes after hooks that fail isn't told, nor who comes after the deadline
+        if starts[key] != ends[key]:
+            yield broken(f"hooks were told of {starts[key]} starts and {ends[key]} ends of call {key[1]}")
+        else:
+            yield HELD
+    running: Counter[tuple[Path, str]] = Counter()
+    for event, path, name in told:
+        if event == "tool_start":
+            running[path, name] += 1
+        elif event == "tool_end":
+            running[path, name] -= 1
+            if running[path, name] < 0:
+                yield broken(f"hooks were told of the end of call {name} before its start")
+
+
+@law("accounting")
+def run_end_is_told_once(seen: Reading) -> Findings:
+    """Hooks hear of the end of an entry exactly once, as the last thing."""
+    told = seen.evidence.hooks
+    if told is None or seen.root is None:
+        return
+    ends = [place for place, (event, _, _) in enumerate(told) if event == "run_end"]
+    if len(ends) != len(seen.root.began):
+        yield broken(f"hooks were told of {len(ends)} ends in {len(seen.root.began)} entries")
+    elif ends[-1] != len(told) - 1:
+        yield broken(f"hooks were told of {told[-1][0]} after the end of the run")
+    else:
+        yield HELD
+
+
+@law("accounting")
+def hooks_hear_of_each_step(seen: Reading) -> Findings:
+    """Hooks are told of each agent that comes to work, each answer of the model, each start of a tool before its body
+    runs, and of the end of the agent with whose output the run completes.
+    """
+    told, run = seen.evidence.hooks, seen.root
+    if told is None or run is None or not run.turns or seen.evidence.watchers_failed:
+        return
+    heard: dict[str, list[str]] = {}
+    for event, path, name in told:
+        if not path:
+            heard.setdefault(event, []).append(name)
+    agents = [run.turns[0].agent, *(record.target_agent for _, record in run.handed)]
+    if heard.get("agent_start", []) != agents:
+        yield broken(f"hooks were told of the agents {heard.get('agent_start')}, and {agents} were at work")
+    handed = [record.target_agent for _, record in run.handed]
+    if heard.get("handoff", []) != handed and seen.evidence.faultless:
+        yield broken(f"hooks were told of handoffs to {heard.get('handoff')}, and they went to {handed}")
+    answers = [turn.agent for turn in run.turns for _ in turn.responded if not turn.conflicts]
+    if heard.get("llm_end", []) != answers:
+        yield broken(f"hooks were told of answers to {heard.get('llm_end')}, and {answers} were answered")
+    bodies = {body.call_id for body in seen.evidence.bodies or () if not body.path}
+    if unheard := sorted(bodies - set(heard.get("tool_start", ()))):
+        yield broken(f"the body of call {unheard[0]} ran, and hooks weren't told of its start")
+    completed = [n for n, one in run.ended if one.status == "completed"]
+    if completed and not heard.get("agent_end"):
+        yield broken("the run completed, and hooks weren't told of its agent's end", completed[-1])
+    yield HELD
+
+
+@law("accounting")
+def model_hooks_nest(seen: Reading) -> Findings:
+    """Hooks hear of a model's answer only after they heard that it was asked, turn by turn."""
+    asked: Counter[Path] = Counter()
+    for event, path, _ in seen.evidence.hooks or ():
+        if event == "llm_start":
+            asked[path] += 1
+        elif event == "llm_end":
+            asked[path] -= 1
+            if asked[path] < 0:
+                yield broken("hooks were told of an answer of a model that had not been asked")
+            else:
+                yield HELD
+
+
+@law("accounting")
+def spans_pair_and_nest(seen: Reading) -> Findings:
+    """Each span begins once and ends once, and none outlives the span around it."""
+    open_spans: list[object] = []
+    known: set[int] = set()
+    for event, span in seen.evidence.spans or ():
+        if event == "start":
+            if id(span) in known:
+                yield broken(f"span {span.kind} {span.name} began twice")
+            if span.parent is not None and not any(span.parent is one for one in open_spans):
+                yield broken(f"span {span.kind} {span.name} began in one that isn't open")
+            known.add(id(span))
+            open_spans.append(span)
+            continue
+        if not any(span is one for one in open_spans):
+            yield broken(f"span {span.kind} {span.name} ended without being open")
+            continue
+        open_spans = [one for one in open_spans if one is not span]
+        inner = [one for one in open_spans if getattr(one, "parent", None) is span]
+        if inner:
+            yield broken(f"span {span.kind} {span.name} ended before one inside it")
+        else:
+            yield HELD
+    for one in open_spans:
+        yield broken(f"span {getattr(one, 'kind', '')} {getattr(one, 'name', '')} never ended")
+
+
+@law("accounting")
+def sessions_get_each_item_once(seen: Reading) -> Findings:
+    """A session gets what the run added, each item once and in order, calls together with their outputs.
+
+    A write that the run's time and its grace cut off may be missing.
+    """
+    saved = seen.evidence.saved
+    if saved is None:
+        return
+    before = list(seen.evidence.saved_before)
+    if list(saved[: len(before)]) != before:
+        yield broken("the session's earlier items have changed")
+        return
+    fresh = list(saved[len(before) :])
+    ids = Counter(
+        (type(item).__name__, item.call_id)
+        for item in fresh
+        if isinstance(item, ToolCall | HandoffCall | ToolOutput | HandoffOutput)
+    )
+    doubles = [f"{kind} {call_id}" for (kind, call_id), count in ids.items() if count > 1]
+    if doubles:
+        yield broken(f"the session holds twice: {', '.join(doubles)}")
+    faults = list(faults_of_history(fresh))
+    if faults:
+        yield broken(f"the session holds: {'; '.join(faults)}")
+    data = seen.evidence.result
+    cut = any(isinstance(one, r.CleanupCut) and one.section == "session save" for one in seen.records)
+    if isinstance(data, RunResult) and data.status == "completed" and not cut:
+        wanted = [*data.input, *data.new_items]
+        # A handoff's call is held back until it is answered, so the order may differ from the run's.
+        if Counter(map(repr, fresh)) != Counter(map(repr, wanted)):
+            yield broken(f"the session got {_kinds(fresh)}, the run has {_kinds(wanted)}")
+    if fresh:
+        yield HELD
+
+
+def _kinds(items: Iterable[Item]) -> str:
+    return ", ".join(f"{type(item).__name__} {getattr(item, 'call_id', '')}".strip() for item in items)
+
+
+@law("accounting")
+def secrets_stand_nowhere(seen: Reading) -> Findings:
+    """No secret text stands in an error of the library, a span, an event's or a record's words, or in what a journal is
+    given. What an application's error says is its own affair.
+    """
+    canaries = seen.evidence.canaries
+    if not canaries:
+        return
+    places = list(_texts(seen))
+    for canary in canaries:
+        for where, text in places:
+            if canary in text:
+                yield broken(f"a secret stands in {where}")
+    yield HELD
+
+
+def _texts(seen: Reading) -> Iterator[tuple[str, str]]:
+    error = seen.evidence.error
+    while error is not None:
+        words = [str(error)] if isinstance(error, AgentLoopError) else []
+        yield f"the error {type(error).__name__}", " ".join([*words, *getattr(error, "__notes__", ())])
+        error = error.__cause__
+    for _, span in seen.evidence.spans or ():
+        yield f"span {span.kind} {span.name}", f"{span.error} {span.data!r}"
+    for n, record in enumerate(seen.records):
+        yield f"record {n}", repr(record)
+        yield f"the journal's line of record {n}", plain_line(record).decode()
+        yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(VEIL))).decode()
+    for place, event in enumerate(seen.evidence.events):
+        yield f"event {place}", repr(event)

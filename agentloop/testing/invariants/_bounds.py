@@ -1,0 +1,287 @@
+"""Invariants of what bounds a run: its limits of use, the condition that stops it, a model that turns in circles, and
+how much of an output a model is shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from agentloop import records as r
+from agentloop.budget import UsageLimits
+from agentloop.conditions import ConditionView, as_condition
+from agentloop.exceptions import ToolLoopDetected, UsageLimitExceeded
+from agentloop.items import AssistantMessage
+from agentloop.outcomes import FROM_ABOVE
+from agentloop.testing.invariants._accounting import requests_of
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._limits import one_at_a_time
+from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
+from agentloop.tools import AgentCall
+
+NOTICE = 100
+"""Characters, at most, of what stands in the place of the middle of an output; it is told whole."""
+Findings = Iterator[Broken | None]
+
+
+@law("accounting")
+def limits_of_use_hold(seen: Reading) -> Findings:
+    """A run asks its model no more once a limit of use is reached, its own or one of a run around it, and starts no
+    more calls than these allow; a run that ends for a limit has reached one.
+    """
+    ledgers = {path: limits for path in seen.runs if (limits := _own_limits(seen, path)) is not None}
+    for path, limits in ledgers.items():
+        yield from _calls_fit(seen, path, limits)
+    yield from _refused(seen, ledgers)
+    for path, limits in ledgers.items():
+        for run in seen.under(path):
+            if not _asked_at_once(seen, run):
+                continue
+            for turn in run.turns:
+                for n, record in turn.requested:
+                    # Whether a request may be made is asked before its turn begins; before a retry, right before it.
+                    over = _spent(seen, path, limits, turn.n if record.attempt == 1 else n)
+                    if over is not None:
+                        yield broken(f"the model was asked although {over}", n)
+                    else:
+                        yield HELD
+    if isinstance(seen.evidence.error, UsageLimitExceeded):
+        spent = (_spent(seen, path, limits, len(seen.records)) for path, limits in ledgers.items())
+        if not any(spent):
+            yield broken("the run ended for a limit of use, and none was reached")
+
+
+def _own_limits(seen: Reading, path: Path) -> UsageLimits | None:
+    """Return the limits of the run at *path* if it has some of its own: its part of the tree keeps to them."""
+    found: UsageLimits | None = seen.evidence.config.limits
+    if not path:
+        return found
+    call = seen.calls.get((path[:-1], path[-1]))
+    tool = seen.tool(call) if call is not None else None
+    if tool is None or not isinstance(tool.body, AgentCall) or tool.body.run_config is None:
+        return None
+    found = tool.body.run_config.limits
+    return found
+
+
+def _asked_at_once(seen: Reading, run: RunSeen) -> bool:
+    """Tell whether nobody waits between the look at the limits and the beginning of a turn."""
+    agents = [seen.agent_named(turn.agent) for turn in run.turns]
+    return all(agent is None or all(isinstance(one.is_enabled, bool) for one in agent.tools) for agent in agents)
+
+
+def _calls_fit(seen: Reading, path: Path, limits: UsageLimits) -> Findings:
+    started = [
+        (n, one)
+        for n, one in enumerate(seen.records)
+        if isinstance(one, r.CallStarted) and one.attempt == 1 and one.path[: len(path)] == path
+    ]
+    if limits.tool_calls is not None and len(started) > limits.tool_calls:
+        yield broken(f"{len(started)} calls started, and {limits.tool_calls} may", *(n for n, _ in started))
+    cost = sum((Decimal(one.cost) for _, one in started if one.cost is not None), Decimal(0))
+    if limits.cost is not None and cost > limits.cost:
+        yield broken(f"calls that cost {cost} started, and {limits.cost} may be spent", *(n for n, _ in started))
+    elif started and (limits.tool_calls is not None or limits.cost is not None):
+        yield HELD
+    for n, one in started:
+        tool = seen.tool(seen.calls[one.path, one.call_id])
+        price = tool.cost({}) if tool is not None and tool.cost is not None and seen.evidence.faultless else None
+        if price is not None and price != Decimal(one.cost or 0):
+            yield broken(f"call {one.call_id} costs {price}, and its start says {one.cost}", n)
+
+
+def _refused(seen: Reading, ledgers: Mapping[Path, UsageLimits]) -> Findings:
+    """Judge the calls that weren't started because the budget was spent: one of those that bind them must be."""
+    for call in seen.calls.values() if ledgers else ():
+        for n, record in call.settled:
+            if not _is_refused(record):
+                continue
+            around = ((path, limits) for path, limits in ledgers.items() if call.path[: len(path)] == path)
+            if any(_has_no_room(seen, path, limits, call, n) for path, limits in around):
+                yield HELD
+            else:
+                yield broken(f"call {call.call_id} was refused, and no limit of use was reached", n)
+
+
+def _has_no_room(seen: Reading, path: Path, limits: UsageLimits, refused: CallSeen, n: int) -> bool:
+    """Tell whether calls that had started before record *n*, or were to, leave no room for *refused*."""
+    others = [
+        one
+        for one in seen.calls.values()
+        if one.path[: len(path)] == path
+        and one is not refused
+        and one.turn.n < n
+        and _holds_room(seen, one, refused, n)
+    ]
+    if limits.tool_calls is not None and len(others) >= limits.tool_calls:
+        return True
+    if limits.cost is None:
+        return False
+    asked = (getattr(one, "cost", None) for one in seen.records[:n] if isinstance(one, r.ModelResponded))
+    spent = sum((Decimal(one) for one in asked if one is not None), Decimal(0))
+    return spent + sum((_cost(seen, one) for one in (*others, refused)), Decimal(0)) > limits.cost
+
+
+def _is_refused(record: r.CallSettled) -> bool:
+    return record.outcome.status == "skipped" and "budget is spent" in str(record.outcome.output)
+
+
+def _holds_room(seen: Reading, call: CallSeen, refused: CallSeen, n: int) -> bool:
+    """Tell whether *call* has started, or may have been about to when *refused* was looked at."""
+    if any(at < n for at, _ in call.started):
+        return True
+    if one_at_a_time(seen, call.turn):
+        return False  # it waits for its slot, or has given its room back with it
+    behind = call.turn is refused.turn and call.index > refused.index
+    return not behind and not any(at < refused.turn.n or _is_refused(one) for at, one in call.settled)
+
+
+def _cost(seen: Reading, call: CallSeen) -> Decimal:
+    tool = seen.tool(call)
+    price: Any = tool.cost({}) if tool is not None and tool.cost is not None else 0
+    return Decimal(price)
+
+
+def _spent(seen: Reading, path: Path, limits: UsageLimits, before: int) -> str | None:
+    """Return in words which limit of the run at *path* was reached before record *before*; None where none was."""
+    here = [n for n, one in enumerate(seen.records[:before]) if one.path[: len(path)] == path]
+    within = set(here)
+    used = [usage for n, usage in requests_of(seen) if n in within]
+    if limits.requests is not None and len(used) >= limits.requests:
+        return f"{len(used)} requests of {limits.requests} had been made"
+    for name in ("input_tokens", "output_tokens", "total_tokens"):
+        most, spent = getattr(limits, name), sum(getattr(usage, name) for usage in used if usage is not None)
+        if most is not None and spent >= most:
+            return f"{spent} {name} of {most} were used"
+    costs = (getattr(seen.records[n], "cost", None) for n in here)
+    cost = sum((Decimal(one) for one in costs if one is not None), Decimal(0))
+    if limits.cost is not None and cost >= limits.cost:
+        return f"{cost} of {limits.cost} was spent"
+    return None
+
+
+@law("execution")
+def conditions_stop_in_time(seen: Reading) -> Findings:
+    """A run is stopped at the end of the first turn after which its `stop_when` holds, and of no other; a nested one is
+    not stopped by that of the run around it.
+    """
+    for run in seen.runs.values():
+        for n, end in run.ended if run.path else ():
+            if end.status == "stopped" and not _stops_by_itself(seen, run.path):
+                yield broken(f"run {'/'.join(run.path)} was stopped, and has no condition of its own", n)
+    given = seen.evidence.config.stop_when
+    condition = as_condition(given) if given is not None else None
+    if condition is None or condition.predicates() or seen.root is None:
+        return
+    stopped = [n for n, one in seen.root.ended if one.status == "stopped"]
+    for place, turn in enumerate(seen.root.turns):
+        following = seen.root.turns[place + 1] if place + 1 < len(seen.root.turns) else None
+        if any(turn.n < n and (following is None or n < following.n) for n in stopped):
+            until = next(n for n in stopped if n > turn.n)
+            if condition.check(_view(seen, turn, until)) is None:
+                yield broken(f"stopped after turn {turn.number}, and {condition!r} doesn't hold", until)
+            else:
+                yield HELD
+        elif following is not None and following.number > turn.number:
+            if condition.check(_view(seen, turn, following.n)) is not None:
+                yield broken(f"{condition!r} holds after turn {turn.number}, and another one began", following.n)
+            else:
+                yield HELD
+
+
+def _stops_by_itself(seen: Reading, path: Path) -> bool:
+    call = seen.calls.get((path[:-1], path[-1]))
+    tool = seen.tool(call) if call is not None else None
+    own = tool.body.run_config if tool is not None and isinstance(tool.body, AgentCall) else None
+    return own is not None and own.stop_when is not None
+
+
+def _view(seen: Reading, turn: TurnSeen, until: int) -> ConditionView:
+    """Return what is seen of the run at the end of *turn*, of the records before *until*."""
+    calls = [call for call in seen.calls.values() if not call.path]
+    called = {call.call.name for call in calls if any(n < until for n, _ in call.settled)}
+    said = [item for n, one in turn.responded if n < until for item in one.response.items]
+    texts = [item.text for item in said if isinstance(item, AssistantMessage)]
+    ended = [call.settled[-1][1].outcome.output for call in turn.calls if call.settled]
+    texts += [output for output in ended if isinstance(output, str)]
+    used = [one.response.usage for one in seen.records[:until] if isinstance(one, r.ModelResponded)]
+    tokens = sum(usage.total_tokens for usage in used if usage is not None)
+    return ConditionView(turn=turn.number, calls=called, text="\n".join(texts), total_tokens=tokens)
+
+
+@law("execution")
+def circles_are_warned_of_then_ended(seen: Reading) -> Findings:
+    """After the turn that brings a call's equal results in a row to `loop_detection` the model is warned of it once;
+    the next turn that has one more of them is the run's last.
+    """
+    for run in seen.runs.values():
+        limit = seen.config(run.path).loop_detection
+        if limit is not None:
+            yield from _circles(seen, run, limit)
+
+
+def _circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
+    repeats: dict[tuple[str, str], tuple[object, int]] = {}
+    for turn, following in itertools.zip_longest(run.turns, run.turns[1:]):
+        until = following.n if following is not None else len(seen.records)
+        warned = [
+            n
+            for n, one in enumerate(seen.records[turn.n : until], turn.n)
+            if isinstance(one, r.HistoryReplaced) and one.reason == "loop_warning" and one.path == run.path
+        ]
+        here: Counter[tuple[str, str]] = Counter()
+        settled = [(n, made, one) for made in turn.calls for n, one in made.settled]
+        for n, call, record in sorted(settled, key=lambda one: one[0]):
+            if record.outcome.cancelled_by in FROM_ABOVE or n > until:
+                continue
+            key = (record.tool, call.call.arguments)
+            last, count = repeats.get(key, (None, 0))
+            repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
+            here[key] += 1
+        due = [key for key in here if repeats[key][1] >= limit]
+        over = [key for key in due if repeats[key][1] - here[key] >= limit]
+        if len(warned) > len(due) - len(over):
+            new = len(due) - len(over)
+            yield broken(f"{len(warned)} warnings of circles after turn {turn.number}, not {new}", *warned)
+        elif following is not None and following.number > turn.number:
+            if over:
+                yield broken(f"{over[0]} came again after a warning, and another turn began", following.n)
+            elif len(warned) < len(due):
+                yield broken(f"turn {turn.number} goes in a circle with {due}, and nobody warns", following.n)
+            elif due:
+                yield HELD
+        elif following is None and not run.path and isinstance(seen.evidence.error, ToolLoopDetected):
+            if over:
+                yield HELD
+            else:
+                yield broken("the run ended for a circle that nobody was warned of", turn.n)
+
+
+@law("execution")
+def outputs_keep_to_their_length(seen: Reading) -> Findings:
+    """What the model is told of a call has `max_output_chars` characters at most: of a longer output head and tail and,
+    where there is room, how long it was; a shorter one is whole.
+    """
+    if seen.evidence.config.output_store is not None:
+        return
+    for call in seen.calls.values():
+        limit = seen.config(call.path).tool_execution.max_output_chars
+        for n, record in call.settled:
+            output, value = record.outcome.output, record.outcome.value
+            if limit is None or not isinstance(output, str):
+                continue
+            if len(output) > limit:
+                yield broken(f"call {call.call_id} gave {len(output)} characters, past {limit}", n)
+            elif record.outcome.status != "succeeded":
+                continue
+            elif isinstance(value, str) and len(value) > limit:
+                told = limit <= NOTICE or f" of {len(value)} characters cut" in output
+                kept = limit <= NOTICE or (output[0] == value[0] and output[-1] == value[-1])
+                yield (
+                    HELD if told and kept else broken(f"call {call.call_id} lost more of its output than its middle", n)
+                )
+            elif isinstance(value, str) and value.isprintable() and value != output:
+                yield broken(f"call {call.call_id} gave {value!r}, and the model is shown {output!r}", n)

@@ -1,0 +1,172 @@
+"""Invariants of a streamed run's events: they are the log, in its order, and signals stand where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._observation import Path, Reading
+
+Findings = Iterator[Broken | None]
+Said = tuple[Any, ...]
+_SIGNALS = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.RawModelEvent, ev.CallProgress)
+
+
+@law("accounting")
+def events_are_the_log(seen: Reading) -> Findings:
+    """Who reads a run's events reads what its log says, all of it, in its order; a cancellation may cut off the rest.
+
+    Of thoughts, one that led to a call which the model repeats is in no history, and has no event.
+    """
+    if seen.evidence.unread is None or not seen.records:
+        return
+    wanted = [(n, said) for n, record in enumerate(seen.records) for said in of_record(seen, n, record)]
+    got = [said for event in seen.evidence.events if (said := of_event(event)) is not None]
+    if seen.evidence.cancellation is not None or seen.evidence.left or seen.evidence.reader_left:
+        wanted = wanted[: len(got)]  # what was unread is dropped when the block is left
+    for (n, due), said in zip_longest(wanted, got, fillvalue=(len(seen.records) - 1, None)):
+        if due != said:
+            yield broken(f"the event due is {due}, and what was read is {said}", n)
+            return
+    if got:
+        yield HELD
+
+
+def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
+    """Yield in words what events *record* means."""
+    where = (record.path, record.turn)
+    match record:
+        case r.RunStarted(agent=agent):
+            yield (*where, "agent", agent)
+        case r.HandedOff(call_id=call_id, ignored=ignored, target_agent=agent):
+            for answered in (call_id, *ignored):
+                yield (*where, "item", "HandoffOutput", answered)
+            yield (*where, "agent", agent)
+        case r.TurnStarted():
+            yield (*where, "turn")
+        case r.ModelResponded(response=response):
+            for item in response.items:
+                if not isinstance(item, Reasoning) and _is_new(seen, n, record.path, item):
+                    yield (*where, "item", *_named(item))
+        case r.CallStarted(call_id=call_id):
+            yield (*where, "started", call_id)
+        case r.CallSettled(call_id=call_id, outcome=outcome):
+            yield (*where, "settled", call_id, outcome.status)
+        case r.ItemReleased(call_id=call_id):
+            call = seen.calls.get((record.path, call_id))
+            ends = [] if call is None else [one.outcome for at, one in call.settled if at < n]
+            if ends and ends[-1].output is not None:
+                yield (*where, "item", "ToolOutput", call_id)
+        case r.ApprovalRequested(call_id=call_id):
+            yield (*where, "asked", call_id)
+        case r.GuardrailSettled(guardrail=name):
+            yield (*where, "judged", name)
+        case r.BatchEnded():
+            yield (*where, "turn over")
+        case r.RunEnded(status=status):
+            yield (*where, "end", status)
+        case _:
+            return
+
+
+def _is_new(seen: Reading, n: int, path: Path, item: Item) -> bool:
+    """Tell whether *item* of the response in record *n* is no call that was made before, there or in it."""
+    if not isinstance(item, ToolCall | HandoffCall) or not item.call_id:
+        return True
+    run = seen.runs.get(path)
+    if run is None or run.known.get(item.call_id) is not item:
+        return False
+    earlier = (
+        at for turn in run.turns for at, one in turn.responded if any(item is each for each in one.response.items)
+    )
+    return next(earlier, n) == n
+
+
+def _named(item: Item) -> Said:
+    name = type(item).__name__
+    if isinstance(item, ToolCall | HandoffCall | ToolOutput | HandoffOutput):
+        return (name, item.call_id)
+    return (name, item.text) if isinstance(item, AssistantMessage) and not item.secret else (name,)
+
+
+def of_event(event: Any) -> Said | None:
+    """Return in words what *event* says; None for a signal, and for a thought."""
+    where = (event.path, event.turn)
+    match event:
+        case ev.AgentUpdated(agent=agent):
+            return (*where, "agent", agent.name if agent is not None else None)
+        case ev.TurnStarted():
+            return (*where, "turn")
+        case ev.ItemCreated(item=item):
+            return None if isinstance(item, Reasoning) else (*where, "item", *_named(item))
+        case ev.CallStarted(call=call):
+            return (*where, "started", call.call_id)
+        case ev.CallSettled(call=call, outcome=outcome):
+            return (*where, "settled", call.call_id, outcome.status)
+        case ev.ApprovalRequested(request=request):
+            return (*where, "asked", request.call.call_id)
+        case ev.GuardrailSettled(result=result):
+            return (*where, "judged", result.guardrail.name)
+        case ev.TurnEnded():
+            return (*where, "turn over")
+        case ev.RunEnded(status=status):
+            return (*where, "end", status)
+        case _ if isinstance(event, _SIGNALS):
+            return None
+        case _:
+            return (*where, type(event).__name__)
+
+
+@law("guards")
+def text_waits_for_its_judges(seen: Reading) -> Findings:
+    """Where text is held until the input is judged, none of it is shown before each guardrail beside the model has."""
+    agent = seen.evidence.agent
+    if seen.evidence.unread is None or agent is None or not seen.evidence.config.hold_text_until_guarded:
+        return
+    guards = [*seen.evidence.config.input_guardrails, *agent.input_guardrails]
+    names = {one.name for one in guards if one.run_in_parallel}
+    judged: set[str] = set()
+    for place, event in enumerate(seen.evidence.events):
+        if isinstance(event, ev.GuardrailSettled) and not event.path:
+            judged.add(event.result.guardrail.name)
+        elif isinstance(event, ev.TextDelta) and not event.path and event.turn == 1 and names:
+            if names <= judged:
+                yield HELD
+            else:
+                yield broken(f"event {place}: text was shown before {sorted(names - judged)} had judged the input")
+
+
+@law("accounting")
+def signals_have_their_place(seen: Reading) -> Findings:
+    """Progress of a call comes between its start and its end; a message is what its pieces, before it, make up."""
+    running: set[tuple[Path, str]] = set()
+    pieces: dict[Path, str] = {}
+    for place, event in enumerate(seen.evidence.events):
+        match event:
+            case ev.CallStarted(call=call):
+                running.add((event.path, call.call_id))
+            case ev.CallSettled(call=call):
+                running.discard((event.path, call.call_id))
+            case ev.CallProgress(call=call):
+                if (event.path, call.call_id) in running:
+                    yield HELD
+                else:
+                    yield broken(f"event {place}: progress of call {call.call_id}, which doesn't run")
+            case ev.TurnStarted():
+                pieces[event.path] = ""
+            case ev.TextDelta(text=text):
+                pieces[event.path] = pieces.get(event.path, "") + text
+            case ev.ItemCreated(item=AssistantMessage(text=text)) if text and seen.evidence.faultless:
+                said = pieces.get(event.path, "")
+                if said.startswith(text):
+                    pieces[event.path] = said[len(text) :]
+                    yield HELD
+                else:
+                    yield broken(f"event {place}: the message {text!r} came in the pieces {said!r}")
+            case _:
+                pass

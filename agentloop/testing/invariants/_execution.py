@@ -1,0 +1,335 @@
+"""Invariants of execution: who runs, how often, in which turns, and whose output answers whom."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+from agentloop import records as r
+from agentloop._core.plan import read_arguments
+from agentloop.exceptions import MaxTurnsExceeded
+from agentloop.items import ToolOutput
+from agentloop.outcomes import FROM_ABOVE
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._observation import CallSeen, Path, Reading, TurnSeen, plain_json
+from agentloop.tools import FunctionTool
+
+Findings = Iterator[Broken | None]
+
+
+@law("execution")
+def one_ending_per_attempt(seen: Reading) -> Findings:
+    """Each attempt of a call that started has exactly one terminal record, and no attempt has two.
+
+    What the end of an entry has cut is due again in the next one: its first ending is not counted.
+    """
+    over = seen.root is not None and bool(seen.root.ended) and seen.root.ended[-1][0] > seen.root.began[-1]
+    for call in seen.calls.values():
+        if len(call.settled) > 1:
+            yield from _settled_twice(seen, call)
+        for n, record in call.started:
+            ended = any(one.attempt == record.attempt for _, one in call.settled)
+            if over and not ended and not paused(seen, call) and not seen.crashed_between(n, len(seen.records)):
+                yield broken(f"call {call.call_id} attempt {record.attempt} started and never settled", n)
+            else:
+                yield HELD
+
+
+def _settled_twice(seen: Reading, call: CallSeen) -> Findings:
+    for_good = [
+        (n, record)
+        for n, record in call.settled
+        if record.outcome.cancelled_by not in FROM_ABOVE or seen.next_entry(call.path, n) == len(seen.records)
+    ]
+    for attempt, count in Counter(record.attempt for _, record in for_good).items():
+        if count > 1:
+            where = [n for n, record in for_good if record.attempt == attempt]
+            yield broken(f"call {call.call_id} attempt {attempt} settled {count} times", *where)
+
+
+def paused(seen: Reading, call: CallSeen) -> bool:
+    """Tell whether the run that *call* runs was interrupted: the call goes on when that does."""
+    nested = seen.runs.get((*call.path, call.call_id))
+    return nested is not None and bool(nested.ended) and nested.ended[-1][1].status == "interrupted"
+
+
+@law("execution")
+def every_record_has_its_place(seen: Reading) -> Findings:
+    """Records stand in a run that began, in a turn of it, about calls that the model made."""
+    for n, record in seen.strays:
+        yield broken(f"{type(record).__name__} about something unknown", n)
+    if seen.records:
+        yield HELD
+        first = seen.records[0]
+        if not isinstance(first, r.RunStarted) or first.path:
+            yield broken(f"the first record is {type(first).__name__}", 0)
+
+
+_NEVER_RAN = ("rejected", "failed", "replayed", "skipped", "cancelled", "unknown")
+
+
+@law("execution")
+def unstarted_calls_end_as_such(seen: Reading) -> Findings:
+    """A call without a start ends rejected, failed, replayed, skipped or cancelled; a started one never skipped."""
+    for call in seen.calls.values():
+        starts = call.started
+        for n, record in call.settled:
+            status = record.outcome.status
+            if starts and starts[0][0] < n:
+                wrong = status in ("skipped", "replayed")
+            else:
+                wrong = status not in _NEVER_RAN or record.outcome.started_at is not None
+            if wrong:
+                yield broken(f"call {call.call_id} {'started' if starts else 'never started'} and is {status}", n)
+            else:
+                yield HELD
+
+
+@law("execution")
+def intent_before_effect(seen: Reading) -> Findings:
+    """A body begins only after the record of its start."""
+    for body in seen.evidence.bodies or ():
+        call = seen.calls.get((body.path, body.call_id))
+        if call is None or not any(n < body.began for n, _ in call.started):
+            yield broken(f"the body of {body.tool} ran for call {body.call_id}, which had not started", body.began)
+        else:
+            yield HELD
+
+
+@law("execution")
+def an_invocation_runs_once(seen: Reading) -> Findings:
+    """An invocation starts once and its body runs once; again only as a further attempt of one that was in doubt."""
+    for call in seen.calls.values():
+        if len(call.started) > 1:
+            yield from _started_twice(seen, call)
+        if call.started:
+            yield HELD
+    for (_, call_id), bodies in seen.bodies.items():
+        asked_for = seen.calls.get((bodies[0].path, call_id))
+        starts = len(asked_for.started) if asked_for is not None else 0
+        nested = seen.runs.get((*bodies[0].path, call_id))
+        # An agent tool that was interrupted goes on in the start it had.
+        starts += sum(one.status == "interrupted" for _, one in nested.ended) if nested is not None else 0
+        if len(bodies) > starts:
+            yield broken(f"the body of call {call_id} ran {len(bodies)} times for {starts} starts")
+
+
+def _started_twice(seen: Reading, call: CallSeen) -> Findings:
+    attempts = [record.attempt for _, record in call.started]
+    if len(set(attempts)) != len(attempts):
+        yield broken(f"call {call.call_id} started twice", *(n for n, _ in call.started))
+    for before, (n, record) in itertools.pairwise(call.started):
+        if not _in_doubt(seen, call, before[0], n):
+            yield broken(f"call {call.call_id} started again (attempt {record.attempt})", before[0], n)
+
+
+def _in_doubt(seen: Reading, call: CallSeen, before: int, again: int) -> bool:
+    """Tell whether a second start is what an end from outside, or a crash, allows."""
+    if not any(before < began < again for began in _run_beginnings(seen, call.path)):
+        return False
+    endings = [record.outcome for n, record in call.settled if before < n < again]
+    return all(one.status == "unknown" or one.cancelled_by in FROM_ABOVE for one in endings)
+
+
+def _run_beginnings(seen: Reading, path: Path) -> Iterator[int]:
+    for depth in range(len(path) + 1):
+        run = seen.runs.get(path[:depth])
+        if run is not None:
+            yield from run.began
+
+
+@law("execution")
+def calls_run_with_their_arguments(seen: Reading) -> Findings:
+    """A call starts with the arguments its model wrote, or those that a verdict gave it, or a guardrail rewrote."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is not None and tool.secret:
+            continue  # what is stored of them may be no more than a trace
+        for n, record in call.started:
+            wanted = _arguments(call, n)
+            if wanted is not None and plain_json(record.arguments) != plain_json(wanted):
+                yield broken(f"call {call.call_id} started with {record.arguments}, and {wanted} was meant", n)
+            else:
+                yield HELD
+
+
+def _arguments(call: CallSeen, before: int) -> str | None:
+    """Return what *call* is to be run with at record *before*; None where a guardrail has said, and the log doesn't."""
+    text = call.call.arguments
+    texts = [(n, one.arguments) for n, one in call.requested if one.arguments is not None]
+    texts += [(n, one.arguments) for n, one in call.verdicts if one.approved and one.arguments is not None]
+    judged = [(n, one) for n, one in call.guards if one.stage == "tool_input" and one.verdict == "Rewrite"]
+    rewritten = [(n, json.dumps(one.detail) if isinstance(one.detail, dict) else None) for n, one in judged]
+    given = sorted(((n, one) for n, one in (*texts, *rewritten) if n < before), key=lambda pair: pair[0])
+    return given[-1][1] if given else text
+
+
+@law("execution")
+def identities_stay(seen: Reading) -> Findings:
+    """A repeated call (same id, tool, arguments) makes nothing new; one id for two calls is refused before any runs."""
+    for turn in seen.turns:
+        if turn.conflicts or turn.unnamed:
+            starts = [n for call in turn.calls for n, _ in call.started]
+            run = seen.runs[turn.path]
+            accepted = [other.n for other in run.turns if other.n > turn.n]
+            accepted += [n for n, record in run.ended if record.status == "completed"]
+            if starts:
+                yield broken("a response that uses an id for two calls (or none) had an effect", *starts)
+            elif accepted:
+                yield broken("a response that uses an id for two calls (or none) was accepted", turn.n, *accepted)
+            else:
+                yield HELD
+        elif turn.repeats:
+            yield HELD
+    result = seen.evidence.result
+    if result is not None:
+        outputs = Counter(item.call_id for item in result.new_items if isinstance(item, ToolOutput))
+        for call_id, count in outputs.items():
+            if count > 1:
+                yield broken(f"{count} outputs of call {call_id} stand in the result")
+
+
+@law("execution")
+def turns_count_one_by_one(seen: Reading) -> Findings:
+    """A turn is one logical model call: turns count 1, 2, 3; retries count their attempts inside one."""
+    for run in seen.runs.values():
+        place = 0
+        before: TurnSeen | None = None
+        for turn in run.turns:
+            # One that a crash cut off before its answer is begun again.
+            again = before is not None and not before.responded and seen.crashed_between(before.n, turn.n)
+            place += not again
+            before = turn
+            if turn.number != place:
+                yield broken(f"turn {turn.number} is the run's {place}.", turn.n)
+            yield from _attempts(seen, turn)
+            yield HELD
+
+
+def _attempts(seen: Reading, turn: TurnSeen) -> Findings:
+    if len(turn.responded) > 1:
+        yield broken(f"turn {turn.number} has {len(turn.responded)} responses", *(n for n, _ in turn.responded))
+    expected, before = 1, 0
+    for n, record in turn.requested:
+        if expected > 1 and (seen.next_entry(turn.path, before) <= n or seen.crashed_between(before, n)):
+            expected = 1  # another entry counts anew
+        if record.attempt != expected:
+            yield broken(f"attempt {record.attempt} of turn {turn.number} is its {expected}.", n)
+        if record.turn != turn.number:
+            yield broken(f"an attempt of turn {turn.number} stands in turn {record.turn}", n)
+        expected, before = record.attempt + 1, n
+
+
+@law("execution")
+def turns_fit_their_limit(seen: Reading) -> Findings:
+    """No more turns than max_turns; a resume doesn't begin to count anew."""
+    for run in seen.runs.values():
+        for began, limit in run.limits:
+            if limit is None:
+                continue
+            until = seen.next_entry(run.path, began)
+            over = [turn.n for turn in run.turns if began < turn.n < until and turn.number > limit]
+            if over:
+                yield broken(f"a turn past max_turns={limit}", *over)
+            else:
+                yield HELD
+    error = seen.evidence.error
+    if isinstance(error, MaxTurnsExceeded) and seen.root is not None:
+        last = seen.root.limits[-1][1]
+        if not any(
+            run.turns and run.turns[-1].number == limit for run in seen.runs.values() for _, limit in run.limits
+        ):
+            yield broken(f"max_turns={last} exceeded after {len(seen.root.turns)} turns")
+
+
+# ---------------------------------------------------------------------------------------------- receipts
+
+
+@law("execution")
+def receipts_are_of_successes(seen: Reading) -> Findings:
+    """A call is answered by a receipt only of an equal call of an idempotent tool that succeeded, with its output."""
+    for call in seen.calls.values():
+        for n, record in call.settled:
+            if record.outcome.status != "replayed":
+                continue
+            tool = seen.tool(call)
+            if tool is not None and not tool.idempotent:
+                yield broken(
+                    f"call {call.call_id} of {tool.name}, which isn't idempotent, was answered by a receipt", n
+                )
+                continue
+            given = record.arguments if record.arguments is not None else call.call.arguments
+            if not any(
+                at < n
+                and other.outcome.status == "succeeded"
+                and other.outcome.output == record.outcome.output
+                and _ran_with_equal(seen, seen.calls[call.path, other.call_id], given, tool)
+                for at, other in _settled_of(seen, call.path, record.tool)
+            ):
+                yield broken(f"call {call.call_id} was answered by a receipt that no success gave", n)
+            else:
+                yield HELD
+
+
+def _settled_of(seen: Reading, path: Path, tool: str) -> Iterator[tuple[int, r.CallSettled]]:
+    for call in seen.calls.values():
+        if call.path == path:
+            yield from ((n, record) for n, record in call.settled if record.tool == tool)
+
+
+def _ran_with_equal(seen: Reading, other: CallSeen, arguments: str, tool: FunctionTool | None) -> bool:
+    if tool is None or not other.started:
+        return True
+    limits = seen.config(other.path).json_limits
+    texts = (other.started[-1][1].arguments, arguments)
+    ran, asked = (read_arguments(tool, text, limits).receipt for text in texts)
+    return ran == asked and not _contradict(*texts)
+
+
+def _contradict(one: str, other: str) -> bool:
+    """Tell whether two calls' arguments give one name different values, however these are written.
+
+    Without the library's own reading of them, a fault of which would make all calls equal.
+    """
+    try:
+        first, second = json.loads(one), json.loads(other)
+    except ValueError:
+        return False
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return False
+    return any(_written(first[name]) != _written(second[name]) for name in first.keys() & second.keys())
+
+
+def _written(value: object) -> str:
+    return str(int(value)) if isinstance(value, int | float) and value == value // 1 else str(value)
+
+
+@law("execution")
+def equal_idempotent_calls_share_a_run(seen: Reading) -> Findings:
+    """Of equal calls of an idempotent tool none starts after one has succeeded, and no two run side by side."""
+    tools: dict[tuple[Path, str], list[CallSeen]] = {}
+    for call in seen.calls.values():
+        if call.started and (tool := seen.tool(call)) is not None and tool.idempotent:
+            tools.setdefault((call.path, tool.lookup_key), []).append(call)
+    for (_, key), of_one in tools.items():
+        yield HELD
+        for first, second in _equal_pairs(of_one):
+            start = second.started[0][0]
+            ended = [one for at, one in first.settled if at < start]
+            if not ended:
+                yield broken(f"equal calls of {key} ran side by side", first.started[0][0], start)
+            elif ended[-1].outcome.status == "succeeded":
+                yield broken(f"call {second.call_id} of {key} started although an equal one had succeeded", start)
+
+
+def _equal_pairs(calls: list[CallSeen]) -> Iterator[tuple[CallSeen, CallSeen]]:
+    """Yield of the calls of one tool those with equal arguments, each with the next that started."""
+    if len(calls) < 2:
+        return
+    groups: dict[str, list[CallSeen]] = {}
+    for call in sorted(calls, key=lambda call: call.started[0][0]):
+        groups.setdefault(plain_json(call.started[-1][1].arguments), []).append(call)
+    for equal in groups.values():
+        yield from itertools.pairwise(equal)

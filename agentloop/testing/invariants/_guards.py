@@ -1,0 +1,538 @@
+"""Invariants of guardrails and approvals: judged before it counts, asked once, fitting one call alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agentloop import records as r
+from agentloop.agents import Agent
+from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
+from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, plain_json
+from agentloop.testing.simulation._fixture_agents import odd, says_odd
+
+Findings = Iterator[Broken | None]
+SHORT = 20
+"""Characters that no limit of a drawn world's outputs cuts."""
+
+
+def _run_guards(seen: Reading, run: RunSeen, stage: str) -> list[tuple[int, r.GuardrailSettled]]:
+    return [(n, record) for n, record in run.guards if record.stage == stage]
+
+
+def _first_agent(seen: Reading, run: RunSeen) -> Agent[object, object] | None:
+    return seen.agent_named(run.agent)
+
+
+def _starts_under(seen: Reading, path: Path) -> list[int]:
+    return sorted(n for call in seen.started for n, _ in call.started if call.path[: len(path)] == path)
+
+
+@law("guards")
+def input_is_judged_before_effects(seen: Reading) -> Findings:
+    """Every input guardrail of a run has settled before the first of its calls starts."""
+    for run in seen.runs.values():
+        agent = _first_agent(seen, run)
+        if agent is None:
+            continue
+        wanted = len(seen.config(run.path).input_guardrails) + len(agent.input_guardrails)
+        starts = _starts_under(seen, run.path)
+        if not wanted or not starts:
+            continue
+        before = [n for n, _ in _run_guards(seen, run, "input") if n < starts[0]]
+        if len(before) < wanted:
+            yield broken(f"a call started after {len(before)} of {wanted} input guardrails", starts[0])
+        else:
+            yield HELD
+
+
+@law("guards")
+def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
+    """A model is first asked when every input guardrail that doesn't run beside it has passed the run's input."""
+    for run in seen.runs.values():
+        agent = _first_agent(seen, run)
+        if agent is None or not run.turns or not run.turns[0].requested:
+            continue
+        guards = [*seen.config(run.path).input_guardrails, *agent.input_guardrails]
+        blocking = {index for index, guard in enumerate(guards) if not guard.run_in_parallel}
+        if not blocking:
+            continue
+        asked = run.turns[0].requested[0][0]
+        passed = {one.index for n, one in _run_guards(seen, run, "input") if n < asked and not _tripped(one)}
+        if blocking <= passed:
+            yield HELD
+        else:
+            yield broken(f"the model was asked before guardrails {sorted(blocking - passed)} had passed", asked)
+
+
+@law("guards")
+def input_is_judged_once(seen: Reading) -> Findings:
+    """An input guardrail that has passed the run's input isn't asked again, also not when the run goes on later; only
+    those of the agent that the run began with are.
+    """
+    if any(isinstance(record, r.InputAdded) for record in seen.records):
+        return  # which is judged when it comes
+    for run in seen.runs.values():
+        known: dict[tuple[str, int], int] = {}
+        first = _first_agent(seen, run)
+        guards = [*seen.config(run.path).input_guardrails, *(first.input_guardrails if first is not None else ())]
+        names = {guard.name for guard in guards}
+        for n, record in _run_guards(seen, run, "input"):
+            if first is not None and record.guardrail not in names:
+                yield broken(f"guardrail {record.guardrail} judged the input, and it isn't {first.name}'s", n)
+            key = (record.guardrail, record.nth)
+            if key in known:
+                yield broken(f"guardrail {record.guardrail} had passed the input, and was asked again", known[key], n)
+            else:
+                yield HELD
+            if not _tripped(record):
+                known[key] = n
+
+
+@law("guards")
+def a_tripped_input_stops_everything(seen: Reading) -> Findings:
+    """After an input guardrail has tripped no call of the run starts, the run ends with the tripwire, and nothing that
+    its model said goes into the session.
+    """
+    for run in seen.runs.values():
+        tripped = [n for n, record in _run_guards(seen, run, "input") if _tripped(record)]
+        if not tripped:
+            continue
+        late = [n for n in _starts_under(seen, run.path) if n > tripped[0]]
+        late += [turn.n for turn in run.turns if turn.n > tripped[0]]
+        late += [
+            n for turn in run.turns for n, _ in turn.responded if n > tripped[0] and not _at_once(seen, tripped[0], n)
+        ]
+        ended = [one for _, one in run.ended if one.status == "completed"]
+        if late or ended:
+            yield broken("the run went on after an input guardrail had tripped", tripped[0], *late)
+        else:
+            yield HELD
+        if not run.path and any(not isinstance(item, UserMessage | SystemMessage) for item in _fresh(seen)):
+            yield broken("the session holds what the model said to an input that a guardrail refused", tripped[0])
+        error = seen.evidence.error
+        other = isinstance(error, Exception) and not isinstance(error, InputGuardrailTripwireTriggered)
+        if other and not run.path and seen.evidence.faultless:
+            yield broken(f"an input guardrail tripped, and the run raised {type(error).__name__}", tripped[0])
+
+
+def _at_once(seen: Reading, tripped: int, n: int) -> bool:
+    """Tell whether a guardrail that took some time tripped in the very moment of record *n*."""
+    record = seen.records[tripped]
+    took = record.duration if isinstance(record, r.GuardrailSettled) else 0.0
+    return took > 0 and seen.records[n].at == record.at
+
+
+def _tripped(record: r.GuardrailSettled) -> bool:
+    return record.verdict in ("tripped", "tripwire", "RaiseException")
+
+
+@law("guards")
+def output_is_judged_before_it_counts(seen: Reading) -> Findings:
+    """Every output guardrail has passed the final output before the run completes with it."""
+    for run in seen.runs.values():
+        completed = [n for n, record in run.ended if record.status == "completed"]
+        agent = seen.agent_named(run.turns[-1].agent) if run.turns else None
+        if not completed or agent is None:
+            continue
+        wanted = len(seen.config(run.path).output_guardrails) + len(agent.output_guardrails)
+        began = max((began for began in run.began if began < completed[-1]), default=-1)
+        settled = [(n, one) for n, one in _run_guards(seen, run, "output") if began < n < completed[-1]]
+        if not wanted:
+            continue
+        if len(settled) < wanted:
+            yield broken(f"completed after {len(settled)} of {wanted} output guardrails", completed[-1])
+        elif any(_tripped(one) for _, one in settled):
+            yield broken("completed although an output guardrail had tripped", completed[-1])
+        else:
+            yield HELD
+
+
+@law("guards")
+def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
+    """An output that a guardrail tripped on is no final output, and stands in no session; a tool's in no item."""
+    for run in seen.runs.values():
+        tripped = [n for n, record in _run_guards(seen, run, "output") if _tripped(record)]
+        if not tripped:
+            continue
+        ended = [n for n, one in run.ended if one.status == "completed" and n > tripped[-1]]
+        error = seen.evidence.error
+        if ended:
+            yield broken("completed although an output guardrail had tripped", tripped[-1], *ended)
+        elif not run.path and seen.evidence.saved is not None and _said_last(seen, run) in _texts(seen):
+            yield broken("the session holds an output that a guardrail tripped on", tripped[-1])
+        elif not run.path and _gave_last(seen, run, tripped[-1]) in _outputs(seen):
+            yield broken("a call's output that a guardrail tripped on was kept", tripped[-1])
+        elif not run.path and not isinstance(error, OutputGuardrailTripwireTriggered) and seen.evidence.result:
+            yield broken("an output guardrail tripped, and the run has a result", tripped[-1])
+        else:
+            yield HELD
+
+
+def _said_last(seen: Reading, run: RunSeen) -> str | None:
+    """Return the message that was to be the final output, unless the model had said just that before."""
+    earlier = [one for turn in run.turns[:-1] for _, one in turn.responded]
+    said = {item.text for one in earlier for item in one.response.items if isinstance(item, AssistantMessage)}
+    for turn in reversed(run.turns):
+        for _, record in turn.responded:
+            words = [item.text for item in record.response.items if isinstance(item, AssistantMessage)]
+            return words[-1] if words and not turn.calls and words[-1] not in said else None
+    return None
+
+
+def _gave_last(seen: Reading, run: RunSeen, judged: int) -> tuple[str, Any] | None:
+    """Return the call whose output was to be the final one, and that output.
+
+    None where an earlier entry than that of record *judged* had it: it had been kept before anybody could judge it.
+    """
+    turn = run.turns[-1] if run.turns else None
+    agent = seen.agent_named(turn.agent) if turn is not None else None
+    if turn is None or agent is None or agent.tool_use_behavior != "stop_on_first_tool":
+        return None
+    began = max(n for n in run.began if n < judged)
+    ends = (call for call in turn.calls if call.settled and call.settled[-1][1].outcome.output is not None)
+    made = next(ends, None)
+    if made is None or made.settled[-1][0] < began:
+        return None
+    return made.call_id, made.settled[-1][1].outcome.output
+
+
+def _outputs(seen: Reading) -> list[tuple[str, Any]]:
+    kept = [*_fresh(seen), *(seen.evidence.result.new_items if seen.evidence.result is not None else ())]
+    return [(item.call_id, item.output) for item in kept if isinstance(item, ToolOutput)]
+
+
+def _fresh(seen: Reading) -> Sequence[Item]:
+    return (seen.evidence.saved or ())[len(seen.evidence.saved_before) :]
+
+
+def _texts(seen: Reading) -> list[str | None]:
+    return [item.text for item in _fresh(seen) if isinstance(item, AssistantMessage)]
+
+
+# ---------------------------------------------------------------------------------------------- of calls
+
+
+def _between(call: CallSeen, stage: str, after: int, before: int) -> list[r.GuardrailSettled]:
+    return [record for n, record in call.guards if record.stage == stage and after < n < before]
+
+
+@law("guards")
+def arguments_are_judged_before_the_body(seen: Reading) -> Findings:
+    """A call starts only after all input guardrails of its tool have let it, in this entry of the run."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not tool.tool_input_guardrails:
+            continue
+        for n, record in call.started:
+            entry = _entry_before(seen, call.path, n)
+            names = [one.guardrail for one in _between(call, "tool_input", entry, n)]
+            wanted = [guardrail.name for guardrail in tool.tool_input_guardrails]
+            if names[-len(wanted) :] != wanted:
+                yield broken(f"call {call.call_id} started after {len(names)} of {len(wanted)} input guardrails", n)
+            else:
+                yield HELD
+            del record
+
+
+def _entry_before(seen: Reading, path: Path, n: int) -> int:
+    found = -1
+    for depth in range(len(path) + 1):
+        run = seen.runs.get(path[:depth])
+        if run is not None:
+            found = max([found, *(began for began in run.began if began < n)])
+    return found
+
+
+@law("guards")
+def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
+    """A call that waited for a verdict is judged by its tool's input guardrails once more, just before it starts."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not tool.tool_input_guardrails or not call.requested:
+            continue
+        resumed = _entry_before(seen, call.path, call.started[-1][0])
+        if resumed < call.requested[-1][0]:
+            continue  # the verdict came while the run was under way
+        judged = [n for n, one in call.guards if one.stage == "tool_input" and resumed < n < call.started[-1][0]]
+        if len(judged) < len(tool.tool_input_guardrails):
+            yield broken(f"call {call.call_id} started after a pause, judged {len(judged)} times", call.started[-1][0])
+        else:
+            yield HELD
+
+
+@law("guards")
+def a_refused_call_never_runs(seen: Reading) -> Findings:
+    """A call whose arguments a guardrail refused doesn't start and is rejected; a tripwire ends the run."""
+    for call in seen.calls.values():
+        for n, record in call.guards:
+            if record.stage != "tool_input" or record.verdict not in ("RejectContent", "RaiseException"):
+                continue
+            entry = seen.next_entry(call.path, n)
+            late = [at for at, _ in call.started if n < at < entry]
+            if late:
+                yield broken(f"call {call.call_id} started although {record.guardrail} had refused it", n, *late)
+                continue
+            endings = [(at, one.outcome) for at, one in call.settled if n < at < entry]
+            wanted = "rejected" if record.verdict == "RejectContent" else "failed"
+            wrong = [at for at, one in endings if one.status not in (wanted, "cancelled", "failed")]
+            accepted = [at for at in call.turn.accepted if record.verdict == "RaiseException" and n < at < entry]
+            if wrong or accepted:
+                yield broken(f"call {call.call_id} was refused by {record.guardrail} and isn't {wanted}", n, *wrong)
+            else:
+                yield HELD
+
+
+@law("guards")
+def output_is_judged_before_it_settles(seen: Reading) -> Findings:
+    """A call succeeds only after every output guardrail of its tool has judged what it gave; a refusal rejects it."""
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not tool.tool_output_guardrails or not call.settled:
+            continue
+        n, record = call.settled[-1]
+        started = [at for at, _ in call.started if at < n]
+        judged = _between(call, "tool_output", started[-1] if started else -1, n)
+        verdicts = [one.verdict for one in judged]
+        status = record.outcome.status
+        if status == "succeeded" and (len(judged) < len(tool.tool_output_guardrails) or "RejectContent" in verdicts):
+            yield broken(f"call {call.call_id} succeeded with the verdicts {verdicts}", n)
+        elif status == "unknown" and seen.evidence.crashes:
+            continue  # what the body gave went with the process
+        elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
+            yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
+        elif (
+            status == "succeeded" and not tool.secret_output and _replaced(judged) not in (None, record.outcome.output)
+        ):
+            yield broken(f"call {call.call_id} is to give {_replaced(judged)!r}, and the model is told otherwise", n)
+        elif "RaiseException" in verdicts and record.outcome.output is not None:
+            yield broken(f"call {call.call_id} tripped an output guardrail, and the model is told of it", n)
+        elif judged:
+            yield HELD
+
+
+def _replaced(judged: Sequence[r.GuardrailSettled]) -> str | None:
+    """Return the text that a guardrail has put in the place of an output, if it is short enough to stand as it is."""
+    found = [one.detail for one in judged if one.verdict == "ReplaceOutput"]
+    return found[-1] if found and isinstance(found[-1], str) and len(found[-1]) < SHORT else None
+
+
+_SAID = re.compile(r"(?:before|after) [0-9]+: (\w+)( odd)?")
+_KINDS = {
+    "allow": "Allow",
+    "reject": "RejectContent",
+    "raise": "RaiseException",
+    "rewrite": "Rewrite",
+    "replace": "ReplaceOutput",
+}
+
+
+@law("guards")
+def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
+    """A tool's guardrail judges the call's arguments, or its output, as those before it have left them: one of a cast,
+    whose name says what it does with an odd number, does so with an odd number, unless its output has been replaced.
+    """
+    yield from _outputs_judged(seen)
+    for call in seen.calls.values():
+        if call.call.secret or len(call.requested) > 1:
+            continue
+        given = [one.arguments for _, one in call.verdicts if one.approved and one.arguments is not None]
+        number = _number_of(given[-1] if given and call.started else call.call.arguments)
+        passes = 0
+        for n, record in call.guards:
+            said = _SAID.fullmatch(record.guardrail)
+            if record.stage != "tool_input" or said is None or number is None:
+                continue
+            passes += record.guardrail.startswith("before 0")
+            if passes > 1:
+                break  # judged again after a pause, of what was there then
+            wanted = _KINDS[said[1]] if number % 2 else "Allow"
+            if record.verdict != wanted:
+                yield broken(f"{record.guardrail!r} said {record.verdict} of {number} in call {call.call_id}", n)
+            else:
+                yield HELD
+            number += record.verdict == "Rewrite"
+
+
+def _outputs_judged(seen: Reading) -> Findings:
+    for call in seen.started:
+        number = _number_of(call.started[-1][1].arguments) if len(call.started) == 1 and not call.call.secret else None
+        replaced = False
+        for n, record in call.guards:
+            said = _SAID.fullmatch(record.guardrail)
+            if record.stage != "tool_output" or said is None or number is None:
+                continue
+            wanted = _KINDS[said[1]] if number % 2 and not replaced else "Allow"
+            if record.verdict != wanted:
+                yield broken(f"{record.guardrail!r} said {record.verdict} of what call {call.call_id} gave", n)
+            replaced = replaced or record.verdict == "ReplaceOutput"
+
+
+def _number_of(text: str) -> int | None:
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    number = read.get("n") if isinstance(read, dict) else None
+    return number if type(number) is int else None
+
+
+# ---------------------------------------------------------------------------------------------- approvals
+
+
+def _answers(call: CallSeen, request: r.ApprovalRequested) -> list[tuple[int, r.VerdictGiven]]:
+    return [(n, one) for n, one in call.verdicts if one.digest == request.digest]
+
+
+@law("guards")
+def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
+    """A call that has a verdict isn't asked about again, be it its own or one on all calls of the agent to the tool."""
+    for call in seen.calls.values():
+        for n, request in call.requested:
+            again = [at for at, _ in _answers(call, request) if at < n]
+            twice = [at for at, other in call.requested if at < n and other.digest == request.digest]
+            always = [
+                at
+                for other in seen.calls.values()
+                if other.path == call.path
+                for at, one in other.verdicts
+                if at < n and one.always and (one.agent, one.tool) == (request.agent, request.tool)
+            ]
+            if again or twice or always:
+                yield broken(f"call {call.call_id} was asked about again", *again, *twice, *always, n)
+            else:
+                yield HELD
+
+
+@law("guards")
+def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
+    """A call that was asked about starts only after it was approved, with the arguments that were approved."""
+    for call in seen.calls.values():
+        for n, request in call.requested:
+            for at, _ in call.started:
+                if at < n:
+                    continue
+                yes = [one for when, one in _answers(call, request) if n < when < at and one.approved]
+                if not yes and not _always(seen, call, at, approved=True):
+                    yield broken(f"call {call.call_id} waits for a verdict, and started", n, at)
+                else:
+                    yield HELD
+            if not call.started:
+                yield HELD
+
+
+@law("guards")
+def calls_that_need_approval_have_it(seen: Reading) -> Findings:
+    """A call of a tool that needs approval, always or of just this one, starts only after it was approved: itself,
+    or all calls of its agent to the tool.
+    """
+    for call in seen.started:
+        tool = seen.tool(call)
+        if tool is None or not (tool.needs_approval is True or (says_odd(tool.needs_approval) and _is_odd(call))):
+            continue
+        first = seen.config(call.path).tool_execution.pre_approval_tool_input_guardrails
+        if first and any(one.verdict == "Rewrite" for _, one in call.guards):
+            continue  # what needs approval, if it does, is what a guardrail made of it
+        for n, _ in call.started:
+            own = any(at < n and one.approved for at, one in call.verdicts)
+            if own or _always(seen, call, n, approved=True):
+                yield HELD
+            else:
+                yield broken(f"call {call.call_id} needs approval, and started without one", n)
+
+
+def _is_odd(call: CallSeen) -> bool:
+    try:
+        arguments = json.loads(call.call.arguments)
+    except ValueError:
+        return False
+    return isinstance(arguments, dict) and odd(arguments)
+
+
+def _always(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:
+    return any(
+        one.always and one.approved is approved and one.agent == call.turn.agent and n < before
+        for other in seen.calls.values()
+        if other.path == call.path and (other.call.namespace, other.call.name) == (call.call.namespace, call.call.name)
+        for n, one in other.verdicts
+    )
+
+
+@law("guards")
+def a_rejected_call_never_runs(seen: Reading) -> Findings:
+    """After a rejection the call doesn't start, and is settled as rejected."""
+    for call in seen.calls.values():
+        for n, verdict in call.verdicts:
+            if verdict.approved:
+                continue
+            late = [at for at, _ in call.started if at > n]
+            wrong = [at for at, one in call.settled if at > n and one.outcome.status not in ("rejected", "cancelled")]
+            if late or wrong:
+                yield broken(f"call {call.call_id} was rejected, and ran or counts otherwise", n, *late, *wrong)
+            else:
+                yield HELD
+
+
+@law("guards")
+def a_verdict_fits_one_call(seen: Reading) -> Findings:
+    """A verdict names the path, agent, tool, call and arguments that were asked about, all of them; what is asked about
+    with other arguments has another digest, however long they are.
+    """
+    yield from _digests(seen)
+    for call in seen.calls.values():
+        for n, verdict in call.verdicts:
+            asked = [one for at, one in call.requested if at < n]
+            fits = any(
+                (one.path, one.agent, one.tool, one.digest)
+                == (verdict.path, verdict.agent, verdict.tool, verdict.digest)
+                for one in asked
+            )
+            if not fits:
+                yield broken(f"a verdict of call {call.call_id} fits none of its {len(asked)} requests", n)
+            else:
+                yield HELD
+
+
+def _digests(seen: Reading) -> Findings:
+    texts: dict[str, tuple[int, str]] = {}
+    for call in seen.calls.values():
+        if call.call.secret:
+            continue  # what is stored of them may be no more than a trace
+        for n, request in call.requested:
+            text = plain_json(request.arguments if request.arguments is not None else call.call.arguments)
+            at, known = texts.setdefault(request.digest, (n, text))
+            if known != text:
+                yield broken(f"{known} and {text} are asked about with one digest", at, n)
+
+
+def _over(seen: Reading, call: CallSeen) -> list[tuple[int, r.CallSettled]]:
+    """Return what ended *call*: its own end, and that of each call whose nested run it belongs to."""
+    around = (seen.calls.get((call.path[:depth], call.path[depth])) for depth in range(len(call.path)))
+    return [end for one in (call, *around) if one is not None for end in one.settled]
+
+
+@law("guards")
+def a_pause_has_something_to_ask(seen: Reading) -> Findings:
+    """A run ends as interrupted only where a call of the tree waits for a verdict, and goes on only with one."""
+    if seen.root is None:
+        return
+    for n, end in seen.root.ended:
+        open_calls = [
+            call
+            for call in seen.calls.values()
+            for at, request in call.requested
+            if at < n
+            and not any(when < n for when, _ in _answers(call, request))
+            and not any(when < n for when, _ in _over(seen, call))
+        ]
+        if end.status == "interrupted":
+            if open_calls:
+                yield HELD
+            else:
+                yield broken("the run is interrupted, and no call waits for a verdict", n)
+        elif end.status == "completed" and open_calls:
+            yield broken(f"the run completed while call {open_calls[0].call_id} waits for a verdict", n)

@@ -1,0 +1,264 @@
+"""Invariants of limits: how many bodies run beside each other, that slots are used, and in which order calls start."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import attrs
+
+from agentloop.limits import Capacity, Limit, Rate
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, Reading, TurnSeen
+from agentloop.tools import AgentCall, FunctionTool
+
+EPSILON = 1e-6
+"""Seconds that two readings of one moment may differ by."""
+Findings = Iterator[Broken | None]
+
+
+# ---------------------------------------------------------------------------------------------- limits
+
+
+@attrs.frozen
+class _Flying:
+    """A body that runs, its tool, and the turn it belongs to."""
+
+    body: BodySeen
+    tool: FunctionTool | None
+    turn: tuple[Path, int]
+
+
+@attrs.define
+class _Sweep:
+    """Goes over the beginnings and ends of bodies in their order, and knows who runs at each moment."""
+
+    seen: Reading
+    running: dict[int, _Flying] = attrs.field(factory=dict)
+
+    def moments(self) -> Iterator[_Flying]:
+        """Yield every body that begins, while `running` holds those beside it."""
+        bodies = self.seen.evidence.bodies or ()
+        points: list[tuple[int, int, int]] = []
+        for index, body in enumerate(bodies):
+            points.append((body.began, 1, index))
+            if body.ended is not None:
+                points.append((body.ended, 0, index))
+        # Of an end and a beginning between the same two records the end is taken as the earlier: in doubt, for the run.
+        points.sort()
+        for _, begins, index in points:
+            if not begins:
+                self.running.pop(index, None)
+                continue
+            one = self._flying(bodies[index])
+            yield one
+            if one.body.ended is None or one.body.ended > one.body.began:
+                self.running[index] = one
+
+    def _flying(self, body: BodySeen) -> _Flying:
+        call = self.seen.calls.get((body.path, body.call_id))
+        if call is None:
+            return _Flying(body, None, (body.path, 0))
+        return _Flying(body, self.seen.tool(call), (body.path, call.turn.number))
+
+
+@law("execution")
+def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
+    """Bodies in flight never exceed the turn's cap, a shared capacity, the run's threads, or one of a serial group."""
+    sweep = _Sweep(seen)
+    for one in sweep.moments():
+        began, tool = one.body.began, one.tool
+        beside = [other for other in sweep.running.values() if other.turn == one.turn]
+        cap = seen.config(one.body.path).tool_execution.max_function_tool_concurrency
+        if cap is not None:
+            yield HELD
+            if len(beside) >= cap:
+                yield broken(f"{len(beside) + 1} bodies in flight past the cap of {cap}", began)
+        if tool is None:
+            continue
+        if tool.runs_in_thread:
+            most = seen.config(one.body.path).tool_execution.max_threads
+            others = (other for other in sweep.running.values() if other.body.path == one.body.path)
+            threads = 1 + sum(other.tool is not None and other.tool.runs_in_thread for other in others)
+            if threads > most:
+                yield broken(f"{threads} bodies in threads, and there are {most}", began)
+        for limit in tool.capacity:
+            if isinstance(limit, Capacity) and limit.total_tokens is not None:
+                tools = [other.tool for other in sweep.running.values()]
+                holders = sum(1 for other in tools if other is not None and limit in other.capacity)
+                if holders >= limit.total_tokens:
+                    yield broken(f"{holders + 1} bodies hold {limit!r}", began)
+        if tool.serial is not None and any(
+            other.tool is not None and other.tool.serial == tool.serial for other in beside
+        ):
+            yield broken(f"two bodies of serial group {tool.serial!r} in flight", began)
+
+
+@law("execution")
+def exclusive_calls_run_alone(seen: Reading) -> Findings:
+    """An exclusive call, or any call of a sequential turn, has no other body of its turn beside it."""
+    sweep = _Sweep(seen)
+    for one in sweep.moments():
+        body, tool = one.body, one.tool
+        alone = (tool is not None and tool.exclusive) or sequential(seen, body.path, _agent_of(seen, body))
+        beside = [other for other in sweep.running.values() if other.turn == one.turn]
+        others = [other for other in beside if alone or (other.tool is not None and other.tool.exclusive)]
+        if others:
+            beside_it = others[0].body.call_id
+            yield broken(f"call {body.call_id} began beside {beside_it}, one of them exclusive", body.began)
+        elif alone:
+            yield HELD
+
+
+def _agent_of(seen: Reading, body: BodySeen) -> str:
+    call = seen.calls.get((body.path, body.call_id))
+    return call.turn.agent if call is not None else ""
+
+
+def sequential(seen: Reading, path: Path, agent: str) -> bool:
+    """Tell whether the turns of *agent* in the run at *path* run one call after the other."""
+    mode = seen.config(path).tool_execution.mode
+    if mode is None:
+        found = seen.agent_named(agent)
+        mode = found.tool_execution if found is not None else "concurrent"
+    return mode == "sequential"
+
+
+def one_at_a_time(seen: Reading, turn: TurnSeen) -> bool:
+    """Tell whether the calls of *turn* run one after the other."""
+    cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
+    return cap == 1 or sequential(seen, turn.path, turn.agent)
+
+
+@law("execution")
+def rates_hold(seen: Reading) -> Findings:
+    """No window of a rate holds more starts than it allows, where nothing lies between admission and start."""
+    if seen.evidence.crashes:
+        return  # a rate is remembered by the process, not by the journal
+    starts: dict[int, tuple[Rate, list[float]]] = {}
+    delayed: set[int] = set()
+    for call in seen.started:
+        tool = seen.tool(call)
+        for limit in tool.capacity if tool is not None else ():
+            if isinstance(limit, Rate):
+                assert tool is not None
+                if tool.tool_input_guardrails or tool.runs_in_thread or not isinstance(tool.is_enabled, bool):
+                    delayed.add(id(limit))
+                starts.setdefault(id(limit), (limit, []))[1].extend(record.at for _, record in call.started)
+    for rate, moments in starts.values():
+        if id(rate) in delayed:
+            continue
+        moments.sort()
+        for first, last in zip(moments, moments[rate.count :], strict=False):
+            if last - first < rate.per - 1e-3:
+                yield broken(f"{rate.count + 1} starts within {last - first:g} s under {rate!r}")
+            else:
+                yield HELD
+
+
+@law("execution")
+def a_full_buffer_holds_the_run_up(seen: Reading) -> Findings:
+    """No turn of a streamed run begins while as many events are unread as its buffer holds."""
+    cap = seen.evidence.config.stream_buffer
+    for n, unread in seen.evidence.unread or ():
+        if unread >= cap:
+            yield broken(f"a turn began with {unread} events unread, and the buffer holds {cap}", n)
+        else:
+            yield HELD
+
+
+def _unhindered(tool: FunctionTool | None) -> bool:
+    """Tell whether nothing but the turn's cap keeps a call of *tool* from starting."""
+    return (
+        tool is not None
+        and not tool.capacity
+        and tool.serial is None
+        and not tool.exclusive
+        and not tool.idempotent
+        and not tool.runs_in_thread
+        and not tool.tool_input_guardrails
+        and isinstance(tool.is_enabled, bool)
+    )
+
+
+@law("execution")
+def slots_are_used(seen: Reading) -> Findings:
+    """While calls wait that nothing but the cap holds back, no slot stays free over time."""
+    if seen.evidence.bodies is None or seen.evidence.streamed:
+        return
+    if seen.evidence.hooks is not None:
+        return
+    for turn in seen.batches:
+        if len(turn.calls) < 2:
+            continue
+        cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
+        if cap is None or sequential(seen, turn.path, turn.agent):
+            continue
+        if any(call.requested for call in turn.calls):
+            continue  # who waits for a verdict waits for no slot
+        if not all(_unhindered(seen.tool(call)) for call in turn.calls):
+            continue
+        bodies = [body for call in turn.calls for body in seen.bodies.get((turn.path, call.call_id), ())]
+        nested = any(isinstance(getattr(seen.tool(call), "body", None), AgentCall) for call in turn.calls)
+        if len(bodies) < 2 or nested:
+            continue
+        yield from _free_slots(bodies, cap)
+
+
+def _free_slots(bodies: list[BodySeen], cap: int) -> Findings:
+    ends = [body.ended_at if body.ended_at is not None else math.inf for body in bodies]
+    moments = sorted({body.began_at for body in bodies} | {end for end in ends if end < math.inf})
+    last = max(body.began_at for body in bodies)
+    for left, right in itertools.pairwise(moments):
+        if right > last:
+            break
+        if right - left < EPSILON:
+            continue
+        flying = sum(body.began_at <= left and end >= right for body, end in zip(bodies, ends, strict=True))
+        waiting = [body for body in bodies if body.began_at >= right]
+        if waiting and flying < cap:
+            ids = ", ".join(body.call_id for body in waiting)
+            yield broken(f"{flying} of {cap} slots in use for {right - left:g} s while {ids} waited", waiting[0].began)
+        elif waiting:
+            yield HELD
+
+
+@law("execution")
+def starts_follow_model_order(seen: Reading) -> Findings:
+    """Under a cap of n a call starts while at most n - 1 earlier ones that will start are still held back."""
+    for turn in seen.batches:
+        if len(turn.calls) < 2:
+            continue
+        cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
+        if sequential(seen, turn.path, turn.agent):
+            cap = 1
+        threads = seen.config(turn.path).tool_execution.max_threads
+        lanes: dict[tuple[frozenset[Limit], str | None, bool], list[CallSeen]] = {}
+        for call in turn.calls:
+            tool = seen.tool(call)
+            if (
+                tool is None
+                or len(call.started) != 1
+                or call.requested
+                or tool.idempotent
+                or tool.tool_input_guardrails
+            ):
+                continue
+            lanes.setdefault((frozenset(tool.capacity), tool.serial, tool.runs_in_thread), []).append(call)
+        for (limits, serial, in_thread), lane in lanes.items():
+            width = 1 if serial is not None else cap
+            tokens = [one.total_tokens for one in limits if isinstance(one, Capacity) and one.total_tokens]
+            widths: list[int] = [*tokens, *([width] if width is not None else []), *([threads] if in_thread else [])]
+            if widths and len(lane) > 1:
+                yield from _in_order(lane, min(widths))
+
+
+def _in_order(lane: list[CallSeen], width: int) -> Findings:
+    for place, call in enumerate(lane):
+        n = call.started[0][0]
+        held = [other for other in lane[:place] if other.started[0][0] > n]
+        if len(held) > width - 1:
+            yield broken(f"call {call.call_id} started before {held[0].call_id}, which the model asked for first", n)
+        else:
+            yield HELD

@@ -1,0 +1,309 @@
+"""Invariants of what models are asked: what they are shown from turn to turn, their tool choice, the time they have,
+and what of a failed answer somebody has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop._core.handoff_history import nest_history
+from agentloop.config import RunConfig
+from agentloop.handoffs import HandoffInputData, target_of
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    Reasoning,
+    SystemMessage,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.model_events import ModelRequest
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._observation import Path, Reading, RunSeen, TurnSeen
+from agentloop.testing.simulation._fixture_agents import Filter
+from agentloop.testing.simulation._simulated_parts import EPOCH
+
+EPSILON = 1e-5
+"""Seconds that two readings of one moment may differ by: the log's times are rounded."""
+Findings = Iterator[Broken | None]
+Key = tuple[str, str]
+
+
+def _name(path: Path) -> str:
+    return "/".join(path) or "(the root)"
+
+
+def _asked(seen: Reading, run: RunSeen) -> list[tuple[TurnSeen, int, ModelRequest, float]]:
+    """Return the run's requests: the turn, the record, what was asked and when; none where one that was recorded didn't
+    reach the model.
+    """
+    recorded = [(turn, n) for turn in run.turns for n, _ in turn.requested]
+    made = [(request, at) for at, request in seen.evidence.asked or () if request.path == run.path]
+    if len(recorded) != len(made):
+        return []
+    return [(*one, *other) for one, other in zip(recorded, made, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------- tool choice, time
+
+
+@law("accounting")
+def a_tool_choice_is_dropped_once_obeyed(seen: Reading) -> Findings:
+    """An agent's model has to use a tool until a turn of the agent with calls was accepted, and not after it, also
+    where the run went on in between; one that doesn't reset its choice has to in every turn.
+    """
+    for run in seen.runs.values():
+        for turn, n, request, _ in _asked(seen, run):
+            agent = seen.agent_named(turn.agent)
+            if agent is None:
+                continue
+            wanted = agent.model_settings.resolve(seen.config(run.path).model_settings).tool_choice
+            if wanted is None:
+                continue
+            accepted = (one for one in run.turns if one.agent == turn.agent and one.calls)
+            if agent.reset_tool_choice and any(at < n for one in accepted for at in one.accepted):
+                wanted = None
+            if request.tool_choice == wanted:
+                yield HELD
+            else:
+                yield broken(f"turn {turn.number} was asked with the tool choice {request.tool_choice!r}", n)
+
+
+@law("execution")
+def models_keep_to_their_time(seen: Reading) -> Findings:
+    """An attempt of a model ends within its time limit, whoever it had to wait for, and is cut by it not before."""
+    for run in seen.runs.values():
+        if seen.config(run.path).hold_text_until_guarded:
+            continue  # the time of guardrails isn't the model's
+        for turn, n, request, began in _asked(seen, run):
+            limit = request.settings.timeout
+            if limit is None:
+                continue
+            end = min([(at, one) for at, one in (*turn.responded, *turn.failed) if at > n], default=None, key=_number)
+            if end is None:
+                continue
+            at, record = end
+            took = record.at - EPOCH - began
+            if took > limit + EPSILON and not seen.evidence.reader_takes_time:
+                yield broken(f"a model took {took:g} s, and has {limit:g} s", n, at)
+            elif isinstance(record, r.ModelFailed) and record.error_kind == "timeout" and took < limit - EPSILON:
+                yield broken(f"a model was cut after {took:g} s, and has {limit:g} s", n, at)
+            elif isinstance(record, r.ModelFailed) and abs(took - limit) < EPSILON and record.error_kind == "transport":
+                yield broken(f"a model was cut after its {limit:g} s, and the log says {record.error}", n, at)
+            else:
+                yield HELD
+
+
+def _number(pair: tuple[int, object]) -> int:
+    return pair[0]
+
+
+# ---------------------------------------------------------------------------------------------- what was shown
+
+
+_PIECES = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
+
+
+@law("accounting")
+def an_answer_is_what_its_pieces_are(seen: Reading) -> Findings:
+    """The pieces that a reader was shown in a turn make up its answer, thoughts and arguments too: no other attempt
+    has shown any.
+    """
+    whole = seen.evidence.cancellation is None and not seen.evidence.left and not seen.evidence.reader_left
+    if seen.evidence.unread is None or not seen.evidence.faultless or not whole:
+        return
+    shown: dict[tuple[Path, int], dict[Key, str]] = {}
+    for event in seen.evidence.events:
+        for of, text in _piece(event):
+            _join(shown.setdefault((event.path, event.turn), {}), of, text)
+    for turn in seen.turns:
+        if len(turn.responded) != 1 or seen.runs[turn.path].turns.count(turn) != 1:
+            continue
+        n, record = turn.responded[0]
+        said: dict[Key, str] = {}
+        for item in record.response.items:
+            for of, text in _of_item(item):
+                _join(said, of, text)
+        pieces = shown.get((turn.path, turn.number), {})
+        if said != pieces:
+            yield broken(f"turn {turn.number} of {_name(turn.path)} says {said}, and a reader was shown {pieces}", n)
+        elif said:
+            yield HELD
+
+
+def _join(texts: dict[Key, str], of: Key, text: str) -> None:
+    if text:
+        texts[of] = texts.get(of, "") + text
+
+
+def _piece(event: Any) -> Iterator[tuple[Key, str]]:
+    if type(event) in _PIECES:
+        yield (_PIECES[type(event)], ""), event.text
+    elif isinstance(event, ev.ArgumentsDelta):
+        yield ("arguments", event.call_id), event.delta
+
+
+def _of_item(item: Item) -> Iterator[tuple[Key, str]]:
+    if isinstance(item, AssistantMessage):
+        yield ("text", ""), item.text
+    elif isinstance(item, Reasoning):
+        yield ("thoughts", ""), "".join(item.summary)
+    elif isinstance(item, ToolCall | HandoffCall):
+        yield ("arguments", item.call_id), item.arguments
+
+
+# ---------------------------------------------------------------------------------------------- histories
+
+
+def _key(item: Item) -> Key:
+    """Return what tells an item from others: which call it is of and what it says, however it is written."""
+    match item:
+        case ToolCall(call_id=call_id) | HandoffCall(call_id=call_id):
+            return "call", call_id
+        case HandoffOutput(call_id=call_id):
+            return "output", call_id
+        case ToolOutput(call_id=call_id, output=output):
+            return "output", call_id if item.secret else f"{call_id}: {output}"
+        case AssistantMessage(text=text) | UserMessage(text=text) | SystemMessage(text=text):
+            return type(item).__name__, "" if item.secret else text
+        case _:
+            return type(item).__name__, ""
+
+
+class _Lost(Exception):
+    """What a model is to be shown can't be told."""
+
+
+@law("accounting")
+def histories_grow_by_what_was_said(seen: Reading) -> Findings:
+    """From one request to the next a model is shown what it was shown before, then its answer, then the outputs of its
+    calls in their order, and nothing else; after a handoff, what its filter makes of that, or a summary.
+    """
+    for run in seen.runs.values():
+        if _chosen_elsewhere(seen, run):
+            continue
+        requests = _asked(seen, run)
+        first: Sequence[Item] = ()
+        for place, (turn, n, request, _) in enumerate(requests):
+            if place == 0:
+                first = request.items
+                continue
+            before = requests[place - 1]
+            if turn is before[0]:
+                wanted = list(before[2].items)
+            else:
+                try:
+                    wanted, replaced = _grown(seen, run, before[0], before[2].items, first, n)
+                except _Lost:
+                    break
+                first = request.items if replaced else first
+            if [_key(item) for item in request.items] == [_key(item) for item in wanted]:
+                yield HELD
+            else:
+                lists = [[_key(item) for item in items] for items in (request.items, wanted)]
+                yield broken(f"{_name(run.path)}: the model was shown {lists[0]}, and {lists[1]} was due", before[1], n)
+
+
+def _chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
+    config, first = seen.config(run.path), seen.records[run.began[0]]
+    kept = isinstance(first, r.RunStarted) and first.kept
+    return kept or config.call_model_input_filter is not None or config.handoff_input_filter is not None
+
+
+def _kept(turn: TurnSeen) -> list[Item]:
+    """Return the items of a turn's answer without repeated calls, and without the thoughts that led to these."""
+    kept: list[Item] = []
+    for _, record in turn.responded:
+        for item in record.response.items:
+            if any(item is one for one in turn.repeats):
+                while kept and isinstance(kept[-1], Reasoning):
+                    kept.pop()
+                continue
+            kept.append(item)
+    return kept
+
+
+def _grown(
+    seen: Reading, run: RunSeen, turn: TurnSeen, shown: Sequence[Item], first: Sequence[Item], until: int
+) -> tuple[list[Item], bool]:
+    """Return what the request at record *until* shows after *turn*, and whether a handoff has replaced what was there.
+
+    *shown*: what the model was shown in *turn*; *first*: what it was shown at the run's beginning, or after the last
+    handoff that replaced it.
+
+    Raises:
+        _Lost: it can't be told.
+    """
+    items, replaced = [*shown, *_kept(turn)], False
+    for n in range(turn.n, until):
+        record = seen.records[n]
+        if record.path != run.path:
+            continue
+        if isinstance(record, r.BatchEnded):
+            items += _outputs(turn, n)
+        elif isinstance(record, r.HandedOff):
+            answers = _answers(record)
+            filtered = _filtered(seen, turn, record, [*items, *answers], len(shown), len(first))
+            items, replaced = [*items, *answers] if filtered is None else filtered, filtered is not None
+        elif isinstance(record, r.InputAdded) or (isinstance(record, r.HistoryReplaced) and record.added):
+            items += record.items
+    return items, replaced
+
+
+def _outputs(turn: TurnSeen, n: int) -> list[Item]:
+    ends = ((call, [one for at, one in call.settled if at < n]) for call in turn.calls)
+    last = ((call, ended[-1].outcome) for call, ended in ends if ended)
+    return [
+        ToolOutput(call.call_id, outcome.output, secret=outcome.secret)
+        for call, outcome in last
+        if outcome.output is not None
+    ]
+
+
+def _answers(record: r.HandedOff) -> list[Item]:
+    ids = (record.call_id, *record.ignored)
+    return [HandoffOutput(call_id, "", record.source_agent, record.target_agent) for call_id in ids]
+
+
+def _filtered(
+    seen: Reading, turn: TurnSeen, record: r.HandedOff, items: list[Item], shown: int, first: int
+) -> list[Item] | None:
+    """Return what the target of a handoff is shown of *items*, the first *shown* of which its giver was shown."""
+    agent = seen.agent_named(record.source_agent)
+    entries = [target_of(entry) for entry in agent.handoffs] if agent is not None else []
+    taken = next((one for one in entries if one.agent.name == record.target_agent), None)
+    if taken is None:
+        raise _Lost
+    if taken.input_filter is not None:
+        if not isinstance(taken.input_filter, Filter):
+            raise _Lost
+        data = taken.input_filter(
+            HandoffInputData(
+                input_history=tuple(items[:first]),
+                pre_handoff_items=tuple(items[first:shown]),
+                new_items=tuple(items[shown:]),
+            )
+        )
+        if data.input_items is not None:
+            return list(data.input_items)
+        return [*data.input_history, *data.pre_handoff_items, *data.new_items]
+    config: RunConfig = seen.config(turn.path)
+    nest = taken.nest_handoff_history if taken.nest_handoff_history is not None else config.nest_handoff_history
+    if nest is False:
+        return None
+    if any(isinstance(one, ToolOutput | AssistantMessage | ToolCall) and one.secret for one in items):
+        raise _Lost
+    return list(nest_history([*items[: len(items) - 1 - len(record.ignored)], *_worded(record)]))
+
+
+def _worded(record: r.HandedOff) -> list[Item]:
+    source, target = record.source_agent, record.target_agent
+    taken = HandoffOutput(record.call_id, f"Handed over to {target}.", source, target)
+    ignored = "Multiple handoffs detected, ignoring this one."
+    return [taken, *(HandoffOutput(call_id, ignored, source, source) for call_id in record.ignored)]

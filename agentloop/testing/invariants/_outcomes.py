@@ -1,0 +1,416 @@
+"""Invariants of outcomes: outputs count in model order, and what becomes of one call doesn't touch another."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from agentloop import records as r
+from agentloop.agents import StopAtTools
+from agentloop.exceptions import ToolCallError
+from agentloop.items import ToolOutput
+from agentloop.outcomes import FROM_ABOVE
+from agentloop.testing.invariants._execution import paused
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._limits import one_at_a_time
+from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, Reading, RunSeen, TurnSeen
+from agentloop.tools import AgentCall, FunctionTool
+
+EPSILON = 1e-6
+"""Seconds that two readings of one moment may differ by."""
+Findings = Iterator[Broken | None]
+
+
+# ---------------------------------------------------------------------------------------------- order of outputs
+
+
+@law("execution")
+def outputs_in_model_order(seen: Reading) -> Findings:
+    """Outputs are released once each, after they have settled, in the order of their calls; what waits for a verdict
+    holds nobody up.
+    """
+    for turn in seen.batches:
+        last: dict[int, int] = {}
+        for call in turn.calls:
+            for n in call.released:
+                entry = seen.next_entry(turn.path, n)
+                twice = [other for other in call.released if n < other < entry] if len(call.released) > 1 else []
+                if twice or not call.settled or call.settled[0][0] > n:
+                    yield broken(f"call {call.call_id} was released twice, or before it had settled", n, *twice)
+                elif n < last.get(entry, -1) and not waited(seen, turn):
+                    yield broken(f"a call after {call.call_id} was released before it", n, last[entry])
+                else:
+                    yield HELD
+                last[entry] = max(last.get(entry, -1), n)
+
+
+def waited(seen: Reading, turn: TurnSeen) -> bool:
+    """Tell whether a call of *turn*, or one nested in it, waited for a verdict."""
+    return any(
+        call.requested or any(one.status == "interrupted" for run in _nested(seen, call) for _, one in run.ended)
+        for call in turn.calls
+    )
+
+
+def _nested(seen: Reading, call: CallSeen) -> Iterator[RunSeen]:
+    return seen.under((*call.path, call.call_id))
+
+
+@law("execution")
+def accepted_after_all(seen: Reading) -> Findings:
+    """A batch is accepted once, after each of its calls has settled and was released."""
+    for turn in seen.batches:
+        for n in turn.accepted:
+            missing = [call for call in turn.calls if not call.released or call.released[0] > n]
+            if len(turn.accepted) > 1:
+                yield broken(f"turn {turn.number} was accepted {len(turn.accepted)} times", *turn.accepted)
+            elif missing:
+                yield broken(f"turn {turn.number} was accepted without {missing[0].call_id}", n)
+            else:
+                yield HELD
+
+
+@law("execution")
+def models_see_outputs_in_order(seen: Reading) -> Findings:
+    """What a model is shown has the outputs of one turn in the order of their calls."""
+    calls = seen.calls
+    for path, items in seen.evidence.shown or ():
+        outputs = [item for item in items if isinstance(item, ToolOutput)]
+        if len(outputs) < 2:
+            continue
+        order = [calls.get((path, item.call_id)) for item in outputs]
+        known = [(call.turn.n, call.index) for call in order if call is not None]
+        if known != sorted(known):
+            yield broken(f"the model was shown outputs out of order: {_ids(items)}")
+        elif len(known) > 1:
+            yield HELD
+
+
+def _ids(items: Iterable[object]) -> str:
+    return ", ".join(item.call_id for item in items if isinstance(item, ToolOutput))
+
+
+# ---------------------------------------------------------------------------------------------- failures stay local
+
+
+@law("execution")
+def finished_bodies_keep_their_end(seen: Reading) -> Findings:
+    """A body that came to its own end is never settled as cancelled by a sibling, the tool or a caller."""
+    for (path, call_id), bodies in seen.bodies.items():
+        call = seen.calls.get((path, call_id))
+        if call is None or bodies[-1].ending != "value" or not call.settled or paused(seen, call):
+            continue
+        n, record = call.settled[-1]
+        if _outlasted(seen.tool(call), bodies[-1]):
+            continue  # what it gave came too late to count
+        by = record.outcome.cancelled_by
+        if record.outcome.status == "cancelled" and by not in FROM_ABOVE:
+            if by == "sibling" and record.outcome.cleanup == "cut":
+                continue  # what comes after the body was cut at the run's cleanup deadline
+            yield broken(f"call {call_id} returned, and counts as cancelled by {by}", n)
+        elif record.outcome.status in ("replayed", "skipped"):
+            yield broken(f"call {call_id} returned, and counts as {record.outcome.status}", n)
+        else:
+            yield HELD
+
+
+def _outlasted(tool: FunctionTool | None, body: BodySeen) -> bool:
+    if tool is None or tool.timeout is None or body.ended_at is None:
+        return False
+    return body.ended_at - body.began_at > tool.timeout
+
+
+def raises(record: r.CallSettled) -> bool:
+    """Tell whether this ending is one that leaves the run: the model is told nothing."""
+    outcome = record.outcome
+    return outcome.output is None and (
+        outcome.status in ("failed", "timed_out") or outcome.cancelled_by in ("tool", "caller")
+    )
+
+
+@law("execution")
+def siblings_fall_to_failures_only(seen: Reading) -> Findings:
+    """A call is cancelled for a sibling only where one of its batch failed in a way that leaves the run."""
+    for turn in seen.batches:
+        fallen = [n for call in turn.calls for n, one in call.settled if one.outcome.cancelled_by == "sibling"]
+        if not fallen:
+            continue
+        culprits = [call for call in turn.calls if any(raises(one) for _, one in call.settled)]
+        accepted = [n for n in turn.accepted if n > fallen[0] and n < seen.next_entry(turn.path, fallen[0])]
+        if accepted:
+            yield broken("a batch with calls cancelled for a sibling was accepted", fallen[0], *accepted)
+        elif not culprits and seen.evidence.faultless:
+            yield broken("cancelled for a sibling, and none has failed", *fallen)
+        else:
+            yield HELD
+
+
+def _surely_raises(tool: FunctionTool | None) -> bool:
+    """Tell whether a failed body of *tool* leaves the run with nothing to ask: known before its slot is given back."""
+    return tool is not None and tool.failure_error_function is None and not tool.tool_output_guardrails
+
+
+@law("execution")
+def failures_that_leave_end_the_run(seen: Reading) -> Findings:
+    """A failure that the model isn't told of leaves the run: what waits for a slot of its batch starts no more."""
+    for turn in seen.batches:
+        for call in turn.calls:
+            for n, record in call.settled:
+                if not raises(record):
+                    continue
+                until = seen.next_entry(turn.path, n)
+                late = [at for other in turn.calls for at, _ in other.started if n < at < until]
+                if any(n < at < until for at in turn.accepted):
+                    yield broken(f"call {call.call_id} failed without an answer, and its turn was accepted", n)
+                elif late and one_at_a_time(seen, turn) and _surely_raises(seen.tool(call)):
+                    yield broken(f"a call started although call {call.call_id} had ended the run", n, *late)
+                else:
+                    yield HELD
+
+
+@law("execution")
+def siblings_end_with_the_failure(seen: Reading) -> Findings:
+    """When a failure leaves the run, the bodies beside it end within the cleanup grace, where none refuses to."""
+    if not seen.evidence.faultless:
+        return
+    for turn in seen.batches:
+        grace = seen.config(turn.path).tool_execution.cleanup_grace
+        for call in turn.calls:
+            tool = seen.tool(call)
+            own = seen.bodies.get((call.path, call.call_id), [])
+            if not own or own[-1].ended_at is None or tool is None or tool.tool_output_guardrails:
+                continue
+            if not call.settled or not raises(call.settled[-1][1]):
+                continue
+            n = call.settled[-1][0]
+            for other in turn.calls:
+                for body in seen.bodies.get((other.path, other.call_id), ()):
+                    if other is call or body.began > n or body.ended is None or body.ended < n or body.ended_at is None:
+                        continue
+                    if body.ended_at - own[-1].ended_at > grace + 0.1:
+                        yield broken(f"call {other.call_id} ran on after {call.call_id} had ended the run", n)
+                    else:
+                        yield HELD
+
+
+@law("execution")
+def the_first_failure_is_raised(seen: Reading) -> Findings:
+    """Of failures of one batch the run raises the first in model order, a cancellation only if there is no other; the
+    others are notes on it.
+    """
+    error = seen.evidence.error
+    if seen.root is None or not isinstance(error, ToolCallError) or error.call is None or not seen.root.turns:
+        return
+    turn = seen.root.turns[-1]
+    failed = [call for call in turn.calls if call.settled and raises(call.settled[-1][1])]
+    raised = next((call for call in failed if call.call_id == error.call.call_id), None)
+    if raised is None or any(one.verdict == "RaiseException" for call in failed for _, one in call.guards):
+        return  # it came out of a nested run, or of something after a body
+    cancellations = [call for call in failed if call.status == "cancelled"]
+    wanted = next((call for call in failed if call not in cancellations), failed[0])
+    # The error of a nested run keeps its own class, which may rank it otherwise.
+    if wanted is not raised and not any((*call.path, call.call_id) in seen.runs for call in failed):
+        yield broken(f"call {raised.call_id} was raised, though {wanted.call_id} failed too", wanted.settled[-1][0])
+    elif _notes(error) < len(failed) - 1 and not seen.evidence.crashes:
+        yield broken(
+            f"{len(failed)} calls failed, and {_notes(error)} are notes", *(one.settled[-1][0] for one in failed)
+        )
+    elif len(failed) > 1:
+        yield HELD
+
+
+def _notes(error: BaseException) -> int:
+    """Return how many other failures *error* has as its notes."""
+    return sum(note.startswith("also failed: ") for note in getattr(error, "__notes__", ()))
+
+
+@law("execution")
+def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
+    """Of one response no more calls than `max_calls_per_turn` run; the others are skipped, and the model is told so."""
+    for turn in seen.batches:
+        most = seen.config(turn.path).tool_execution.max_calls_per_turn
+        for call in turn.calls[most:] if most is not None else ():
+            if call.started:
+                yield broken(f"call {call.call_id} is past the {most} calls of its turn, and ran", call.started[0][0])
+            elif call.status in ("skipped", "failed"):
+                yield HELD
+
+
+@law("execution")
+def timeouts_follow_the_policy(seen: Reading) -> Findings:
+    """A body that outlasts its tool's timeout times out, told or raised as the tool says; no other call does."""
+    for call in seen.calls.values():
+        tool = seen.tool(call)
+        if tool is None or not call.settled:
+            continue
+        n, record = call.settled[-1]
+        outcome = record.outcome
+        if outcome.status == "timed_out":
+            told = outcome.output is not None
+            if tool.timeout is None and tool.idle_timeout is None:
+                yield broken(f"call {call.call_id} timed out without a timeout", n)
+            elif told == (tool.timeout_behavior == "raise_exception"):
+                yield broken(f"call {call.call_id} timed out against the policy {tool.timeout_behavior}", n)
+            elif tool.idle_timeout is None and _ended_early(seen, call, tool):
+                yield broken(f"call {call.call_id} timed out before its timeout", n)
+            else:
+                yield HELD
+        elif tool.timeout is not None:
+            for body in seen.bodies.get((call.path, call.call_id), ())[-1:]:
+                outlasted = body.ended_at is not None and body.ended_at - body.began_at > tool.timeout + EPSILON
+                if outlasted and outcome.status == "succeeded":
+                    yield broken(f"call {call.call_id} took longer than its timeout and is {outcome.status}", n)
+
+
+def _ended_early(seen: Reading, call: CallSeen, tool: FunctionTool) -> bool:
+    """Tell whether the last body of *call* ended before its tool's timeout."""
+    bodies = seen.bodies.get((call.path, call.call_id), ())
+    if not bodies or bodies[-1].ended_at is None or tool.timeout is None:
+        return False
+    return bodies[-1].ended_at - bodies[-1].began_at < tool.timeout - EPSILON
+
+
+@law("execution")
+def only_shown_tools_run(seen: Reading) -> Findings:
+    """A tool that the turn didn't show never reaches a callable."""
+    for call in seen.calls.values():
+        name = f"{call.call.namespace}.{call.call.name}" if call.call.namespace else call.call.name
+        # Providers name a deferred tool's own name as its namespace.
+        known = name in call.turn.tools or (call.call.namespace == call.call.name and call.call.name in call.turn.tools)
+        if known and call.started:
+            yield HELD
+        elif not known:
+            ran = [n for n, _ in call.started]
+            if ran or (call.path, call.call_id) in seen.bodies:
+                yield broken(f"call {call.call_id} of {name}, which turn {call.turn.number} didn't show, ran", *ran)
+            else:
+                yield HELD
+
+
+@law("execution")
+def silence_ends_a_call_in_time(seen: Reading) -> Findings:
+    """A body that may only be silent for so long is cut when it has been, not before; each report begins anew."""
+    for call in seen.calls.values():
+        tool = seen.tool(call)
+        if tool is None or tool.idle_timeout is None or tool.timeout is not None or not call.settled:
+            continue
+        n, record = call.settled[-1]
+        for body in seen.bodies.get((call.path, call.call_id), ())[-1:]:
+            if body.ended_at is None:
+                continue
+            heard = [body.began_at, *body.reports]
+            longest = max(after - one for one, after in itertools.pairwise([*heard, body.ended_at]))
+            silent = body.ended_at - heard[-1]
+            if record.outcome.status == "timed_out" and silent < tool.idle_timeout - EPSILON:
+                yield broken(f"call {call.call_id} was cut after {silent:g} s of silence", n)
+            elif record.outcome.status == "succeeded" and longest > tool.idle_timeout + EPSILON:
+                yield broken(f"call {call.call_id} was silent for {longest:g} s, and succeeded", n)
+            else:
+                yield HELD
+
+
+@law("execution")
+def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
+    """Where an agent says that calls end a run, the first of these in model order that gave something does, with what
+    it gave; where it doesn't, none.
+    """
+    for run in seen.runs.values():
+        for place, turn in enumerate(run.turns):
+            agent = seen.agent_named(turn.agent)
+            behavior = agent.tool_use_behavior if agent is not None else None
+            if not turn.calls or not turn.accepted or behavior is None or callable(behavior):
+                continue
+            if any(n > turn.n for n, _ in run.handed) or turn.conflicts:
+                continue
+            ended = [(n, one) for n, one in run.ended if n > turn.accepted[-1] and one.status == "completed"]
+            last = place + 1 == len(run.turns)
+            made = next((call for call in turn.calls if _may_end(call, behavior)), None)
+            if made is None:
+                if last and ended:
+                    yield broken(f"the run completed with turn {turn.number}, and no call of it ends one", ended[0][0])
+                continue
+            outcome = made.settled[-1][1].outcome
+            wanted = outcome.output if isinstance(outcome.output, str) else outcome.value
+            if not last:
+                yield broken(f"call {made.call_id} was to end the run, and another turn began", run.turns[place + 1].n)
+            elif ended and not ended[0][1].secret and ended[0][1].final_output != wanted:
+                yield broken(f"call {made.call_id} gave {wanted!r}, the run {ended[0][1].final_output!r}", ended[0][0])
+            elif ended:
+                yield HELD
+
+
+def _may_end(call: CallSeen, behavior: object) -> bool:
+    if behavior == "run_llm_again" or not call.settled or call.settled[-1][1].outcome.output is None:
+        return False
+    return not isinstance(behavior, StopAtTools) or call.call.name in behavior.names
+
+
+_GIVEN = re.compile(r"(\S+) (-?[0-9]+)")
+
+
+@law("execution")
+def outputs_are_of_their_own_call(seen: Reading) -> Findings:
+    """What a call gives is what its own tool made of the arguments that it started with: tools of a cast say their name
+    and their number.
+    """
+    names = {tool.qualified_name for tool in seen.definitions.values()}
+    for call in seen.started:
+        tool, (_, start) = seen.tool(call), call.started[-1]
+        found = _GIVEN.fullmatch(str(call.settled[-1][1].outcome.value)) if call.settled else None
+        if tool is None or found is None or found[1] not in names or tool.secret or isinstance(tool.body, AgentCall):
+            continue
+        if _number(start.arguments) != int(found[2]) or found[1] != tool.qualified_name:
+            given = f"{tool.qualified_name} with {start.arguments}"
+            yield broken(f"call {call.call_id} of {given} gave {found[0]}", call.settled[-1][0])
+        else:
+            yield HELD
+
+
+def _number(arguments: str) -> object:
+    try:
+        read = json.loads(arguments)
+    except ValueError:
+        return None
+    return read.get("n") if isinstance(read, dict) else None
+
+
+_ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelResponded, r.BatchEnded, r.HandedOff)
+
+
+@law("execution")
+def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
+    """A tool that says it is off isn't shown in the turn; its calls start only where it has said twice more, of the
+    model's answer and of each call, that it is on.
+    """
+    asked = any(isinstance(one, r.Answered) and one.what == "is_enabled" for one in seen.records)
+    if not asked and all(isinstance(tool.is_enabled, bool) for tool in seen.definitions.values()):
+        return  # as in nearly every run
+    said: dict[Path, dict[str, list[bool]]] = {}
+    for n, record in enumerate(seen.records):
+        if isinstance(record, r.Answered) and record.what == "is_enabled":
+            said.setdefault(record.path, {}).setdefault(record.key, []).append(bool(record.answer))
+            continue
+        answers = said.get(record.path, {})
+        if isinstance(record, r.TurnStarted):
+            for key, on in answers.items():
+                name = key.partition(":")[2]  # before it stands the turn
+                if name.startswith("deferred:"):
+                    continue  # it is shown when it has been loaded
+                if any(on) != (name in record.tools or name in record.handoffs):
+                    yield broken(f"{name} said {on}, and turn {record.turn} shows {record.tools}", n)
+                else:
+                    yield HELD
+        elif isinstance(record, r.CallStarted):
+            call = seen.calls.get((record.path, record.call_id))
+            tool = seen.tool(call) if call is not None else None
+            if tool is None or isinstance(tool.is_enabled, bool):
+                continue
+            keys = (f"{record.turn}:{tool.lookup_key}", record.call_id)
+            if all(answers.get(key, [False])[-1] for key in keys):
+                yield HELD
+            else:
+                yield broken(f"call {record.call_id} of {record.tool} started, and it hadn't said that it is on", n)
+        if isinstance(record, _ANSWERS_BEFORE_ARE_OLD):
+            said.pop(record.path, None)

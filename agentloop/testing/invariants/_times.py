@@ -1,0 +1,175 @@
+"""Invariants of times: how long nobody waits, when a model is asked again, and what outcomes and starts say of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from agentloop import records as r
+from agentloop._core.retry import MAX_RETRY_AFTER
+from agentloop.config import ModelRetrySettings
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._limits import sequential
+from agentloop.testing.invariants._observation import CallSeen, Reading, TurnSeen
+from agentloop.tools import FunctionTool
+
+EPSILON = 1e-5
+"""Seconds that two readings of one moment may differ by: the log's times are rounded."""
+Findings = Iterator[Broken | None]
+
+
+# ---------------------------------------------------------------------------------------------- models
+
+
+@law("accounting")
+def retries_keep_to_their_settings(seen: Reading) -> Findings:
+    """A failed request is made again as often as the settings allow, each time after its delay, and never once a part
+    of the answer was shown.
+    """
+    for turn in seen.turns:
+        if not turn.failed:
+            continue
+        given = _retry(seen, turn)
+        requested = sorted(turn.requested)
+        for n, failed in turn.failed:
+            settings = _settings_for(given, failed)
+            again = next(((at, one) for at, one in requested if at > n), None)
+            if again is None:
+                if _must_be_made_again(seen, turn, failed, settings):
+                    yield broken(
+                        f"attempt {failed.attempt} failed, and of {settings.max_retries} retries none followed", n
+                    )
+            elif again[0] < seen.next_entry(turn.path, n) and not seen.crashed_between(n, again[0]):
+                yield _made_again(settings, failed, n, *again)
+
+
+def _retry(seen: Reading, turn: TurnSeen) -> ModelRetrySettings | None:
+    agent = seen.agent_named(turn.agent)
+    own = agent.model_settings.retry if agent is not None else None
+    config = seen.config(turn.path).model_settings
+    return config.retry if config is not None and config.retry is not None else own
+
+
+def _settings_for(given: ModelRetrySettings | None, failed: r.ModelFailed) -> ModelRetrySettings:
+    """Return the settings *given*, or those that hold without any: by the kind of failure, and its own words on it."""
+    if given is not None:
+        return given
+    most = 1 if failed.code == "silence_timeout" else 2
+    return ModelRetrySettings(max_retries=0 if failed.error_kind == "timeout" else most)
+
+
+def _made_again(
+    settings: ModelRetrySettings, failed: r.ModelFailed, n: int, at: int, again: r.ModelRequested
+) -> Broken | None:
+    if failed.attempt > settings.max_retries:
+        return broken(f"attempt {failed.attempt} was made again, and the settings are {settings!r}", n, at)
+    if failed.streamed:
+        return broken(f"attempt {failed.attempt} was made again, and some of it had been shown", n, at)
+    least = min(settings.initial_delay * settings.multiplier ** (failed.attempt - 1), settings.max_delay)
+    least = max(least / 2 if settings.jitter else least, min(failed.retry_after or 0.0, MAX_RETRY_AFTER))
+    if again.at - failed.at < least - EPSILON:
+        return broken(f"made again after {again.at - failed.at:g} s, and the delay is {least:g} s at least", n, at)
+    return HELD
+
+
+def _must_be_made_again(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, settings: ModelRetrySettings) -> bool:
+    """Tell whether nothing kept a request from being made again: no end, no deadline, no verdict, no policy."""
+    run = seen.root
+    if turn.path or run is None or turn is not run.turns[-1] or not run.ended or seen.evidence.crashes:
+        return False
+    busy = failed.error_kind == "transport" and failed.should_retry is None and failed.status in (None, 429, 503)
+    hindered = (
+        failed.streamed
+        or settings.policy is not None
+        or seen.evidence.cancellation is not None
+        or seen.evidence.reader_left
+        or seen.config(turn.path).timeout is not None
+        or seen.config(turn.path).limits is not None
+        or any(one.verdict == "tripped" for _, one in run.guards)
+    )
+    return busy and not hindered and failed.attempt <= settings.max_retries and seen.evidence.faultless
+
+
+# ---------------------------------------------------------------------------------------------- calls
+
+
+def _at_once(tool: FunctionTool | None) -> bool:
+    """Tell whether nothing lies between admission and start of a call of *tool*, and no equal call answers it."""
+    if tool is None or tool.idempotent or tool.tool_input_guardrails or tool.runs_in_thread:
+        return False
+    return isinstance(tool.is_enabled, bool)
+
+
+def _first_starts(seen: Reading, turn: TurnSeen) -> Iterator[tuple[int, list[tuple[CallSeen, int, r.CallStarted]]]]:
+    """Yield by entry the calls of *turn* that started there for the first time, in the order of their starts."""
+    found = [(n, call, one) for call in turn.calls for n, one in call.started[:1] if one.attempt == 1]
+    found.sort(key=lambda start: start[0])
+    for entry, starts in itertools.groupby(found, lambda start: seen.next_entry(turn.path, start[0])):
+        yield entry, [(call, n, one) for n, call, one in starts]
+
+
+@law("execution")
+def nobody_waits_past_the_queue_timeout(seen: Reading) -> Findings:
+    """A call that had no slot within `queue_timeout` of its batch's beginning is skipped then, not before, and never
+    starts.
+    """
+    for turn in seen.batches:
+        limit = seen.config(turn.path).tool_execution.queue_timeout
+        if limit is None:
+            continue
+        for entry, starts in _first_starts(seen, turn):
+            for call, n, record in starts:
+                waited = record.at - (record.queued_at if record.queued_at is not None else record.at)
+                if not _at_once(seen.tool(call)):
+                    continue
+                if waited > limit + EPSILON:
+                    yield broken(f"call {call.call_id} started after {waited:g} s of {limit:g} s in the queue", n)
+                else:
+                    yield HELD
+            opened = starts[0][2].queued_at
+            for call, n, settled in _skipped(turn, starts[0][1], entry):
+                if opened is not None and settled.at < opened + limit - EPSILON:
+                    yield broken(f"call {call.call_id} was skipped after {settled.at - opened:g} s of {limit:g} s", n)
+                else:
+                    yield HELD
+
+
+def _skipped(turn: TurnSeen, since: int, until: int) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
+    for call in turn.calls:
+        for n, one in call.settled:
+            output = one.outcome.output
+            if since < n < until and one.outcome.status == "skipped" and "no capacity" in str(output):
+                yield call, n, one
+
+
+@law("execution")
+def outcomes_say_when(seen: Reading) -> Findings:
+    """The outcome of a call that started says when it began, not after its start was recorded, and when it ended."""
+    for call in seen.started:
+        for n, record in call.settled:
+            starts = [one for at, one in call.started if at < n <= seen.next_entry(call.path, at)]
+            if not starts:
+                continue  # it goes on with what an earlier entry has left
+            began, ended = record.outcome.started_at, record.outcome.ended_at
+            if began is None or ended is None or not began <= starts[-1].at <= ended + EPSILON:
+                yield broken(f"call {call.call_id} started at {starts[-1].at:g}, and says from {began} to {ended}", n)
+            else:
+                yield HELD
+
+
+@law("execution")
+def waits_are_told(seen: Reading) -> Findings:
+    """A call that stood in the queue while the only slot of its turn was taken says in its start what it waited for."""
+    for turn in seen.batches:
+        one_slot = seen.config(turn.path).tool_execution.max_function_tool_concurrency == 1
+        if not one_slot or sequential(seen, turn.path, turn.agent):
+            continue
+        tools = [seen.tool(call) for call in turn.calls]
+        if any(tool is not None and (tool.exclusive or tool.idempotent) for tool in tools):
+            continue
+        for _, starts in _first_starts(seen, turn):
+            for call, n, record in starts[1:]:
+                if record.waited_for:
+                    yield HELD
+                else:
+                    yield broken(f"call {call.call_id} waited for the only slot, and its start doesn't say so", n)

@@ -1,0 +1,335 @@
+"""Replaying recorded runs: the same records again, the run from there on, the run as it might have gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args, overload
+
+import anyio
+import anyio.lowlevel
+import attrs
+
+from agentloop import records as r
+from agentloop._core.agent_graph import AgentGraph, changes
+from agentloop.abc import Codec, Journal
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.exceptions import (
+    AgentLoopError,
+    JournalError,
+    ReplayDivergence,
+    StateError,
+    UserError,
+    UserTypeError,
+    UserValueError,
+)
+from agentloop.results import RunData, RunResult
+from agentloop.run import Runner
+from agentloop.state import RunState
+from agentloop.testing.replaying._driver import Replaying
+from agentloop.testing.replaying._recorded import Recorded
+from agentloop.testing.simulation.event_loop import Backend
+
+__all__ = ["Replayed", "ShadowReport", "Shadowed", "Source", "replay"]
+
+Source: TypeAlias = "str | os.PathLike[str] | Journal | RunState | RunData | Iterable[r.Record]"
+Mode: TypeAlias = Literal["strict", "resume", "what_if", "shadow"]
+
+
+@attrs.frozen(eq=False)
+class Replayed:
+    """What came of a replay.
+
+    Attributes:
+        records: The log of it, all entries; after `resume` and `what_if` the live part too.
+        result: What the last entry returned; None where it raised, was cancelled, or the log was cut off.
+        error: What it raised: an error with the recorded words, of the library's class if it was one of the library's.
+        replayed: How many records were replayed.
+    """
+
+    records: tuple[r.Record, ...] = attrs.field(repr=False)
+    result: RunResult[Any] | None
+    error: BaseException | None
+    replayed: int
+
+
+@attrs.frozen
+class Shadowed:
+    """One journal of a shadow replay. `problem` is None where its run goes today as it went then."""
+
+    path: str
+    records: int
+    problem: AgentLoopError | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {'ok' if self.problem is None else self.problem}"
+
+
+@attrs.frozen
+class ShadowReport:
+    """What came of replaying many journals. Its text has a line for each that didn't go as it went then."""
+
+    files: tuple[Shadowed, ...]
+
+    @property
+    def problems(self) -> tuple[Shadowed, ...]:
+        """Those that didn't."""
+        return tuple(one for one in self.files if one.problem is not None)
+
+    def __str__(self) -> str:
+        head = f"{len(self.files)} journals replayed, {len(self.problems)} of them otherwise than recorded"
+        return "\n".join([head, *map(str, self.problems)])
+
+    def check(self) -> None:
+        """Return if every run goes as it went.
+
+        Raises:
+            AssertionError: with the report; also if there was no journal.
+        """
+        if not self.files:
+            raise AssertionError("there was no journal to replay")
+        if self.problems:
+            raise AssertionError(str(self))
+
+
+@attrs.frozen
+class _Loaded:
+    records: tuple[r.Record, ...]
+    graph: Mapping[str, Any] | None = None
+
+
+@overload
+def replay(source: Source, agent: Agent[Any, Any], *, mode: Literal["shadow"], **options: Any) -> ShadowReport: ...
+@overload
+def replay(
+    source: Source,
+    agent: Agent[Any, Any],
+    *,
+    mode: Literal["strict", "resume", "what_if"] = "strict",
+    **options: Any,
+) -> Replayed: ...
+def replay(
+    source: Any,
+    agent: Agent[Any, Any],
+    *,
+    mode: Mode = "strict",
+    backend: Backend = "asyncio",
+    run_config: RunConfig | None = None,
+    max_turns: Any = ...,
+    error_handlers: Iterable[str] = (),
+    key: bytes | None = None,
+    codec: Codec | None = None,
+    turn: int | None = None,
+    record: int | None = None,
+    then: Agent[Any, Any] | None = None,
+    pattern: str = "*.jsonl",
+    **options: Any,
+) -> Replayed | ShadowReport:
+    """Replay a recorded run with *agent* as it is defined now.
+
+    Nothing of the application runs while records are replayed: no body, guardrail, callback, hook or instrument. No
+    model is asked, no session touched, no clock read; time passes as recorded, at once.
+
+    Modes:
+        `"strict"`: the same records, to the byte, or `ReplayDivergence`. A log that ends early is replayed as far as it
+        goes.
+        `"resume"`: the whole log, strictly; then the run goes on, live.
+        `"what_if"`: the log up to *turn* or *record*, strictly; then the run goes on, live, with the agent *then*, or
+        with another model in *options* (`run_config=`): it never got further. Calls that had started and not settled
+        there are in doubt, as after a crash.
+        `"shadow"`: every journal of a directory, strictly; nothing is raised, the report says which diverged.
+
+    Args:
+        source: A path of a `FileJournal`, a journal, a `RunState`, the result of a run, or records. For `"shadow"` a
+            directory, or several sources.
+        agent: The agent the run began with.
+        mode: See above.
+        backend: The event loop; the records are the same.
+        run_config: What the run was given (guardrails, policies, limits, timeouts). Nothing in it is called.
+        max_turns: A limit of turns in the place of the recorded one.
+        error_handlers: Names of error handlers the run had, where the log doesn't show it.
+        key, codec: Of a `FileJournal`, where *source* is a path.
+        turn: For `"what_if"`: the first turn that isn't replayed.
+        record: For `"what_if"`: the first record that isn't replayed.
+        then: For `"what_if"`: who goes on; *agent* if not given.
+        pattern: For `"shadow"`: which files of the directory are journals.
+        options: For `"resume"` and `"what_if"`: arguments of `Runner.run` for the live part. Where there is no
+            `live_config` among them, *run_config* holds there too.
+
+    Raises:
+        ReplayDivergence: at the first record that isn't the same, saying what was wanted, what came, and what may have
+            changed.
+        StateError, JournalError: the log can't be read, or the run can't go on.
+        UserError: inside a running event loop: replay in sync code.
+    """
+    _refuse_inside_a_loop()
+    if not isinstance(agent, Agent):
+        raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+    config = run_config or RunConfig()
+    strictly = partial(
+        _strictly, agent=agent, config=config, max_turns=max_turns, backend=backend, handlers=tuple(error_handlers)
+    )
+    match mode:
+        case "shadow":
+            return _shadow(_sources(source, pattern), partial(_load, key=key, codec=codec), strictly)
+        case "strict":
+            return strictly(_load(source, key=key, codec=codec))
+        case "resume" | "what_if":
+            loaded = _load(source, key=key, codec=codec)
+            if mode == "what_if":
+                loaded = attrs.evolve(loaded, records=loaded.records[: _cut(loaded.records, turn, record)])
+            live = options.pop("live_config", config)
+            return _go_on(strictly(loaded), then or agent, backend, {"run_config": live, **options})
+        case _:
+            raise UserValueError(f"mode: strict, resume, what_if or shadow is needed, not {mode!r}")
+
+
+def _refuse_inside_a_loop() -> None:
+    """Raise where a coroutine or a callback of a running loop calls `replay`, which runs loops of its own."""
+    try:
+        anyio.lowlevel.current_token()
+    except RuntimeError:
+        return
+    raise UserError(
+        "replay was called inside a running event loop, and runs one of its own: call it from sync code (a `def` test) "
+        "or in a thread: `await anyio.to_thread.run_sync(lambda: replay(source, agent))`"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def _load(source: Any, *, key: bytes | None, codec: Codec | None) -> _Loaded:
+    if isinstance(source, str | os.PathLike):
+        _check_file(Path(source))
+        return anyio.run(_read_file, source, key, codec)
+    if isinstance(source, RunState):
+        return _Loaded(tuple(source.records), source.graph_before)
+    if isinstance(source, RunData | RunResult):
+        return _Loaded(tuple(source.records))
+    if isinstance(source, Journal):
+        return anyio.run(_read_journal, source)
+    if not isinstance(source, Iterable):
+        raise UserTypeError(f"source: a path, a journal, a RunState, a result or records are needed, not {source!r}")
+    records = tuple(source)
+    for index, record in enumerate(records):
+        if not isinstance(record, get_args(r.Record)):
+            raise UserTypeError(f"source: element {index} is no record: {record!r}")
+    return _Loaded(records)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        what = (
+            "it is a directory: mode='shadow' replays each journal in it" if path.is_dir() else "there is no such file"
+        )
+        raise JournalError(f"{os.fspath(path)!r} can't be replayed: {what}")
+    if not path.stat().st_size:
+        raise JournalError(f"{os.fspath(path)!r} can't be replayed: it is empty")
+
+
+async def _read_file(path: str | os.PathLike[str], key: bytes | None, codec: Codec | None) -> _Loaded:
+    from agentloop.journal import FileJournal
+
+    async with FileJournal(path, key=key, codec=codec) as journal:
+        if not await journal.read():
+            raise JournalError(f"{os.fspath(path)!r} can't be replayed: it is no journal, or nothing whole of one")
+        try:
+            return await _read_journal(journal)
+        except (JournalError, StateError) as error:
+            raise type(error)(f"{os.fspath(path)!r} can't be replayed: {error}") from error
+
+
+async def _read_journal(journal: Journal) -> _Loaded:
+    from agentloop._storage.state_codec import state_from_journal
+
+    stored = await state_from_journal(journal)
+    return _Loaded(stored.records, stored.graph)
+
+
+def _sources(source: Any, pattern: str) -> list[Any]:
+    if isinstance(source, str | os.PathLike):
+        folder = Path(source)
+        if not folder.is_dir():
+            raise UserValueError(f"source: a directory is needed for a shadow replay, not {os.fspath(source)!r}")
+        return sorted(folder.glob(pattern))
+    return list(source)
+
+
+# ------------------------------------------------------------------------------------------------ replaying
+
+
+def _strictly(
+    loaded: _Loaded,
+    *,
+    agent: Agent[Any, Any],
+    config: RunConfig,
+    max_turns: Any,
+    backend: Backend,
+    handlers: Sequence[str],
+) -> Replayed:
+    if not loaded.records:
+        raise StateError("the log is of no run: it has no record")
+    recorded = Recorded.of(loaded.records)
+    if not recorded.entries or not isinstance(recorded.records[0], r.RunStarted):
+        raise StateError("the log is of no run: it doesn't begin with a RunStarted")
+    replaying = Replaying(recorded, agent, config, max_turns, handlers)
+    try:
+        effects = replaying.run(backend)
+    except ReplayDivergence as divergence:
+        raise _with_changes(divergence, loaded.graph, agent) from None
+    rest = recorded.records[len(effects.appended) :]
+    records = (*effects.appended, *rest)
+    return Replayed(records, replaying.result, replaying.error, len(records))
+
+
+def _with_changes(
+    divergence: ReplayDivergence, graph: Mapping[str, Any] | None, agent: Agent[Any, Any]
+) -> ReplayDivergence:
+    """Return *divergence* with what has changed of the agents, where the log tells how they were."""
+    if graph is None:
+        return divergence
+    found = changes(graph, AgentGraph(agent).describe())
+    if not found:
+        return divergence
+    why = f"{divergence.why} Changed since: {'; '.join(found)}."
+    return ReplayDivergence(divergence.n, divergence.wanted, divergence.got, why)
+
+
+def _cut(records: Sequence[r.Record], turn: int | None, record: int | None) -> int:
+    """Return how many records are replayed before the run goes its own way."""
+    if (turn is None) == (record is None):
+        raise UserValueError("what_if: either turn or record is needed")
+    if record is not None:
+        if not 0 < record <= len(records):
+            raise UserValueError(f"record: from 1 to {len(records)} is needed, not {record!r}")
+        return record
+    for index, one in enumerate(records):
+        if isinstance(one, r.TurnStarted) and not one.path and one.turn == turn:
+            return index
+    raise UserValueError(f"turn: the run has no turn {turn!r}")
+
+
+def _go_on(replayed: Replayed, agent: Agent[Any, Any], backend: Backend, options: Mapping[str, Any]) -> Replayed:
+    state = RunState(agent, replayed.records)
+    result = anyio.run(partial(Runner.run, agent, state, **options), backend=backend)
+    return Replayed(tuple(result.records), result, None, replayed.replayed)
+
+
+def _shadow(sources: Sequence[Any], load: Any, strictly: Any) -> ShadowReport:
+    files: list[Shadowed] = []
+    for index, source in enumerate(sources):
+        name = os.fspath(source) if isinstance(source, str | os.PathLike) else f"source {index}"
+        count = 0
+        try:
+            loaded = load(source)
+            count = len(loaded.records)
+            strictly(loaded)
+        except AgentLoopError as problem:
+            files.append(Shadowed(name, count, problem))
+        else:
+            files.append(Shadowed(name, count))
+    return ShadowReport(tuple(files))

@@ -1,0 +1,358 @@
+"""The door of a replay: every effect is answered by what the log says came of it, when its record's turn has come."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextvars import ContextVar
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentloop import effects as e
+from agentloop import guardrail_results as g
+from agentloop import records as r
+from agentloop._core.failure_choice import class_of_summary
+from agentloop._engine.calls.output_text import render
+from agentloop._engine.runtime.event_buffer import EventBuffer
+from agentloop._schema.json_text import parse_object
+from agentloop.config import JsonLimits
+from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
+from agentloop.testing.replaying._comparison import BEFORE_TIMERS, ReplayLog, pass_time, task_key
+from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output
+from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
+
+_at_work: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
+"""The run whose model call the current task makes: draws and waits don't say whose they are."""
+
+
+class ReplayEffects(ReplayLog):
+    """The effects of one recorded run. `expect` compares each record as it is appended."""
+
+    # -- the door
+
+    async def perform(self, effect: Any) -> Any:
+        """Answer *effect* as it was answered."""
+        match effect:
+            case e.NewId():
+                started: Any = self.records[self.entry.start]
+                return started.run_id
+            case e.Now():
+                return self.wall()
+            case e.Random():
+                return await self._random()
+            case e.Sleep():
+                return await self._sleep()
+            case e.CallModel():
+                return await self._call_model(effect)
+            case e.CallTool():
+                return await self._call_tool(effect)
+            case e.Guard():
+                return await self._guard(effect)
+            case e.LoadSession(path):
+                return await self._load_session(path)
+            case e.SaveSession(path):
+                return await self._save_session(path)
+            case e.Ask(path, what, key):
+                if is_told_elsewhere(what):
+                    return await told_elsewhere(self, path, what, key)
+                return await answered(self, path, what, key)
+
+    async def _random(self) -> float:
+        path = _at_work.get()
+        index = self.find(r.Answered, path, lambda record: record.what.startswith("random:"), claim=True)
+        if index is None:
+            return 0.5  # nothing is recorded that depends on it, or the replay diverges
+        return float((await self.known(index, "a draw of chance")).answer)
+
+    async def _sleep(self) -> None:
+        path = _at_work.get()
+        index = self.find(r.ModelRequested | r.RunEnded, path)
+        found: Any = None if index is None else self.records[index]
+        in_time = isinstance(found, r.ModelRequested) or "UsageLimitExceeded" in (getattr(found, "error", None) or "")
+        if index is None or not in_time:
+            await self.cut_off(path, None, "the wait before another attempt")
+        await self.known(index, "the wait before another attempt")
+
+    def _ends_from_outside(self, index: int) -> bool:
+        """Tell whether record *index* is the end of a run that was cancelled or timed out."""
+        record = self.records[index]
+        if not isinstance(record, r.RunEnded):
+            return False
+        # A guardrail beside the model call ends what its run does, too.
+        return record.status == "cancelled" or (record.error or "").startswith(
+            ("RunTimeout(", "InputGuardrailTripwireTriggered(")
+        )
+
+    async def _call_model(self, effect: e.CallModel) -> Any:
+        path = effect.path
+        _at_work.set(path)
+        what = "the model's answer"
+        index = self.find(r.ModelResponded | r.ModelFailed, path)
+        found: Any = None if index is None else self.records[index]
+        cancelled = isinstance(found, r.ModelFailed) and found.error == "cancelled"
+        if index is None or cancelled:
+            return await self.cut_off(path, None, what, cancelled=cancelled)
+        await self.known(index, what)
+        if isinstance(found, r.ModelResponded):
+            return found.response
+        # The attempt under way, which tells whether anything was shown: the last of what the effect's `do` is made of.
+        for part in getattr(effect.do, "args", ())[-1:]:
+            part.streamed = found.streamed
+        error = rebuilt_model_error(found)
+        if self._is_final(index):
+            error.should_retry = False  # type: ignore[attr-defined]
+        raise error
+
+    def _is_final(self, index: int) -> bool:
+        """Tell whether a failed attempt was the last, for all that might have spoken for another: there was no time."""
+        failed: Any = self.records[index]
+        places = self.recorded.paths[failed.path]
+        following = self.recorded.first(
+            places, index + 1, self.entry.stop, lambda record: isinstance(record, r.ModelRequested | r.RunEnded)
+        )
+        found: Any = None if following is None else self.records[following]
+        return isinstance(found, r.RunEnded) and found.status == "failed" and found.error == failed.error
+
+    # -- bodies
+
+    async def _call_tool(self, effect: e.CallTool) -> Any:
+        path, call_id = effect.path, effect.call_id
+        self.hold_end(path, call_id)
+        nested = (*path, call_id)
+        if nested in self.recorded.paths:
+            begins = self.next_of_run(nested)
+            if begins is not None:
+                await self.known(begins, f"the run of call {call_id}")
+            return await effect.do()  # an agent tool: its nested run is replayed in its turn
+        what = f"the body of call {call_id}"
+        index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
+        found: Any = None if index is None else self.records[index]
+        if isinstance(found, r.BodyEnded):
+            assert index is not None
+            try:
+                return await self._body(index, found, what)
+            finally:
+                self.skip_end_hooks(path, call_id)
+        return await self._cut_body(path, call_id, found, what)
+
+    async def _cut_body(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
+        """Be a body that came to no end of its own, unless that was its own cancellation."""
+        if settled is not None and settled.outcome.body_finished:
+            await self.body_over(path, call_id, what)
+            if not self.over:
+                if self._took_too_long(settled):
+                    self._pass_time_limit((path, call_id))
+                raise asyncio.CancelledError(settled.outcome.reason)  # a body's own, on either backend
+        self.end_calls()  # it may have been this one's turn before it had begun
+        try:
+            return await self.cut_off(path, call_id, what, cancelled=True)
+        except anyio.get_cancelled_exc_class():
+            await self.body_over(path, call_id, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
+            raise
+
+    async def _body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
+        settled = self.settled(ended.path, ended.call_id)
+        late = settled is not None and not ended.failed and _is_late(settled.outcome)
+        if settled is not None and (late or not settled.outcome.body_finished):
+            try:
+                return await self.cut_off(ended.path, ended.call_id, what, cancelled=True)
+            except anyio.get_cancelled_exc_class():  # noqa: ASYNC103
+                await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
+                if self.over:
+                    raise
+                if ended.failed:  # in its cleanup
+                    raise rebuilt(ended.error or "") from None  # noqa: ASYNC104
+                if late:
+                    self._pass_time_limit((ended.path, ended.call_id))
+                return self.value_of(ended, settled)  # noqa: ASYNC104
+        await self.known(index, what)
+        if ended.failed:
+            raise rebuilt(ended.error or "", fatal=ended.fatal)
+        return self.value_of(ended, settled)
+
+    def _took_too_long(self, settled: r.CallSettled) -> bool:
+        """Tell whether a body that cancelled itself did so when its time was over."""
+        live, outcome = self.live_call((settled.path, settled.call_id)), settled.outcome
+        if outcome.status != "rejected" or live is None or outcome.started_at is None or settled.body_ended_at is None:
+            return outcome.status == "timed_out"
+        seconds: float = settled.body_ended_at - outcome.started_at
+        return bool(seconds >= live.timeout_at - live.body_clock)
+
+    def _pass_time_limit(self, call: Call) -> None:
+        """Let time pass to the end of a call's own time, which its body came after."""
+        live = self.live_call(call)
+        seconds = live.timeout_at - anyio.current_time() if live is not None else math.inf
+        if 0 < seconds < math.inf:
+            pass_time(seconds + BEFORE_TIMERS)
+
+    def value_of(self, ended: r.BodyEnded, settled: r.CallSettled | None) -> Any:
+        """Return what the body returned, or what stands for it: a text that is its output."""
+        output = settled.outcome.output if settled is not None else None
+        if ended.kept:
+            plain = type(ended.value) is str
+            if plain or settled is None or output is None or same_output(output, render(ended.value)):
+                return ended.value
+        self.standins.add(ended.path)
+        return Standin(output if isinstance(output, str) else "")
+
+    # -- guardrails
+
+    async def _guard(self, effect: e.Guard) -> Any:
+        path, call_id = effect.path, effect.call_id
+        what = f"guardrail {effect.name}"
+
+        def fits(record: r.GuardrailSettled) -> bool:
+            return (record.stage, record.guardrail, record.call_id) == (effect.stage, effect.name, call_id)
+
+        index = self.find(r.GuardrailSettled, path, fits, claim=True)
+        settled: r.GuardrailSettled = await self.told(index, path, call_id, what)
+        if call_id is None:
+            return g.GuardrailFunctionOutput(settled.info, settled.verdict == "tripped")
+        return self._verdict(settled)
+
+    def _verdict(self, settled: r.GuardrailSettled) -> Any:
+        match settled.verdict:
+            case "RejectContent":
+                return g.RejectContent(self._refusal(settled), settled.info)
+            case "RaiseException":
+                return g.RaiseException(settled.info)
+            case "Rewrite":
+                return g.Rewrite(self._rewritten(settled), settled.info)
+            case "ReplaceOutput":
+                return g.ReplaceOutput(self._replaced(settled), settled.info)
+            case _:
+                return g.Allow(settled.info)
+
+    def _refusal(self, settled: r.GuardrailSettled) -> str:
+        """Return the words of a refusal; those that were stored as a digest, as the call's outcome has them."""
+        if isinstance(settled.detail, str):
+            return settled.detail
+        call = None if settled.call_id is None else self.settled(settled.path, settled.call_id)
+        output = None if call is None else call.outcome.output
+        return output if isinstance(output, str) else ""
+
+    def _rewritten(self, settled: r.GuardrailSettled) -> Any:
+        if isinstance(settled.detail, dict):
+            return settled.detail
+        assert settled.call_id is not None
+        index = self.next_of_call(settled.path, settled.call_id, r.CallStarted | r.CallSettled)
+        found: Any = None if index is None else self.records[index]
+        text = found.arguments if found is not None else None
+        try:
+            return parse_object(text or "{}", JsonLimits(), tool="")
+        except Exception:
+            return {}
+
+    def _replaced(self, settled: r.GuardrailSettled) -> Any:
+        assert settled.call_id is not None
+        call = self.settled(settled.path, settled.call_id)
+        output = call.outcome.output if call is not None else None
+        if output is None or type(settled.detail) is str or same_output(output, render(settled.detail)):
+            return settled.detail
+        self.standins.add(settled.path)
+        return Standin(output if isinstance(output, str) else "")
+
+    # -- sessions
+
+    async def _load_session(self, path: Path) -> Any:
+        index = self.find(r.RunStarted, path)
+        if index is None:
+            return []  # asked whether the last write took place; it is written again, to nowhere
+        started: Any = self.records[index]
+        if started.shown is None:
+            return await self.cut_off(path, None, "loading the session")
+        await self.known(index, "loading the session")
+        before = len(started.shown) - len(started.input)
+        # Where the application merged the two, it is asked for the result.
+        return list(started.shown[:before]) if started.shown[before:] == started.input else []
+
+    async def _save_session(self, path: Path) -> None:
+        index = self.next_of_run(path)
+        if index is None or not isinstance(self.records[index], r.SessionSaved):
+            await self.cut_off(path, None, "saving to the session")
+        await self.known(index, "saving to the session")
+
+    # -- hooks: places where a run may have waited
+
+    async def run_hook(self, path: Path) -> None:
+        """Go on when it is the turn of the run's next record; raise what a hook raised."""
+        index = self.find(object, path, lambda record: not _is_beside(record))
+        if index is None or self._ends_from_outside(index):
+            await self.cut_off(path, None, "a hook")
+        if _is_skipped(self.records[index]):
+            return  # its call was queued, and had waited long by then: the hook was over
+        place, at = self.queued.get((path, self.records[index].turn), (index, 0.0))
+        if place < index and isinstance(self.records[index], r.CallStarted | r.GuardrailSettled | r.CallSettled):
+            await self.until(place, "a hook", in_time=False)  # its calls were queued then: it was over
+            self.come_up(at)
+            return
+        record = await self.known(index, "a hook", in_time=False)  # what took the time may come after it
+        if (
+            isinstance(record, r.RunEnded)
+            and record.status == "failed"
+            and class_of_summary(record.error or "") is None
+        ):
+            raise rebuilt(record.error or "")
+
+    async def begin_turn(self) -> None:
+        """Go on when it is the turn of the current run to begin one: its consumer may have been behind."""
+        key = task_key(f"{anyio.get_current_task().name}#0") or ""
+        path = next((path for path in self.recorded.paths if "/".join(path) == key), None)
+        index = None if path is None else self.find(object, path, lambda record: not _is_beside(record))
+        if path is None or index is None:
+            return
+        if self._ends_from_outside(index):
+            await self.cut_off(path, None, "the consumer")
+        if isinstance(self.records[index], r.TurnStarted):
+            await self.known(index, "the consumer", in_time=False)
+
+    async def start_hook(self, path: Path, call_id: str) -> None:
+        """Raise what a start hook of a call raised: it failed, and its body neither ended nor began."""
+        index = self.next_of_call(path, call_id)
+        record: Any = None if index is None else self.records[index]
+        if index is not None and isinstance(record, r.CallSettled) and record.outcome.status == "failed":
+            await self.known(index, "on_tool_start")
+            raise rebuilt(record.error or "")
+
+    async def end_hook(self, path: Path, call_id: str) -> None:
+        """Go on when it is the call's turn to settle."""
+        index = self.next_of_call(path, call_id)
+        if index is None or isinstance(self.records[index], r.CleanupCut):
+            await self.cut_off(path, call_id, "on_tool_end")
+        await self.until(index, "on_tool_end", in_time=False)
+
+
+class Consumer(EventBuffer):
+    """Stands for who may have read the events of a run: turns begin in their turn, as where he was behind."""
+
+    def __init__(self, effects: ReplayEffects, live: Any) -> None:
+        super().__init__(live.state, None, live.agent_at)
+        self._effects = effects
+
+    def new_gate(self) -> None:
+        """Return none: a call's own record says when it was admitted."""
+
+    def record(self, record: r.Record) -> None:
+        """Take no notice."""
+
+    async def room(self) -> None:
+        """Wait for the run's turn."""
+        await self._effects.begin_turn()
+        await checkpoint_if_cancelled()
+
+
+def _is_late(outcome: Any) -> bool:
+    """Tell whether a body that returned had come too late: nothing else makes such an outcome of a value."""
+    by_caller = outcome.cancelled_by == "caller" and outcome.body_finished
+    return bool(outcome.status == "timed_out" or by_caller)
+
+
+def _is_skipped(record: r.Record) -> bool:
+    return isinstance(record, r.CallSettled) and record.outcome.status == "skipped"
+
+
+def _is_beside(record: r.Record) -> bool:
+    """Tell whether *record* is of a guardrail that judges the input beside whatever else its run does."""
+    return isinstance(record, r.GuardrailSettled) and record.stage == "input"

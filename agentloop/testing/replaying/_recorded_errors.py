@@ -1,0 +1,61 @@
+"""Errors made again of what a log keeps of them, `TYPE(MESSAGE)`: they are judged and summed up as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentloop import records as r
+from agentloop._common.error_text import summary_parts
+from agentloop._core.failure_choice import class_of_summary
+from agentloop.exceptions import ModelTimeoutError, ModelTransportError
+
+_FATAL = ("KeyboardInterrupt", "SystemExit")
+
+
+def _keep_message(self: BaseException, message: str) -> None:
+    BaseException.__init__(self, message)
+
+
+# What the constructors that aren't called would have set.
+_BLANK: dict[str, Any] = {
+    "__init__": _keep_message,
+    "__module__": "agentloop.testing.replayed",
+    "call": None,
+    "code": None,
+    "guardrail_result": None,
+    "outcome": None,
+    "request_id": None,
+    "retry_after": None,
+    "should_retry": None,
+    "status": None,
+    "tool": None,
+}
+
+
+def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None = None, **fields: Any) -> BaseException:
+    """Return an error whose summary is *text*: of the library's class of that name, else of a new one.
+
+    *fatal*: one that no policy may answer. *fields* become its attributes.
+    """
+    name, message = summary_parts(text)
+    fatal = fatal or name in _FATAL
+    base = base or class_of_summary(text) or (BaseException if fatal else Exception)
+    made: Any = type(name, (base,), {**_BLANK, **fields})
+    error: BaseException = made(message)
+    return error
+
+
+def rebuilt_model_error(record: r.ModelFailed) -> BaseException:
+    """Return the error of a failed attempt, so that whether there is another one is decided as it was."""
+    base: type[BaseException] | None = {"transport": ModelTransportError, "timeout": ModelTimeoutError}.get(
+        record.error_kind or ""
+    )
+    return rebuilt(
+        record.error,
+        base=base,
+        status=record.status,
+        code=record.code,
+        retry_after=record.retry_after,
+        should_retry=record.should_retry,
+        timeout=0.0,
+    )

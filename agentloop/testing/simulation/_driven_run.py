@@ -1,0 +1,210 @@
+"""Runs a world once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import anyio
+import attrs
+
+from agentloop import spans
+from agentloop._engine.runtime.live_run import loop_shared
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.events import Event
+from agentloop.exceptions import UserTypeError
+from agentloop.limits import Capacity
+from agentloop.results import RunResult
+from agentloop.run import Runner
+from agentloop.testing.simulation._fixture_agents import VEIL, Cast
+from agentloop.testing.simulation._lines import SWITCHING, Switching, count_as_own, monitored
+from agentloop.testing.simulation._reach import REACH
+from agentloop.testing.simulation._simulated_parts import Watch, WorldEffects, WorldModels, agents_of
+from agentloop.testing.simulation._stepping import Stepped, run_stepped
+from agentloop.testing.simulation.event_loop import Backend, Deadlock
+from agentloop.testing.simulation.gate import Gate
+from agentloop.testing.simulation.schedules import Recorder, first
+from agentloop.testing.simulation.world import World
+from agentloop.tools import PythonBody
+
+MADE_PER_RUN = ("hooks", "session", "journal", "run_config")
+
+
+@attrs.define(eq=False)
+class Driven:
+    """One run of a world under way, and what was seen of it."""
+
+    world: World
+    agent: Agent[Any, Any]
+    context: Any
+    options: dict[str, Any]
+    streamed: bool
+    watch: Watch
+    effects: WorldEffects
+    models: WorldModels | None
+    gate: Gate | None
+    begin: Callable[[Driven], Awaitable[Any]] | None = None
+    """Gives what the run begins with, where that isn't the world's input."""
+    seen: Stepped = attrs.field(factory=Stepped)
+    events: list[Event] = attrs.field(factory=list)
+    entries: int = 0
+    switching: Switching = attrs.field(factory=lambda: Switching(False))
+    to_end_after: int | None = None
+    """How many records there were when the reader left, or wanted the run to end after its turn."""
+    cancelled_at_time: float | None = None
+    ended_at: float = 0.0
+    threads_held: int = 0
+    """Places of worker threads that were taken when it was over."""
+
+    def mark(self) -> int:
+        """Note that the cancellation was given, and return how many records there are."""
+        self.cancelled_at_time = anyio.current_time()
+        return len(self.watch.records)
+
+    async def program(self) -> RunResult[Any]:
+        """Run the world's agent to its end, over pauses that its verdicts end."""
+        token = spans._trace.set(spans.Trace(trace_id="trace"))
+        switching = SWITCHING.set(self.switching)
+        try:
+            given: Any = self.world.input if self.begin is None else await self.begin(self)
+            while True:
+                result = await self._enter(given)
+                if result.status != "interrupted" or (given := self._decided(result)) is None:
+                    return result
+        finally:
+            SWITCHING.reset(switching)
+            spans._trace.reset(token)
+            self.ended_at = anyio.current_time()
+            self.threads_held = len(loop_shared().threads)
+
+    async def _enter(self, given: Any) -> RunResult[Any]:
+        self.entries += 1
+        if not self.streamed:
+            return await Runner.run(self.agent, given, context=self.context, **self.options)
+        async with Runner.run_streamed(self.agent, given, context=self.context, **self.options) as stream:
+            self.watch.stream = stream
+            async for event in stream:
+                self.events.append(event)
+                name = type(event).__name__
+                if name == self.world.reader_leaves:
+                    self.to_end_after = len(self.watch.records)
+                    break
+                if name == self.world.reader_stops and self.to_end_after is None:
+                    self.to_end_after = len(self.watch.records)
+                    stream.cancel("after_turn")
+                if self.world.slow_reader:
+                    await self.effects.point("reader")
+        return stream.result
+
+    def _decided(self, result: RunResult[Any]) -> Any:
+        """Return the state to go on from, with the verdicts given that are waited for; None if there is none."""
+        waiting = {(request.path, request.call.call_id): request for request in result.interruptions}
+        fitting = [one for one in self.world.verdicts if (one.path, one.call_id) in waiting]
+        if not fitting:
+            return None
+        state = result.to_state()
+        for verdict in fitting:
+            request = waiting[verdict.path, verdict.call_id]
+            if verdict.approved:
+                state.approve(request, arguments=verdict.arguments, always=verdict.always)
+            else:
+                state.reject(request, message=verdict.message, always=verdict.always)
+        # What was decided outside of the run has the real time; here it has the run's.
+        at = self.effects.wall()
+        known = len(self.watch.records)
+        decided = [*self.watch.records, *(attrs.evolve(one, at=at) for one in state.records[known:])]
+        state = type(state)(self.agent, decided, context=self.context)
+        if self.world.serialize:
+            codec = VEIL if isinstance(self.world.agent, Cast) else None
+            text = state.to_string(context_serializer=lambda _: None, codec=codec)  # the context is given again below
+            state = type(state).from_string(self.agent, text, context=self.context, codec=codec)
+        self.watch.goes_on_from(state.records)
+        return state
+
+    def capacities(self) -> Iterator[Capacity]:
+        """Yield every capacity that a tool of the tree holds, once."""
+        seen: set[int] = set()
+        for agent in agents_of(self.agent):
+            for tool in agent.tools:
+                for limit in tool.capacity:
+                    if isinstance(limit, Capacity) and id(limit) not in seen:
+                        seen.add(id(limit))
+                        yield limit
+
+
+def drive_world(
+    world: World,
+    *,
+    backend: Backend,
+    streamed: bool,
+    scheduler: Recorder,
+    begin: Callable[[Driven], Awaitable[Any]] | None = None,
+) -> Driven:
+    """Run *world* once, from what *begin* gives in place of its input, and return what was seen of it."""
+    gate = Gate(scheduler) if world.order == "gate" else None
+    driven = _prepared(world, streamed, gate)
+    driven.begin = begin
+    scheduler.mark = driven.watch.records.__len__
+    scheduler.is_off = lambda: bool(driven.switching.dropped)
+    with ExitStack() as stack:
+        if driven.switching.wanted:
+            tools = [tool.body for agent in agents_of(driven.agent) for tool in agent.tools]
+            count_as_own([body.fn for body in tools if isinstance(body, PythonBody)])
+            stack.enter_context(monitored())
+            stack.callback(driven.switching.close)
+        driven.seen = _stepped(world, driven, backend, scheduler)
+    if (reach := REACH.get()) is not None:
+        reach.note(driven.watch.records, driven.watch.bodies)
+    return driven
+
+
+def _stepped(world: World, driven: Driven, backend: Backend, scheduler: Recorder) -> Stepped:
+    gated = driven.gate is not None
+    try:
+        return run_stepped(
+            driven.program,
+            backend=backend,
+            at=world.cancel.step if world.cancel is not None else None,
+            kind=world.cancel.kind if world.cancel is not None and backend == "asyncio" else "scope",
+            scheduler=first if gated else scheduler,
+            order="passes" if world.order == "gate" else world.order,
+            mark=driven.mark,
+            gate=driven.gate,
+            waiting=world.cancel is not None and world.cancel.waiting,
+        )
+    except Deadlock as deadlock:
+        return Stepped(error=deadlock)
+
+
+def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
+    agent = world.agent if isinstance(world.agent, Agent) else world.agent()
+    if not isinstance(agent, Agent):
+        raise UserTypeError(f"World.agent: the function gave {agent!r}, not an Agent")
+    options = {
+        name: value() if name in MADE_PER_RUN and callable(value) else value for name, value in world.options.items()
+    }
+    given: Any = options.get("run_config")
+    config: RunConfig = given or RunConfig()
+    watch = Watch()
+    models = None if world.script is None else WorldModels(agent, watch, world.script, world.nested)
+    if models is not None and isinstance(world.agent, Cast):
+        for one in agents_of(agent):  # made for this run: the model of a configuration that has none
+            one.model = models
+    effects = WorldEffects(watch, world.behaviors, gate, config.effects)
+    options["run_config"] = attrs.evolve(
+        config,
+        effects=effects,
+        instruments=(*config.instruments, watch),
+        model=config.model if models is None else models,
+    )
+    context = world.context() if world.context is not None else None
+    driven = Driven(world, agent, context, options, streamed, watch, effects, models, gate)
+    driven.switching = Switching(
+        # Every ready task goes on once in a pass: threads would only ever go on in step.
+        wanted=world.switch_lines and world.order != "passes",
+        give_way=gate.point if gate is not None else None,
+        mark=watch.records.__len__,
+    )
+    return driven

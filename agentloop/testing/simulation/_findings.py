@@ -1,0 +1,186 @@
+"""What is wrong with a run, and the error that tells of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import attrs
+
+from agentloop import records as r
+from agentloop._common.error_text import first_line
+from agentloop.testing.simulation._stepping import Kind
+from agentloop.testing.simulation._timeline import script_as_code, timeline
+from agentloop.testing.simulation.runs import CancelAt, Verdict, WorldRun
+
+Check: TypeAlias = Callable[[WorldRun], Any]
+
+
+@attrs.frozen(eq=False)
+class Finding:
+    """A run that is wrong. Findings of one `key` are taken for the same fault."""
+
+    run: WorldRun
+    error: BaseException
+    key: tuple[Any, ...]
+    where: str | None = None
+    """What tells it from other runs of its script, in words; by default the tape and the cancellation."""
+    timeline: str | None = None
+    again: str | None = None
+    """The line that repeats it."""
+
+    @property
+    def is_of_a_check(self) -> bool:
+        """Whether a check failed, and not the run itself."""
+        return bool(self.key[0] == "check")
+
+
+def makes_calls(run: WorldRun) -> bool:
+    """Tell whether a model called anything in *run*, or handed over."""
+    return any(
+        isinstance(one, r.CallStarted | r.CallSettled | r.ApprovalRequested | r.HandedOff) for one in run.records
+    )
+
+
+@attrs.frozen
+class Judge:
+    """Tells what is wrong with a run, if anything is: an error it raised, something it left, or what *check* raises."""
+
+    check: Check | None
+    allow: tuple[type[BaseException], ...] = ()
+    also: Check | None = None
+
+    def __call__(self, run: WorldRun) -> Finding | None:
+        """Return what is wrong with *run*, or None. One that followed no schedule is no finding: nothing repeats it."""
+        if run.waited_at:
+            return None
+        if run.error is not None and not isinstance(run.error, self.allow):
+            return Finding(run, run.error, ("raised", type(run.error)))
+        if run.left:
+            return Finding(run, AssertionError(f"left behind: {', '.join(run.left)}"), ("left",))
+        for check in (self.also, self.check):
+            if check is not None:
+                try:
+                    check(run)
+                except Exception as error:
+                    return Finding(run, error, ("check", type(error), _place(error.__traceback__)))
+        return None
+
+
+def _place(traceback: TracebackType | None) -> tuple[str, int] | None:
+    """Return the file and line of the innermost frame."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return None if traceback is None else (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+
+
+def whole(kind: Kind) -> Check:
+    """Return a check that a run, cancelled or not, has joined all it began, and that its log is whole."""
+
+    def check(run: WorldRun) -> None:
+        unended = [body.call_id for body in run.bodies if body.ended is None]
+        assert not unended, f"bodies that never ended: {unended}"
+        started = _calls(run, r.CallStarted)
+        settled = _calls(run, r.CallSettled)
+        assert set(started) <= set(settled), f"calls without an outcome: {sorted(set(started) - set(settled))}"
+        again = sorted(key for key, count in settled.items() if count > 1)
+        assert not again, f"calls with several outcomes: {again}"
+        begun = Counter(one.path for one in run.records if isinstance(one, r.RunStarted))
+        ended = Counter(one.path for one in run.records if isinstance(one, r.RunEnded))
+        assert begun == ended, f"runs that didn't end: {sorted(begun - ended)}"
+        assert not run.records or has_its_end(run.records), f"the last record is {run.records[-1]!r}"
+        if run.cancelled_at is not None:
+            late = [one for one in run.records[run.mark :] if isinstance(one, r.ModelRequested | r.CallStarted)]
+            assert not late, f"begun after the cancellation: {late}"
+        native = int(kind == "native" and run.backend == "asyncio" and run.cancelled)
+        assert run.cancelling == native, f"{run.cancelling} native cancellations are pending, and {native} were given"
+
+    return check
+
+
+def has_its_end(records: Sequence[r.Record]) -> bool:
+    """Tell whether the last of *records* is the end of the run that was asked for, not of one nested in it."""
+    return isinstance(last := records[-1], r.RunEnded) and not last.path
+
+
+def _calls(run: WorldRun, kind: type[r.CallStarted] | type[r.CallSettled]) -> Counter[tuple[Any, ...]]:
+    return Counter((one.path, one.call_id, one.attempt) for one in run.records if isinstance(one, kind))
+
+
+class ExplorationFailure(AssertionError):
+    """A schedule, or a moment of cancellation, that breaks what should hold. Its text tells how to see it again.
+
+    `run` is the run that failed; the check's or the run's own error is the cause.
+    """
+
+    def __init__(self, finding: Finding, *, found_after: int, shrunk_in: int) -> None:
+        self.run = finding.run
+        self.__cause__ = finding.error
+        super().__init__(_report(finding, found_after, shrunk_in))
+
+
+def _report(finding: Finding, found_after: int, shrunk_in: int) -> str:
+    run = finding.run
+    world = run.world
+    what = first_line(str(finding.error)) or type(finding.error).__name__
+    streamed = ", streamed" if run.streamed else ""
+    made_small = f", made small in {shrunk_in} more" if shrunk_in else ""
+    lines = [
+        f"{type(finding.error).__name__}: {what}",
+        "",
+        f"found after {found_after} runs{made_small}; on {run.backend}{streamed}",
+    ]
+    if world.script is not None:
+        lines += ["script:", *(f"    {script_as_code([step])[1:-1]}" for step in world.script)]
+    cancel = f", {world.cancel}" if world.cancel is not None else ""
+    lines += [finding.where or f"tape: {list(run.tape)}{cancel}"]
+    lines += ["timeline:", finding.timeline or timeline(run), "see it again:", f"    {finding.again or _again(run)}"]
+    return "\n".join(lines)
+
+
+def again(run: WorldRun) -> list[str]:
+    """Return the arguments that repeat *run*, but for those that say how it was ended, and where."""
+    world = run.world
+    name = getattr(world.agent, "__name__", "agent")
+    arguments = [name if name.isidentifier() else "agent"]
+    arguments += [script_as_code(world.script)] if world.script is not None else ["None"]
+    arguments += ["check", f"tape={list(run.tape)}"]
+    if world.nested:
+        arguments.append(
+            f"nested={{{', '.join(f'{path!r}: {script_as_code(one)}' for path, one in world.nested.items())}}}"
+        )
+    if world.context is not None:
+        context = getattr(world.context, "__name__", "context")
+        arguments.append(f"context={context if context.isidentifier() else 'context'}")
+    if world.options:
+        arguments.append("options=options")
+    if world.verdicts:
+        arguments.append(f"verdicts=[{', '.join(_verdict(one) for one in world.verdicts)}]")
+    if run.streamed:
+        arguments.append("streamed=True")
+    return arguments
+
+
+def _verdict(verdict: Verdict) -> str:
+    """Return the code that makes *verdict*."""
+    given = [f"call_id={verdict.call_id!r}"]
+    for field in attrs.fields(Verdict):
+        value = getattr(verdict, field.name)
+        if field.name != "call_id" and value != field.default:
+            given.append(f"{field.name}={value!r}")
+    return f"Verdict({', '.join(given)})"
+
+
+def _again(run: WorldRun) -> str:
+    """Return the line that repeats *run*."""
+    arguments, world = again(run), run.world
+    cancel: CancelAt | None = world.cancel
+    usual = "steps" if cancel is None else "passes"
+    order = [] if world.order == usual else [f"order={world.order!r}"]
+    if cancel is not None:
+        when = ["waiting=True"] if cancel.waiting else []
+        when += [f"at={cancel.step}"]
+        return f"kill_sweep({', '.join([*arguments, f'ways=[({run.backend!r}, {cancel.kind!r})]', *order, *when])})"
+    return f"explore({', '.join([*arguments, f'backends=[{run.backend!r}]', *order])})"

@@ -1,0 +1,406 @@
+"""Agents of generated worlds, as data: tools with every policy and limit, guardrails, handoffs, nesting, hooks.
+
+A `Cast` called gives its first agent with everything fresh: no run of it knows of another. Its `repr` says all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from itertools import cycle
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint
+
+from agentloop.agents import Agent, StopAtTools
+from agentloop.config import ModelSettings, RunConfig
+from agentloop.context import ToolContext
+from agentloop.guardrail_results import (
+    Allow,
+    GuardrailFunctionOutput,
+    RaiseException,
+    RejectContent,
+    ReplaceOutput,
+    Rewrite,
+)
+from agentloop.guardrails import (
+    InputGuardrail,
+    OutputGuardrail,
+    ToolInputData,
+    ToolInputGuardrail,
+    ToolOutputData,
+    ToolOutputGuardrail,
+)
+from agentloop.handoffs import Handoff, HandoffInputData, handoff
+from agentloop.items import AssistantMessage, Item, UserMessage
+from agentloop.limits import Capacity, Rate
+from agentloop.testing.scripted import ScriptedModel
+from agentloop.testing.simulation._faults import playing
+from agentloop.testing.simulation._observers import AgentHookLog, Listener
+from agentloop.tools import FunctionTool, tool
+
+InputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "rewrite odd"]
+OutputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "replace odd"]
+RunVerdict: TypeAlias = Literal["pass", "trip", "pass late", "trip late"]
+HandoffFilter: TypeAlias = Literal["everything", "messages", "newest", "before", "nothing", "nested"]
+"""What the next agent is shown: all there is, messages alone, the turn of the handoff, what the run began with,
+nothing, a summary.
+"""
+LATE = 0.25
+"""Seconds that a guardrail takes that is late."""
+
+
+@attrs.frozen(kw_only=True)
+class Actor:
+    """One tool. It takes a number `n`, which guardrails and approvals go by: odd ones are theirs."""
+
+    name: str
+    raises: bool = False
+    """Whether its failures leave the run."""
+    timeout: float | None = None
+    timeout_raises: bool = False
+    serial: str | None = None
+    exclusive: bool = False
+    idempotent: bool = False
+    shares: bool = False
+    """Whether it holds the cast's capacity."""
+    rated: bool = False
+    before: tuple[InputVerdict, ...] = ()
+    after: tuple[OutputVerdict, ...] = ()
+    approval: bool = False
+    """Whether calls with an odd number wait for a verdict."""
+    secret: bool = False
+    """Whether it takes a key that is secret, and gives a secret word."""
+    wordy: bool = False
+    """Whether what it gives is long: LONG characters."""
+    says: tuple[bool, ...] = ()
+    """What it answers, in turn and over again, when it is asked whether it is enabled; nobody asks one without."""
+    namespace: str | None = None
+    in_thread: bool = False
+    """Whether it is a sync function."""
+    idle: float | None = None
+    """Seconds it may be silent."""
+    cost: int = 0
+    """What a call costs of a run's cost limit."""
+    agent: Role | None = None
+    """Given: an agent tool that runs this one."""
+    own: RunConfig | None = None
+    """The agent tool's own configuration."""
+    listens: tuple[float, int] | None = None
+    """Given: the agent tool has an `on_stream` that takes so many seconds, and fails at every so manyth event."""
+
+    @property
+    def qualified_name(self) -> str:
+        """The name with its namespace."""
+        return f"{self.namespace}.{self.name}" if self.namespace else self.name
+
+
+LONG = 300
+EVEN = "something even"
+"""What a guardrail puts in the place of an odd call's output; none minds it."""
+KEY = "sesame"
+WORD = "oracle"
+CANARIES = (KEY, WORD, "confidant")
+"""What stands in secret arguments, in secret outputs, and in the application's object of a secretive world."""
+
+
+class Confidant:
+    """An application's object that nobody has to show."""
+
+    def __repr__(self) -> str:
+        return f"<{CANARIES[-1]}>"
+
+
+class Veil:
+    """Seals what is secret so that it doesn't stand there to be read: enough for words that nobody may repeat."""
+
+    def seal(self, data: bytes) -> bytes:
+        """Return *data* with each bit turned."""
+        return bytes(byte ^ 0xFF for byte in data)
+
+    def open(self, sealed: bytes) -> bytes:
+        """Turn the bits back."""
+        return self.seal(sealed)
+
+
+VEIL = Veil()
+
+
+@attrs.frozen(kw_only=True)
+class Role:
+    """One agent."""
+
+    name: str
+    actors: tuple[Actor, ...] = ()
+    handoffs: tuple[str, ...] = ()
+    """Names of agents of the cast."""
+    judges: tuple[tuple[RunVerdict, bool], ...] = ()
+    """Input guardrails: what they say, and whether they run beside the model."""
+    last_judges: tuple[RunVerdict, ...] = ()
+    """Output guardrails."""
+    behavior: Literal["run_llm_again", "stop_on_first_tool", "stop_at_last"] = "run_llm_again"
+    """What follows calls; the last: the run is over when the last of its tools has been called."""
+    sequential: bool = False
+    hooks: str | None = None
+    """Given: it has hooks, which fail when they are first told of this event, if it is one."""
+    chooses: bool = False
+    """Whether its model has to use a tool."""
+    resets: bool = True
+    """Whether that is over once it has."""
+    filter: HandoffFilter | None = None
+    """What those it hands over to are shown; None: all there is."""
+
+
+@attrs.frozen(kw_only=True)
+class Cast:
+    """The agents of a world; the first one begins. `tokens` and `rate` bound what its tools share."""
+
+    roles: tuple[Role, ...]
+    tokens: int = 2
+    rate: int = 3
+    per: float = 1.0
+
+    @property
+    def secretive(self) -> bool:
+        """Whether a tool of it keeps secrets."""
+        actors = [actor for role in self.roles for actor in role.actors]
+        return any(actor.secret or (actor.agent is not None and _keeps_secrets(actor.agent)) for actor in actors)
+
+    def __call__(self) -> Agent[Any, Any]:
+        shared, rated = Capacity(self.tokens, "shared"), Rate(self.rate, self.per, "rated")
+        agents = {role.name: self._agent(role, shared, rated) for role in self.roles}
+        for role in self.roles:
+            targets: Any = agents[role.name].handoffs
+            targets.extend(_handoff(agents[name], role.filter) for name in role.handoffs)
+        return agents[self.roles[0].name]
+
+    def _agent(self, role: Role, shared: Capacity, rated: Rate) -> Agent[Any, Any]:
+        return Agent(
+            role.name,
+            instructions=f"You are {role.name}.",
+            tools=[self._tool(actor, shared, rated) for actor in role.actors],
+            handoffs=[],
+            input_guardrails=[
+                InputGuardrail(_judge(verdict), name=f"{role.name}: input {index}", run_in_parallel=beside)
+                for index, (verdict, beside) in enumerate(role.judges)
+            ],
+            output_guardrails=[
+                OutputGuardrail(_judge(verdict), name=f"output {index}")
+                for index, verdict in enumerate(role.last_judges)
+            ],
+            tool_use_behavior=_behavior(role),
+            tool_execution="sequential" if role.sequential else "concurrent",
+            hooks=AgentHookLog(role.hooks) if role.hooks is not None else None,
+            model=_NOBODY,
+            model_settings=_MUST_USE_A_TOOL if role.chooses else _NO_SETTINGS,
+            reset_tool_choice=role.resets,
+        )
+
+    def _tool(self, actor: Actor, shared: Capacity, rated: Rate) -> FunctionTool:
+        if actor.agent is not None:
+            inner = self._agent(actor.agent, shared, rated)
+            listener = Listener(*actor.listens) if actor.listens is not None else None
+            return inner.as_tool(actor.name, "An agent.", on_stream=listener, run_config=actor.own, **_common(actor))
+        if not actor.shares and not actor.rated and not actor.says:
+            return _free_tool(actor)
+        return _function_tool(actor, [*([shared] if actor.shares else []), *([rated] if actor.rated else [])])
+
+
+def _behavior(role: Role) -> Any:
+    return StopAtTools([role.actors[-1].name]) if role.behavior == "stop_at_last" else role.behavior
+
+
+_NOBODY = ScriptedModel(())
+"""Where a run is replayed nobody is asked; a world puts its own models in this one's place."""
+_NO_SETTINGS = ModelSettings()
+_MUST_USE_A_TOOL = ModelSettings(tool_choice="required")
+
+
+@attrs.frozen
+class Filter:
+    """What a handoff of a cast lets its target see."""
+
+    kind: HandoffFilter
+
+    def __call__(self, data: HandoffInputData) -> HandoffInputData:
+        """Return *data* without what it takes out."""
+        if self.kind == "everything":
+            return data
+        if self.kind == "nothing":
+            return attrs.evolve(data, input_items=())
+        if self.kind == "newest":
+            return attrs.evolve(data, input_history=(), pre_handoff_items=())
+        if self.kind == "before":
+            return attrs.evolve(data, input_items=data.input_history)
+        parts = (data.input_history, data.pre_handoff_items, data.new_items)
+        history, before, new = (tuple(filter(_is_message, items)) for items in parts)
+        return attrs.evolve(data, input_history=history, pre_handoff_items=before, new_items=new)
+
+
+def _is_message(item: Item) -> bool:
+    return isinstance(item, UserMessage | AssistantMessage)
+
+
+def _handoff(agent: Agent[Any, Any], kind: HandoffFilter | None) -> Handoff:
+    if kind is None:
+        return handoff(agent)
+    return handoff(agent, nest_handoff_history=True) if kind == "nested" else handoff(agent, input_filter=Filter(kind))
+
+
+def _keeps_secrets(role: Role) -> bool:
+    return Cast(roles=(role,)).secretive
+
+
+def _common(actor: Actor) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "tool_input_guardrails": [
+            ToolInputGuardrail(_before(verdict), name=f"before {index}: {verdict}")
+            for index, verdict in enumerate(actor.before)
+        ],
+        "tool_output_guardrails": [
+            ToolOutputGuardrail(_after(verdict), name=f"after {index}: {verdict}")
+            for index, verdict in enumerate(actor.after)
+        ],
+        "timeout": actor.timeout,
+        "timeout_behavior": "raise_exception" if actor.timeout_raises else "error_as_result",
+    }
+    if actor.raises:
+        common["failure_error_function"] = None
+    if actor.approval:
+        common["needs_approval"] = _odd_ones
+    if actor.says:
+        common["is_enabled"] = _answering(actor.says)
+    return common
+
+
+@lru_cache(256)
+def _free_tool(actor: Actor) -> FunctionTool:
+    """Return *actor*'s tool, which holds nothing that a run changes: a world is run thousands of times a minute."""
+    return _function_tool(actor, ())
+
+
+def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionTool:
+    name = actor.qualified_name
+    base = _secret_base() if actor.secret else _wordy_base(name) if actor.wordy else _base(name, actor.in_thread)
+    return attrs.evolve(
+        base,
+        name=actor.name,
+        namespace=actor.namespace,
+        cost=_price(actor.cost) if actor.cost else None,
+        idle_timeout=actor.idle,
+        # A sync function can't be stopped.
+        abandon_on_cancel=actor.in_thread and actor.timeout is not None,
+        serial=actor.serial,
+        exclusive=actor.exclusive,
+        idempotent=actor.idempotent,
+        capacity=limits,
+        **_common(actor),
+    )
+
+
+@lru_cache(256)
+def _base(name: str, in_thread: bool) -> FunctionTool:
+    """Return a tool that gives its *name* and its number, so that it can be told what ran with what."""
+
+    async def body(ctx: ToolContext[Any], n: int) -> str:
+        """Do something with a number."""
+        part = playing.get()
+        if part is not None and part[1].call_id == ctx.tool_call_id:
+            playing.set(None)
+            return str(await part[0].play(part[1], ctx))
+        return f"{name} {n}"
+
+    def in_its_thread(n: int) -> str:
+        """Do something with a number."""
+        return f"{name} {n}"
+
+    return tool(in_its_thread if in_thread else body)
+
+
+@lru_cache(256)
+def _wordy_base(name: str) -> FunctionTool:
+    async def body(ctx: ToolContext[Any], n: int) -> str:
+        """Say much about a number."""
+        return f"{name} {n}".ljust(LONG - 1, ".") + "!"
+
+    return tool(body)
+
+
+@cache
+def _price(cost: int) -> Callable[[dict[str, Any]], int]:
+    def price(arguments: dict[str, Any]) -> int:
+        return cost
+
+    return price
+
+
+@cache
+def _secret_base() -> FunctionTool:
+    async def body(ctx: ToolContext[Any], n: int, key: str = "") -> str:
+        """Do something with a number, for who has the key."""
+        part = playing.get()
+        if part is not None and part[1].call_id == ctx.tool_call_id:
+            playing.set(None)
+            await part[0].play(part[1], ctx)
+        return f"{WORD} {n}"
+
+    return tool(secret=["key"], secret_output=True)(body)
+
+
+def _answering(says: Sequence[bool]) -> Callable[..., Any]:
+    answers = cycle(says)
+
+    async def enabled(ctx: Any, agent: Any) -> bool:
+        await checkpoint()
+        return next(answers)
+
+    return enabled
+
+
+async def _odd_ones(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
+    return bool(arguments.get("n", 1) % 2)
+
+
+def says_odd(needs_approval: object) -> bool:
+    """Tell whether this is how an actor's tool says which of its calls need approval: those with an odd number."""
+    return needs_approval is _odd_ones
+
+
+def odd(arguments: dict[str, Any] | None) -> bool:
+    """Tell whether a call's number is odd: that is what guardrails, approvals and policies of a cast go by."""
+    number = (arguments or {}).get("n", 0)
+    return isinstance(number, int) and number % 2 == 1
+
+
+def _before(verdict: InputVerdict) -> Callable[[ToolInputData], Any]:
+    async def before(data: ToolInputData) -> Any:
+        await checkpoint()
+        if verdict == "allow" or not odd(data.arguments):
+            return Allow()
+        if verdict == "reject odd":
+            return RejectContent("not an odd one")
+        return RaiseException() if verdict == "raise odd" else Rewrite({"n": (data.arguments or {})["n"] + 1})
+
+    return before
+
+
+def _after(verdict: OutputVerdict) -> Callable[[ToolOutputData], Any]:
+    async def after(data: ToolOutputData) -> Any:
+        await checkpoint()
+        if verdict == "allow" or not odd(data.arguments) or data.output == EVEN:
+            return Allow()
+        if verdict == "reject odd":
+            return RejectContent("nothing odd")
+        return RaiseException() if verdict == "raise odd" else ReplaceOutput(EVEN)
+
+    return after
+
+
+def _judge(verdict: RunVerdict) -> Callable[..., Any]:
+    async def judge(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        await (anyio.sleep(LATE) if verdict.endswith("late") else checkpoint())
+        return GuardrailFunctionOutput(None, verdict.startswith("trip"))
+
+    return judge

@@ -1,0 +1,99 @@
+"""Worker threads on a clockwork loop: the function runs on the loop, between two checkpoints, and no thread starts.
+
+In a run of a world that wants it (`agentloop.testing.simulation._lines`) there is a thread, which goes on line by line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+from anyio._backends import _asyncio
+
+from agentloop.testing.simulation._lines import SWITCHING, raise_if_cancelled, run_on_loop, worker_here
+from agentloop.testing.simulation._waiting import require
+
+_RUN, _ASYNC, _SYNC, _CHECK = (
+    *("run_sync_in_worker_thread", "run_async_from_thread", "run_sync_from_thread"),
+    "check_cancelled",
+)
+_backends: list[type] = [_asyncio.AsyncIOBackend]
+if importlib.util.find_spec("trio") is not None:
+    from anyio._backends import _trio
+
+    _backends.append(_trio.TrioBackend)
+
+require(
+    "anyio",
+    {
+        f"{backend.__name__}.{name}": isinstance(vars(backend).get(name), classmethod)
+        for backend in _backends
+        for name in (_RUN, _ASYNC, _SYNC, _CHECK)
+    },
+)
+
+
+@contextmanager
+def threads_in_place(here: Callable[[], bool]) -> Iterator[None]:
+    """Run what anyio would run in worker threads in place, on loops for which *here* says so."""
+    before = [(backend, name, vars(backend)[name]) for backend in _backends for name in (_RUN, _ASYNC, _SYNC, _CHECK)]
+    for backend, name, method in before:
+        setattr(backend, name, classmethod(_replacement(name, method.__func__, here)))
+    try:
+        yield
+    finally:
+        for backend, name, method in before:
+            setattr(backend, name, method)
+
+
+def _replacement(name: str, original: Callable[..., Any], here: Callable[[], bool]) -> Callable[..., Any]:
+    async def in_place(
+        cls: Any, func: Callable[..., Any], args: tuple[Any, ...], abandon_on_cancel: bool = False, limiter: Any = None
+    ) -> Any:
+        if not _asked(here):
+            return await original(cls, func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        switching = SWITCHING.get()
+        await anyio.lowlevel.checkpoint()
+        async with limiter or anyio.to_thread.current_default_thread_limiter():
+            try:
+                if switching is not None and switching.active:
+                    return await switching.run(func, args)
+                note_one_step(func)
+                return copy_context().run(func, *args)
+            finally:
+                # A thread's result comes a step later, whether or not somebody cancels meanwhile.
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+
+    def on_loop(cls: Any, func: Callable[..., Any], args: tuple[Any, ...], token: object) -> Any:
+        worker = worker_here()
+        if worker is None:
+            return original(cls, func, args, token)
+        return run_on_loop(worker, func, args, is_async=name == _ASYNC)
+
+    def check_cancelled(cls: Any) -> None:
+        worker = worker_here()
+        if worker is None:
+            original(cls)
+        else:
+            run_on_loop(worker, raise_if_cancelled, (), is_async=True)
+
+    replacements: dict[str, Callable[..., Any]] = {_RUN: in_place, _CHECK: check_cancelled}
+    return replacements.get(name, on_loop)
+
+
+def note_one_step(func: Callable[..., Any]) -> None:
+    """Note, where a world's run wants to know, that *func* runs in place of a thread, as one step."""
+    if (switching := SWITCHING.get()) is not None:
+        switching.one_step.append(getattr(func, "__qualname__", repr(func)))
+
+
+def _asked(here: Callable[[], bool]) -> bool:
+    try:
+        return here()
+    except RuntimeError:  # no loop of that kind is running
+        return False

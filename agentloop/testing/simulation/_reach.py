@@ -1,0 +1,82 @@
+"""Which tools' bodies the worlds of a property have run, and what became of the calls of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import attrs
+
+from agentloop import records as r
+from agentloop._common.error_text import first_line
+from agentloop.testing.simulation._simulated_parts import BodyRun
+
+MOST_QUOTED = 300
+
+
+@attrs.define(eq=False)
+class Reach:
+    """What the runs of a property's worlds came to, by tool."""
+
+    ran: set[str] = attrs.field(factory=set)
+    """Tools whose own bodies ran."""
+    outcomes: dict[str, Counter[str]] = attrs.field(factory=dict)
+    refused: dict[str, str] = attrs.field(factory=dict)
+    """The first refusal of arguments that were drawn for it, of each tool that refused any."""
+    report: Callable[[str], None] = lambda _: None
+    """Told of each refusal of arguments that a schema allows."""
+
+    def forget_calls(self) -> None:
+        """Forget what became of calls so far, but not whose bodies ran."""
+        self.outcomes.clear()
+        self.refused.clear()
+
+    def note(self, records: Iterable[r.Record], bodies: Iterable[BodyRun]) -> None:
+        """Add what one run came to."""
+        self.ran.update(body.tool for body in bodies if body.real)
+        for one in records:
+            if isinstance(one, r.ApprovalRequested):
+                self._count(one.tool, "waited for approval")
+            elif isinstance(one, r.CallSettled):
+                self._count(one.tool, one.outcome.status)
+                output = one.outcome.output
+                if isinstance(output, str) and " don't fit: " in output:
+                    self.refused.setdefault(one.tool, output)
+                    self.report(f"tool {one.tool!r} refused arguments that its schema allows: {_quoted(output)}")
+
+    def _count(self, tool: str, what: str) -> None:
+        self.outcomes.setdefault(tool, Counter())[what] += 1
+
+    def why(self, tool: str) -> str:
+        """Return a sentence on *tool*, whose body never ran."""
+        outcomes = self.outcomes.get(tool, Counter())
+        if not outcomes:
+            return f"no world ran the body of tool {tool!r}: none of them called it"
+        told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in outcomes.most_common())
+        sentence = f"no world ran the body of tool {tool!r}, though worlds called it: {told}"
+        if tool in self.refused:
+            sentence += f". It refused arguments that its schema allows: {_quoted(self.refused[tool])}"
+        if "waited for approval" in outcomes:
+            sentence += ". Give `verdicts=approvals()`, so that calls are approved"
+        return sentence
+
+
+def _quoted(text: str) -> str:
+    return first_line(text)[:MOST_QUOTED]
+
+
+REACH: ContextVar[Reach | None] = ContextVar("REACH", default=None)
+"""The property whose worlds are being run, if one is."""
+
+
+@contextmanager
+def reaching() -> Iterator[Reach]:
+    """Note what the worlds that are run within the block come to."""
+    reach = Reach()
+    token = REACH.set(reach)
+    try:
+        yield reach
+    finally:
+        REACH.reset(token)

@@ -1,0 +1,196 @@
+"""One run of a program on a clockwork loop, which may be cancelled at a chosen step, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import attrs
+
+from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
+from agentloop.testing.simulation.event_loop import Backend, Order, run_clockwork
+from agentloop.testing.simulation.gate import TASK, Gate
+from agentloop.testing.simulation.schedules import Scheduler, first
+
+if importlib.util.find_spec("trio") is not None:
+    import trio
+
+Kind: TypeAlias = Literal["scope", "native", "shutdown"]
+Program: TypeAlias = Callable[[], Awaitable[Any]]
+COMBINATIONS: tuple[tuple[Backend, Kind], ...] = (("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope"))
+"""The ways to be cancelled by a caller: trio knows scopes alone."""
+SHUTDOWN: tuple[Backend, Kind] = ("asyncio", "shutdown")
+"""Every task of the loop is cancelled natively at once: what `asyncio.run` does when its main task has returned."""
+
+
+@attrs.define
+class Stepped:
+    """What came of one run of a program: a value, an error, or the cancellation it was given."""
+
+    steps: int = 0
+    """Steps of tasks while the program was in."""
+    cancelled_at: int | None = None
+    """The step before which it was cancelled."""
+    value: Any = None
+    error: BaseException | None = None
+    cancelled: bool = False
+    """Whether the cancellation came out of the program."""
+    mark: int = 0
+    """What `mark()` said when the cancellation was given; of a native one, when its task first ran again."""
+    cancelling: int = 0
+    """Native cancellations still pending: in the host where it got a native one, after its scope otherwise."""
+    tasks_left: list[str] = attrs.field(factory=list)
+    """Tasks that outlived the program."""
+    seconds: float = 0.0
+    """Virtual time it took."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether the program returned."""
+        return not self.cancelled and self.error is None
+
+
+def run_stepped(
+    program: Program,
+    *,
+    backend: Backend,
+    at: int | None = None,
+    kind: Kind = "scope",
+    scheduler: Scheduler = first,
+    order: Order = "passes",
+    mark: Callable[[], int] = lambda: 0,
+    gate: Gate | None = None,
+    waiting: bool = False,
+) -> Stepped:
+    """Run *program* on *backend*, cancelling it at step *at* (never, if None).
+
+    Args:
+        program: An async function.
+        backend: Which loop.
+        at: Steps are counted from 0, while the program is in. One that is over before is not cancelled.
+        kind: Cancel the scope around it, or (on asyncio alone) its task, or every task of the loop.
+        scheduler, order: Who goes next, as for `run_clockwork`.
+        mark: Asked at the moment of the cancellation.
+        gate: Entered around the program, out of the cancellation's reach.
+        waiting: Count the moments in *at* at which everything waits at the gate, in place of steps.
+
+    Raises:
+        Deadlock: if it waits for ever.
+    """
+    stepped = _Stepping(None if waiting else at, kind, mark, at if waiting else None)
+    if gate is not None:
+        gate.before_choice = stepped.choice
+
+    async def main() -> None:
+        async with gate or nullcontext():
+            await (stepped.on_asyncio(program) if backend == "asyncio" else stepped.on_trio(program))
+
+    run_clockwork(main, backend=backend, scheduler=scheduler, order=order, before_step=stepped.step)
+    return stepped.seen
+
+
+@attrs.define
+class _Stepping:
+    """One run under way: counts steps while the program is in, and cancels at the chosen one."""
+
+    at: int | None
+    kind: Kind
+    mark: Callable[[], int]
+    at_choice: int | None
+    seen: Stepped = attrs.field(factory=Stepped)
+    inside: bool = False
+    scope: anyio.CancelScope | None = None
+    task: asyncio.Task[Any] | None = None
+    unheard: bool = False
+    """A native cancellation was given, and its task hasn't run since."""
+    before: set[asyncio.Task[Any]] = attrs.field(factory=set)
+    """The tasks that were there before the program: a shutdown leaves them."""
+    choices: int = 0
+
+    def step(self, task: object) -> None:
+        if not self.inside or _name(task) == TASK:
+            return  # the gate's own: time may pass in it, before anybody could hear of a cancellation
+        if self.unheard and task is self.task:
+            self.unheard, self.seen.mark = False, self.mark()
+        if self.seen.steps == self.at:
+            self._cancel(task)
+        self.seen.steps += 1
+
+    def choice(self) -> bool:
+        """Cancel, if this is the moment; the gate is about to let something through."""
+        if not self.inside or self.at_choice is None:
+            return False
+        self.choices += 1
+        if self.choices != self.at_choice + 1:
+            return False
+        self._cancel(None)
+        return True
+
+    def _cancel(self, current: object) -> None:
+        self.seen.cancelled_at, self.seen.mark = self.seen.steps, self.mark()
+        if self.kind == "scope" and self.scope is not None:
+            self.scope.cancel()
+        elif self.kind == "shutdown":
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, ClockworkLoop)
+            for task in loop.unfinished_in_order():
+                if task not in self.before:
+                    task.cancel()
+        elif self.task is not None:
+            self.task.cancel()
+            self.unheard = current is not self.task
+
+    async def host(self, program: Program) -> None:
+        """Run *program* in the scope that may be cancelled, and write down what came of it."""
+        seen = self.seen
+        began = anyio.current_time()
+        with anyio.CancelScope() as self.scope:  # noqa: ASYNC912 - the program's affair
+            self.inside = True
+            try:
+                seen.value = await program()
+            except anyio.get_cancelled_exc_class():
+                seen.cancelled = True
+                raise
+            except BaseException as error:  # noqa: ASYNC103 - what came of it; cancellations have gone on above
+                seen.error = error
+            finally:
+                self.inside = False
+                seen.seconds = anyio.current_time() - began
+                if self.kind != "scope" and self.task is not None:
+                    seen.cancelling = self.task.cancelling()
+        if self.task is not None:
+            seen.cancelling = self.task.cancelling()
+
+    async def on_asyncio(self, program: Program) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ClockworkLoop)
+        before = self.before = loop.unfinished()
+        task = self.task = asyncio.ensure_future(self.host(program))
+        with suppress(asyncio.CancelledError):
+            await task
+        left = sorted(loop.unfinished() - before - {task}, key=asyncio.Task.get_name)
+        self.seen.tasks_left = [f"task {one.get_name()} ({one.get_coro()!r})" for one in left]
+
+    async def on_trio(self, program: Program) -> None:
+        before = set(trio_tasks())
+        await self.host(program)
+        self.seen.tasks_left = [f"task {task.name}" for task in trio_tasks() if task not in before]
+
+
+def trio_tasks() -> Iterator[trio.lowlevel.Task]:
+    """Yield every task of the running trio loop."""
+    unseen = [trio.lowlevel.current_root_task()]  # pyright: ignore[reportPossiblyUnboundVariable]
+    while unseen:
+        task = unseen.pop()
+        if task is not None:
+            yield task
+            unseen += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+
+
+def _name(task: Any) -> str:
+    name: str = task.get_name() if isinstance(task, asyncio.Task) else task.name
+    return name

@@ -1,0 +1,258 @@
+"""Crashing a run at every write of its journal, and going on with it.
+
+`crash_sweep` lets a run write its journal on a disk that dies: before a write, within it, when the power fails, after
+it. What the disk has left is gone on with as another process would. What is wrong then is raised as
+`ExplorationFailure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import attrs
+
+from agentloop.exceptions import ToolCallError, UserError
+from agentloop.items import Item
+from agentloop.testing.scripted import Step
+from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
+from agentloop.testing.simulation._findings import ExplorationFailure, Finding, Judge, again
+from agentloop.testing.simulation._restarts import CrashRun, Undisturbed, run_crashing, undisturbed
+from agentloop.testing.simulation._shrink import shrunk_in_sweeps
+from agentloop.testing.simulation._timeline import timeline
+from agentloop.testing.simulation.disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
+from agentloop.testing.simulation.event_loop import BACKENDS, Backend
+from agentloop.testing.simulation.exploring import AgentOrMaker
+from agentloop.testing.simulation.runs import Order, World, WorldRun
+
+__all__ = ["MODES", "Crash", "CrashAt", "CrashRun", "CrashSwept", "Mode", "SimulatedDisk", "crash_sweep", "crash_world"]
+
+WAYS: tuple[tuple[Backend, Backend], ...] = (
+    ("asyncio", "trio"),
+    ("trio", "asyncio"),
+    ("asyncio", "asyncio"),
+    ("trio", "trio"),
+)
+"""On which backend the run crashes, and on which it is gone on with."""
+
+
+@attrs.frozen(kw_only=True)
+class CrashSwept:
+    """What a sweep went over without finding anything.
+
+    `points` of crashes, over `writes` of the journal; `recovered` runs that were gone on with to their end, the others
+    had been at theirs; `unknown` calls of which nobody could tell afterwards whether they had taken effect.
+    """
+
+    points: int
+    writes: int
+    recovered: int
+    unknown: int
+
+
+def crash_sweep(
+    agent: AgentOrMaker,
+    script: Sequence[Step] | None = None,
+    check: Callable[[CrashRun], Any] | None = None,
+    *,
+    nested: Mapping[str, Sequence[Step]] | None = None,
+    input: str | tuple[Item, ...] = "go",
+    context: Callable[[], Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    ways: Iterable[tuple[Backend, Backend]] = WAYS,
+    modes: Sequence[Mode] = MODES,
+    streamed: bool = False,
+    allow: tuple[type[BaseException], ...] = (),
+    same_end: bool = True,
+    order: Order = "passes",
+    tape: Sequence[int] = (),
+    seed: int = 0,
+    at: CrashAt | None = None,
+) -> CrashSwept:
+    """Crash a run of *agent* at every write of its journal, in every way, and go on with what the disk has left.
+
+    Wherever it was, no body has run twice unless its tool says that it may (`idempotent`, `in_doubt="rerun"`) or
+    runs an agent; what the journal had settled is not done again; no body began before the journal had its start; a
+    call keeps its idempotency key; every call has one output; and the run ends as it does without a crash, but for
+    calls of which nobody can know. Then *check* is called, with the bodies of both lives. The script of what fails is
+    made small.
+
+    Args:
+        agent: The agent, or a function that makes it anew for each life: give one where tools hold a state that dies
+            with the process.
+        script: What the model says; a life goes on in it where the journal says the run was. None asks the agents' own
+            models: they have to answer by what they are shown, or be a `ScriptedModel` that *agent* makes anew.
+        check: Called with each `CrashRun`; what it raises is the finding.
+        nested, input, options, streamed, allow: As for `explore`. A session that *options* make is made once for each
+            crash, and outlives it.
+        context: Makes the application's object, once for each crash. It stands for what outlives the process: the next
+            life gets it as it was at the moment of the crash, if `copy.deepcopy` can copy it.
+        ways: On which backend to crash, and on which to go on.
+        modes: How to crash at a write: before it, within it, after it with the power failing, after it.
+        same_end: Whether the run must end as it does without a crash: not so if that depends on the schedule.
+        order, tape: Order the tasks of the life that crashes, as in a `World`.
+        seed: Decides where a write tears, and what a power failure leaves.
+        at: Crash here alone: the operation of the disk and the way.
+
+    Raises:
+        ExplorationFailure: for the first crash after which something is wrong, or for the run without a crash.
+    """
+    __tracebackhide__ = True
+    world = World(
+        agent=agent,
+        script=script,
+        nested=nested or {},
+        input=input,
+        context=context,
+        options=options or {},
+        order=order,
+        tape=tape,
+    )
+    return crash_world(
+        world,
+        check,
+        ways=ways,
+        modes=modes,
+        streamed=streamed,
+        allow=allow,
+        same_end=same_end,
+        seed=seed,
+        at=at,
+    )
+
+
+def crash_world(
+    world: World,
+    check: Callable[[CrashRun], Any] | None = None,
+    *,
+    ways: Iterable[tuple[Backend, Backend]] = WAYS,
+    modes: Sequence[Mode] = MODES,
+    streamed: bool = False,
+    allow: tuple[type[BaseException], ...] = (),
+    same_end: bool = True,
+    seed: int = 0,
+    at: CrashAt | None = None,
+) -> CrashSwept:
+    """Crash *world* at every write of its journal. Arguments and errors are those of `crash_sweep`."""
+    __tracebackhide__ = True
+    points = writes = recovered = lost = 0
+    judges = Judges(check, allow, same_end)
+    known: dict[Backend, Undisturbed] = {}
+    for first, then in ways:
+        if first not in BACKENDS or then not in BACKENDS:
+            continue
+        if first not in known:
+            known[first] = undisturbed(world, backend=first, streamed=streamed)
+            if (failed := judges.whole(known[first].run)) is not None:
+                raise ExplorationFailure(failed, found_after=1, shrunk_in=0)
+        whole = known[first]
+        writes = max(writes, len(whole.writes))
+
+        sweep = _Sweep(judges, (first, then), modes, streamed, seed, at)
+        for run in sweep.runs(world, whole):
+            points += 1
+            if (finding := judges.crashed(run)) is not None:
+                finding, spent = shrunk_in_sweeps(finding, sweep.findings) if at is None else (finding, 0)
+                raise ExplorationFailure(finding, found_after=points, shrunk_in=spent)
+            recovered += not run.over
+            lost += len(unknown(run))
+    return CrashSwept(points=points, writes=writes, recovered=recovered, unknown=lost)
+
+
+@attrs.frozen
+class _Sweep:
+    """Runs of worlds that crash once each, at every write in every mode, or *at* one point alone."""
+
+    judges: Judges
+    backends: tuple[Backend, Backend]
+    modes: Sequence[Mode]
+    streamed: bool
+    seed: int
+    at: CrashAt | None
+
+    def runs(self, world: World, whole: Undisturbed) -> Iterator[CrashRun]:
+        for crash in _points(whole.writes, self.modes) if self.at is None else [self.at]:
+            seed = _seed(self.seed, crash)
+            yield run_crashing(world, whole.run, [crash], self.backends, streamed=self.streamed, seed=seed)
+
+    def findings(self, world: World) -> Iterator[Finding | None]:
+        whole = undisturbed(world, backend=self.backends[0], streamed=self.streamed)
+        if self.judges.whole(whole.run) is None:
+            with suppress(UserError):  # a smaller world that doesn't repeat itself is none
+                yield from map(self.judges.crashed, self.runs(world, whole))
+
+
+def _seed(seed: int, crash: CrashAt) -> int:
+    return 1_000_003 * seed + crash.operation
+
+
+def _points(writes: Sequence[int], modes: Sequence[Mode]) -> Iterator[CrashAt]:
+    for operation in writes:
+        for mode in modes:
+            yield CrashAt(operation, mode)
+
+
+@attrs.frozen
+class Judges:
+    """Tells what is wrong with runs: those without a crash, and those with one."""
+
+    check: Callable[[CrashRun], Any] | None
+    allow: tuple[type[BaseException], ...]
+    same_end: bool
+
+    def whole(self, run: WorldRun) -> Finding | None:
+        """Judge a run without a crash, which the user's check isn't shown."""
+        return Judge(None, self.allow)(run)
+
+    def crashed(self, run: CrashRun) -> Finding | None:
+        """Judge a run that crashed; what a tool raises in doubt is as it wants it."""
+        doubted = said_raise(run)
+        allow = (*self.allow, ToolCallError) if doubted else self.allow
+        same_end = self.same_end and not doubted
+
+        def holds(_: WorldRun) -> None:
+            sound(run, same_end=same_end)
+
+        def checks(_: WorldRun) -> None:
+            if self.check is not None:
+                self.check(run)
+
+        finding = Judge(checks, allow, holds)(run)
+        if finding is None:
+            return None
+        return attrs.evolve(finding, where=_where(run), timeline=_timeline(run), again=_again(run))
+
+
+# ---------------------------------------------------------------------------------------------- in words
+
+
+def _where(run: CrashRun) -> str:
+    after = " then ".join(repr(crash) for crash in run.crashes)
+    lives = ", ".join(life.backend for life in run.lives)
+    return f"tape: {list(run.lives[0].tape)}, {after}; lives on {lives}"
+
+
+def _timeline(run: CrashRun) -> str:
+    """Return what each life did, and where the journal ended."""
+    lines: list[str] = []
+    for number, life in enumerate(run.lives):
+        kept = run.kept[number]
+        plain = attrs.evolve(life, records=life.records[kept:], choices=(), trace=(), chosen_at=())
+        lines.append(timeline(plain))
+        if number < len(run.crashes):
+            crash = run.crashes[number]
+            held = run.kept[number + 1] if number + 1 < len(run.lives) else len(run.records)
+            lines.append(f"          - the process dies: {crash.mode} operation {crash.operation} of its disk")
+            lines.append(f"          - the journal holds {held} of {len(life.records)} records")
+    return "\n".join(lines)
+
+
+def _again(run: CrashRun) -> str:
+    if len(run.crashes) != 1:
+        return f"run_crashing({run.world!r}, …, {list(run.crashes)}, {[life.backend for life in run.lives]})"
+    first, then = run.lives[0].backend, run.lives[-1].backend
+    like_first = attrs.evolve(run, choices=run.lives[0].choices)
+    order = [] if run.world.order == "passes" else [f"order={run.world.order!r}"]
+    where = [f"ways=[({first!r}, {then!r})]", f"at={run.crashes[0]!r}"]
+    return f"crash_sweep({', '.join([*again(like_first), *order, *where])})"

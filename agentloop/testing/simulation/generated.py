@@ -1,0 +1,421 @@
+"""Generated worlds for an application's own agents: what the model says, what bodies do, when the caller cancels.
+
+`@worlds(agent, …)` gives a test one `World` after another and shrinks the one that fails. It needs hypothesis
+(`pip install agentloop[test]`), which is imported when the decorator is applied.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from agentloop._schema.function_schema import FunctionSchema
+from agentloop.agents import Agent
+from agentloop.config import check_count
+from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
+from agentloop.handoffs import target_of
+from agentloop.testing.scripted import call, reason, say
+from agentloop.testing.simulation._generators import FAULTY_ARGUMENTS, PLAIN, Chance, Taste, draw_part, draw_tape
+from agentloop.testing.simulation._reach import Reach, reaching
+from agentloop.testing.simulation._simulated_parts import agents_of
+from agentloop.testing.simulation.runs import CancelAt, Order, Verdict, World
+from agentloop.tools import AgentCall, PythonBody
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+AIMED = 40
+"""Worlds that call one tool alone, whose body no world has run before."""
+
+ValueT = TypeVar("ValueT")
+Made = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
+
+
+class Drawn:
+    """Choices that hypothesis makes: no, the smallest and the first are the simplest."""
+
+    def __init__(self, draw: DrawFn) -> None:
+        from hypothesis import strategies as st
+
+        self._draw, self._st = draw, st
+
+    def whole(self, low: int, high: int) -> int:
+        """Return a number from *low* to *high*, both included."""
+        return self._draw(self._st.integers(low, high))
+
+    def pick(self, values: Sequence[ValueT]) -> ValueT:
+        """Return one of *values*."""
+        return self._draw(self._st.sampled_from(list(values)))
+
+    def one_in(self, count: int) -> bool:
+        """Return True once in *count* times, about."""
+        return self._draw(self._st.integers(0, count - 1)) == count - 1
+
+    def arguments(self, tool: Any) -> dict[str, Any]:
+        """Return arguments that the schema of *tool*, or of a handoff, allows."""
+        from agentloop.testing.simulation._arguments import arguments_for
+
+        body = getattr(tool, "body", None)
+        takes = partial(_takes, body.schema) if isinstance(body, PythonBody) else None
+        return self._draw(arguments_for(tool.params_json_schema, takes))
+
+
+def _takes(schema: FunctionSchema, name: str, value: Any) -> bool:
+    """Tell whether *value* fits the parameter *name* of a tool."""
+    try:
+        schema.bind({name: value})
+    except ModelBehaviorError as error:
+        # What doesn't fit comes first; alone, the others are missing, and nothing else is wrong.
+        return str(error).partition(" don't fit: ")[2].startswith("missing: ")
+    return True
+
+
+# ---------------------------------------------------------------------------------------------- what is generated
+
+
+@attrs.frozen
+class Asked:
+    """One call of a script: where, of which tool."""
+
+    path: tuple[str, ...]
+    call_id: str
+    tool: str
+
+
+@attrs.frozen(kw_only=True)
+class Script:
+    """What models say in one world: the run's own, nested runs', and which calls that makes."""
+
+    steps: tuple[Any, ...]
+    nested: Mapping[str, tuple[Any, ...]]
+    asked: tuple[Asked, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Scripts:
+    """Scripts for an agent: up to *max_turns* turns of up to *max_calls* calls of its tools, then an answer.
+
+    With *malformed* some calls have arguments that don't fit, repeat an id, or name no tool.
+    """
+
+    max_turns: int = 3
+    max_calls: int = 3
+    malformed: bool = False
+    wanted: str | None = None
+    """The tool that alone is called, where an agent has it; elsewhere, agents that may lead to it."""
+
+    def draw(self, chance: Drawn, agent: Agent[Any, Any]) -> Script:
+        """Return one script for *agent*."""
+        writer = _Writer(chance, self)
+        steps = writer.turns(agent, (), 0)
+        return Script(steps=steps, nested=writer.nested, asked=tuple(writer.asked))
+
+
+@attrs.frozen(kw_only=True)
+class Behaviours:
+    """What bodies do: take time, and with *faults* fail, cancel themselves, refuse to end."""
+
+    faults: bool = True
+
+    def draw(self, chance: Chance, asked: Sequence[Asked]) -> dict[str, Any]:
+        """Return behaviours for some of the calls *asked*; the others run as they are."""
+        taste = attrs.evolve(PLAIN, faults=self.faults)
+        found: dict[str, Any] = {}
+        for one in asked:
+            part = draw_part(chance, taste, None, one.call_id, ())
+            if part is not None:
+                found["/".join([*one.path, one.call_id])] = part
+        return found
+
+
+@attrs.frozen(kw_only=True)
+class CancelPoints:
+    """When the caller cancels: at one of the first *most* steps, or not at all."""
+
+    most: int = 100
+
+    def draw(self, chance: Chance) -> CancelAt | None:
+        """Return a point, or None."""
+        if not chance.one_in(2):
+            return None
+        return CancelAt(chance.whole(0, self.most), chance.pick(["scope", "native"]))
+
+
+@attrs.frozen(kw_only=True)
+class Verdicts:
+    """What is decided on calls that wait: approved or rejected, once or for all of their kind."""
+
+    def draw(self, chance: Chance, asked: Sequence[Asked]) -> tuple[Verdict, ...]:
+        """Return a verdict on each of the calls *asked*; those that don't wait need none."""
+        return tuple(
+            Verdict(call_id=one.call_id, path=one.path, approved=not chance.one_in(3), always=chance.one_in(5))
+            for one in asked
+        )
+
+
+def scripts(max_turns: int = 3, *, max_calls: int = 3, malformed: bool = False) -> Scripts:
+    """Return scripts for `worlds(models=…)`: up to *max_turns* turns of up to *max_calls* calls of its tools."""
+    check_count("max_turns", max_turns)
+    check_count("max_calls", max_calls)
+    return Scripts(max_turns=max_turns, max_calls=max_calls, malformed=malformed)
+
+
+def tool_behaviours(faults: bool = True) -> Behaviours:
+    """Return behaviours for `worlds(tools=…)`: bodies that take time and, with *faults*, misbehave in every way."""
+    return Behaviours(faults=faults)
+
+
+def cancel_points(most: int = 100) -> CancelPoints:
+    """Return moments for `worlds(cancels=…)`: one of the first *most* steps of the run, or none."""
+    return CancelPoints(most=most)
+
+
+def approvals() -> Verdicts:
+    """Return verdicts for `worlds(verdicts=…)`."""
+    return Verdicts()
+
+
+@attrs.define
+class _Writer:
+    chance: Drawn
+    kind: Scripts
+    nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    asked: list[Asked] = attrs.field(factory=list)
+    texts: list[tuple[Asked, str]] = attrs.field(factory=list)
+
+    def turns(self, agent: Agent[Any, Any], path: tuple[str, ...], depth: int) -> tuple[Any, ...]:
+        steps: list[Any] = []
+        for _ in range(self.chance.whole(1, self.kind.max_turns if not depth else 1)):
+            pieces, target = self.response(agent, path, depth)
+            steps.append(pieces)
+            agent = target or agent
+        return (*steps, *[say("done")] * 2)
+
+    def response(
+        self, agent: Agent[Any, Any], path: tuple[str, ...], depth: int
+    ) -> tuple[list[Any], Agent[Any, Any] | None]:
+        chance = self.chance
+        pieces: list[Any] = [reason("hm")] if chance.one_in(5) else []
+        tools = [one for one in agent.tools if depth < 2 or not isinstance(one.body, AgentCall)]
+        aside = 4  # one response in so many hands over
+        if self.kind.wanted is not None:
+            own = [one for one in tools if one.name == self.kind.wanted]
+            tools = own or [one for one in tools if isinstance(one.body, AgentCall)] or tools
+            aside = 4 if own else 2
+        for _ in range(chance.whole(1, self.kind.max_calls) if tools else 0):
+            pieces.append(self.call(chance.pick(tools), path, depth))
+        handoffs = [target_of(entry) for entry in agent.handoffs]
+        if handoffs and chance.one_in(aside):
+            taken = chance.pick(handoffs)
+            pieces.append(call(taken.name, chance.arguments(taken), call_id=f"h{len(self.asked) + 1}"))
+            found: Agent[Any, Any] = taken.agent
+            return pieces, found
+        return pieces or [say("done")], None
+
+    def call(self, tool: Any, path: tuple[str, ...], depth: int) -> Any:
+        chance = self.chance
+        if self.kind.malformed and self.texts and chance.one_in(12):
+            one, text = chance.pick(self.texts)
+            return call(one.tool, text, call_id=one.call_id)
+        call_id = f"c{len(self.asked) + 1}"
+        text = json.dumps(chance.arguments(tool), ensure_ascii=False)
+        name = tool.name
+        if self.kind.malformed and chance.one_in(12):
+            text = chance.pick(FAULTY_ARGUMENTS)
+        elif self.kind.malformed and chance.one_in(20):
+            name = f"{name}x"
+        one = Asked(path, call_id, name)
+        self.asked.append(one)
+        self.texts.append((one, text))
+        if isinstance(tool.body, AgentCall):
+            self.nested["/".join([*path, call_id])] = self.turns(tool.body.agent, (*path, call_id), depth + 1)
+        return call(name, text, call_id=call_id, namespace=tool.namespace)
+
+
+# ---------------------------------------------------------------------------------------------- the decorator
+
+
+def draw_application_world(
+    chance: Drawn,
+    agent: Made,
+    *,
+    models: Scripts | None = None,
+    tools: Behaviours | None = None,
+    cancels: CancelPoints | None = None,
+    verdicts: Verdicts | None = None,
+    orders: Sequence[Order] = ("gate", "passes"),
+    **options: Any,
+) -> World:
+    """Return one world of *agent*; arguments are those of `worlds`."""
+    made = agent if isinstance(agent, Agent) else agent()
+    said = models.draw(chance, made) if models is not None else None
+    asked = said.asked if said is not None else ()
+    return World(
+        agent=agent,
+        script=said.steps if said is not None else None,
+        nested=said.nested if said is not None else {},
+        behaviors=tools.draw(chance, asked) if tools is not None else {},
+        verdicts=verdicts.draw(chance, asked) if verdicts is not None else (),
+        cancel=cancels.draw(chance) if cancels is not None else None,
+        order=chance.pick(orders),
+        tape=draw_tape(chance, 20),
+        **options,
+    )
+
+
+def strategy(agent: Made, **kinds: Any) -> SearchStrategy[World]:
+    """Return a hypothesis strategy for worlds of *agent*; arguments are those of `worlds`."""
+    try:
+        from hypothesis import strategies as st
+    except ImportError:
+        raise UserError("agentloop.testing.worlds needs hypothesis: `pip install agentloop[test]`") from None
+
+    @st.composite
+    def drawn(draw: DrawFn) -> World:
+        return draw_application_world(Drawn(draw), agent, **kinds)
+
+    return drawn()
+
+
+def worlds(
+    agent: Made,
+    *,
+    models: Scripts | None = None,
+    tools: Behaviours | None = None,
+    cancels: CancelPoints | None = None,
+    verdicts: Verdicts | None = None,
+    orders: Sequence[Order] = ("gate", "passes"),
+    max_examples: int | None = None,
+    context: Callable[[], Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test with generated worlds of *agent*; the test takes one as `world`.
+
+    A world that fails the test shrinks to a small one: few calls, a short tape, no cancellation. Arguments are what the
+    tools' schemas allow, bounds, large values and long text among them. Where *models* are drawn and no world of a test
+    that passed has run the body of some tool, further worlds call that tool alone; if none runs its body, the test
+    fails, saying what became of the calls.
+
+    Args:
+        agent: The agent, or a function that makes one anew for each run.
+        models: What models say (`scripts()`); None: the agents' own models are asked.
+        tools: What bodies do (`tool_behaviours()`); None: they run as they are.
+        cancels: When the caller cancels (`cancel_points()`); None: never.
+        verdicts: What is decided on calls that wait (`approvals()`); None: nothing, the run stays interrupted.
+        orders: Which schedules: see `World.order`.
+        max_examples: How many worlds; None: as hypothesis is set.
+        context, options: As of `World`.
+
+    Raises:
+        UserError: if hypothesis isn't installed.
+        UserTypeError: for anything but an agent or a function.
+    """
+    if not isinstance(agent, Agent) and not callable(agent):
+        raise UserTypeError(f"worlds: an Agent, or a function that makes one, is needed, not {agent!r}")
+    kinds: dict[str, Any] = {
+        "models": models,
+        "tools": tools,
+        "cancels": cancels,
+        "verdicts": verdicts,
+        "orders": orders,
+        "context": context,
+        "options": options or {},
+    }
+    found = strategy(agent, **kinds)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        decorated = _property(test, found, max_examples)
+        if models is None:
+            return decorated
+        malformed = models.malformed
+
+        @functools.wraps(decorated)
+        def reaching_all(*args: Any, **options: Any) -> None:
+            with reaching() as reach:
+                if not malformed:
+                    reach.report = _report
+                decorated(*args, **options)
+                reach.forget_calls()  # some may have been malformed on purpose
+                _reach_the_rest(test, reach, agent, {**kinds, "tools": None, "cancels": None}, args, options)
+
+        return reaching_all
+
+    return decorate
+
+
+def _report(what: str) -> None:
+    """Have hypothesis count *what*: `--hypothesis-show-statistics` shows it."""
+    import hypothesis
+
+    if hypothesis.currently_in_test_context():
+        hypothesis.event(what)
+
+
+def _property(
+    test: Callable[..., None], found: SearchStrategy[World], max_examples: int | None, **further: Any
+) -> Callable[..., None]:
+    """Return *test* as a property of the worlds *found*."""
+    from hypothesis import HealthCheck, given, settings
+
+    wanted: dict[str, Any] = {
+        "deadline": None,
+        "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        **further,
+    }
+    if max_examples is not None:
+        wanted["max_examples"] = max_examples
+    decorated: Callable[..., None] = settings(**wanted)(given(world=found)(test))
+    return decorated
+
+
+def _until_it_ran(test: Callable[..., None], reach: Reach, tool: str) -> Callable[..., None]:
+    def aimed(*args: Any, world: World, **options: Any) -> None:
+        if tool not in reach.ran:
+            test(*args, world=world, **options)
+
+    aimed.__name__, aimed.__qualname__ = test.__name__, test.__qualname__
+    return aimed
+
+
+def _reach_the_rest(
+    test: Callable[..., None],
+    reach: Reach,
+    agent: Made,
+    kinds: dict[str, Any],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    """Run *test* with worlds that call the tools whose bodies no world has run yet.
+
+    Raises:
+        AssertionError: naming a tool whose body none of them runs either.
+    """
+    made = agent if isinstance(agent, Agent) else agent()
+    names = {tool.name for one in agents_of(made) for tool in one.tools if tool.is_enabled is not False}
+    models = attrs.evolve(kinds["models"], malformed=False)
+    for name in sorted(names - reach.ran):
+        found = strategy(agent, **{**kinds, "models": attrs.evolve(models, wanted=name)})
+        _property(_until_it_ran(test, reach, name), found, AIMED, database=None)(*args, **options)
+    if sentences := [reach.why(name) for name in sorted(names - reach.ran)]:
+        raise AssertionError("; ".join(sentences))
+
+
+__all__ = [
+    "Behaviours",
+    "CancelPoints",
+    "Scripts",
+    "Taste",
+    "Verdicts",
+    "approvals",
+    "cancel_points",
+    "draw_application_world",
+    "scripts",
+    "strategy",
+    "tool_behaviours",
+    "worlds",
+]

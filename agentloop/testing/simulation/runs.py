@@ -1,0 +1,302 @@
+"""Worlds, and running them: a script, tool behaviours, a cancellation and a tape make a run that repeats itself.
+
+A `World` is data. `run` runs it on both backends, streamed and plain; `run_one` once. Time is virtual and begins at
+`EPOCH`; ids are counted; worker threads don't start, or go on line by line (see `event_loop`). What of
+the application reads a clock or draws numbers by itself stays outside of that: ask `anyio.current_time()` instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from agentloop.abc import LateResult, StillRunning
+from agentloop.agents import Agent
+from agentloop.events import CallSettled, Event
+from agentloop.exceptions import UserValueError
+from agentloop.model_events import ModelRequest
+from agentloop.records import Record
+from agentloop.results import RunResult
+from agentloop.spans import Span
+from agentloop.testing.simulation._driven_run import Driven, drive_world
+from agentloop.testing.simulation._simulated_parts import EPOCH, Behavior, Body, BodyRun, CleanupRun
+from agentloop.testing.simulation._stepping import Stepped
+from agentloop.testing.simulation.event_loop import BACKENDS, Backend, Deadlock
+from agentloop.testing.simulation.schedules import Choices, Recorder, Scheduler, Tape, tape_of
+from agentloop.testing.simulation.world import CancelAt, Mode, Order, Verdict, World
+
+__all__ = [
+    "EPOCH",
+    "Behavior",
+    "Body",
+    "BodyRun",
+    "CancelAt",
+    "CleanupRun",
+    "Mode",
+    "Order",
+    "Verdict",
+    "World",
+    "WorldRun",
+    "WorldRuns",
+    "run",
+    "run_one",
+]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class WorldRun:
+    """One run of a world: on one backend, streamed or plain. Exactly one of result, error and cancelled is there.
+
+    Attributes:
+        records: The run's log, whatever became of it.
+        result: What the run returned.
+        error: What it raised; a `Deadlock` where nothing could go on.
+        run_data: The result, or what the error had of the run when it was raised: a script may raise one error in
+            several runs, and it keeps the data of the last.
+        cancelled: Whether the caller's cancellation came out of it.
+        calls: How each call of the run itself ended, in model order, where a result or an error tells.
+        requests: What the models were asked, in order, those of nested runs too; `asked_at`: when, on its clock.
+        events: What a streamed run's consumer read.
+        bodies: Every body that began, in order.
+        cleanups: Every block of cleanup that began in a body or a resource, where the body says so.
+        agent, context, hooks, session, journal: What the run was given.
+        stamps: One for each record, to hold against those of bodies, and of what `_observers` see.
+        pending: Path, call id and count of native cancellations that were still counted in a call's task when it
+            settled.
+        spans: `("start" or "end", span)`, in order.
+        late, still_running: What instruments were told.
+        unread: How many events were unread when each of a streamed run's own turns began: record number and count.
+        choices: Who could go next and who did; `tape` repeats it.
+        trace: Who was let through the gate, in order, or which task went on; where there was a choice.
+        chosen_at: How many records there were at each choice.
+        steps: Steps of tasks.
+        cancelled_at: The step before which the cancellation was given; None where the run was over before.
+        mark: How many records there were then.
+        cancelling: Native cancellations pending in the caller's task afterwards.
+        to_end_after: How many records there were when its reader left, or wanted it to end after the turn; else None.
+        entries: How often the run was entered.
+        left: What outlived the run, in words.
+        seconds: How long it took, in virtual time.
+        cancelled_at_time, ended_at: On the virtual clock.
+        open_responses: Answers of scripted models that were not closed.
+        script_ran_out: Whether a script was asked for more steps than it has.
+        one_step: Functions that would have run in worker threads, sync bodies above all, and were one step each.
+        lines: The lines of functions that went on line by line, in order: how many records there were, and the line.
+        waited_at: Lines that a thread didn't come back from in time. Such a run followed no schedule.
+        stuck_at: Lines at which threads were last seen that didn't end at all.
+    """
+
+    world: World = attrs.field(repr=False)
+    backend: Backend
+    streamed: bool
+    records: tuple[Record, ...] = attrs.field(repr=False)
+    result: RunResult[Any] | None = attrs.field(default=None, repr=False)
+    error: BaseException | None = None
+    run_data: Any = attrs.field(default=None, repr=False)
+    cancelled: bool = False
+    calls: tuple[CallSettled, ...] = attrs.field(default=(), repr=False)
+    requests: tuple[ModelRequest, ...] = attrs.field(default=(), repr=False)
+    asked_at: tuple[float, ...] = attrs.field(default=(), repr=False)
+    events: tuple[Event, ...] = attrs.field(default=(), repr=False)
+    bodies: tuple[BodyRun, ...] = attrs.field(default=(), repr=False)
+    cleanups: tuple[CleanupRun, ...] = attrs.field(default=(), repr=False)
+    agent: Agent[Any, Any] = attrs.field(repr=False)
+    context: Any = attrs.field(default=None, repr=False)
+    hooks: Any = attrs.field(default=None, repr=False)
+    session: Any = attrs.field(default=None, repr=False)
+    journal: Any = attrs.field(default=None, repr=False)
+    stamps: tuple[int, ...] = attrs.field(default=(), repr=False)
+    pending: tuple[tuple[tuple[str, ...], str, int], ...] = attrs.field(default=(), repr=False)
+    spans: tuple[tuple[str, Span], ...] = attrs.field(default=(), repr=False)
+    late: tuple[LateResult, ...] = attrs.field(default=(), repr=False)
+    still_running: tuple[StillRunning, ...] = attrs.field(default=(), repr=False)
+    unread: tuple[tuple[int, int], ...] = attrs.field(default=(), repr=False)
+    choices: Choices = attrs.field(default=(), repr=False)
+    trace: tuple[str, ...] = attrs.field(default=(), repr=False)
+    chosen_at: tuple[int, ...] = attrs.field(default=(), repr=False)
+    steps: int = attrs.field(default=0, repr=False)
+    cancelled_at: int | None = attrs.field(default=None, repr=False)
+    mark: int = attrs.field(default=0, repr=False)
+    cancelling: int = attrs.field(default=0, repr=False)
+    to_end_after: int | None = attrs.field(default=None, repr=False)
+    entries: int = attrs.field(default=1, repr=False)
+    left: tuple[str, ...] = attrs.field(default=(), repr=False)
+    seconds: float = attrs.field(default=0.0, repr=False)
+    cancelled_at_time: float | None = attrs.field(default=None, repr=False)
+    ended_at: float = attrs.field(default=0.0, repr=False)
+    open_responses: int = attrs.field(default=0, repr=False)
+    script_ran_out: bool = attrs.field(default=False, repr=False)
+    one_step: tuple[str, ...] = attrs.field(default=(), repr=False)
+    lines: tuple[tuple[int, str], ...] = attrs.field(default=(), repr=False)
+    waited_at: tuple[str, ...] = attrs.field(default=(), repr=False)
+    stuck_at: tuple[str, ...] = attrs.field(default=(), repr=False)
+
+    @property
+    def tape(self) -> tuple[int, ...]:
+        """The shortest tape that repeats this run's schedule."""
+        return tape_of(self.choices)
+
+    def executions(self, tool: str) -> int:
+        """Return how many bodies of *tool* began."""
+        return sum(body.tool == tool for body in self.bodies)
+
+
+@attrs.frozen(eq=False)
+class WorldRuns:
+    """The runs of one world. What a single run tells is the first one's: asyncio, plain, unless asked otherwise."""
+
+    world: World
+    runs: tuple[WorldRun, ...]
+
+    def of(self, backend: Backend | None = None, streamed: bool | None = None) -> tuple[WorldRun, ...]:
+        """Return the runs on *backend*, and those that were or weren't *streamed*; None takes either."""
+        return tuple(
+            one
+            for one in self.runs
+            if (backend is None or one.backend == backend) and (streamed is None or one.streamed == streamed)
+        )
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The log of the first run."""
+        return self.runs[0].records
+
+    @property
+    def result(self) -> RunResult[Any] | None:
+        """The result of the first run."""
+        return self.runs[0].result
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of the first run."""
+        return self.runs[0].error
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the first run was cancelled."""
+        return self.runs[0].cancelled
+
+    @property
+    def calls(self) -> tuple[CallSettled, ...]:
+        """How the calls of the first run ended."""
+        return self.runs[0].calls
+
+    @property
+    def context(self) -> Any:
+        """The application's object of the first run."""
+        return self.runs[0].context
+
+    def executions(self, tool: str) -> int:
+        """Return how many bodies of *tool* began, in the run with the most."""
+        return max(one.executions(tool) for one in self.runs)
+
+
+def run(
+    world: World,
+    *,
+    backends: Sequence[Backend] = BACKENDS,
+    modes: Sequence[Mode] = ("plain", "streamed"),
+) -> WorldRuns:
+    """Run *world* on each backend and in each mode.
+
+    Raises:
+        UserError: inside a running event loop: worlds run in sync code.
+    """
+    if not backends or not modes:
+        raise UserValueError("run: at least one backend and one mode is needed")
+    return WorldRuns(
+        world,
+        tuple(run_one(world, backend=backend, streamed=mode == "streamed") for mode in modes for backend in backends),
+    )
+
+
+def run_one(
+    world: World, *, backend: Backend = "asyncio", streamed: bool = False, scheduler: Scheduler | None = None
+) -> WorldRun:
+    """Run *world* once. *scheduler* chooses in the place of its tape.
+
+    Whatever the run raises is the `error` of what is returned.
+
+    Raises:
+        UserError: inside a running event loop: worlds run in sync code.
+    """
+    recorder = Recorder(scheduler if scheduler is not None else Tape(world.tape))
+    driven = drive_world(world, backend=backend, streamed=streamed, scheduler=recorder)
+    return world_run_of(world, backend, streamed, recorder, driven)
+
+
+def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: Driven) -> WorldRun:
+    """Return what *driven* saw."""
+    seen: Stepped = driven.seen
+    watch = driven.watch
+    result: RunResult[Any] | None = seen.value
+    data = result if result is not None else getattr(seen.error, "run_data", None)
+    return WorldRun(
+        world=world,
+        backend=backend,
+        streamed=streamed,
+        records=tuple(watch.records),
+        result=result,
+        error=seen.error,
+        run_data=data,
+        cancelled=seen.cancelled,
+        calls=data.calls if data is not None else (),
+        requests=tuple(driven.models.requests) if driven.models is not None else (),
+        asked_at=tuple(driven.models.asked_at) if driven.models is not None else (),
+        events=tuple(driven.events),
+        bodies=tuple(attrs.evolve(body) for body in watch.bodies),
+        cleanups=tuple(attrs.evolve(one) for one in watch.cleanups),
+        agent=driven.agent,
+        context=driven.context,
+        hooks=driven.options.get("hooks"),
+        session=driven.options.get("session"),
+        journal=driven.options.get("journal"),
+        stamps=tuple(watch.stamps),
+        pending=tuple(watch.pending),
+        spans=tuple(watch.spans),
+        late=tuple(watch.late),
+        still_running=tuple(watch.still_running),
+        unread=tuple(watch.unread),
+        choices=tuple(recorder.choices),
+        trace=tuple(recorder.chosen),
+        chosen_at=tuple(recorder.marks),
+        steps=seen.steps,
+        cancelled_at=seen.cancelled_at,
+        mark=seen.mark,
+        cancelling=seen.cancelling,
+        to_end_after=driven.to_end_after,
+        entries=driven.entries,
+        left=_left(driven),
+        seconds=seen.seconds,
+        cancelled_at_time=driven.cancelled_at_time,
+        ended_at=driven.ended_at,
+        open_responses=driven.models.open if driven.models is not None else 0,
+        script_ran_out=driven.models is not None and driven.models.ran_out,
+        one_step=tuple(driven.switching.one_step),
+        lines=tuple(driven.switching.trace),
+        waited_at=tuple(driven.switching.dropped),
+        stuck_at=tuple(driven.switching.stuck),
+    )
+
+
+def _left(driven: Driven) -> tuple[str, ...]:
+    """Return what outlived the run: tasks, tokens of capacities, places of threads, spans, answers of models."""
+    if isinstance(driven.seen.error, Deadlock):
+        return ()  # nothing of it was ended in order
+    left = list(driven.seen.tasks_left)
+    for limit in driven.capacities():
+        if (held := limit.statistics().tokens_in_use) > 0:
+            left.append(f"{held} tokens of {limit!r}")
+    if driven.threads_held:
+        left.append(f"{driven.threads_held} places of worker threads")
+    spans = Counter(id(span) for what, span in driven.watch.spans if what == "start")
+    spans.subtract(id(span) for what, span in driven.watch.spans if what == "end")
+    left += [
+        f"span {span.kind} {span.name}" for what, span in driven.watch.spans if what == "start" and spans[id(span)]
+    ]
+    if driven.models is not None and driven.models.open:
+        left.append(f"{driven.models.open} open answers of models")
+    return tuple(left)

@@ -1,0 +1,114 @@
+"""A world: all that one run depends on, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from agentloop.agents import Agent
+from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.items import Item
+from agentloop.testing.scripted import Step
+from agentloop.testing.simulation._simulated_parts import Behavior
+from agentloop.testing.simulation._stepping import Kind
+from agentloop.testing.simulation.schedules import Tape
+
+Order: TypeAlias = Literal["gate", "passes", "steps"]
+Mode: TypeAlias = Literal["plain", "streamed"]
+
+
+@attrs.frozen
+class CancelAt:
+    """The caller's cancellation: before which of the run's task steps, counted from 0, and of which kind.
+
+    With `waiting`, moments are counted at which everything waits at the gate, in place of steps: nothing else is under
+    way then, and what comes of the cancellation doesn't depend on its kind.
+    """
+
+    step: int
+    kind: Kind = "scope"
+    waiting: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """A decision on a call, given when it waits for one. The run then goes on."""
+
+    call_id: str
+    approved: bool = True
+    path: tuple[str, ...] = ()
+    always: bool = False
+    message: str | None = None
+    arguments: str | None = None
+
+
+def _tape(numbers: Iterable[int]) -> tuple[int, ...]:
+    return Tape(numbers).numbers
+
+
+def _steps(script: Sequence[Step] | None) -> tuple[Step, ...] | None:
+    return None if script is None else tuple(script)
+
+
+def _scripts(scripts: Mapping[str, Sequence[Step]]) -> Mapping[str, tuple[Step, ...]]:
+    return {path: tuple(script) for path, script in scripts.items()}
+
+
+@attrs.frozen(kw_only=True)
+class World:
+    """All that one run depends on.
+
+    Attributes:
+        agent: The agent; or a function that makes one, called once per run, which gives each run tools with a state of
+            their own.
+        script: What the run's model says, one step a request, whatever the agent at work. None: the agents' own models
+            are asked, which then should be made anew by *agent*.
+        nested: What the models of nested runs say, by call ids: `"c1"` is the run that call `c1` began, `"c1/d2"` one
+            inside it. A nested run without a script asks its agent's own model.
+        input: The run's input.
+        behaviors: What bodies do in place of their own, by `"c1/d2"` (path and call id) or by the tool's name.
+        cancel: The caller's cancellation.
+        context: Makes the application's object, once per run.
+        options: Further arguments of `Runner.run`. `hooks`, `session`, `journal` and `run_config` may be functions that
+            make one, once per run.
+        verdicts: Given when their calls wait for one; the run is resumed until none fits.
+        slow_reader: Whether who reads the events of a streamed run waits, after each, until the tape lets him go on.
+        reader_leaves: The name of the event at which who reads a streamed run's events leaves; None: he reads them all.
+        reader_stops: The name of the event at which he cancels the run after its turn, and reads on.
+        serialize: Whether the run's state goes through its text form before each resume.
+        tape: Decides who goes next; past its end who came first.
+        order: `"gate"`: answers of models, bodies, guardrails and session I/O wait until the tape lets one through: the
+            same schedule on both backends. `"passes"`: the tape permutes the tasks that are ready together, as a loop
+            may. `"steps"`: it takes any ready task as the next, as if every wait took unknown time.
+        switch_lines: Whether functions that run in worker threads, sync bodies above all, go on line by line, each line
+            when the tape lets it (Python 3.12 and later; not in the order `"passes"`). Otherwise each is one step.
+    """
+
+    agent: Agent[Any, Any] | Callable[[], Agent[Any, Any]]
+    script: tuple[Step, ...] | None = attrs.field(default=None, converter=_steps)
+    nested: Mapping[str, tuple[Step, ...]] = attrs.field(factory=dict, converter=_scripts)
+    input: str | tuple[Item, ...] = "go"
+    behaviors: Mapping[str, Behavior] = attrs.field(factory=dict)
+    cancel: CancelAt | None = None
+    context: Callable[[], Any] | None = None
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+    serialize: bool = True
+    slow_reader: bool = False
+    reader_leaves: str | None = None
+    reader_stops: str | None = None
+    tape: tuple[int, ...] = attrs.field(default=(), converter=_tape)
+    order: Order = attrs.field(default="gate", validator=attrs.validators.in_(("gate", "passes", "steps")))
+    switch_lines: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.agent, Agent) and not callable(self.agent):
+            raise UserTypeError(f"World.agent: an Agent, or a function that makes one, is needed, not {self.agent!r}")
+        if self.context is not None and not callable(self.context):
+            raise UserTypeError("World.context: a function that makes it, once per run, is needed")
+        if "context" in self.options:
+            raise UserValueError("World.options: the context is given by World.context")
+        if self.cancel is not None and self.cancel.waiting and self.order != "gate":
+            raise UserValueError(f"World.cancel: in the order {self.order!r} nothing waits at a gate")
