@@ -31,8 +31,7 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop.items import ToolOutput
-from agentloop.testing import ScriptedModel, call, say
-from agentloop.testing.simulation import normal_form as normal
+from agentloop.testing import ScriptedModel, call, normal, say
 
 End = Literal["return", "raise", "cancel", "native", "hang"]
 STATUS: dict[End, str] = {

@@ -36,8 +36,7 @@ from agentloop.abc import Instrument
 from agentloop.exceptions import ModelTransportError
 from agentloop.guardrail_results import Allow, RaiseException, RejectContent, ReplaceOutput, Rewrite
 from agentloop.sessions import MemorySession
-from agentloop.testing import ScriptedModel, call, fail, reason, say, wait
-from agentloop.testing.simulation import normal_form as normal
+from agentloop.testing import ScriptedModel, call, fail, normal, reason, say, wait
 
 Kind = Literal["ok", "fail", "cancel", "reject", "replace", "rewrite", "garbled", "unknown", "nested", "raise", "trip"]
 Verdict = Literal["pass", "trip", "raise"]

@@ -34,8 +34,7 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop.items import ApprovalRequest, HandoffCall, ToolCall
-from agentloop.testing import ScriptedModel, call, respond, say
-from agentloop.testing.simulation import normal_form as normal
+from agentloop.testing import ScriptedModel, call, normal, respond, say
 
 # ---------------------------------------------------------------------------------------------- what runs
 

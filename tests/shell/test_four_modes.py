@@ -32,8 +32,7 @@ from agentloop import records as r
 from agentloop.guardrail_results import Allow, ReplaceOutput
 from agentloop.items import Item
 from agentloop.sessions import MemorySession, SQLiteSession
-from agentloop.testing import ScriptedModel, call, reason, say, wait
-from agentloop.testing.simulation import normal_form as normal
+from agentloop.testing import ScriptedModel, call, normal, reason, say, wait
 from agentloop.usage import RequestUsage
 
 Way: TypeAlias = Literal["plain", "streamed"]

@@ -33,8 +33,7 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.testing import ScriptedModel, call, say
-from agentloop.testing.simulation import normal_form as normal
+from agentloop.testing import ScriptedModel, call, normal, say
 
 
 def calls(name: str, count: int) -> list[Any]:

@@ -32,8 +32,7 @@ from agentloop.abc import Instrument
 from agentloop.items import AssistantMessage, ToolOutput, UserMessage
 from agentloop.policies import Deny
 from agentloop.sessions import MemorySession
-from agentloop.testing import call, say
-from agentloop.testing.simulation import normal_form as normal
+from agentloop.testing import call, normal, say
 from agentloop.usage import RequestUsage
 
 

@@ -45,8 +45,7 @@ from agentloop.guardrail_results import RaiseException, ReplaceOutput
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.models import OpenAIChatModel
 from agentloop.sessions import MemorySession
-from agentloop.testing import ScriptedModel, call, fail, reason, say, stream_of, wait
-from agentloop.testing.simulation import normal_form as normal
+from agentloop.testing import ScriptedModel, call, fail, normal, reason, say, stream_of, wait
 from agentloop.usage import RequestUsage
 
 

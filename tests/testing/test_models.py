@@ -36,11 +36,11 @@ from agentloop.testing import (
     ScriptedModel,
     call,
     fail,
+    normal,
     reason,
     say,
     stream_of,
 )
-from agentloop.testing.simulation import normal_form as normal
 
 
 @tool

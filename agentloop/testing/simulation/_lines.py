@@ -47,7 +47,7 @@ _INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("pur
 _NOT_THE_PROGRAM = (
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     *_INSTALLED,
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
+    os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ""),
 )
 
 SWITCHING: ContextVar[Switching | None] = ContextVar("SWITCHING", default=None)
