@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""The commands and their options; SIGINT and SIGTERM cancel once, a second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -7,29 +7,132 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
+from types import FrameType
+from typing import Any, BinaryIO, Generic, Literal, NoReturn, TypeVar
 
 import anyio
+import attrs
 import click
+from anyio.abc import TaskStatus
 
 import agentloop
-from agentloop.cli import failure
-from agentloop.cli.approver import approver_for, can_ask
-from agentloop.cli.bar import Bar
-from agentloop.cli.batch import Batch
-from agentloop.cli.folder import Folder, FolderError, Order
-from agentloop.cli.job import Job
-from agentloop.cli.model import model
-from agentloop.cli.requests import KeptRequests, Requests
-from agentloop.cli.signals import supervised
-from agentloop.cli.single import run_one, show_for
+from agentloop.cli import errors
+from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
+from agentloop.cli.run_options import Job, approver_for, can_ask
+from agentloop.cli.runs import Bar, Batch, run_one, show_for
 from agentloop.cli.streams import Lines, Output, OutputClosed, count_lines
 from agentloop.cli.target import absolute_target, load_agent
 from agentloop.cli.verdicts import approve, pending, reject
 from agentloop.exceptions import UserError
+from agentloop.models import _install
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+@click.group()
+def model() -> None:
+    """Install and find the local model."""
+
+
+@model.command()
+def install() -> None:
+    """Install the local model (about 130 MB) into this Python environment, and check it."""
+    # As an exception it also ends the installer that is waited for.
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        _install.install(echo=click.echo)
+    except UserError as error:
+        click.echo(errors.words_for(error), err=True, nl=False)
+        sys.exit(errors.FAILED)
+
+
+@model.command()
+def path() -> None:
+    """Print where the local model's weights are."""
+    found = _install.find_weights()
+    if found is None:
+        click.echo(f"Error: The local model isn't installed. Run `{_install.INSTALL_COMMAND}`.", err=True)
+        sys.exit(errors.USAGE)
+    click.echo(str(found))
+
+
+T = TypeVar("T")
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@attrs.define
+class Ended(Generic[T]):
+    """How supervised work ended: its value, its error, and the signal that cancelled it, each None where not."""
+
+    value: T | None = None
+    error: Exception | None = None
+    signal: int | None = None
+
+
+async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Ended[T]:
+    """Do *work*, cancelled by the first SIGINT or SIGTERM; *announce* is told of it before.
+
+    Everything the work had started has ended when this returns. A signal this process was told to ignore (as shells do
+    for background jobs) stays ignored.
+    """
+    ended: Ended[T] = Ended()
+    scope = anyio.CancelScope()
+    async with anyio.create_task_group() as watchers:
+        with scope:
+            await watchers.start(_cancel_on_signal, scope, ended, announce)
+            try:
+                ended.value = await work()
+            except Exception as error:
+                # Carried as a value: the group would wrap it.
+                ended.error = error
+        watchers.cancel_scope.cancel()
+    return ended
+
+
+async def _cancel_on_signal(
+    scope: anyio.CancelScope,
+    ended: Ended[T],
+    announce: Callable[[int], None],
+    *,
+    task_status: TaskStatus[None],
+) -> None:
+    wanted = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    if not wanted:
+        task_status.started()
+        return
+    with anyio.open_signal_receiver(*wanted) as signals:
+        _hand_back_after_first(wanted)
+        task_status.started()
+        async for number in signals:
+            ended.signal = int(number)
+            announce(int(number))
+            scope.cancel()
+
+
+def _hand_back_after_first(numbers: Sequence[signal.Signals]) -> None:
+    """Make the first of the signals give them all back to the system, which then ends the process at the second.
+
+    Not the receiver's own business, which needs a running event loop: a body that blocks the loop must not be able to
+    keep the second signal away.
+    """
+    receivers = {number: signal.getsignal(number) for number in numbers}
+
+    def first(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        receiver = receivers[signal.Signals(number)]
+        assert callable(receiver)
+        receiver(number, frame)
+
+    for number in numbers:
+        signal.signal(number, first)
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Choice = Literal["ask", "never", "always"]
@@ -194,8 +297,8 @@ def _is_standard_input(source: BinaryIO) -> bool:
 
 
 def _refuse(err: Output, error: UserError, traceback: bool) -> NoReturn:
-    _tell(err, failure.words_for(error, with_traceback=traceback))
-    sys.exit(failure.code_of(error))
+    _tell(err, errors.words_for(error, with_traceback=traceback))
+    sys.exit(errors.code_of(error))
 
 
 def _source(request: str | None, source: BinaryIO | None) -> BinaryIO | None:
@@ -283,15 +386,15 @@ def _perform(
     ended = anyio.run(supervised, work, announce, backend=job.backend)
     if isinstance(ended.error, OutputClosed):
         _give_up_output()
-        return failure.OUTPUT_CLOSED
+        return errors.OUTPUT_CLOSED
     if ended.error is not None:
-        _tell(job.err, failure.words_for(ended.error, with_traceback=job.traceback))
+        _tell(job.err, errors.words_for(ended.error, with_traceback=job.traceback))
     if ended.signal is not None:
         with contextlib.suppress(OutputClosed):
             cancelled()
         return 128 + ended.signal
     if ended.error is not None:
-        return failure.code_of(ended.error)
+        return errors.code_of(ended.error)
     assert ended.value is not None
     return ended.value
 

@@ -17,9 +17,9 @@ from agentloop._common.masking import MASK, masked_arguments
 from agentloop._engine.calls.output_text import render
 from agentloop._schema.function_schema import to_json_value
 from agentloop.agents import Agent
-from agentloop.cli import failure
-from agentloop.cli.approver import call_name
-from agentloop.cli.ending import Ending
+from agentloop.cli import errors
+from agentloop.cli.run_options import call_name
+from agentloop.cli.saved_run import Ending
 from agentloop.cli.streams import Output
 from agentloop.guardrail_results import InputGuardrailResult, ToolGuardrailResult
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
@@ -142,7 +142,7 @@ class Narrator:
     async def failed(self, error: Exception) -> None:
         """Tell of the error."""
         await self._end_line()
-        await self._err.write(failure.words_for(error, with_traceback=self._with_traceback))
+        await self._err.write(errors.words_for(error, with_traceback=self._with_traceback))
 
     def cancelled(self) -> None:
         """Say nothing more: the signal was answered when it came."""
@@ -224,7 +224,7 @@ class JsonLines:
         if not self._over:
             self._over = True
             await self._write(error_json(error))
-        await self._err.write(failure.words_for(error, with_traceback=self._with_traceback))
+        await self._err.write(errors.words_for(error, with_traceback=self._with_traceback))
 
     def cancelled(self) -> None:
         """Write a result that says so."""
@@ -269,7 +269,7 @@ def request_json(request: ApprovalRequest) -> dict[str, Any]:
 
 def error_json(error: Exception) -> dict[str, Any]:
     """Return the result object of a run that failed."""
-    said = {"type": failure.kind_of(error), "message": failure.message_of(error)}
+    said = {"type": errors.kind_of(error), "message": errors.message_of(error)}
     return _result("failed", None, error=said)
 
 

@@ -18,9 +18,9 @@ import click
 
 from agentloop._storage.state_codec import record_line, state_from_journal
 from agentloop.agents import Agent
-from agentloop.cli import failure
-from agentloop.cli.approver import asked_because, call_name, described, exact
-from agentloop.cli.folder import Folder
+from agentloop.cli import errors
+from agentloop.cli.journal_folder import Folder
+from agentloop.cli.run_options import asked_because, call_name, described, exact
 from agentloop.cli.show import request_json
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
@@ -67,8 +67,8 @@ def _perform(folder: str, work: Callable[[Folder], Awaitable[None]]) -> None:
         kept.read()
         anyio.run(work, kept)
     except AgentLoopError as error:
-        click.echo(failure.words_for(error), err=True, nl=False)
-        sys.exit(failure.code_of(error))
+        click.echo(errors.words_for(error), err=True, nl=False)
+        sys.exit(errors.code_of(error))
 
 
 @click.command()

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, tool
-from agentloop.cli.approver import asked_because, can_ask, exact
+from agentloop.cli.run_options import asked_because, can_ask, exact
 from agentloop.cli.streams import Output
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.journal import FileJournal

@@ -11,8 +11,8 @@ import pytest
 from cli import kill_batch
 from click.testing import Result
 
-from agentloop.cli.failure import PastError, code_of, words_for
-from agentloop.cli.folder import Folder
+from agentloop.cli.errors import PastError, code_of, words_for
+from agentloop.cli.journal_folder import Folder
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Invoke = Callable[..., Result]

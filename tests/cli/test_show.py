@@ -9,8 +9,8 @@ import pytest
 
 from agentloop import Agent, Allow, CallOutcome, Runner, ToolGuardrailResult, UserError, tool_input_guardrail
 from agentloop import events as ev
-from agentloop.cli import failure
-from agentloop.cli.ending import Ending, ending_of
+from agentloop.cli import errors
+from agentloop.cli.saved_run import Ending, ending_of
 from agentloop.cli.show import JsonLines, Narrator, duration, json_line, plain, result_json, text_of
 from agentloop.cli.streams import Output
 from agentloop.items import Image, Text, ToolCall
@@ -156,7 +156,7 @@ async def test_errors_have_words_even_where_they_have_none_themselves(anyio_back
     """Their type, their message, their notes; a user's mistake needs no type."""
     noted = ValueError("wrong")
     noted.add_note("also failed: password=hunter2")
-    assert failure.words_for(noted) == "Error: ValueError: wrong\n  also failed: password=[redacted]\n"
-    assert failure.words_for(ValueError()) == "Error: ValueError\n"
-    assert failure.words_for(UserError("do this")) == "Error: do this\n"
-    assert failure.words_for(_Broken()) == "Error: _Broken: (its message can't be shown)\n"
+    assert errors.words_for(noted) == "Error: ValueError: wrong\n  also failed: password=[redacted]\n"
+    assert errors.words_for(ValueError()) == "Error: ValueError\n"
+    assert errors.words_for(UserError("do this")) == "Error: do this\n"
+    assert errors.words_for(_Broken()) == "Error: _Broken: (its message can't be shown)\n"

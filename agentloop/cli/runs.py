@@ -1,28 +1,106 @@
-"""Many requests, one a line: many runs at once under a cap, answers in the order of the requests."""
+"""Running requests: one, shown as it happens, or one a line, many at once, answered in the order of the requests."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
 
 import anyio
 import attrs
 from anyio.abc import ObjectReceiveStream
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentloop.cli import failure
-from agentloop.cli.approver import Questions
-from agentloop.cli.bar import Bar
-from agentloop.cli.course import Course
-from agentloop.cli.ending import Ending
-from agentloop.cli.folder import FolderError
-from agentloop.cli.job import Job
-from agentloop.cli.requests import KeptRequests, Requests
-from agentloop.cli.show import answer_of, cancelled_json, error_json, json_line, result_json, unfinished
+from agentloop.cli import errors
+from agentloop.cli.journal_folder import FolderError, KeptRequests, Requests
+from agentloop.cli.run_options import Job, Questions
+from agentloop.cli.saved_run import Course, Ending
+from agentloop.cli.show import (
+    JsonLines,
+    Narrator,
+    Show,
+    answer_of,
+    cancelled_json,
+    error_json,
+    json_line,
+    result_json,
+    unfinished,
+)
 from agentloop.cli.streams import Line, OutputClosed
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
 from agentloop.run import Runner
 from agentloop.runtime import Runtime, open_runtime
 from agentloop.state import RunState
+
+
+class Bar:
+    """Shows how many requests have ended and how many run. Without a terminal it only counts.
+
+    Redrawn when something happens, not by a thread of its own.
+    """
+
+    def __init__(self, *, shown: bool, total: int | None = None) -> None:
+        self._read = 0
+        self._started = 0
+        self._ended = 0
+        self._hidden = 0
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(
+            *columns, console=Console(stderr=True), disable=not shown, auto_refresh=False, transient=True
+        )
+        self._task = self._progress.add_task("requests", total=total)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar off the terminal for good."""
+        self._progress.stop()
+        self._progress.disable = True
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take the bar off the terminal while something else is written; blocks of several tasks may overlap."""
+        self._hidden += 1
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._hidden -= 1
+            if not self._hidden and not self._progress.disable:
+                self._progress.start()
+
+    def started(self) -> None:
+        """Count a run that starts."""
+        self._started += 1
+        self._draw()
+
+    def ended(self) -> None:
+        """Count a run that ended, however it did."""
+        self._ended += 1
+        self._draw()
+
+    def read(self) -> None:
+        """Count a request that was read."""
+        self._read += 1
+
+    def all_read(self) -> None:
+        """Learn that no further request will come."""
+        self._progress.update(self._task, total=self._read, refresh=True)
+
+    def _draw(self) -> None:
+        running = self._started - self._ended
+        self._progress.update(self._task, completed=self._ended, description=f"{running} running", refresh=True)
+
 
 _AHEAD = 64
 """Requests that may be read and not yet answered in print, per run in flight: bounds memory behind a slow one."""
@@ -106,8 +184,8 @@ class Batch:
                 "Give it again, from its beginning, to `agentloop run`, with the same folder.\n"
             )
         if self.failed or cut:
-            return failure.FAILED
-        return failure.PENDING if self.waiting else failure.OK
+            return errors.FAILED
+        return errors.PENDING if self.waiting else errors.OK
 
     async def _run_lines(self) -> None:
         free = anyio.Semaphore(self.job.concurrency)
@@ -187,14 +265,14 @@ class Batch:
                 if slot.error is not None or trouble is not None:
                     told = f"{trouble}\n"
                     if slot.error is not None:
-                        told = failure.words_for(slot.error, with_traceback=self.job.traceback)
+                        told = errors.words_for(slot.error, with_traceback=self.job.traceback)
                     await self.job.err.write(f"line {slot.line.number}: {told}")
                 text = self._json(slot) if self.job.json else self._text(slot, trouble)
                 await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
 
     def _text(self, slot: _Slot, trouble: str | None) -> str:
         if slot.error is not None:
-            return f"Error: {failure.message_of(slot.error).splitlines()[0]}\n"
+            return f"Error: {errors.message_of(slot.error).splitlines()[0]}\n"
         assert slot.ending is not None
         if trouble is not None:
             return f"{'Pending' if slot.ending.waiting else 'Error'}: {trouble}\n"
@@ -206,3 +284,37 @@ class Batch:
         else:
             value = result_json(slot.ending) if slot.ending is not None else cancelled_json()
         return json_line({"line": slot.line.number, "request": slot.line.text, **value})
+
+
+def show_for(job: Job) -> Show:
+    """Return what shows the run: JSON lines where the job asks for them."""
+    kind = JsonLines if job.json else Narrator
+    return kind(job.out, job.err, with_traceback=job.traceback)
+
+
+async def run_one(job: Job, request: str, show: Show) -> int:
+    """Run *request*, or go on with it, show it, and return the exit code.
+
+    Cancellation: the run is cancelled and joined first; what was shown stays.
+    """
+
+    async def entry(given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
+        async with Runner.run_streamed(job.agent, given, **options) as stream:
+            async for event in stream:
+                await show.event(event)
+        return stream.result
+
+    try:
+        async with open_runtime() as runtime:
+            ending = await Course(job, request).run(entry, lambda: job.open_model(runtime))
+            await show.ended(ending)
+            if ending.waiting:
+                await job.err.write(f"{job.advice(None)}\n")
+    except OutputClosed:
+        raise
+    except Exception as error:
+        await show.failed(error)
+        return errors.code_of(error)
+    if ending.waiting:
+        return errors.PENDING
+    return errors.OK if ending.status == "completed" else errors.FAILED

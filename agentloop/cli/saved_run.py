@@ -1,4 +1,4 @@
-"""The way of one request: from where its journal stands to an end, entry after entry, with verdicts in between."""
+"""One request from where its journal stands to an end, run after run, with verdicts in between; and how it ended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,65 @@ from typing import Any
 
 import attrs
 
-from agentloop.cli.ending import Ending, ending_of, past_ending
-from agentloop.cli.folder import FolderError
-from agentloop.cli.job import Job
-from agentloop.items import to_items
+from agentloop._common.masking import MASK
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._storage.withholding import Withheld, WithheldText
+from agentloop.cli.errors import PastError
+from agentloop.cli.journal_folder import FolderError
+from agentloop.cli.run_options import Job
+from agentloop.items import ApprovalRequest, to_items
 from agentloop.journal import FileJournal
 from agentloop.results import RunResult
 from agentloop.state import RunState
+from agentloop.usage import Usage
+
+
+@attrs.frozen(kw_only=True)
+class Ending:
+    """What came of a run that raised nothing. `agent` is the name of the last one at work."""
+
+    status: str
+    final_output: Any
+    stop_reason: str | None
+    agent: str
+    usage: Usage
+    waiting: tuple[ApprovalRequest, ...] = ()
+
+
+def ending_of(result: RunResult[Any]) -> Ending:
+    """Return how the run of *result* ended."""
+    return Ending(
+        status=result.status,
+        final_output=result.final_output,
+        stop_reason=result.stop_reason,
+        agent=result.last_agent.name,
+        usage=result.usage,
+        waiting=result.interruptions,
+    )
+
+
+def past_ending(state: RunState) -> Ending | None:
+    """Return how the run of *state* ended for good, or None where it can go on.
+
+    Raises:
+        PastError: if it failed for good.
+    """
+    fold = state.fold
+    end = fold.ended
+    if end is None or end.resumable:
+        return None
+    if end.status != "completed":
+        raise PastError.of(end.error or end.status, end.details)
+    output = end.final_output
+    agent = AgentGraph(state.agent).find(fold.agent)
+    return Ending(
+        status=end.status,
+        final_output=MASK if isinstance(output, Withheld | WithheldText) else output,
+        stop_reason=end.stop_reason,
+        agent=fold.agent if agent is None else agent.name,
+        usage=fold.usage,
+    )
+
 
 Entry = Callable[[str | RunState, dict[str, Any]], Awaitable[RunResult[Any]]]
 """Runs an agent on what is given, with options of `Runner`, and returns the result."""
