@@ -47,7 +47,7 @@ class Guard:
 
 
 @attrs.frozen
-class Ask:
+class CallCallback:
     """One question to the application: `is_enabled`, instructions, an error text, a filter …"""
 
     path: tuple[str, ...]
@@ -94,4 +94,6 @@ class Random:
     """A number in [0, 1)."""
 
 
-Effect: TypeAlias = CallModel | CallTool | Guard | Ask | LoadSession | SaveSession | Sleep | Now | NewId | Random
+Effect: TypeAlias = (
+    CallModel | CallTool | Guard | CallCallback | LoadSession | SaveSession | Sleep | Now | NewId | Random
+)

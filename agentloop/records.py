@@ -20,7 +20,7 @@ from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage
 
 __all__ = [
-    "Answered",
+    "CallbackReturned",
     "ApprovalRequested",
     "BatchEnded",
     "BodyEnded",
@@ -330,7 +330,7 @@ class SessionSaved(_Record):
 
 
 @attrs.frozen
-class Answered(_Record):
+class CallbackReturned(_Record):
     """The application answered a question of the run's: a callback, by *what* it is and *key*, or a draw of chance."""
 
     what: str
@@ -387,7 +387,7 @@ Record: TypeAlias = (
     | HistoryReplaced
     | InputAdded
     | SessionSaved
-    | Answered
+    | CallbackReturned
     | CleanupCut
     | GraphChanged
     | RunEnded

@@ -17,13 +17,13 @@ from agentloop._common.misplaced import function_takes_options
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.journal_opening import journal_opener
-from agentloop._engine.loop import Entry
-from agentloop._engine.nested_run import run_agent_tool
-from agentloop._engine.resume import Start, resumption
+from agentloop._engine.loop import RunSegment
+from agentloop._engine.nested_run import run_nested
+from agentloop._engine.resume import StartingPoint, resume_from
 from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
-from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, OfRun, ServerConversation, loop_shared
+from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, RunServicesView, ServerConversation, loop_state
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
@@ -216,12 +216,12 @@ def _stream(
     config = _USUAL if run_config is None else check_run_config(run_config)
     handlers = _checked_handlers(error_handlers)
     if isinstance(given, RunState):
-        start = resumption(given, agent, kept)
+        start = resume_from(given, agent, kept)
         context = context if context is not None else given.context
-        entry = Entry(None, start.fold.max_turns if max_turns is ... else max_turns, config.timeout)
+        entry = RunSegment(None, start.fold.max_turns if max_turns is ... else max_turns, config.timeout)
     else:
-        start = Start(RunFold(limits=config.json_limits), agent, kept)
-        entry = Entry(to_items(given), DEFAULT_MAX_TURNS if max_turns is ... else max_turns, config.timeout)
+        start = StartingPoint(RunFold(limits=config.json_limits), agent, kept)
+        entry = RunSegment(to_items(given), DEFAULT_MAX_TURNS if max_turns is ... else max_turns, config.timeout)
     if session is not None and start.kept is not None:
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
@@ -266,12 +266,12 @@ def _checked_handlers(handlers: Mapping[str, Callback] | None) -> Mapping[str, C
 
 def _live_run(
     root: Agent[Any, Any],
-    start: Start,
+    start: StartingPoint,
     context: object,
     hooks: RunHooks | None,
     config: RunConfig,
 ) -> LiveRun:
-    shared = loop_shared()
+    shared = loop_state()
     runtime = current_runtime()
     effects = config.effects or LiveEffects()
     log = Log(start.fold, tuple(config.instruments))
@@ -281,7 +281,7 @@ def _live_run(
     run_context: RunContext[Any] = RunContext(
         context=context,
         run_id=begun.run_id if begun is not None else "",
-        run=OfRun(start.fold.path, start.fold),
+        run=RunServicesView(start.fold.path, start.fold),
     )
     run = LiveRun(
         agent=start.agent,
@@ -297,7 +297,7 @@ def _live_run(
         threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
         resources=Resources(),
         resolve_model=resolve_model,
-        nest=run_agent_tool,
+        nest=run_nested,
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_shared
+from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_state
 from agentloop._engine.runtime.threads import Threads
 from agentloop.config import check_count
 from agentloop.models.registry import Providers
@@ -41,7 +41,7 @@ async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MA
     """
     check_count("max_threads", max_threads)
     async with Providers(http_client=http_client) as providers:
-        runtime = Runtime(providers=providers, threads=Threads(max_threads, loop_shared().threads))
+        runtime = Runtime(providers=providers, threads=Threads(max_threads, loop_state().threads))
         token = _current.set(runtime)
         try:
             yield runtime

@@ -15,7 +15,7 @@ _BLANK = " \t\n\r"
 _DECODER = json.JSONDecoder()
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """One value in an object's text: under which key, and from where to where."""
 
     key: str
@@ -23,7 +23,7 @@ class Span(NamedTuple):
     end: int
 
 
-def spans_of(text: str) -> list[Span] | None:
+def spans_of(text: str) -> list[TextSpan] | None:
     """Return the values of the JSON object that *text* is; None where it isn't one."""
     try:
         return list(_spans(text))
@@ -31,7 +31,7 @@ def spans_of(text: str) -> list[Span] | None:
         return None
 
 
-def _spans(text: str) -> Iterator[Span]:
+def _spans(text: str) -> Iterator[TextSpan]:
     at = _expect(text, 0, "{")
     if text[at] == "}":
         at += 1
@@ -42,7 +42,7 @@ def _spans(text: str) -> Iterator[Span]:
             key, at = _DECODER.raw_decode(text, at)
             start = _expect(text, at, ":")
             _, end = _DECODER.raw_decode(text, start)
-            yield Span(key, start, end)
+            yield TextSpan(key, start, end)
             at = _skip(text, end)
             if text[at] == "}":
                 at += 1
@@ -66,7 +66,7 @@ def _expect(text: str, at: int, char: str) -> int:
     return _skip(text, at + 1)
 
 
-def replaced(text: str, spans: Iterable[Span], new: Callable[[str], str]) -> str:
+def replaced(text: str, spans: Iterable[TextSpan], new: Callable[[str], str]) -> str:
     """Return *text* with the text of each of *spans*, given in order, replaced by what *new* makes of it."""
     pieces, at = [], 0
     for span in spans:

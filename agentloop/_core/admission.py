@@ -64,12 +64,12 @@ class _Lane:
     """Waiting tickets with the same limits, in arrival order; those that were withdrawn leave when they come first."""
 
     tickets: deque[Ticket] = attrs.field(factory=deque)
-    line: _Line | None = None
+    line: _LimitQueue | None = None
     """Where the head waits; None while it is about to be looked at."""
 
 
 @attrs.define(eq=False)
-class _Line:
+class _LimitQueue:
     """What an admission knows about one limit while tickets that want it wait."""
 
     limit: Limit
@@ -110,13 +110,13 @@ class Admission:
     """
 
     def __init__(self) -> None:
-        self.marked: list[_Line] = []
+        self.marked: list[_LimitQueue] = []
         """Lines whose limits may have got room since they were read."""
         self._lanes: dict[tuple[Limit, ...], _Lane] = {}
         self._new: deque[Ticket] = deque()
-        self._agenda: list[tuple[int, _Lane, _Line | None]] = []
+        self._agenda: list[tuple[int, _Lane, _LimitQueue | None]] = []
         """A heap of the lanes whose heads are to be looked at, with the line that each was read from."""
-        self._due: list[tuple[float, int, _Line]] = []
+        self._due: list[tuple[float, int, _LimitQueue]] = []
         self._seq = 0
         self._waiting = 0
         self._now = -math.inf
@@ -270,7 +270,7 @@ class Admission:
 
     # -- reading lines
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, line: _LimitQueue) -> None:
         """See that the first ticket of *line* is looked at, if the limit has room for it."""
         first = line.first()
         if first is None:
@@ -282,7 +282,7 @@ class Admission:
         else:
             self._wake_at(line)
 
-    def _wake_at(self, line: _Line) -> None:
+    def _wake_at(self, line: _LimitQueue) -> None:
         when = line.limit.next_room(self._now)
         if when < line.due:
             line.due = when
@@ -290,9 +290,9 @@ class Admission:
 
     # -- who wants what
 
-    def _line(self, limit: Limit) -> _Line | None:
+    def _line(self, limit: Limit) -> _LimitQueue | None:
         """Return the line of *limit*; not one of another admission, whose event loop is gone."""
-        line: _Line | None = limit.line
+        line: _LimitQueue | None = limit.line
         return line if line is not None and line.admission is self else None
 
     def _remember(self, ticket: Ticket, lane: _Lane) -> None:
@@ -300,7 +300,7 @@ class Admission:
         for limit in ticket.limits:
             line = self._line(limit)
             if line is None:
-                line = limit.line = _Line(limit, self)
+                line = limit.line = _LimitQueue(limit, self)
             line.wanted += 1
             line.patient[ticket.seq] = ticket
             if limit.ordered:
@@ -326,7 +326,7 @@ class Admission:
 
     # -- patience
 
-    def _pass(self, ticket: Ticket, line: _Line) -> None:
+    def _pass(self, ticket: Ticket, line: _LimitQueue) -> None:
         """Count that *ticket* has started before the patient tickets of *line* that came earlier."""
         spent = []
         for seq, other in line.patient.items():
@@ -369,7 +369,7 @@ class Admission:
                 del line.kept[index]
                 line.mark()
 
-    def _check_kept(self, line: _Line) -> None:
+    def _check_kept(self, line: _LimitQueue) -> None:
         """Look again at the ticket that has just lost its token of a limit that time gives back, if one has."""
         free = line.limit.free(self._now)
         if free < len(line.kept):

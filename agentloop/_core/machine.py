@@ -20,7 +20,7 @@ from agentloop.records import RunEnded
 
 
 @attrs.frozen
-class CallModel:
+class RequestModel:
     """Begin the next turn and ask the model."""
 
 
@@ -78,7 +78,7 @@ class Prepare:
     """The turn's view is due: the response is an earlier entry's."""
 
 
-Action: TypeAlias = CallModel | Settle | Transfer | CheckOutput | AskBehavior | Pause | Prepare | Finish | GiveUp
+Action: TypeAlias = RequestModel | Settle | Transfer | CheckOutput | AskBehavior | Pause | Prepare | Finish | GiveUp
 
 
 def next_action(state: RunFold, view: TurnView | None) -> Action:
@@ -102,11 +102,11 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
     return turn_or_give_up(state)
 
 
-def turn_or_give_up(state: RunFold) -> CallModel | GiveUp:
+def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
     """Return the next turn, if there is one left; one that has begun is gone on with."""
     if not state.turn_open and state.max_turns is not None and state.turn >= state.max_turns:
         return GiveUp(MaxTurnsExceeded(state.max_turns), "max_turns")
-    return CallModel()
+    return RequestModel()
 
 
 def _candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:

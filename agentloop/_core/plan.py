@@ -66,7 +66,7 @@ class Deliver:
 
 
 @attrs.frozen
-class Wait:
+class AwaitVerdict:
     """Somebody has to give a verdict first. `request` is what is to be asked; None where it has been."""
 
     arguments: Arguments
@@ -91,7 +91,7 @@ class Answer:
 
 
 _WITH_SCHEMA = (PythonBody, AgentCall)
-Disposition: TypeAlias = Execute | Deliver | Replay | Answer | Wait
+Disposition: TypeAlias = Execute | Deliver | Replay | Answer | AwaitVerdict
 
 
 @attrs.frozen(kw_only=True)
@@ -251,7 +251,9 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, ca
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
         )
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
-        return PlanEntry(index=index, call=call, tool=tool, disposition=_again(view, state, rules, call_state, tool))
+        return PlanEntry(
+            index=index, call=call, tool=tool, disposition=_plan_in_doubt(view, state, rules, call_state, tool)
+        )
     arguments = rules.read(tool, call.arguments, rules.limits)
     verdict = state.verdict(call_state)
     decided = verdict is not None and (not verdict.approved or verdict.arguments is not None)
@@ -270,7 +272,9 @@ def _switched_off(view: TurnView, state: RunFold, call: ToolCall) -> FunctionToo
     return tool if tool is not None and tool.qualified_name in state.shown else None
 
 
-def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool) -> Disposition:
+def _plan_in_doubt(
+    view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool
+) -> Disposition:
     """Return what to do about a call that had started when an earlier entry of the run ended."""
     call_id = call.call.call_id
     arguments = rules.read(tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits)
@@ -278,7 +282,7 @@ def _again(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, to
     if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall):
         _check_same_agent(call, tool, nested, rules)
         if nested is not None and nested.paused:
-            return Wait(arguments)
+            return AwaitVerdict(arguments)
         return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
     attempt = call.attempt + 1
     if call.body is not None:

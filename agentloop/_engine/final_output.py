@@ -8,8 +8,8 @@ from agentloop._core.machine import CheckOutput, GiveUp
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.finish import save
 from agentloop._engine.run_guardrails import judge_final_output
-from agentloop._engine.run_result import data_of
-from agentloop._engine.runtime.callbacks import ask, resolved
+from agentloop._engine.run_result import run_data_of
+from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import ToolResult, ToolsToFinalOutput
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
@@ -97,8 +97,8 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         for call in run.state.batch
         if call.outcome is not None
     ]
-    answer = await run.question(
-        "tool_use_behavior", str(run.state.turn), lambda: ask(behavior, run.context, results), form=_decision
+    answer = await run.call_callback(
+        "tool_use_behavior", str(run.state.turn), lambda: call_user(behavior, run.context, results), form=_decision
     )
     if not isinstance(answer, ToolsToFinalOutput):
         raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
@@ -127,8 +127,8 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
     handler = run.error_handlers.get(name)
     if handler is None:
         raise error
-    data = ErrorHandlerData(error=error, run_data=data_of(run), context=run.context.context)
-    answer = await run.question("error_handler", name, lambda: ask(handler, data), form=_handling)
+    data = ErrorHandlerData(error=error, run_data=run_data_of(run), context=run.context.context)
+    answer = await run.call_callback("error_handler", name, lambda: call_user(handler, data), form=_handling)
     if answer is None:
         raise error
     result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)

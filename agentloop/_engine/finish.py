@@ -14,13 +14,13 @@ from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._core.history import valid_history
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._engine.runtime.backend import (
+    absorb_own_cancel,
     cancelled_types,
     cancelling,
     is_closing,
-    outlast,
     own_task,
     self_cancelled,
-    taken_back,
+    wait_out_cancellations,
 )
 from agentloop._engine.runtime.callbacks import resolved
 from agentloop._engine.runtime.live_run import LiveRun
@@ -34,7 +34,7 @@ GOES_ON = ("interrupted", "cancelled", "stopped")
 
 
 @attrs.frozen
-class Ended:
+class FinishedRun:
     """How an entry of a run came to its end."""
 
     status: RunStatus
@@ -95,7 +95,7 @@ def _without_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return valid_history(kept)
 
 
-async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
+async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     """Keep, leave, tell, and append the last record; return what is to be raised of what failed, if anything is.
 
     The first failure stays, with the others as notes; where a cancellation leaves, the record's details keep them. A
@@ -115,7 +115,7 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
         await _attempt(errors, lambda: _save_rest(run, ended.error))
     errors += await run.resources.close(run.cleanup, run.cut)
     if errors and ended.error is None:
-        ended = Ended("failed", error=errors[0])
+        ended = FinishedRun("failed", error=errors[0])
     ended = await _tell_hooks(run, ended, errors)
     broken = run.log.broken_by if run.parent is None else None
     if broken is not None:
@@ -124,7 +124,7 @@ async def wind_up(run: LiveRun, ended: Ended) -> BaseException | None:
     if fatal is not None and not (ended.status == "failed" and ended.error is not None and is_fatal(ended.error)):
         if ended.status == "failed" and ended.error is not None and not any(error is ended.error for error in errors):
             errors.append(ended.error)
-        ended = Ended("failed", error=fatal)
+        ended = FinishedRun("failed", error=fatal)
     failed = ended.error if ended.status == "failed" else None
     for error in (*errors, *(() if failed is None else (failed,))):
         run.redact_error(error)
@@ -165,7 +165,7 @@ async def _written(run: LiveRun, failed: BaseException | None) -> BaseException 
     task = own_task()
     try:
         with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
-            await outlast(journal.durable)
+            await wait_out_cancellations(journal.durable)
     except cancelled_types():
         raise
     except BaseException as error:  # noqa: ASYNC103 - the journal's, raised at the end of the run
@@ -185,7 +185,7 @@ def _graver(failed: BaseException | None, other: BaseException | None) -> BaseEx
     return failed
 
 
-async def _tell_hooks(run: LiveRun, ended: Ended, errors: list[BaseException]) -> Ended:
+async def _tell_hooks(run: LiveRun, ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
     if run.hooks is None or run.parent is not None:
         return ended
     error = None if ended.status == "cancelled" else ended.error
@@ -199,7 +199,7 @@ async def _tell_hooks(run: LiveRun, ended: Ended, errors: list[BaseException]) -
     known = len(errors)
     await _attempt(errors, tell)
     if len(errors) > known and ended.error is None:
-        return Ended("failed", error=errors[-1])
+        return FinishedRun("failed", error=errors[-1])
     return ended
 
 
@@ -209,7 +209,7 @@ async def _attempt(errors: list[BaseException], work: Callable[[], Awaitable[Non
     try:
         await work()
     except cancelled_types() as error:
-        taken_back(count)
+        absorb_own_cancel(count)
         errors.append(self_cancelled(error))
     except BaseException as error:  # noqa: ASYNC103 - raised at the end of the run, or a note on what is
         if is_closing(task):

@@ -9,7 +9,7 @@ from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
 from agentloop._core.run_fold import handoff_outputs
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import ask, resolved
+from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
@@ -71,7 +71,7 @@ async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) ->
     if callback is None:
         return
     args = (run.context,) if handoff.input_type is None else (run.context, given)
-    await run.question("on_handoff", call_id, lambda: ask(callback, *args), told=False)
+    await run.call_callback("on_handoff", call_id, lambda: call_user(callback, *args), told=False)
 
 
 async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
@@ -82,7 +82,7 @@ async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
         data = _input_data(run, answers)
-        filtered = await run.question("input_filter", handoff.name, lambda: ask(chosen, data), told=False)
+        filtered = await run.call_callback("input_filter", handoff.name, lambda: call_user(chosen, data), told=False)
         if not isinstance(filtered, HandoffInputData):
             raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
         return "handoff_filter", _items_of(filtered)

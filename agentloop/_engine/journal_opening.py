@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from agentloop._engine.resume import Start
+from agentloop._engine.resume import StartingPoint
 from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Journal
@@ -12,7 +12,7 @@ from agentloop.exceptions import JournalError
 from agentloop.records import Record
 
 
-def journal_opener(run: LiveRun, journal: Journal, start: Start) -> Callable[[], Awaitable[None]]:
+def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Callable[[], Awaitable[None]]:
     """Return what begins *journal* for *run*, or goes on with it.
 
     Raises (when called):

@@ -12,12 +12,12 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop._common.error_text import is_fatal
 from agentloop._core.machine import (
     AskBehavior,
-    CallModel,
     CheckOutput,
     Finish,
     GiveUp,
     Pause,
     Prepare,
+    RequestModel,
     Settle,
     Transfer,
     next_action,
@@ -25,20 +25,20 @@ from agentloop._core.machine import (
 )
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.final_output import accept, ask_behavior, give_up
-from agentloop._engine.finish import Ended, save_turn, wind_up
+from agentloop._engine.finish import FinishedRun, save_turn, wind_up
 from agentloop._engine.handoff import begin_agent, transfer
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_guardrails import guarded, input_guardrails
-from agentloop._engine.run_result import with_data
+from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
+    absorb_own_cancel,
     cancelled_types,
     cancelling,
     is_closing,
-    outrank,
     own_task,
+    raise_native_cancel,
     self_cancelled,
-    taken_back,
 )
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.session_writer import load_session
@@ -50,14 +50,14 @@ from agentloop.items import Item
 from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted, TurnStarted
 
 
-async def drive(run: LiveRun) -> Ended:
+async def drive(run: LiveRun) -> FinishedRun:
     """Do what is due until nothing is. Raises what ends the run early."""
     while True:  # noqa: ASYNC913 - every action waits but the last
         action = next_action(run.state, run.view)
         if isinstance(action, AskBehavior):
             action = await ask_behavior(run) or turn_or_give_up(run.state)
         match action:
-            case CallModel():
+            case RequestModel():
                 if (ended := await _turn_over(run)) is not None:
                     return ended
                 await _call_model(run, await _begin_turn(run))
@@ -71,13 +71,13 @@ async def drive(run: LiveRun) -> Ended:
             case Prepare():
                 await _view(run)
             case Pause():
-                return Ended("interrupted")
+                return FinishedRun("interrupted")
             case CheckOutput():
-                return Ended("completed", await accept(run, run.view, action))
+                return FinishedRun("completed", await accept(run, run.view, action))
             case GiveUp():
-                return Ended("completed", await give_up(run, action))
+                return FinishedRun("completed", await give_up(run, action))
             case Finish(end):
-                return Ended(end.status, end.final_output)
+                return FinishedRun(end.status, end.final_output)
             case never:
                 assert_never(never)
 
@@ -88,17 +88,17 @@ async def _view(run: LiveRun) -> TurnView:
     return run.view
 
 
-async def _turn_over(run: LiveRun) -> Ended | None:
+async def _turn_over(run: LiveRun) -> FinishedRun | None:
     """Return how the run ends between two turns, if it does."""
     if not run.stop_after_turn:
         if not run.state.turn_open:  # else it began in an earlier entry, which has looked at the turn before
             if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
-                return Ended("stopped", stop_reason=str(found))
+                return FinishedRun("stopped", stop_reason=str(found))
             check_loop(run)
         if run.log.events is not None:
             await run.log.events.room()
     # Looked at last: the consumer may have said so while the run was waiting for him.
-    return Ended("cancelled") if run.stop_after_turn else None
+    return FinishedRun("cancelled") if run.stop_after_turn else None
 
 
 async def _begin_turn(run: LiveRun) -> TurnView:
@@ -126,7 +126,7 @@ async def _call_model(run: LiveRun, view: TurnView) -> None:
 
 
 @attrs.frozen
-class Entry:
+class RunSegment:
     """How a run is entered: with input, or (None) where its log ends. `timeout` is in seconds, for this entry."""
 
     given: tuple[Item, ...] | None
@@ -137,7 +137,7 @@ class Entry:
 _UNBOUNDED = nullcontext()
 
 
-async def execute(run: LiveRun, entry: Entry) -> Ended:
+async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
     """Run *run* from the entry's first record to its last, and return how it ended.
 
     Cancellation: everything of the run has ended when it leaves; `RunEnded` is the last record.
@@ -150,7 +150,7 @@ async def execute(run: LiveRun, entry: Entry) -> Ended:
     if run.scope is not None and entry.timeout is not None:
         run.scope.deadline = anyio.current_time() + entry.timeout
     task, count = own_task(), cancelling()
-    ended: Ended | None = None
+    ended: FinishedRun | None = None
     try:
         with run.scope or _UNBOUNDED:
             await _enter(run, entry)
@@ -158,24 +158,24 @@ async def execute(run: LiveRun, entry: Entry) -> Ended:
         if ended is None:
             raise _cut_short(run, entry)
     except cancelled_types() as cancelled:
-        if not taken_back(count):
-            broken = await wind_up(run, Ended("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+        if not absorb_own_cancel(count):
+            broken = await wind_up(run, FinishedRun("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
             if broken is not None and is_fatal(broken):
                 raise broken from None
-            await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
             raise
-        ended = Ended("failed", error=self_cancelled(cancelled))
+        ended = FinishedRun("failed", error=self_cancelled(cancelled))
     except BaseException as error:  # noqa: ASYNC103 - raised again below
         if is_closing(task):
             raise
-        ended = Ended("failed", error=error)
+        ended = FinishedRun("failed", error=error)
     failed = await wind_up(run, ended)
     if failed is not None:
-        raise with_data(run, failed)
+        raise attach_run_data(run, failed)
     return ended
 
 
-def _cut_short(run: LiveRun, entry: Entry) -> BaseException:
+def _cut_short(run: LiveRun, entry: RunSegment) -> BaseException:
     """Return why the run's own scope was cancelled."""
     journal = run.log.journal
     if journal is not None and journal.error is not None:
@@ -185,7 +185,7 @@ def _cut_short(run: LiveRun, entry: Entry) -> BaseException:
     return run.stopped_by
 
 
-async def _enter(run: LiveRun, entry: Entry) -> None:
+async def _enter(run: LiveRun, entry: RunSegment) -> None:
     if run.open_spans is not None:
         await run.open_spans()
     if run.open_journal is not None:

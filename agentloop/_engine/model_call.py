@@ -20,8 +20,8 @@ from agentloop._core.call_identity import find_tool
 from agentloop._core.retry import effective_settings, may_retry, next_delay, retry_advice
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import cancelled_types
-from agentloop._engine.runtime.callbacks import ask, resolved
-from agentloop._engine.runtime.live_run import LiveRun, seconds_left
+from agentloop._engine.runtime.callbacks import call_user, resolved
+from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop.budget import to_amount
 from agentloop.config import ModelInputData, RetryContext
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
@@ -131,14 +131,14 @@ async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, at
     policy = settings.policy
     if policy is not None:
         key = f"{request.turn}:{attempt.number}"
-        approved = bool(await run.question("retry_policy", key, lambda: ask(policy, context)))
+        approved = bool(await run.call_callback("retry_policy", key, lambda: call_user(policy, context)))
     return next_delay(
         settings,
         context,
         approved=approved,
         random=await run.random("retry", f"{request.turn}:{attempt.number}"),
         streamed=attempt.streamed,
-        left=seconds_left(),
+        left=seconds_to_deadline(),
     )
 
 
@@ -179,7 +179,9 @@ async def _filtered(run: LiveRun, request: ModelRequest) -> ModelRequest:
     data = ModelInputData(
         input=tuple(request.items), instructions=request.system, agent=run.agent, context=run.context.context
     )
-    filtered = await run.question("call_model_input_filter", str(request.turn), lambda: ask(chosen, data), told=False)
+    filtered = await run.call_callback(
+        "call_model_input_filter", str(request.turn), lambda: call_user(chosen, data), told=False
+    )
     if not isinstance(filtered, ModelInputData):
         raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")
     return attrs.evolve(request, items=_latest_outputs(to_items(filtered.input)), system=filtered.instructions)

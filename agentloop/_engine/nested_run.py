@@ -14,23 +14,23 @@ from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.secret_marks import secret_items
-from agentloop._engine.loop import Entry, execute
+from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
+    absorb_own_cancel,
     cancelled_types,
     cancelling,
     is_closing,
-    outrank,
     own_task,
+    raise_native_cancel,
     starter,
-    taken_back,
 )
 from agentloop._engine.runtime.body_result import Paused
-from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._engine.runtime.interrupts import uninterrupted
-from agentloop._engine.runtime.live_run import LiveRun, OfRun
+from agentloop._engine.runtime.live_run import LiveRun, RunServicesView
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._engine.runtime.threads import Threads
@@ -46,7 +46,7 @@ logger = logging.getLogger("agentloop")
 
 
 @uninterrupted
-async def run_agent_tool(outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
+async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
     """Run the agent of *body*, for *call* of *outer*, on the call's input and return its final output.
 
     Cancellation: the nested run ends with its call, as a run ends with its caller.
@@ -66,7 +66,7 @@ async def run_agent_tool(outer: LiveRun, call: ToolCall, arguments: Arguments, b
         raise failure
     if ended is None or ended.resumable:
         resumed = run.state.started is not None
-        entry = Entry(
+        entry = RunSegment(
             None if resumed else await _input(run, call, arguments, body),
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
@@ -77,8 +77,8 @@ async def run_agent_tool(outer: LiveRun, call: ToolCall, arguments: Arguments, b
             return Paused()
     if body.custom_output_extractor is not None:
         extract = body.custom_output_extractor
-        return await run.question(
-            "custom_output_extractor", call.call_id, lambda: ask(extract, result_of(run)), told=False
+        return await run.call_callback(
+            "custom_output_extractor", call.call_id, lambda: call_user(extract, result_of(run)), told=False
         )
     end = run.state.ended
     assert end is not None
@@ -110,7 +110,7 @@ async def _made_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: 
     if body.input_builder is None:
         return body.typed.dump(arguments.value)
     build = body.input_builder
-    return await run.question("input_builder", call.call_id, lambda: ask(build, arguments.value), told=False)
+    return await run.call_callback("input_builder", call.call_id, lambda: call_user(build, arguments.value), told=False)
 
 
 async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -160,10 +160,10 @@ async def _hand_on(
     while (event := await buffer.take()) is not None:
         count = cancelling()
         try:
-            await ask(on_stream, event)
+            await call_user(on_stream, event)
         except cancelled_types() as error:
-            if not taken_back(count):
-                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            if not absorb_own_cancel(count):
+                await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
             run.redact_error(error)
             logger.warning("on_stream cancelled itself: %s", error_summary(error))
@@ -209,7 +209,7 @@ def _nested(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) 
         context=RunContext(
             context=outer.context.context,
             run_id=f"{outer.context.run_id}/{call_id}",
-            run=OfRun(state.path, outer.log.state),
+            run=RunServicesView(state.path, outer.log.state),
         ),
         effects=outer.effects,
         hooks=None,

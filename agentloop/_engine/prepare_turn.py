@@ -10,7 +10,7 @@ import attrs
 
 from agentloop._common.naming import takes
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import all_of, ask
+from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import settings_for
 from agentloop.config import ModelSettings
@@ -100,7 +100,9 @@ async def _instructions(run: LiveRun) -> str | None:
         return given
     if not takes(given, 2):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
-    text = await run.question("instructions", str(run.state.turn), lambda: ask(given, run.context, run.agent))
+    text = await run.call_callback(
+        "instructions", str(run.state.turn), lambda: call_user(given, run.context, run.agent)
+    )
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
     return text
@@ -111,10 +113,10 @@ async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> 
 
     def question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
         key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"
-        return lambda: run.question("is_enabled", key, lambda: ask(enabled, run.context, run.agent))
+        return lambda: run.call_callback("is_enabled", key, lambda: call_user(enabled, run.context, run.agent))
 
     asked = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
-    answers = await all_of([question(tool, enabled) for tool, enabled in asked])
+    answers = await gather([question(tool, enabled) for tool, enabled in asked])
     said = {id(tool): bool(answer) for (tool, _), answer in zip(asked, answers, strict=True)}
     return [said.get(id(tool), tool.is_enabled is True) for tool in tools]
 

@@ -18,7 +18,7 @@ logger = logging.getLogger("agentloop")
 
 
 @attrs.define(eq=False)
-class Start:
+class StartingPoint:
     """The log as it stands, the agent at work, and what a provider keeps of the conversation.
 
     `changed` says in words how the agents differ from those the run began with, unless the log has that already.
@@ -32,7 +32,7 @@ class Start:
     state: RunState | None = None
 
 
-def resumption(state: RunState, root: Agent[Any, Any], kept: ServerConversation | None) -> Start:
+def resume_from(state: RunState, root: Agent[Any, Any], kept: ServerConversation | None) -> StartingPoint:
     """Return where an entry on *state* begins. The state itself stays as it is.
 
     Raises:
@@ -48,7 +48,7 @@ def resumption(state: RunState, root: Agent[Any, Any], kept: ServerConversation 
         changed = ()
     if changed:
         logger.warning("the run goes on with other agents than it began with: %s", "; ".join(changed))
-    return Start(fold, agent, kept or _kept(fold), graph, changed, state)
+    return StartingPoint(fold, agent, kept or _kept(fold), graph, changed, state)
 
 
 def _kept(fold: RunFold) -> ServerConversation | None:

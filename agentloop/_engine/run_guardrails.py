@@ -14,18 +14,18 @@ from agentloop import effects as e
 from agentloop._common.error_text import error_summary
 from agentloop._core.run_fold import keyed
 from agentloop._engine.runtime.backend import (
-    cancelled_by_others,
+    absorb_own_cancel,
     cancelled_types,
     cancelling,
     is_closing,
-    outrank,
     own_task,
+    raise_native_cancel,
     self_cancelled,
     starter,
-    taken_back,
+    unexpected_cancellation,
 )
 from agentloop._engine.runtime.body_result import raised_while_cancelled
-from agentloop._engine.runtime.callbacks import all_of, ask, raise_fatal
+from agentloop._engine.runtime.callbacks import call_user, gather, raise_fatal
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import (
@@ -41,7 +41,9 @@ from agentloop.records import GuardrailSettled
 
 async def _asked(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: Any) -> tuple[Any, float]:
     began = anyio.current_time()
-    effect = e.Guard(run.path, stage, guardrail.name, None, lambda: ask(guardrail.fn, run.context, run.agent, *args))
+    effect = e.Guard(
+        run.path, stage, guardrail.name, None, lambda: call_user(guardrail.fn, run.context, run.agent, *args)
+    )
     output = await run.effects.perform(effect)
     if not isinstance(output, GuardrailFunctionOutput):
         raise UserTypeError(f"guardrail {guardrail.name!r} must return GuardrailFunctionOutput, not {output!r}")
@@ -103,7 +105,7 @@ async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
         await guard_first_call(run, guards, work)
         return
     given = tuple(run.state.unguarded)
-    await all_of([_judge_input(run, judge, given) for judge in guards])
+    await gather([_judge_input(run, judge, given) for judge in guards])
     await work()
 
 
@@ -136,7 +138,7 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
     given = tuple(run.state.unguarded)
     blocking = [_judge_input(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
     beside = [_judge_input(run, judge, given) for judge in guards if judge.guardrail.run_in_parallel]
-    await all_of(blocking)
+    await gather(blocking)
     if not beside:
         await call_model()
         return
@@ -156,8 +158,8 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
         try:
             await work()
         except cancelled_types() as error:
-            if not taken_back(count):
-                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            if not absorb_own_cancel(count):
+                await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
             errors[place] = self_cancelled(error)
             group.cancel_scope.cancel()
@@ -186,7 +188,7 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
         # Of one scheduler pass: a verdict says more than the model's own failure.
         raise errors[min(errors)]
     if passed < len(beside):
-        raise cancelled_by_others()
+        raise unexpected_cancellation()
 
 
 async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None = None) -> None:
@@ -221,7 +223,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         return judge
 
     try:
-        await all_of([judging(index, guardrail) for index, guardrail in enumerate(guards)])
+        await gather([judging(index, guardrail) for index, guardrail in enumerate(guards)])
     except OutputGuardrailTripwireTriggered as error:
         if withheld is not None:
             for index, result in held.items():

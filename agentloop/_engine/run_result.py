@@ -42,7 +42,7 @@ def _fields(run: LiveRun) -> dict[str, Any]:
     }
 
 
-def data_of(run: LiveRun) -> RunData:
+def run_data_of(run: LiveRun) -> RunData:
     """Return what *run* has achieved so far."""
     return RunData(**_fields(run))
 
@@ -65,8 +65,8 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     )
 
 
-def with_data(run: LiveRun, error: BaseException) -> BaseException:
+def attach_run_data(run: LiveRun, error: BaseException) -> BaseException:
     """Return *error* with the run's data on it, if it is one of ours."""
     if isinstance(error, AgentLoopError):
-        error.run_data = data_of(run)
+        error.run_data = run_data_of(run)
     return error

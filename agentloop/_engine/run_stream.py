@@ -13,17 +13,17 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop._common.error_text import is_fatal
-from agentloop._engine.loop import Entry, execute
+from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
     Holder,
-    cancelled_by_others,
     cancelled_types,
     current_holder,
     is_closing,
     own_task,
     scope_left_open,
     starter,
+    unexpected_cancellation,
 )
 from agentloop._engine.runtime.event_buffer import EventBuffer, call_id_of
 from agentloop._engine.runtime.interrupts import protect, uninterrupted
@@ -50,7 +50,7 @@ class RunStream(Generic[OutputT]):
     error is its context.
     """
 
-    def __init__(self, start: Start, entry: Entry, *, subscribe: bool) -> None:
+    def __init__(self, start: Start, entry: RunSegment, *, subscribe: bool) -> None:
         self._start = start
         self._entry = entry
         self._subscribe = subscribe
@@ -113,7 +113,7 @@ class RunStream(Generic[OutputT]):
                 self._finished.set()
                 if self._events is not None:
                     self._events.close()
-                live.let_go()
+                live.release_refs()
 
     @uninterrupted
     async def __aexit__(
@@ -131,7 +131,7 @@ class RunStream(Generic[OutputT]):
                 raise
             if caught:
                 # It was the group's own scope: anyio cancels it where a task of the group was cancelled natively.
-                raise cancelled_by_others() if self._error is None else self._error
+                raise unexpected_cancellation() if self._error is None else self._error
             self._raise_fatal()
             return False
         if not self._finished.is_set():

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from agentloop import effects as e
 from agentloop._common.digests import digestible
 from agentloop._core.history import valid_history
-from agentloop._engine.runtime.callbacks import ask
-from agentloop._engine.runtime.live_run import LiveRun, seconds_left
+from agentloop._engine.runtime.callbacks import call_user
+from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
@@ -32,8 +32,8 @@ async def load_session(
     merge = run.config.session_input_callback
     if merge is None:
         return given, (*history, *given)
-    merged = await run.question(
-        "session_input_callback", "", lambda: ask(merge, list(history), list(given)), told=False
+    merged = await run.call_callback(
+        "session_input_callback", "", lambda: call_user(merge, list(history), list(given)), told=False
     )
     if not isinstance(merged, list | tuple):
         raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
@@ -60,7 +60,7 @@ async def save_items(
     progress.saved, progress.input_saved = len(state.new_items), True
     if not items:
         return
-    left = seconds_left()
+    left = seconds_to_deadline()
     seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
     with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
         await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of

@@ -16,8 +16,8 @@ from agentloop._engine.calls.approval import decide
 from agentloop._engine.calls.call import run_call
 from agentloop._engine.calls.scheduler import Batch
 from agentloop._engine.prepare_turn import ask_enabled
-from agentloop._engine.runtime.backend import cancelled_by_others, cancelled_types, is_closing, own_task
-from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.backend import cancelled_types, is_closing, own_task, unexpected_cancellation
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ToolErrorArgs
 from agentloop.outcomes import CallOutcome
@@ -101,7 +101,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     await checkpoint_if_cancelled()
     if batch.stopped in ("parent", "deadline"):
         # The nursery ended by itself: anyio cancels one of whose tasks is cancelled natively.
-        raise cancelled_by_others()
+        raise unexpected_cancellation()
     batch.raise_failure()
     if not run.state.due_calls():
         run.append(BatchEnded(*run.here()))
@@ -124,7 +124,9 @@ async def _worded(run: LiveRun, entry: PlanEntry) -> CallOutcome:
         default=outcome.output,
     )
     try:
-        text = await run.question("tool_error_formatter", args.call_id, lambda: ask(formatter, args), told=False)
+        text = await run.call_callback(
+            "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), told=False
+        )
     except Exception:
         logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
         return outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.conditions import ConditionView, Fired
 from agentloop.exceptions import ToolLoopDetected
@@ -20,8 +20,8 @@ async def fired(run: LiveRun) -> Fired | None:
         return None
     answers = {}
     for predicate in condition.predicates():
-        question = partial(ask, predicate, run.context)
-        answers[predicate] = await run.question("stop_when", str(run.state.turn), question)
+        question = partial(call_user, predicate, run.context)
+        answers[predicate] = await run.call_callback("stop_when", str(run.state.turn), question)
     return condition.check(_view(run), answers)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from agentloop import items as i
 from agentloop._storage.json_bytes import decode, encode
 from agentloop._storage.typed_codec import (
+    CodecError,
     Context,
-    Form,
-    Misfit,
+    TypedCodec,
     class_form,
     fault_text,
     hiding,
@@ -81,18 +81,18 @@ def item_from_json(data: Mapping[str, Any], *, path: str = "$") -> i.Item:
 
 
 @functools.cache  # made at first use: who imports the package needn't have it
-def _plain_form() -> Form:
-    return item_forms(Form(read_object, lambda value, _context: dict(value)))[_ITEM]
+def _plain_form() -> TypedCodec:
+    return item_forms(TypedCodec(read_object, lambda value, _context: dict(value)))[_ITEM]
 
 
-def item_forms(objects: Form) -> dict[Any, Form]:
+def item_forms(objects: TypedCodec) -> dict[Any, TypedCodec]:
     """Return the forms of items, parts and content, by their hints; *objects* is that of what a provider sent."""
-    known: dict[Any, Form] = {_JSON_OBJECT: objects}
+    known: dict[Any, TypedCodec] = {_JSON_OBJECT: objects}
     parts = {cls: (kind, class_form(cls, known)) for cls, kind in _PART_KINDS.items()}
     known[_PART] = tagged(parts, "type", "an object is needed whose type is text, image, file or refusal")
     known[_PARTS] = _parts_form(many(known[_PART]))
     known[_CONTENT] = _content_form(known[_PARTS])
-    items: dict[type, tuple[str, Form]] = {}
+    items: dict[type, tuple[str, TypedCodec]] = {}
     for cls, kind in _ITEM_KINDS.items():
         known[cls] = _hidden(cls, class_form(cls, known))
         items[cls] = (kind, known[cls])
@@ -100,7 +100,7 @@ def item_forms(objects: Form) -> dict[Any, Form]:
     return known
 
 
-def _hidden(cls: type, form: Form) -> Form:
+def _hidden(cls: type, form: TypedCodec) -> TypedCodec:
     if cls is i.ToolCall:
         return hiding_arguments(form)
     if cls is i.ToolOutput:
@@ -108,7 +108,7 @@ def _hidden(cls: type, form: Form) -> Form:
     return hiding(form, ("content",)) if cls in _MESSAGES else form
 
 
-def _parts_form(parts: Form) -> Form:
+def _parts_form(parts: TypedCodec) -> TypedCodec:
     def read(value: Any, context: Context) -> Any:
         if is_mark(value):  # as below
             return (i.Text(WithheldText(encode(value).decode())),)
@@ -119,10 +119,10 @@ def _parts_form(parts: Form) -> Form:
             return decode(value[0].text.encode())
         return parts.written(value, context)
 
-    return Form(read, write)
+    return TypedCodec(read, write)
 
 
-def _content_form(parts: Form) -> Form:
+def _content_form(parts: TypedCodec) -> TypedCodec:
     def read(value: Any, context: Context) -> Any:
         if is_mark(value):  # an output that was hidden and can't be read: its mark stands for it, as text
             return WithheldText(encode(value).decode())
@@ -133,23 +133,23 @@ def _content_form(parts: Form) -> Form:
             return decode(value.encode())
         return value if isinstance(value, str) else parts.written(value, context)
 
-    return Form(read, write)
+    return TypedCodec(read, write)
 
 
-def _item_form(items: Mapping[type, tuple[str, Form]]) -> Form:
+def _item_form(items: Mapping[type, tuple[str, TypedCodec]]) -> TypedCodec:
     readers = {kind: form.read for kind, form in items.values()}
 
     def read(value: Any, context: Context) -> i.Item:
         if not isinstance(value, Mapping):
-            raise Misfit(f"an object is needed, not {kind_of(value)}")
+            raise CodecError(f"an object is needed, not {kind_of(value)}")
         fields = dict(value)
         kind = fields.pop("type", None)
         if not isinstance(kind, str):
-            raise Misfit("its type is needed, as text", ".type")
+            raise CodecError("its type is needed, as text", ".type")
         reader = readers.get(kind)
         if reader is None:
             return i.OpaqueItem(dict(value))
         item: i.Item = reader(fields, context)
         return item
 
-    return Form(read, tagged(items, "type", "").write)
+    return TypedCodec(read, tagged(items, "type", "").write)

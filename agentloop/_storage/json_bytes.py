@@ -10,7 +10,7 @@ import msgspec
 from agentloop.exceptions import StateError
 
 
-class _Refused(ValueError):
+class _InvalidJson(ValueError):
     """JSON that parses but is refused; the text says why and quotes nothing."""
 
 
@@ -53,7 +53,7 @@ def decode(data: bytes) -> Any:
         pass
     try:
         return _STRICT.decode(data.decode("utf-8"))
-    except _Refused as refused:
+    except _InvalidJson as refused:
         raise StateError(f"Malformed JSON: {refused}") from None
     except RecursionError:
         raise StateError("Malformed JSON: it is nested too deeply") from None
@@ -64,19 +64,19 @@ def decode(data: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _Refused("a key stands twice")
+        raise _InvalidJson("a key stands twice")
     return found
 
 
 def _finite(literal: str) -> float:
     number = float(literal)
     if number in (float("inf"), float("-inf")):
-        raise _Refused("a number is beyond the range of a float")
+        raise _InvalidJson("a number is beyond the range of a float")
     return number
 
 
 def _no_number(literal: str) -> Any:
-    raise _Refused(f"{literal} isn't JSON")
+    raise _InvalidJson(f"{literal} isn't JSON")
 
 
 _STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_number)

@@ -16,9 +16,9 @@ from agentloop._storage.item_codec import item_forms
 from agentloop._storage.json_bytes import decode as decode
 from agentloop._storage.json_bytes import encode as encode
 from agentloop._storage.typed_codec import (
+    CodecError,
     Context,
-    Form,
-    Misfit,
+    TypedCodec,
     class_form,
     fault_text,
     hiding,
@@ -69,7 +69,7 @@ KINDS: Mapping[type, str] = {
     r.HistoryReplaced: "history_replaced",
     r.InputAdded: "input_added",
     r.SessionSaved: "session_saved",
-    r.Answered: "answered",
+    r.CallbackReturned: "answered",
     r.CleanupCut: "cleanup_cut",
     r.GraphChanged: "graph_changed",
     r.RunEnded: "run_ended",
@@ -84,7 +84,7 @@ _SECRET_FIELDS: Mapping[type, tuple[str, ...]] = {
     CallOutcome: ("output", "custom_data"),
     r.GuardrailSettled: ("info", "detail"),
     r.BodyEnded: ("value",),
-    r.Answered: ("answer",),
+    r.CallbackReturned: ("answer",),
     r.RunEnded: ("final_output",),
 }
 _SECRET_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
@@ -153,21 +153,21 @@ def _unsupported(version: object) -> str:
 
 def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise Misfit(f"an object is needed, not {kind_of(value)}")
+        raise CodecError(f"an object is needed, not {kind_of(value)}")
     return read_object(read_value(value, context))
 
 
 @functools.cache  # made at first use: who imports the package needn't have it
-def _form() -> Form:
-    known = item_forms(Form(_read_json_object, value_to_json))
-    known[_ANY] = Form(read_value, value_to_json)
+def _form() -> TypedCodec:
+    known = item_forms(TypedCodec(_read_json_object, value_to_json))
+    known[_ANY] = TypedCodec(read_value, value_to_json)
     for cls in (RequestUsage, ModelResponse, CallOutcome):
         known[cls] = _class_form(cls, known)
     kinds = {cls: (kind, _class_form(cls, known)) for cls, kind in KINDS.items()}
     return tagged(kinds, "kind", "an object of a known kind of record is needed")
 
 
-def _class_form(cls: type, known: Mapping[Any, Form]) -> Form:
+def _class_form(cls: type, known: Mapping[Any, TypedCodec]) -> TypedCodec:
     form = class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))
     if cls in _SECRET_FIELDS:
         return hiding(form, _SECRET_FIELDS[cls])

@@ -30,7 +30,7 @@ Reader: TypeAlias = Callable[[Any, Context], Any]
 Writer: TypeAlias = Callable[[Any, Context], Any]
 
 
-class Misfit(ValueError):
+class CodecError(ValueError):
     """JSON that doesn't fit: `faults` are pairs of a place below the value and what is wrong there, in words."""
 
     def __init__(self, text: str, place: str = "") -> None:
@@ -38,16 +38,16 @@ class Misfit(ValueError):
         self.faults = [(place, text)]
 
 
-def gathered(faults: list[tuple[str, str]]) -> Misfit:
+def gathered(faults: list[tuple[str, str]]) -> CodecError:
     """Return one misfit of several faults."""
-    misfit = Misfit("")
+    misfit = CodecError("")
     misfit.faults = faults
     return misfit
 
 
 def faults_in(error: Exception, place: str) -> list[tuple[str, str]]:
     """Return the faults of whatever a reader raised, below *place*; of another error only its type is told."""
-    if isinstance(error, Misfit):
+    if isinstance(error, CodecError):
         return [(place + inner, text) for inner, text in error.faults]
     if isinstance(error, StateError):  # of what was sealed
         return [(place, str(error))]
@@ -67,7 +67,7 @@ def kind_of(value: object) -> str:
 
 
 @attrs.frozen
-class Form:
+class TypedCodec:
     """One type in JSON. `write` is None where the value stands as it is; what is of type `plain` is read as it is."""
 
     read: Reader
@@ -84,13 +84,13 @@ class Form:
 
 def _read_text(value: Any, _context: Context = None) -> str:
     if not isinstance(value, str):
-        raise Misfit(f"text is needed, not {kind_of(value)}")
+        raise CodecError(f"text is needed, not {kind_of(value)}")
     return value
 
 
 def _read_flag(value: Any, _context: Context = None) -> bool:
     if value is not True and value is not False:
-        raise Misfit(f"true or false is needed, not {kind_of(value)}")
+        raise CodecError(f"true or false is needed, not {kind_of(value)}")
     return bool(value)
 
 
@@ -105,7 +105,7 @@ def read_whole(value: Any, _context: Context = None) -> int:
         return value
     text = value.get("$int") if isinstance(value, Mapping) and len(value) == 1 else None
     if not isinstance(text, str) or not _HEX.fullmatch(text):
-        raise Misfit(f"a whole number is needed, not {kind_of(value)}")
+        raise CodecError(f"a whole number is needed, not {kind_of(value)}")
     return int(text, 16)
 
 
@@ -122,55 +122,55 @@ def read_number(value: Any, _context: Context = None) -> float:
         try:
             return float(value)
         except OverflowError:
-            raise Misfit("a number is needed that fits into a float") from None
+            raise CodecError("a number is needed that fits into a float") from None
     text = value.get("$float") if isinstance(value, Mapping) and len(value) == 1 else None
     if not isinstance(text, str) or text not in _FLOATS:
-        raise Misfit(f"a number is needed, not {'one beyond all' if type(value) is float else kind_of(value)}")
+        raise CodecError(f"a number is needed, not {'one beyond all' if type(value) is float else kind_of(value)}")
     return _FLOATS[text]
 
 
 def read_object(value: Any, _context: Context = None) -> dict[str, Any]:
     """Return a JSON object as a new dict."""
     if not isinstance(value, Mapping):
-        raise Misfit(f"an object is needed, not {kind_of(value)}")
+        raise CodecError(f"an object is needed, not {kind_of(value)}")
     return dict(value)
 
 
-TEXT = Form(_read_text, plain=str)
-FLAG = Form(_read_flag, plain=bool)
-WHOLE = Form(read_whole, write_whole, plain=int)
-NUMBER = Form(read_number, write_number)
-_PLAIN: Mapping[Any, Form] = {str: TEXT, bool: FLAG, int: WHOLE, float: NUMBER}
+TEXT = TypedCodec(_read_text, plain=str)
+FLAG = TypedCodec(_read_flag, plain=bool)
+WHOLE = TypedCodec(read_whole, write_whole, plain=int)
+NUMBER = TypedCodec(read_number, write_number)
+_PLAIN: Mapping[Any, TypedCodec] = {str: TEXT, bool: FLAG, int: WHOLE, float: NUMBER}
 
 
 # -- what is made of others
 
 
-def maybe(form: Form) -> Form:
+def maybe(form: TypedCodec) -> TypedCodec:
     """Return the form of `T | None`."""
     read, write = form.read, form.write
-    return Form(
+    return TypedCodec(
         lambda value, context: None if value is None else read(value, context),
         None if write is None else lambda value, context: None if value is None else write(value, context),
         form.plain,
     )
 
 
-def many(form: Form) -> Form:
+def many(form: TypedCodec) -> TypedCodec:
     """Return the form of `tuple[T, ...]`: an array."""
     read_one, write_one = form.read, form.write
 
     def read(value: Any, context: Context) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):  # a text is iterable too
-            raise Misfit(f"an array is needed, not {kind_of(value)}")
+            raise CodecError(f"an array is needed, not {kind_of(value)}")
         try:
             return tuple([read_one(member, context) for member in value])
         except Exception:
             raise gathered(_member_faults(read_one, value, context)) from None
 
     if write_one is None:
-        return Form(read, lambda values, _context: list(values))
-    return Form(read, lambda values, context: [write_one(value, context) for value in values])
+        return TypedCodec(read, lambda values, _context: list(values))
+    return TypedCodec(read, lambda values, context: [write_one(value, context) for value in values])
 
 
 def _member_faults(read_one: Reader, values: Iterable[Any], context: Context) -> list[tuple[str, str]]:
@@ -183,20 +183,20 @@ def _member_faults(read_one: Reader, values: Iterable[Any], context: Context) ->
     return faults
 
 
-def one_of(values: tuple[Any, ...]) -> Form:
+def one_of(values: tuple[Any, ...]) -> TypedCodec:
     """Return the form of `Literal[…]` over texts."""
     known = frozenset(values)
     wanted = f"one of {', '.join(values)} is needed"
 
     def read(value: Any, _context: Context) -> Any:
         if not isinstance(value, str) or value not in known:
-            raise Misfit(wanted)
+            raise CodecError(wanted)
         return value
 
-    return Form(read)
+    return TypedCodec(read)
 
 
-def tagged(kinds: Mapping[type, tuple[str, Form]], tag: str, wanted: str) -> Form:
+def tagged(kinds: Mapping[type, tuple[str, TypedCodec]], tag: str, wanted: str) -> TypedCodec:
     """Return the form of a closed union of classes; the object's key *tag* names which one it is."""
     by_name = {name: form.read for name, form in kinds.values()}
     writers = {cls: (name, form.written) for cls, (name, form) in kinds.items()}
@@ -206,17 +206,17 @@ def tagged(kinds: Mapping[type, tuple[str, Form]], tag: str, wanted: str) -> For
         name = fields.pop(tag, None)
         reader = by_name.get(name) if isinstance(name, str) else None
         if reader is None:
-            raise Misfit(wanted)
+            raise CodecError(wanted)
         return reader(fields, context)
 
     def write(value: Any, context: Context) -> dict[str, Any]:
         name, written = writers[type(value)]
         return {tag: name, **written(value, context)}
 
-    return Form(read, write)
+    return TypedCodec(read, write)
 
 
-def object_of(cls: type, forms: Mapping[str, Form]) -> Form:
+def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
     """Return the form of an attrs class: an object with the fields of *forms*, defaults left out."""
     fields = [field for field in attrs.fields(cls) if field.name in forms]
     always = tuple((field.name, forms[field.name].write) for field in fields if field.default is attrs.NOTHING)
@@ -250,7 +250,7 @@ def object_of(cls: type, forms: Mapping[str, Form]) -> Form:
         except Exception:
             raise gathered(_field_faults(readers, required, data, context)) from None
 
-    return Form(read, write)
+    return TypedCodec(read, write)
 
 
 def _default_of(field: attrs.Attribute[Any]) -> Any:
@@ -282,7 +282,7 @@ def _named(name: object) -> str:
     return ascii(name) if isinstance(name, str) else f"a key that is no text ({kind_of(name)})"
 
 
-def hiding(form: Form, fields: tuple[str, ...]) -> Form:
+def hiding(form: TypedCodec, fields: tuple[str, ...]) -> TypedCodec:
     """Return the form of a class whose *fields* are hidden where its flag `secret` is set."""
     written = form.written
 
@@ -297,17 +297,17 @@ def hiding(form: Form, fields: tuple[str, ...]) -> Form:
             data = {**data, **{name: _revealed(data[name], name, context) for name in fields if name in data}}
         return form.read(data, context)
 
-    return Form(read, write)
+    return TypedCodec(read, write)
 
 
 def _revealed(data: Any, name: str, context: Secrets) -> Any:
     try:
         return context.revealed(data)
     except StateError as error:
-        raise Misfit(str(error), f".{name}") from None
+        raise CodecError(str(error), f".{name}") from None
 
 
-def hiding_arguments(form: Form) -> Form:
+def hiding_arguments(form: TypedCodec) -> TypedCodec:
     """Return the form of a class with a call's `arguments`, whose values named by its `secret` are hidden."""
     written = form.written
 
@@ -322,7 +322,7 @@ def hiding_arguments(form: Form) -> Form:
             data = _with_arguments(data, context)
         return form.read(data, context)
 
-    return Form(read, write)
+    return TypedCodec(read, write)
 
 
 def _with_arguments(data: Mapping[str, Any], context: Secrets) -> Mapping[str, Any]:
@@ -332,13 +332,13 @@ def _with_arguments(data: Mapping[str, Any], context: Secrets) -> Mapping[str, A
     try:
         return {**data, "arguments": reveal_arguments(text, names, context)}
     except StateError as error:
-        raise Misfit(str(error), ".arguments") from None
+        raise CodecError(str(error), ".arguments") from None
 
 
 # -- forms by hint
 
 
-def form_of(hint: Any, known: Mapping[Any, Form]) -> Form:
+def form_of(hint: Any, known: Mapping[Any, TypedCodec]) -> TypedCodec:
     """Return the form of a type *hint*; *known* gives those of classes and of special hints.
 
     Raises:
@@ -359,7 +359,7 @@ def form_of(hint: Any, known: Mapping[Any, Form]) -> Form:
     raise TypeError(f"no form in JSON is known for {hint!r}")
 
 
-def class_form(cls: type, known: Mapping[Any, Form], *, leave: frozenset[str] = frozenset()) -> Form:
+def class_form(cls: type, known: Mapping[Any, TypedCodec], *, leave: frozenset[str] = frozenset()) -> TypedCodec:
     """Return the form of attrs class *cls*, its fields by their hints; those named in *leave* aren't written."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in attrs.fields(cls) if field.name not in leave]

@@ -39,9 +39,9 @@ from agentloop._storage.item_codec import item_forms
 from agentloop._storage.typed_codec import (
     FLAG,
     TEXT,
+    CodecError,
     Context,
-    Form,
-    Misfit,
+    TypedCodec,
     fault_text,
     faults_in,
     gathered,
@@ -279,19 +279,19 @@ def _as_repr(value: Any) -> dict[str, str]:
 
 
 def read_value(data: Any, secrets: Context, depth: int = 0) -> Any:
-    """Return the value that *data* stands for; raises `Misfit`."""
+    """Return the value that *data* stands for; raises `CodecError`."""
     kind = type(data)
     if kind in _PLAIN or kind is int:
         return data
     if kind is float:
         return read_number(data)
     if depth >= MAX_DEPTH and not _is_leaf(data):
-        raise Misfit("it is nested too deeply")
+        raise CodecError("it is nested too deeply")
     if kind is list or kind is tuple:
         return _read_list(data, secrets, depth + 1)
     if isinstance(data, Mapping):
         return _read_mapping(dict(data), secrets, depth + 1)
-    raise Misfit(f"a value of JSON is needed, not {kind_of(data)}")
+    raise CodecError(f"a value of JSON is needed, not {kind_of(data)}")
 
 
 def _is_leaf(data: Any) -> bool:
@@ -303,7 +303,7 @@ def _read_list(data: Any, secrets: Context, depth: int) -> list[Any]:
     for index, member in enumerate(data):
         try:
             values.append(read_value(member, secrets, depth))
-        except Misfit as misfit:
+        except CodecError as misfit:
             raise gathered(faults_in(misfit, f"[{index}]")) from None
     return values
 
@@ -312,12 +312,12 @@ def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
     values = {}
     for key, member in data.items():
         if not isinstance(key, str):
-            raise Misfit(f"a key must be text, not {kind_of(key)}")
+            raise CodecError(f"a key must be text, not {kind_of(key)}")
         if key[:1] == "$":
             return _read_marked(data, secrets, depth)
         try:
             values[key] = read_value(member, secrets, depth)
-        except Misfit as misfit:
+        except CodecError as misfit:
             raise gathered(faults_in(misfit, _step(key))) from None
     return values
 
@@ -329,7 +329,7 @@ def _step(key: str) -> str:
 def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
     mark = next(iter(data))
     if len(data) != 1:
-        raise Misfit("a key that begins with $ must be the only one")
+        raise CodecError("a key that begins with $ must be the only one")
     inner = data[mark]
     try:
         if mark == "$map":
@@ -338,9 +338,9 @@ def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
             return _MARKS[mark](data)
         form = _own_forms().get(mark)
         if form is None:
-            raise Misfit("unknown: a key that begins with $")
+            raise CodecError("unknown: a key that begins with $")
         return form.read(read_object(_read_mapping(read_object(inner), secrets, depth)), secrets)
-    except Misfit as misfit:
+    except CodecError as misfit:
         raise gathered(faults_in(misfit, f".{mark}" if mark in _KNOWN else "")) from None
 
 
@@ -348,13 +348,13 @@ def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:
     if not isinstance(pairs, list | tuple) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
-        raise Misfit("pairs of a key and a value are needed")
+        raise CodecError("pairs of a key and a value are needed")
     try:
         found = {_frozen(read_value(key, secrets, depth)): read_value(value, secrets, depth) for key, value in pairs}
     except TypeError:
-        raise Misfit("a key can't be an object") from None
+        raise CodecError("a key can't be an object") from None
     if len(found) != len(pairs):
-        raise Misfit("a key stands twice")
+        raise CodecError("a key stands twice")
     return found
 
 
@@ -366,7 +366,7 @@ def _read_bytes(data: Mapping[str, Any]) -> bytes:
     try:
         return base64.b64decode(TEXT.read(data["$bytes"], None), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise error if isinstance(error, Misfit) else Misfit("base64 is needed") from None
+        raise error if isinstance(error, CodecError) else CodecError("base64 is needed") from None
 
 
 def _read_withheld(data: Mapping[str, Any]) -> Withheld:
@@ -391,20 +391,20 @@ _KNOWN = frozenset({*_MARKS, "$map", "$item", "$part", "$value"})
 
 def _read_items(value: Any, _context: Context) -> tuple[i.Item, ...]:
     if not isinstance(value, list) or not all(isinstance(item, i.ITEM_TYPES) for item in value):
-        raise Misfit("items are needed")
+        raise CodecError("items are needed")
     return tuple(value)
 
 
 @functools.cache
-def _own_forms() -> Mapping[str, Form]:
+def _own_forms() -> Mapping[str, TypedCodec]:
     """Return the forms of what comes back as what it was, by mark: over values already read, and not yet written."""
-    anything = Form(lambda value, _context: value)
-    items = Form(_read_items)
-    kinds: Mapping[type, tuple[str, Mapping[str, Form]]] = {
+    anything = TypedCodec(lambda value, _context: value)
+    items = TypedCodec(_read_items)
+    kinds: Mapping[type, tuple[str, Mapping[str, TypedCodec]]] = {
         g.Allow: ("allow", {"output_info": anything}),
         g.RejectContent: ("reject_content", {"message": TEXT, "output_info": anything}),
         g.RaiseException: ("raise_exception", {"output_info": anything}),
-        g.Rewrite: ("rewrite", {"arguments": Form(read_object), "output_info": anything}),
+        g.Rewrite: ("rewrite", {"arguments": TypedCodec(read_object), "output_info": anything}),
         g.ReplaceOutput: ("replace_output", {"value": anything, "output_info": anything}),
         g.GuardrailFunctionOutput: ("guardrail_output", {"output_info": anything, "tripwire_triggered": FLAG}),
         ToolsToFinalOutput: ("tools_to_final_output", {"is_final": FLAG, "output": anything}),
@@ -415,7 +415,7 @@ def _own_forms() -> Mapping[str, Form]:
             {"input_history": items, "pre_handoff_items": items, "new_items": items, "input_items": maybe(items)},
         ),
     }
-    plain = item_forms(Form(read_object, lambda value, _context: dict(value)))
+    plain = item_forms(TypedCodec(read_object, lambda value, _context: dict(value)))
     own = {cls: (name, object_of(cls, forms)) for cls, (name, forms) in kinds.items()}
     values = tagged(own, "type", "an object of a known type is needed")
     return {"$item": plain[_ITEM], "$part": plain[_PART], "$value": values}

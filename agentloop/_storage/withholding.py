@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeGuard
 
 import attrs
 
-from agentloop._common.masking import ALL_ARGUMENTS, Span, replaced, spans_of
+from agentloop._common.masking import ALL_ARGUMENTS, TextSpan, replaced, spans_of
 from agentloop._storage.json_bytes import decode, encode
 from agentloop.exceptions import StateError
 from agentloop.items import ToolCall
@@ -154,7 +154,7 @@ def missing_secrets(call: ToolCall, arguments: str | None = None) -> list[str]:
     return [span.key for span in _named(spans, call.secret) if is_mark(json.loads(text[span.start : span.end]))]
 
 
-def _named(spans: Iterable[Span], names: Collection[str]) -> list[Span]:
+def _named(spans: Iterable[TextSpan], names: Collection[str]) -> list[TextSpan]:
     return [span for span in spans if span.key in names]
 
 

@@ -21,8 +21,8 @@ from anyio.abc import TaskStatus
 import agentloop
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
-from agentloop.cli.run_options import Job, approver_for, can_ask
-from agentloop.cli.runs import Bar, Batch, run_one, show_for
+from agentloop.cli.run_options import CliOptions, approver_for, can_ask
+from agentloop.cli.runs import Bar, BatchRun, run_one, show_for
 from agentloop.cli.streams import Lines, Output, OutputClosed, count_lines
 from agentloop.cli.target import absolute_target, load_agent
 from agentloop.cli.verdicts import approve, pending, reject
@@ -67,7 +67,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @attrs.define
-class Ended(Generic[T]):
+class Supervised(Generic[T]):
     """How supervised work ended: its value, its error, and the signal that cancelled it, each None where not."""
 
     value: T | None = None
@@ -75,13 +75,13 @@ class Ended(Generic[T]):
     signal: int | None = None
 
 
-async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Ended[T]:
+async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Supervised[T]:
     """Do *work*, cancelled by the first SIGINT or SIGTERM; *announce* is told of it before.
 
     Everything the work had started has ended when this returns. A signal this process was told to ignore (as shells do
     for background jobs) stays ignored.
     """
-    ended: Ended[T] = Ended()
+    ended: Supervised[T] = Supervised()
     scope = anyio.CancelScope()
     async with anyio.create_task_group() as watchers:
         with scope:
@@ -97,7 +97,7 @@ async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int],
 
 async def _cancel_on_signal(
     scope: anyio.CancelScope,
-    ended: Ended[T],
+    ended: Supervised[T],
     announce: Callable[[int], None],
     *,
     task_status: TaskStatus[None],
@@ -252,7 +252,7 @@ def _work(
             held.enter_context(_tracebacks_of_tools())
         try:
             _check_backend(options["backend"])
-            job = Job(
+            job = CliOptions(
                 agent=load_agent(order.target),
                 out=out,
                 err=err,
@@ -327,7 +327,7 @@ def _check_backend(backend: str) -> None:
         )
 
 
-def _run_one(job: Job, request: str) -> int:
+def _run_one(job: CliOptions, request: str) -> int:
     show = show_for(job)
 
     def cancelled() -> None:
@@ -337,7 +337,7 @@ def _run_one(job: Job, request: str) -> int:
     return _perform(job, lambda: run_one(job, request, show), lambda number: _announce(job), cancelled)
 
 
-def _run_batch(job: Job, source: BinaryIO | None) -> int:
+def _run_batch(job: CliOptions, source: BinaryIO | None) -> int:
     """Answer the requests of *source*, or those that the job's folder has."""
     shown = job.err.is_terminal
     file = None if source is None else _file_of(source)
@@ -346,7 +346,7 @@ def _run_batch(job: Job, source: BinaryIO | None) -> int:
     kept = None if job.folder is None else KeptRequests(job.folder, given)
     requests: Requests | None = kept or given
     assert requests is not None
-    batch = Batch(job, requests, bar)
+    batch = BatchRun(job, requests, bar)
 
     async def work() -> int:
         if kept is not None and file is not None:
@@ -370,17 +370,17 @@ def _file_of(source: BinaryIO) -> str | None:
     return name if isinstance(name, str) and os.path.isfile(name) else None
 
 
-def _announce(job: Job) -> None:
+def _announce(job: CliOptions) -> None:
     _tell(job.err, "Cancelling; once more ends at once.\n")
 
 
-def _tell_how_to_go_on(job: Job) -> None:
+def _tell_how_to_go_on(job: CliOptions) -> None:
     if job.folder is not None:
         _tell(job.err, f"To go on: agentloop resume {job.folder.name}\n")
 
 
 def _perform(
-    job: Job, work: Callable[[], Awaitable[int]], announce: Callable[[int], None], cancelled: Callable[[], None]
+    job: CliOptions, work: Callable[[], Awaitable[int]], announce: Callable[[int], None], cancelled: Callable[[], None]
 ) -> int:
     """Run *work* in an event loop, under signals, and return the exit code; tells of what it raised."""
     ended = anyio.run(supervised, work, announce, backend=job.backend)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 import anyio.to_thread
 import attrs
 
-from agentloop.cli.streams import Line, Lines
+from agentloop.cli.streams import InputLine, Lines
 from agentloop.exceptions import UserError
 
 _VERSION = 1
@@ -187,7 +187,7 @@ def sync_folder(path: Path) -> None:
 class Requests(Protocol):
     """Where a batch has its requests from."""
 
-    async def next(self) -> Line | None:
+    async def next(self) -> InputLine | None:
         """Return the next line that says something, or None after the last."""
         ...
 
@@ -219,7 +219,7 @@ class KeptRequests:
             pass
         self._given, self._known, self._count = None, self._stored(), 0
 
-    async def next(self) -> Line | None:
+    async def next(self) -> InputLine | None:
         """Return the next line, which is durable then.
 
         Raises:
@@ -245,7 +245,7 @@ class KeptRequests:
         await anyio.to_thread.run_sync(self._append, _to_json(line))
         return line
 
-    async def _check(self, known: Line) -> None:
+    async def _check(self, known: InputLine) -> None:
         if self._given is None:
             return
         line = await self._given.next()
@@ -255,7 +255,7 @@ class KeptRequests:
             number = min(line.number, known.number)
             raise self._folder.refusal(f"it is another input's: line {number} was another one")
 
-    def _stored(self) -> Iterator[Line]:
+    def _stored(self) -> Iterator[InputLine]:
         """Yield the lines that stand in the file. A last one that a crash has torn is left out."""
         try:
             file = self._folder.requests.open("rb")
@@ -271,7 +271,7 @@ class KeptRequests:
                 if "end" in data:
                     self.is_whole = True
                     return
-                yield Line(data["line"], data["text"], data.get("error"))
+                yield InputLine(data["line"], data["text"], data.get("error"))
 
     def _parsed(self, raw: bytes) -> dict[str, Any]:
         try:
@@ -297,6 +297,6 @@ class KeptRequests:
         self._size += len(text)
 
 
-def _to_json(line: Line) -> dict[str, Any]:
+def _to_json(line: InputLine) -> dict[str, Any]:
     data: dict[str, Any] = {"line": line.number, "text": line.text}
     return data if line.error is None else {**data, "error": line.error}

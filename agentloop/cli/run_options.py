@@ -186,7 +186,7 @@ def approver_for(choice: Literal["ask", "never", "always"] | None, err: Output, 
 
 
 @attrs.frozen(kw_only=True)
-class Job:
+class CliOptions:
     """The agent, how to run it, where to write, who approves, and where runs are kept.
 
     `max_turns` holds for runs that begin, `more_turns`, where given, for those that go on.

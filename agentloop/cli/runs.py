@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import FolderError, KeptRequests, Requests
-from agentloop.cli.run_options import Job, Questions
-from agentloop.cli.saved_run import Course, Ending
+from agentloop.cli.run_options import CliOptions, Questions
+from agentloop.cli.saved_run import RunSummary, SavedRun
 from agentloop.cli.show import (
     JsonLines,
     Narrator,
@@ -28,7 +28,7 @@ from agentloop.cli.show import (
     result_json,
     unfinished,
 )
-from agentloop.cli.streams import Line, OutputClosed
+from agentloop.cli.streams import InputLine, OutputClosed
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
 from agentloop.run import Runner
@@ -119,23 +119,23 @@ class NoModel(Exception):
 
 
 @attrs.define(eq=False)
-class _Slot:
+class _OutputSlot:
     """One request's place in the output."""
 
-    line: Line
+    line: InputLine
     done: anyio.Event = attrs.field(factory=anyio.Event)
-    ending: Ending | None = None
+    ending: RunSummary | None = None
     error: Exception | None = None
 
 
 @attrs.define(eq=False)
-class Batch:
+class BatchRun:
     """Answers every line of *lines* in one runtime. `answered`, `failed` and `waiting` count what was printed.
 
     Where the job has a folder, every line has a journal there: what has ended for good is printed from it.
     """
 
-    job: Job
+    job: CliOptions
     lines: Requests
     bar: Bar
     answered: int = 0
@@ -189,31 +189,31 @@ class Batch:
 
     async def _run_lines(self) -> None:
         free = anyio.Semaphore(self.job.concurrency)
-        send, receive = anyio.create_memory_object_stream[_Slot](self.job.concurrency * _AHEAD)
+        send, receive = anyio.create_memory_object_stream[_OutputSlot](self.job.concurrency * _AHEAD)
         async with anyio.create_task_group() as group, send:
             group.start_soon(self._print_in_order, receive, group.cancel_scope)
             while (line := await self._next(group.cancel_scope)) is not None:
                 self.bar.read()
-                slot = _Slot(line)
+                slot = _OutputSlot(line)
                 await send.send(slot)
                 await free.acquire()
                 group.start_soon(self._answer, slot, free, group.cancel_scope, name=f"request of line {line.number}")
             self.bar.all_read()
 
-    async def _next(self, scope: anyio.CancelScope) -> Line | None:
+    async def _next(self, scope: anyio.CancelScope) -> InputLine | None:
         try:
             return await self.lines.next()
         except FolderError as error:
             self._break(error, scope)
             return None
 
-    async def _answer(self, slot: _Slot, free: anyio.Semaphore, scope: anyio.CancelScope) -> None:
+    async def _answer(self, slot: _OutputSlot, free: anyio.Semaphore, scope: anyio.CancelScope) -> None:
         line = slot.line
         self.bar.started()
         try:
             if line.error is not None:
                 raise BadLine(line.error)
-            slot.ending = await Course(self.job, line.text, line.number).run(self._entry, self._open_model)
+            slot.ending = await SavedRun(self.job, line.text, line.number).run(self._entry, self._open_model)
         except NoModel as error:
             self._break(error.why, scope)
             return
@@ -245,7 +245,7 @@ class Batch:
         self._broken = self._broken or error
         scope.cancel()
 
-    async def _print_in_order(self, slots: ObjectReceiveStream[_Slot], scope: anyio.CancelScope) -> None:
+    async def _print_in_order(self, slots: ObjectReceiveStream[_OutputSlot], scope: anyio.CancelScope) -> None:
         async with slots:
             async for slot in slots:
                 await slot.done.wait()
@@ -254,7 +254,7 @@ class Batch:
                 except OutputClosed as error:
                     self._break(error, scope)
 
-    async def _print(self, slot: _Slot) -> None:
+    async def _print(self, slot: _OutputSlot) -> None:
         trouble = unfinished(slot.ending) if slot.ending is not None else None
         self.answered += 1
         waits = slot.ending is not None and bool(slot.ending.waiting)
@@ -270,7 +270,7 @@ class Batch:
                 text = self._json(slot) if self.job.json else self._text(slot, trouble)
                 await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
 
-    def _text(self, slot: _Slot, trouble: str | None) -> str:
+    def _text(self, slot: _OutputSlot, trouble: str | None) -> str:
         if slot.error is not None:
             return f"Error: {errors.message_of(slot.error).splitlines()[0]}\n"
         assert slot.ending is not None
@@ -278,7 +278,7 @@ class Batch:
             return f"{'Pending' if slot.ending.waiting else 'Error'}: {trouble}\n"
         return f"{answer_of(slot.ending)}\n"
 
-    def _json(self, slot: _Slot) -> str:
+    def _json(self, slot: _OutputSlot) -> str:
         if slot.error is not None:
             value = error_json(slot.error)
         else:
@@ -286,13 +286,13 @@ class Batch:
         return json_line({"line": slot.line.number, "request": slot.line.text, **value})
 
 
-def show_for(job: Job) -> Show:
+def show_for(job: CliOptions) -> Show:
     """Return what shows the run: JSON lines where the job asks for them."""
     kind = JsonLines if job.json else Narrator
     return kind(job.out, job.err, with_traceback=job.traceback)
 
 
-async def run_one(job: Job, request: str, show: Show) -> int:
+async def run_one(job: CliOptions, request: str, show: Show) -> int:
     """Run *request*, or go on with it, show it, and return the exit code.
 
     Cancellation: the run is cancelled and joined first; what was shown stays.
@@ -306,7 +306,7 @@ async def run_one(job: Job, request: str, show: Show) -> int:
 
     try:
         async with open_runtime() as runtime:
-            ending = await Course(job, request).run(entry, lambda: job.open_model(runtime))
+            ending = await SavedRun(job, request).run(entry, lambda: job.open_model(runtime))
             await show.ended(ending)
             if ending.waiting:
                 await job.err.write(f"{job.advice(None)}\n")

@@ -13,7 +13,7 @@ from agentloop._core.agent_graph import AgentGraph
 from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.cli.errors import PastError
 from agentloop.cli.journal_folder import FolderError
-from agentloop.cli.run_options import Job
+from agentloop.cli.run_options import CliOptions
 from agentloop.items import ApprovalRequest, to_items
 from agentloop.journal import FileJournal
 from agentloop.results import RunResult
@@ -22,7 +22,7 @@ from agentloop.usage import Usage
 
 
 @attrs.frozen(kw_only=True)
-class Ending:
+class RunSummary:
     """What came of a run that raised nothing. `agent` is the name of the last one at work."""
 
     status: str
@@ -33,9 +33,9 @@ class Ending:
     waiting: tuple[ApprovalRequest, ...] = ()
 
 
-def ending_of(result: RunResult[Any]) -> Ending:
+def summary_of(result: RunResult[Any]) -> RunSummary:
     """Return how the run of *result* ended."""
-    return Ending(
+    return RunSummary(
         status=result.status,
         final_output=result.final_output,
         stop_reason=result.stop_reason,
@@ -45,7 +45,7 @@ def ending_of(result: RunResult[Any]) -> Ending:
     )
 
 
-def past_ending(state: RunState) -> Ending | None:
+def stored_summary(state: RunState) -> RunSummary | None:
     """Return how the run of *state* ended for good, or None where it can go on.
 
     Raises:
@@ -59,7 +59,7 @@ def past_ending(state: RunState) -> Ending | None:
         raise PastError.of(end.error or end.status, end.details)
     output = end.final_output
     agent = AgentGraph(state.agent).find(fold.agent)
-    return Ending(
+    return RunSummary(
         status=end.status,
         final_output=MASK if isinstance(output, Withheld | WithheldText) else output,
         stop_reason=end.stop_reason,
@@ -73,14 +73,14 @@ Entry = Callable[[str | RunState, dict[str, Any]], Awaitable[RunResult[Any]]]
 
 
 @attrs.frozen
-class Course:
+class SavedRun:
     """One request of *job*. `line` is None where it is the only one."""
 
-    job: Job
+    job: CliOptions
     request: str
     line: int | None = None
 
-    async def run(self, entry: Entry, ready: Callable[[], Awaitable[None]]) -> Ending:
+    async def run(self, entry: Entry, ready: Callable[[], Awaitable[None]]) -> RunSummary:
         """Bring the request to its end, or to where verdicts are missing; *ready* is awaited before an agent runs.
 
         What has ended for good in an earlier process is told of again, and not run.
@@ -96,7 +96,7 @@ class Course:
             if await journal.read():
                 given = await RunState.from_journal(self.job.agent, journal)
                 self._check(given, path)
-                if (ending := past_ending(given)) is not None:
+                if (ending := stored_summary(given)) is not None:
                     return ending
             return await self._go_on(given, journal, entry, ready)
 
@@ -106,7 +106,7 @@ class Course:
 
     async def _go_on(
         self, given: str | RunState, journal: FileJournal | None, entry: Entry, ready: Callable[[], Awaitable[None]]
-    ) -> Ending:
+    ) -> RunSummary:
         await ready()
         where = "" if self.line is None else f"line {self.line}"
         while True:
@@ -117,4 +117,4 @@ class Course:
             if not await self.job.approver.decide(state, where):
                 break
             given = state
-        return ending_of(result)
+        return summary_of(result)

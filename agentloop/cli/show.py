@@ -19,7 +19,7 @@ from agentloop._schema.function_schema import to_json_value
 from agentloop.agents import Agent
 from agentloop.cli import errors
 from agentloop.cli.run_options import call_name
-from agentloop.cli.saved_run import Ending
+from agentloop.cli.saved_run import RunSummary
 from agentloop.cli.streams import Output
 from agentloop.guardrail_results import InputGuardrailResult, ToolGuardrailResult
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
@@ -47,7 +47,7 @@ class Show(Protocol):
     async def event(self, event: ev.Event) -> None:
         """Show one event."""
 
-    async def ended(self, ending: Ending) -> None:
+    async def ended(self, ending: RunSummary) -> None:
         """Show the ending, completed or not."""
 
     async def failed(self, error: Exception) -> None:
@@ -69,12 +69,12 @@ def text_of(content: Content) -> str:
     return "".join(part.text if isinstance(part, Text) else f"[{type(part).__name__}]" for part in content)
 
 
-def answer_of(ending: Ending) -> str:
+def answer_of(ending: RunSummary) -> str:
     """Return the final output as text: text as it is, other values as JSON."""
     return text_of(render(ending.final_output))
 
 
-def unfinished(ending: Ending) -> str | None:
+def unfinished(ending: RunSummary) -> str | None:
     """Return what kept a run from being completed, or None where it is."""
     if ending.status == "completed":
         return None
@@ -126,7 +126,7 @@ class Narrator:
             case _:
                 pass
 
-    async def ended(self, ending: Ending) -> None:
+    async def ended(self, ending: RunSummary) -> None:
         """Give the answer on the output."""
         if (reason := unfinished(ending)) is not None:
             await self._end_line()
@@ -214,7 +214,7 @@ class JsonLines:
         if not may_tell and not isinstance(event, ev.RawModelEvent):
             await self._write({"kind": type(event).__name__, **plain(event)})
 
-    async def ended(self, ending: Ending) -> None:
+    async def ended(self, ending: RunSummary) -> None:
         """Write the result."""
         self._over = True
         await self._write(result_json(ending))
@@ -240,7 +240,7 @@ def json_line(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def result_json(ending: Ending) -> dict[str, Any]:
+def result_json(ending: RunSummary) -> dict[str, Any]:
     """Return a run's result as a JSON object."""
     usage = {name: value for name, value in attrs.asdict(ending.usage, recurse=False).items() if name != "entries"}
     return _result(

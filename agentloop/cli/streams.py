@@ -103,7 +103,7 @@ class Output:
 
 
 @attrs.frozen
-class Line:
+class InputLine:
     """One line of input: its number, counted from 1, and its text; `error` says why there is no text."""
 
     number: int
@@ -128,13 +128,13 @@ class Lines:
         self._ended = False
         self._number = 0
 
-    async def next(self) -> Line | None:
+    async def next(self) -> InputLine | None:
         """Return the next line, or None after the last."""
         while (line := self._buffered()) is None and not self._ended:
             await self._fill()
         return line
 
-    def _buffered(self) -> Line | None:
+    def _buffered(self) -> InputLine | None:
         """Return the next line that says something off the buffer, or None where none is complete."""
         while (raw := self._taken()) is not None:
             self._number += 1
@@ -170,16 +170,16 @@ class Lines:
         self._searched = 0
         return raw
 
-    def _line(self, raw: bytes) -> Line:
+    def _line(self, raw: bytes) -> InputLine:
         cut, self._cut = self._cut or len(raw) > self._limit, False
         if cut:
-            return Line(self._number, "", f"line {self._number} is longer than {self._limit:,} bytes")
+            return InputLine(self._number, "", f"line {self._number} is longer than {self._limit:,} bytes")
         try:
             text = raw.decode("utf-8-sig" if self._number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             at = f"byte {error.start + 1} (0x{raw[error.start]:02x})"
-            return Line(self._number, "", f"line {self._number} isn't UTF-8 text: {at}")
-        return Line(self._number, text.strip())
+            return InputLine(self._number, "", f"line {self._number} isn't UTF-8 text: {at}")
+        return InputLine(self._number, text.strip())
 
 
 def count_lines(path: str) -> int:

@@ -31,7 +31,7 @@ _OF_LINE = re.compile(r"(\d+):(.+)", re.DOTALL)
 
 
 @attrs.frozen
-class Waiting:
+class WaitingCall:
     """A call of a kept run that waits for a verdict. `line` is None where the run is the only one."""
 
     line: int | None
@@ -50,13 +50,13 @@ async def _state_of(journal: FileJournal) -> RunState:
     return RunState(Agent("undecided"), (await state_from_journal(journal)).records)
 
 
-async def _all_waiting(folder: Folder) -> list[Waiting]:
-    found: list[Waiting] = []
+async def _all_waiting(folder: Folder) -> list[WaitingCall]:
+    found: list[WaitingCall] = []
     for line, path in folder.journals():
         async with FileJournal(path) as journal:
             if await journal.read():
                 state = await _state_of(journal)
-                found += [Waiting(line, path, request) for request in state.interruptions]
+                found += [WaitingCall(line, path, request) for request in state.interruptions]
     return found
 
 
@@ -136,7 +136,7 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
     _perform(folder, work)
 
 
-def _found(folder: Folder, waiting: list[Waiting], call: str) -> tuple[Path, ApprovalRequest | str, str]:
+def _found(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path, ApprovalRequest | str, str]:
     """Return the journal of *call*, what to decide on, and its whole name.
 
     A call that has been decided on already can be decided on anew, by its whole name.
@@ -158,5 +158,5 @@ def _found(folder: Folder, waiting: list[Waiting], call: str) -> tuple[Path, App
     return path, call_id, call
 
 
-def _names(waiting: list[Waiting]) -> str:
+def _names(waiting: list[WaitingCall]) -> str:
     return ", ".join(exact(one.name) for one in waiting) or "none"

@@ -61,7 +61,7 @@ class Scan:
 
 
 @attrs.frozen
-class _Entry:
+class _Envelope:
     n: int
     prev: bytes
     digest: bytes
@@ -144,7 +144,7 @@ def scan(data: bytes, seal: Seal, name: str) -> Scan:
     return Scan(records, whole, size, len(data) - size)
 
 
-def _entry(line: bytes, seal: Seal) -> _Entry | None:
+def _entry(line: bytes, seal: Seal) -> _Envelope | None:
     """Return what *line* says if it is one and has the right digest."""
     found = _line.fullmatch(line)
     if found is None:
@@ -152,7 +152,7 @@ def _entry(line: bytes, seal: Seal) -> _Entry | None:
     digest = found["h"]
     if not hmac.compare_digest(digest, seal.digest(b"{" + line[_AFTER_DIGEST:])):
         return None
-    return _Entry(int(found["n"]), found["prev"], digest, bool(found["last"]), found["record"])
+    return _Envelope(int(found["n"]), found["prev"], digest, bool(found["last"]), found["record"])
 
 
 def _check_key(data: bytes, seal: Seal, name: str) -> None:

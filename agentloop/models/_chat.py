@@ -225,7 +225,7 @@ def _assistant(item: AssistantMessage, place: str) -> JsonDict:
 
 
 @attrs.define
-class _Call:
+class _PartialCall:
     index: object
     id: str | None
     name: str
@@ -258,7 +258,7 @@ class ChatDecoder:
         self._text: list[str] = []
         self._refusal: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: list[_Call] = []
+        self._calls: list[_PartialCall] = []
         self._usage: Mapping[str, Any] | None = None
         self._finish_reason: str | None = None
 
@@ -350,7 +350,7 @@ class ChatDecoder:
         given_id = _words(part.get("id"), "id") or None
         call = self._known(part.get("index"), given_id, name)
         if call is None:
-            call = _Call(part.get("index"), given_id, name)
+            call = _PartialCall(part.get("index"), given_id, name)
             self._calls.append(call)
         elif name and not call.name:
             call.name = name
@@ -364,7 +364,7 @@ class ChatDecoder:
     def _taken(self) -> frozenset[str]:
         return taken_call_ids(self._request)  # most responses have no call
 
-    def _call_id(self, call: _Call, number: int) -> str:
+    def _call_id(self, call: _PartialCall, number: int) -> str:
         """Return the id that the run knows *call* by: the server's, unless it has none or has given that one before.
 
         Some servers number the calls of each response anew.
@@ -378,7 +378,7 @@ class ChatDecoder:
                 call.known_as = call.id
         return call.known_as
 
-    def _known(self, index: object, given_id: str | None, name: str) -> _Call | None:
+    def _known(self, index: object, given_id: str | None, name: str) -> _PartialCall | None:
         """Return the call that a part continues, or None if it begins one."""
         if index is not None:
             same = [call for call in self._calls if call.index == index]
@@ -419,7 +419,7 @@ class ChatDecoder:
             parts.append(Refusal(refusal))
         return tuple(parts)
 
-    def _tool_call(self, call: _Call, number: int, cut: bool) -> ToolCall:
+    def _tool_call(self, call: _PartialCall, number: int, cut: bool) -> ToolCall:
         if not call.name:
             raise ModelBehaviorError("The response calls a function without naming it.")
         if cut and not _is_json(call.text):

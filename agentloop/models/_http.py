@@ -127,7 +127,7 @@ def _redactor(fields: Mapping[str, str]) -> Callable[[str], str]:
 
 
 @attrs.define(eq=False)
-class _Trace:
+class _TransportTrace:
     """Notes what the connection pool did for one request, to tell a reused connection from a new one."""
 
     sent: bool = False
@@ -349,14 +349,14 @@ class HttpDriver:
     async def _send(
         self, url: str, host: str, options: Mapping[str, Any], redact: Callable[[str], str], patience: Patience | None
     ) -> Any:
-        trace = _Trace()
+        trace = _TransportTrace()
         try:
             try:
                 return await self._attempt(url, options, trace, patience)
             except Exception as error:
                 if not trace.died_on_reuse(error):
                     raise
-            return await self._attempt(url, options, _Trace(), patience)
+            return await self._attempt(url, options, _TransportTrace(), patience)
         except Exception as error:
             if not _is_http_error(error):
                 raise
@@ -364,7 +364,9 @@ class HttpDriver:
                 raise _silence(host, patience.first) from error
             raise _failure(error, host, redact) from error
 
-    async def _attempt(self, url: str, options: Mapping[str, Any], trace: _Trace, patience: Patience | None) -> Any:
+    async def _attempt(
+        self, url: str, options: Mapping[str, Any], trace: _TransportTrace, patience: Patience | None
+    ) -> Any:
         timeouts: dict[str, Any] = {}
         if patience is not None:  # connect, read, write, pool
             timeouts["timeout"] = (patience.connect, patience.first, _WRITE_TIMEOUT, patience.first)

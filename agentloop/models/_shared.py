@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @attrs.define(eq=False)
-class _Slot(Generic[T]):
+class _SharedSlot(Generic[T]):
     lock: anyio.Lock = attrs.field(factory=anyio.Lock)
     users: int = 0
     value: T | None = None
@@ -28,7 +28,7 @@ class Shared(Generic[T]):
     def __init__(self, open: Callable[[], Awaitable[T]], close: Callable[[T], Awaitable[None]]) -> None:
         self._open = open
         self._close = close
-        self._slots: dict[object, _Slot[T]] = {}
+        self._slots: dict[object, _SharedSlot[T]] = {}
 
     def current(self) -> T | None:
         """Return the value of the running event loop, or None while it isn't open or outside of any loop."""
@@ -42,7 +42,7 @@ class Shared(Generic[T]):
     async def enter(self) -> T:
         """Return the value, opening it first if no one has. Others that enter meanwhile wait."""
         token = current_token().native_token
-        slot = self._slots.setdefault(token, _Slot())
+        slot = self._slots.setdefault(token, _SharedSlot())
         slot.users += 1
         try:
             async with slot.lock:
@@ -58,7 +58,7 @@ class Shared(Generic[T]):
         token = current_token().native_token
         await self._release(token, self._slots[token])
 
-    async def _release(self, token: object, slot: _Slot[T]) -> None:
+    async def _release(self, token: object, slot: _SharedSlot[T]) -> None:
         slot.users -= 1
         if slot.users:
             return

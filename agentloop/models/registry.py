@@ -88,7 +88,7 @@ def _split_url(text: str) -> tuple[str, str]:
 
 
 @attrs.define(eq=False)
-class _Held:
+class _HeldModel:
     lock: anyio.Lock = attrs.field(factory=anyio.Lock)
     model: Model | None = None
 
@@ -102,7 +102,7 @@ class Providers:
 
     def __init__(self, *, http_client: Any = None) -> None:
         self._http_client = http_client
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldModel] = {}
         self._over = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._errors: list[Exception] = []
@@ -134,7 +134,7 @@ class Providers:
         """
         if self._tasks is None:
             raise UserError("Providers: use it within its `async with` block")
-        held = self._held.setdefault(name, _Held())
+        held = self._held.setdefault(name, _HeldModel())
         async with held.lock:
             if held.model is None:
                 model = resolve_model(name, http_client=self._http_client)

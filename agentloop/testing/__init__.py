@@ -11,7 +11,7 @@ from agentloop.testing.scripted import ScriptedModel, call, fail, reason, respon
 from agentloop.testing.simulation.normal_form import normal
 
 if TYPE_CHECKING:
-    from agentloop.testing.invariants import LAWS, Evidence, InvariantError, Tally, check
+    from agentloop.testing.invariants import INVARIANTS, LAWS, CoverageCounter, InvariantError, Observation, check
     from agentloop.testing.models import CassetteDivergence, FunctionModel, RecordingModel, ReplayModel
     from agentloop.testing.replaying import Replayed, Shadowed, ShadowReport, replay
     from agentloop.testing.simulation.crashing import (
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         crash_sweep,
         crash_world,
     )
-    from agentloop.testing.simulation.event_loop import Deadlock, run_clockwork
+    from agentloop.testing.simulation.event_loop import Deadlock, run_deterministic
     from agentloop.testing.simulation.exploring import (
         ExplorationFailure,
         Explored,
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 # What needs an event loop of its own, or the backends' private names, is imported when it is first asked for. A module
 # is never called like a function in it: once imported, it would stand in the function's place.
 _FROM = {
-    "simulation.event_loop": ("Deadlock", "run_clockwork"),
+    "simulation.event_loop": ("Deadlock", "run_deterministic"),
     "simulation.crashing": ("CrashAt", "CrashRun", "CrashSwept", "SimulatedDisk", "crash_sweep", "crash_world"),
     "simulation.exploring": ("ExplorationFailure", "Explored", "Swept", "explore", "explore_world", "kill_sweep"),
     "simulation.gate": ("Gate",),
     "simulation.generated": ("approvals", "cancel_points", "scripts", "strategy", "tool_behaviours", "worlds"),
-    "invariants": ("LAWS", "Evidence", "InvariantError", "Tally", "check"),
+    "invariants": ("INVARIANTS", "LAWS", "Observation", "InvariantError", "CoverageCounter", "check"),
     "models": ("CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"),
     "replaying": ("Replayed", "ShadowReport", "Shadowed", "replay"),
     "simulation.runs": (
@@ -125,7 +125,7 @@ __all__ = [
     "WorldRun",
     "BodyRun",
     "CleanupRun",
-    "run_clockwork",
+    "run_deterministic",
     "Deadlock",
     "Gate",
     "Tape",
@@ -140,7 +140,8 @@ __all__ = [
     "strategy",
     "check",
     "InvariantError",
-    "Tally",
-    "Evidence",
+    "CoverageCounter",
+    "Observation",
+    "INVARIANTS",
     "LAWS",
 ]

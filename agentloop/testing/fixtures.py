@@ -18,7 +18,7 @@ from agentloop.limits import Capacity
 from agentloop.spans import Span
 from agentloop.testing.scripted import ScriptedModel, Step
 from agentloop.testing.simulation._simulated_parts import agents_of
-from agentloop.testing.simulation.event_loop import Backend, Order, run_clockwork
+from agentloop.testing.simulation.event_loop import Backend, Order, run_deterministic
 from agentloop.testing.simulation.schedules import Tape
 from agentloop.tracing import SpanFold
 
@@ -41,7 +41,7 @@ class VirtualClock:
         order: Order = "passes",
     ) -> ResultT:
         """Run *fn* to its end, its tasks ordered by *tape*, and return what it returns."""
-        return run_clockwork(fn, *args, backend=backend, scheduler=Tape(tape), order=order)
+        return run_deterministic(fn, *args, backend=backend, scheduler=Tape(tape), order=order)
 
     def backend(self, name: Backend) -> tuple[str, dict[str, Any]]:
         """Return what anyio's `anyio_backend` fixture must return for an async test to run in virtual time."""

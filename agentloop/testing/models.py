@@ -110,7 +110,7 @@ class RecordingModel(Model):
 
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-        recorded = _Recorded()
+        recorded = _RecordedTake()
         raised_by_reader: BaseException | None = None
         try:
             async with self._model.stream(request) as recorded.stream:
@@ -135,7 +135,7 @@ class RecordingModel(Model):
         _write_whole(self._path, tapes.cassette_text(self._takes))
 
 
-class _Recorded:
+class _RecordedTake:
     """A stream whose events are kept as they pass."""
 
     stream: AsyncIterator[ModelEvent]
@@ -228,7 +228,7 @@ class ReplayModel(Model):
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         taken = self._found(request)
-        yield _Replayed(taken.events, taken.error)
+        yield _ReplayedTake(taken.events, taken.error)
 
     def stream(self, request: ModelRequest) -> Any:
         """Give the answer that was recorded for *request*."""
@@ -277,7 +277,7 @@ class ReplayModel(Model):
         )
 
 
-class _Replayed:
+class _ReplayedTake:
     def __init__(self, events: Sequence[ModelEvent], error: AgentLoopError | None) -> None:
         self._events = iter(events)
         self._error = error

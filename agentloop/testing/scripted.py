@@ -36,7 +36,7 @@ class Say:
 
 
 @attrs.frozen
-class Call:
+class CallStep:
     """A tool call; without an id it gets the script's next one."""
 
     name: str
@@ -63,7 +63,7 @@ class Fail:
 
 
 @attrs.frozen
-class Wait:
+class WaitStep:
     """The model takes its time here: seconds, or until an event is set."""
 
     until: Any
@@ -76,10 +76,10 @@ class StreamOf:
     events: tuple[ModelEvent, ...]
 
 
-Piece: TypeAlias = Say | Call | Respond | Fail | Wait | StreamOf | Reasoning
+Piece: TypeAlias = Say | CallStep | Respond | Fail | WaitStep | StreamOf | Reasoning
 Response: TypeAlias = Piece | Sequence[Piece]
 Step: TypeAlias = Response | Callable[[ModelRequest], Response]
-_PIECES = (Say, Call, Respond, Fail, Wait, StreamOf, Reasoning)
+_PIECES = (Say, CallStep, Respond, Fail, WaitStep, StreamOf, Reasoning)
 
 
 def say(text: str, usage: RequestUsage | None = None) -> Say:
@@ -92,10 +92,10 @@ def call(
     arguments: Mapping[str, Any] | str | None = None,
     call_id: str | None = None,
     namespace: str | None = None,
-) -> Call:
+) -> CallStep:
     """The model calls tool *name*. *arguments* are a mapping, or raw text; without *call_id* ids are `call_1 …`."""
     text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments or {}), ensure_ascii=False)
-    return Call(name, text, call_id, namespace)
+    return CallStep(name, text, call_id, namespace)
 
 
 def reason(text: str) -> Reasoning:
@@ -121,9 +121,9 @@ def fail(error: BaseException) -> Fail:
     return Fail(error)
 
 
-def wait(until: Any) -> Wait:
+def wait(until: Any) -> WaitStep:
     """The model waits: a number of seconds, or an `anyio.Event`."""
-    return Wait(until)
+    return WaitStep(until)
 
 
 def stream_of(events: Iterable[ModelEvent]) -> StreamOf:
@@ -200,20 +200,20 @@ class ScriptedModel(Model):
             if f"call_{self._ids}" not in taken:
                 return f"call_{self._ids}"
 
-    def _play(self, pieces: Sequence[Piece], request: ModelRequest) -> Iterator[ModelEvent | Wait | Fail]:
+    def _play(self, pieces: Sequence[Piece], request: ModelRequest) -> Iterator[ModelEvent | WaitStep | Fail]:
         items: list[Item] = []
         usage: RequestUsage | None = None
         response_id: str | None = None
         finish_reason: str | None = None
         done = False
         taken: set[str] = set()
-        if any(isinstance(piece, Call) and piece.call_id is None for piece in pieces):
+        if any(isinstance(piece, CallStep) and piece.call_id is None for piece in pieces):
             taken = {item.call_id for item in request.items if isinstance(item, ToolCall | HandoffCall)}
         if not any(isinstance(piece, StreamOf) for piece in pieces):
             yield ResponseStarted()
         for piece in pieces:
             match piece:
-                case Wait() | Fail():
+                case WaitStep() | Fail():
                     yield piece
                 case StreamOf(events):
                     yield from events
@@ -225,7 +225,7 @@ class ScriptedModel(Model):
                 case Say(text, use):
                     usage = use or usage
                     yield from self._item(AssistantMessage(text), items)
-                case Call(name, arguments, call_id, namespace):
+                case CallStep(name, arguments, call_id, namespace):
                     made = ToolCall(
                         call_id if call_id is not None else self._call_id(taken), name, arguments, namespace
                     )
@@ -255,7 +255,7 @@ class ScriptedModel(Model):
 class _Playing:
     """One response being played: a checkpoint before its first event, then as fast as it is read."""
 
-    def __init__(self, events: Iterator[ModelEvent | Wait | Fail]) -> None:
+    def __init__(self, events: Iterator[ModelEvent | WaitStep | Fail]) -> None:
         self._events = events
         self._begun = False
 
@@ -269,7 +269,7 @@ class _Playing:
         for event in self._events:
             if isinstance(event, Fail):
                 raise event.error
-            if not isinstance(event, Wait):
+            if not isinstance(event, WaitStep):
                 return event
             if isinstance(event.until, int | float):
                 await anyio.sleep(event.until)

@@ -10,7 +10,7 @@ import pytest
 from agentloop import Agent, Allow, CallOutcome, Runner, ToolGuardrailResult, UserError, tool_input_guardrail
 from agentloop import events as ev
 from agentloop.cli import errors
-from agentloop.cli.saved_run import Ending, ending_of
+from agentloop.cli.saved_run import RunSummary, summary_of
 from agentloop.cli.show import JsonLines, Narrator, duration, json_line, plain, result_json, text_of
 from agentloop.cli.streams import Output
 from agentloop.items import Image, Text, ToolCall
@@ -64,8 +64,8 @@ async def test_a_settled_call_says_how_it_ended(anyio_backend: object, outcome: 
     assert err.getvalue().rstrip() == line
 
 
-async def _done(text: str = "done") -> Ending:
-    return ending_of(await Runner.run(Agent("a", model=ScriptedModel([say(text)])), "Hello"))
+async def _done(text: str = "done") -> RunSummary:
+    return summary_of(await Runner.run(Agent("a", model=ScriptedModel([say(text)])), "Hello"))
 
 
 async def test_on_a_terminal_text_of_an_earlier_turn_is_no_answer(anyio_backend: object) -> None:

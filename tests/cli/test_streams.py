@@ -8,14 +8,14 @@ from typing import Any
 import anyio
 import pytest
 
-from agentloop.cli.streams import Line, Lines, Output, OutputClosed, count_lines
+from agentloop.cli.streams import InputLine, Lines, Output, OutputClosed, count_lines
 
 pytestmark = pytest.mark.real_clock
 
 PIPE_SIZE = 1 << 20
 
 
-async def _all(lines: Lines) -> list[Line]:
+async def _all(lines: Lines) -> list[InputLine]:
     found = []
     while (line := await lines.next()) is not None:
         found.append(line)

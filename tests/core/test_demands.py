@@ -6,7 +6,7 @@ import pytest
 from core.folding import Writer, called, view_of
 
 from agentloop._core.client_calls import is_call, named, says_nothing, unanswered
-from agentloop._core.machine import CallModel, CheckOutput, Settle, next_action
+from agentloop._core.machine import CheckOutput, RequestModel, Settle, next_action
 from agentloop._core.plan import PlanRules, plan_response
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.items import (
@@ -87,7 +87,7 @@ def test_a_call_that_the_provider_answered_leads_to_another_turn(item: Item) -> 
     """It is no answer to the user."""
     assert unanswered([item]) is None
     assert is_call(item)
-    assert next_action(in_turn(item).state, view_of()) == CallModel()
+    assert next_action(in_turn(item).state, view_of()) == RequestModel()
 
 
 @pytest.mark.parametrize("item", NO_CALLS.values(), ids=list(NO_CALLS))
@@ -111,7 +111,7 @@ def test_other_items_demand_nothing(item: Item) -> None:
 def test_a_call_whose_output_came_with_it_is_answered(items: list[Item]) -> None:
     """By the id that the output names; an output of another call answers nothing."""
     assert unanswered(items) is None
-    assert next_action(in_turn(*items).state, view_of()) == CallModel()
+    assert next_action(in_turn(*items).state, view_of()) == RequestModel()
     assert unanswered(items[:1]) is items[0]
     assert unanswered([items[0], opaque("x_output", call_id="another")]) is items[0]
 
@@ -169,7 +169,7 @@ def test_the_second_response_of_repeats_alone_can_not_be_planned(beside: list[It
     """The first one gets another turn with the outputs there are."""
     writer = in_turn(called("a")).settle("a").accept()
     writer.turn(*beside, called("a"))
-    assert next_action(writer.state, view_of()) == CallModel()
+    assert next_action(writer.state, view_of()) == RequestModel()
     writer.turn(called("a"), *beside)
     assert next_action(writer.state, view_of()) == Settle()
     with pytest.raises(ModelBehaviorError, match=r"twice in a row.*'a'.*'f'"):
@@ -188,7 +188,7 @@ def test_repeats_that_do_not_follow_each_other_are_answered(between: Item) -> No
     if isinstance(between, ToolCall):
         writer.settle("b").accept()
     writer.turn(called("a"))
-    assert next_action(writer.state, view_of()) == CallModel()
+    assert next_action(writer.state, view_of()) == RequestModel()
 
 
 def test_a_repeat_beside_words_is_not_a_repeat_alone() -> None:

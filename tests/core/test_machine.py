@@ -8,11 +8,11 @@ from core.folding import Writer, called, view_of
 from agentloop import records as r
 from agentloop._core.machine import (
     AskBehavior,
-    CallModel,
     CheckOutput,
     Finish,
     GiveUp,
     Prepare,
+    RequestModel,
     Settle,
     Transfer,
     next_action,
@@ -29,7 +29,7 @@ TYPED = view_of(output=object())
 
 def test_a_fresh_run_asks_the_model() -> None:
     """Before its first turn there is no view."""
-    assert next_action(Writer().begin().state, None) == CallModel()
+    assert next_action(Writer().begin().state, None) == RequestModel()
 
 
 def test_a_response_with_calls_is_settled() -> None:
@@ -39,7 +39,7 @@ def test_a_response_with_calls_is_settled() -> None:
     writer.settle("a")
     assert next_action(writer.state, VIEW) == Settle()
     writer.accept()
-    assert next_action(writer.state, VIEW) == CallModel()
+    assert next_action(writer.state, VIEW) == RequestModel()
 
 
 def test_what_planning_must_refuse_is_brought_to_planning() -> None:
@@ -58,7 +58,7 @@ def test_a_handoff_comes_after_the_tools_and_before_any_message() -> None:
     writer.settle("a").accept()
     assert next_action(writer.state, VIEW) == Transfer(first, (second,))
     writer.append(r.HandedOff, "h1", "guide", "b", ("h2",))
-    assert next_action(writer.state, VIEW) == CallModel()
+    assert next_action(writer.state, VIEW) == RequestModel()
 
 
 @pytest.mark.parametrize(
@@ -81,20 +81,20 @@ def test_a_message_is_the_candidate(items: Any, output: str) -> None:
 def test_hosted_calls_alone_lead_to_another_turn() -> None:
     """Typed or not."""
     state = Writer().begin().turn(HostedToolCall("search")).state
-    assert next_action(state, VIEW) == CallModel()
-    assert next_action(state, TYPED) == CallModel()
+    assert next_action(state, VIEW) == RequestModel()
+    assert next_action(state, TYPED) == RequestModel()
 
 
 def test_a_response_of_repeats_alone_leads_to_another_turn() -> None:
     """The model gets the same outputs once more."""
     writer = Writer().begin().turn(called("a")).settle("a").accept().turn(called("a"))
-    assert next_action(writer.state, VIEW) == CallModel()
+    assert next_action(writer.state, VIEW) == RequestModel()
 
 
 @pytest.mark.parametrize("items", [(), (AssistantMessage(" \n"),)])
 def test_a_typed_agent_without_words_gets_another_turn(items: Any) -> None:
     """An empty text is no value of its type."""
-    assert next_action(Writer().begin().turn(*items).state, TYPED) == CallModel()
+    assert next_action(Writer().begin().turn(*items).state, TYPED) == RequestModel()
 
 
 def test_a_refusal_gives_up() -> None:
@@ -114,8 +114,8 @@ def test_the_turn_limit_gives_up_when_the_next_turn_is_due() -> None:
     assert isinstance(action, GiveUp)
     assert isinstance(action.error, MaxTurnsExceeded)
     assert (action.handler, str(action.error)) == ("max_turns", "Max turns (1) exceeded")
-    assert turn_or_give_up(Writer().begin(max_turns=2).turn().state) == CallModel()
-    assert turn_or_give_up(Writer().begin().turn().state) == CallModel()
+    assert turn_or_give_up(Writer().begin(max_turns=2).turn().state) == RequestModel()
+    assert turn_or_give_up(Writer().begin().turn().state) == RequestModel()
 
 
 def _two_calls() -> Writer:
@@ -126,11 +126,11 @@ def _two_calls() -> Writer:
 @pytest.mark.parametrize(
     ("behavior", "action"),
     [
-        ("run_llm_again", CallModel()),
+        ("run_llm_again", RequestModel()),
         ("stop_on_first_tool", CheckOutput("text", made_by="a")),
         (StopAtTools("f"), CheckOutput("text", made_by="a")),
         (StopAtTools(["h", "g"]), CheckOutput([1], made_by="b")),
-        (StopAtTools("h"), CallModel()),
+        (StopAtTools("h"), RequestModel()),
         (lambda ctx, results: None, AskBehavior()),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_call_without_an_output_makes_no_final_output() -> None:
     writer = Writer().begin().turn(called("a"), called("b")).settle("a", None, "cancelled").settle("b").accept()
     assert next_action(writer.state, first) == CheckOutput("ok", made_by="b")
     writer = Writer().begin().turn(called("a")).settle("a", None, "cancelled").accept()
-    assert next_action(writer.state, first) == CallModel()
+    assert next_action(writer.state, first) == RequestModel()
 
 
 def test_a_settled_call_s_output_is_text_or_its_value() -> None:

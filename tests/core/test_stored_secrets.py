@@ -78,7 +78,7 @@ RECORDS: list[tuple[r.Record, Any]] = [
         r.GuardrailSettled(*HERE, "tool_input", "g", "Allow", 0.5, info=HUSH, detail=[HUSH], secret=True),
         lambda n: n.info,
     ),
-    (r.Answered(*HERE, "x", "k", answer={"a": HUSH}, secret=True), lambda n: n.answer),
+    (r.CallbackReturned(*HERE, "x", "k", answer={"a": HUSH}, secret=True), lambda n: n.answer),
     (r.RunEnded(*HERE, "completed", HUSH, secret=True), lambda n: n.final_output),
     (r.BodyEnded(*HERE, "c1", value=[CALL], kept=True), lambda n: n.value[0].arguments),
     (

@@ -48,7 +48,7 @@ from agentloop.run import Runner
 from agentloop.state import RunState
 from agentloop.testing.conformance import JournalConformance
 from agentloop.testing.scripted import ScriptedModel, call, say
-from agentloop.testing.simulation._generators import Chance, Seeded, Taste, draw_world
+from agentloop.testing.simulation._generators import Chance, GeneratorConfig, Seeded, draw_world
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
 from agentloop.testing.simulation.runs import World, run_one
 from agentloop.tools import tool
@@ -217,7 +217,7 @@ def _paused() -> tuple[_Paused, ...]:
     while len(found) < 5:
         seed += 1
         parts = draw_world(
-            Seeded(f"paused/{seed}"), Taste(turns=1, calls=3, faults=False, approvals=True, secrets=False)
+            Seeded(f"paused/{seed}"), GeneratorConfig(turns=1, calls=3, faults=False, approvals=True, secrets=False)
         )
         run = run_one(World(**{**parts, "verdicts": ()}))
         if run.result is not None and run.result.interruptions:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from agentloop._storage.state_codec import plain_line
-from agentloop.testing.invariants import Tally
+from agentloop.testing.invariants import CoverageCounter
 from agentloop.testing.simulation.runs import WorldRun
 
 SLOW = frozenset({"storing_changes_nothing"})
@@ -29,8 +29,8 @@ class Counts:
     """What was done so far, and what came of it."""
 
     numbers: Counter[str] = attrs.field(factory=Counter)
-    tally: Tally = attrs.field(factory=Tally)
-    core: Tally = attrs.field(factory=Tally)
+    tally: CoverageCounter = attrs.field(factory=CoverageCounter)
+    core: CoverageCounter = attrs.field(factory=CoverageCounter)
     violations: list[Violation] = attrs.field(factory=list)
     digest: Any = None
     """Takes in each run's log, where one is given."""

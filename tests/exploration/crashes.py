@@ -14,12 +14,12 @@ import attrs
 from agentloop import records as r
 from agentloop.sessions import MemorySession
 from agentloop.testing.invariants import check
-from agentloop.testing.invariants._observation import Evidence
+from agentloop.testing.invariants._observation import Observation
 from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
 from agentloop.testing.simulation._faults import CancelsCall
 from agentloop.testing.simulation._findings import has_its_end
-from agentloop.testing.simulation._fixture_agents import CANARIES, Cast
-from agentloop.testing.simulation._generators import Chance, Taste, draw_tape, draw_world
+from agentloop.testing.simulation._fixture_agents import CANARIES, FixtureAgents
+from agentloop.testing.simulation._generators import Chance, GeneratorConfig, draw_tape, draw_world
 from agentloop.testing.simulation._restarts import CrashRun, run_crashing, undisturbed
 from agentloop.testing.simulation._timeline import script_as_code
 from agentloop.testing.simulation.crashing import WAYS
@@ -51,7 +51,7 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
     Raises:
         AssertionError: what doesn't hold, and where the world crashed.
     """
-    size = chance.pick([Taste(turns=2, calls=2, tools=1, nesting=0), Taste(turns=2, calls=3)])
+    size = chance.pick([GeneratorConfig(turns=2, calls=2, tools=1, nesting=0), GeneratorConfig(turns=2, calls=3)])
     parts = draw_world(chance, attrs.evolve(size, faults=chance.one_in(2), approvals=number % 3 == 0))
     world = World(**parts, order=chance.pick(["gate", "gate", "passes"]), tape=draw_tape(chance))
     first, then = chance.pick(WAYS)
@@ -100,10 +100,10 @@ def _count(run: CrashRun, counts: Counts) -> None:
         numbers["recovered to the same error"] += 1
 
 
-def evidence_after(run: CrashRun) -> Evidence:
+def evidence_after(run: CrashRun) -> Observation:
     """Return what a run that crashed left, as far as it isn't a matter of one life alone."""
     cast = run.world.agent
-    return Evidence(
+    return Observation(
         records=run.records,
         agent=run.agent,
         config=run.world.options["run_config"],
@@ -113,7 +113,7 @@ def evidence_after(run: CrashRun) -> Evidence:
         left=run.left,
         streamed=run.streamed,
         faultless=True,
-        canaries=CANARIES if isinstance(cast, Cast) and cast.secretive else (),
+        canaries=CANARIES if isinstance(cast, FixtureAgents) and cast.secretive else (),
         crashes=run.kept[1:],
     )
 

@@ -27,11 +27,11 @@ from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.invariants._observation import Evidence, Reading
+from agentloop.testing.invariants._observation import Observation, Reading
 from agentloop.testing.scripted import say
 from agentloop.testing.simulation._faults import CancelsCall, Holds, OnStage, Returns
-from agentloop.testing.simulation._fixture_agents import Cast, Role, odd
-from agentloop.testing.simulation._generators import Chance, Taste, draw_tape, draw_world
+from agentloop.testing.simulation._fixture_agents import FixtureAgents, Role, odd
+from agentloop.testing.simulation._generators import Chance, GeneratorConfig, draw_tape, draw_world
 from agentloop.testing.simulation._observers import HookLog, WatcherFailed
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
 from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, WorldRun
@@ -49,7 +49,7 @@ KINDS = (
 )
 TRIES = 8
 """How often a world with secrets is drawn for, where they matter most."""
-SIZE = Taste(turns=3, calls=3, tools=2, faults=False)
+SIZE = GeneratorConfig(turns=3, calls=3, tools=2, faults=False)
 
 
 class Earlier(MemorySession):
@@ -129,7 +129,7 @@ def draw_further(chance: Chance, number: int) -> Further:
         parts = parts if parts["agent"].secretive else dict(draw_world(chance, taste))
     options: dict[str, Any] = dict(parts["options"])
     config: RunConfig = options["run_config"]
-    cast: Cast = parts["agent"]
+    cast: FixtureAgents = parts["agent"]
     match kind:
         case "condition":
             name = chance.pick(cast.roles[0].actors).name
@@ -232,7 +232,7 @@ def _edited(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, ...]:
     return tuple(found)
 
 
-def evidence_of_further(run: WorldRun) -> Evidence:
+def evidence_of_further(run: WorldRun) -> Observation:
     """Return what is known of *run*, with what its session held before."""
     evidence = evidence_of(run)
     if isinstance(run.session, Earlier):

@@ -21,7 +21,7 @@ from agentloop.journal._envelope import START, Seal, scan, write_batch
 from agentloop.model_events import ArgumentsDelta, ItemDone, ResponseDone, ResponseStarted, TextDelta
 from agentloop.state import RunState
 from agentloop.testing.scripted import say, stream_of
-from agentloop.testing.simulation._generators import PLAIN, Chance, Seeded, Taste, draw_world
+from agentloop.testing.simulation._generators import PLAIN, Chance, GeneratorConfig, Seeded, draw_world
 from agentloop.testing.simulation.runs import World, run_one
 
 from .malformed import FEEDS, spoil, text_of, value_of
@@ -42,7 +42,7 @@ class Stored:
 def _stored() -> tuple[Stored, ...]:
     found = []
     for seed in SEEDS:
-        world = World(**draw_world(Seeded(f"stored/{seed}"), Taste(turns=2, calls=3, approvals=True)))
+        world = World(**draw_world(Seeded(f"stored/{seed}"), GeneratorConfig(turns=2, calls=3, approvals=True)))
         run = run_one(world)
         lines = (header("id1", AgentGraph(run.agent).describe(), sealed=False), *map(plain_line, run.records))
         found.append(Stored(run.agent, RunState(run.agent, run.records).to_string(), lines))

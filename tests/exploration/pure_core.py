@@ -16,7 +16,7 @@ import attrs
 from agentloop import records as r
 from agentloop._core.admission import Admission, Ticket
 from agentloop._core.failure_choice import Failure, choose
-from agentloop._core.machine import CallModel, CheckOutput, Finish, GiveUp, Pause, Settle, Transfer, next_action
+from agentloop._core.machine import CheckOutput, Finish, GiveUp, Pause, RequestModel, Settle, Transfer, next_action
 from agentloop._core.plan import (
     Answer,
     Arguments,
@@ -40,8 +40,8 @@ from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.results import RunResult
-from agentloop.testing.invariants import LAWS, InvariantError, Law, Tally, judge, told
-from agentloop.testing.invariants._observation import BodySeen, Cancellation, Evidence, Reading, definitions_of
+from agentloop.testing.invariants import INVARIANTS, CoverageCounter, Invariant, InvariantError, judge, told
+from agentloop.testing.invariants._observation import BodySeen, Cancellation, Observation, Reading, definitions_of
 from agentloop.testing.simulation._generators import Chance
 from agentloop.testing.simulation.schedules import Exhaustive, Recorder, Scheduler, Tape, first
 from agentloop.tools import FunctionTool, tool
@@ -93,7 +93,7 @@ class CoreWorld:
 class CoreRun:
     """What a core world left: evidence for the invariants, and what the tape chose."""
 
-    evidence: Evidence
+    evidence: Observation
     choices: tuple[tuple[int, int], ...]
 
 
@@ -275,7 +275,7 @@ class _Player:
             action = next_action(self.state, view)
             self._tick()
             match action:
-                case CallModel():
+                case RequestModel():
                     self._call_model()
                 case Settle():
                     self._settle()
@@ -326,7 +326,7 @@ class _Player:
         _Batch(self, plan).play()
         self.append(r.BatchEnded)
 
-    def _evidence(self, status: Any, output: Any, error: BaseException | None) -> Evidence:
+    def _evidence(self, status: Any, output: Any, error: BaseException | None) -> Observation:
         state = self.state
         ended = status in ("completed", "interrupted")
         calls = tuple(CallSettled(call.call, call.outcome) for call in state.calls.values() if call.outcome is not None)
@@ -344,7 +344,7 @@ class _Player:
                 calls=calls,
                 history=tuple(state.history),
             )
-        return Evidence(
+        return Observation(
             records=state.records,
             agent=_agents()[0],
             config=_config(self.world.cap, self.world.max_calls),
@@ -652,7 +652,7 @@ OF_THE_CORE = (
 """The invariants that the core alone decides; the others are about what surrounds it."""
 
 
-def check_core(run: CoreRun, tally: Tally | None = None) -> None:
+def check_core(run: CoreRun, tally: CoverageCounter | None = None) -> None:
     """Judge a run of the core by the invariants that it decides.
 
     Raises:
@@ -666,5 +666,5 @@ def check_core(run: CoreRun, tally: Tally | None = None) -> None:
 
 
 @cache
-def _laws() -> tuple[Law, ...]:
-    return tuple(LAWS[name] for name in OF_THE_CORE)
+def _laws() -> tuple[Invariant, ...]:
+    return tuple(INVARIANTS[name] for name in OF_THE_CORE)

@@ -12,7 +12,7 @@ from typing import Any
 from agentloop.config import RunConfig, ToolExecution
 from agentloop.testing.scripted import Step, call, say
 from agentloop.testing.simulation._faults import Hangs, Raises, Returns
-from agentloop.testing.simulation._fixture_agents import LONG, Actor, Cast, Role
+from agentloop.testing.simulation._fixture_agents import LONG, Actor, FixtureAgents, Role
 from agentloop.testing.simulation._generators import Chance, draw_tape
 from agentloop.testing.simulation.event_loop import BACKENDS
 from agentloop.testing.simulation.runs import Behavior, Verdict, World
@@ -136,7 +136,7 @@ def _world(
     config: RunConfig | None = None,
     **parts: Any,
 ) -> World:
-    cast = Cast(roles=(role,), rate=chance.whole(1, 2), per=chance.pick([0.6, 1.3]))
+    cast = FixtureAgents(roles=(role,), rate=chance.whole(1, 2), per=chance.pick([0.6, 1.3]))
     if config is None:
         config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=cap))
     order: Any = chance.pick(["gate", "passes", "steps"])

@@ -18,12 +18,12 @@ import attrs
 
 from agentloop._storage.record_codec import record_from_json, record_to_json
 from agentloop._storage.withholding import Secrets
-from agentloop.testing.invariants import InvariantError, check, check_twins, twin_of
-from agentloop.testing.invariants._observation import Relation, Twin
+from agentloop.testing.invariants import InvariantError, check, check_counterparts, counterpart_of
+from agentloop.testing.invariants._observation import Counterpart, Relation
 from agentloop.testing.replaying import replay
 from agentloop.testing.simulation._findings import ExplorationFailure, Finding
-from agentloop.testing.simulation._fixture_agents import VEIL
-from agentloop.testing.simulation._generators import Seeded, Taste, draw_tape, draw_world
+from agentloop.testing.simulation._fixture_agents import XOR_CODEC
+from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_tape, draw_world
 from agentloop.testing.simulation._shrink import shrunk
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
 from agentloop.testing.simulation.normal_form import normal
@@ -36,9 +36,9 @@ from .pure_core import CoreWorld, check_core, draw_core_world, play
 
 MOMENTS = 8
 """How many moments at which everything waits, at most, go by before a cancellation."""
-SMALL = Taste(turns=1, calls=3, tools=1, nesting=0)
-MIDDLE = Taste(turns=2, calls=3, tools=2)
-LARGE = Taste(turns=3, calls=4, tools=3)
+SMALL = GeneratorConfig(turns=1, calls=3, tools=1, nesting=0)
+MIDDLE = GeneratorConfig(turns=2, calls=3, tools=2)
+LARGE = GeneratorConfig(turns=3, calls=4, tools=3)
 """What full-stack worlds are of: most faults show in small ones, of which there is time for many more."""
 CORE_WORLDS = 120
 CORE_TAPES = 4
@@ -234,7 +234,7 @@ class Round:
         """Judge whether both of *runs* say the same."""
         if len(runs) == 2:
             self.counts.numbers["compared"] += 1
-            check_twins(runs[0], twin_of(runs[1], relation), self.counts.tally)
+            check_counterparts(runs[0], counterpart_of(runs[1], relation), self.counts.tally)
 
     def alike(self, runs: list[WorldRun]) -> None:
         """Judge whether the logs of both of *runs* are equal in normal form."""
@@ -248,7 +248,7 @@ class Round:
         """Run the world of *first* again as it was: everything must be the same."""
         again = run_one(first.world, backend=first.backend, streamed=first.streamed)
         self.counts.numbers["repeated"] += 1
-        check_twins(first, twin_of(again, "again"), self.counts.tally)
+        check_counterparts(first, counterpart_of(again, "again"), self.counts.tally)
         assert again.choices == first.choices, "the same world had other choices the second time"
 
     def replayed(self, run: WorldRun) -> None:
@@ -256,14 +256,14 @@ class Round:
         if not run.records:
             return
         agent: Any = run.world.agent
-        codec = Secrets(VEIL)
+        codec = Secrets(XOR_CODEC)
         stored = [record_from_json(record_to_json(one, codec), secrets=codec) for one in run.records]
         config: Any = run.world.options["run_config"]
         other = OTHER[run.backend]
         replayed = replay(stored, agent(), run_config=config, backend=other)
         self.counts.numbers["replayed"] += 1
-        twin = Twin(relation="replay", name=f"its replay on {other}", records=replayed.records)
-        check_twins(run, twin, self.counts.tally)
+        twin = Counterpart(relation="replay", name=f"its replay on {other}", records=replayed.records)
+        check_counterparts(run, twin, self.counts.tally)
 
     # -- parts alone
 

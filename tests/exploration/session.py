@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from agentloop.testing.invariants import LAWS
+from agentloop.testing.invariants import INVARIANTS
 
 from .counts import Counts, Violation
 from .crashes import AFTER_CRASHES
@@ -148,8 +148,8 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
     yield f"malformed inputs: {malformed}" + "".join(
         f", {name.removeprefix('malformed ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("malf")
     )
-    yield f"invariants: {len(LAWS)}; exercised by worlds (full stack, core alone):"
-    for name in LAWS:
+    yield f"invariants: {len(INVARIANTS)}; exercised by worlds (full stack, core alone):"
+    for name in INVARIANTS:
         yield f"  {name}: {counts.tally.exercised[name]}, {counts.core.exercised[name]}"
     yield f"violations: {len(counts.violations)}"
     for violation in counts.violations[:10]:

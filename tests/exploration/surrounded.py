@@ -22,12 +22,12 @@ from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOut
 from agentloop.model_events import ArgumentsDelta, ReasoningDelta, ResponseStarted, TextDelta
 from agentloop.testing.scripted import Step, call, fail, reason, respond, say, stream_of, wait
 from agentloop.testing.simulation._faults import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
-from agentloop.testing.simulation._fixture_agents import LATE, Actor, Cast, Role
+from agentloop.testing.simulation._fixture_agents import LATE, Actor, FixtureAgents, Role
 from agentloop.testing.simulation._generators import (
     FILTERS,
     LONG_NUMBER,
     Chance,
-    Taste,
+    GeneratorConfig,
     draw_config,
     draw_tape,
     draw_world,
@@ -48,7 +48,7 @@ EARLIER: tuple[Item, ...] = (
     ToolOutput("earlier", "a_0 2"),
     AssistantMessage("then"),
 )
-SIZE = Taste(turns=3, calls=3, tools=2, faults=False, secrets=False)
+SIZE = GeneratorConfig(turns=3, calls=3, tools=2, faults=False, secrets=False)
 EVENTS = ("agent_start", "llm_start", "llm_end", "tool_start", "tool_end", "agent_end", "handoff", "run_end")
 AGENTS_EVENTS = (*EVENTS[:-2], "handoff_out", "handoff_in")
 PLAIN = Actor(name="plain")
@@ -70,7 +70,7 @@ def draw_surrounded(chance: Chance, number: int) -> Further:
 Change = Callable[[Role], Role]
 
 
-def _everywhere(cast: Cast, change: Change) -> Cast:
+def _everywhere(cast: FixtureAgents, change: Change) -> FixtureAgents:
     """Return *cast* with every role, nested ones too, changed."""
 
     def changed(role: Role) -> Role:
@@ -85,10 +85,10 @@ def _everywhere(cast: Cast, change: Change) -> Cast:
 
 def _drawn(
     chance: Chance,
-    taste: Taste = SIZE,
+    taste: GeneratorConfig = SIZE,
     *,
     change: Change | None = None,
-    wanted: Callable[[Cast], bool] | None = None,
+    wanted: Callable[[FixtureAgents], bool] | None = None,
     options: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     slow: Behavior | None = None,
@@ -120,11 +120,11 @@ def _drawn(
     return World(**{**parts, "options": given, **fields}, order=order, tape=draw_tape(chance))
 
 
-def _nests(cast: Cast) -> bool:
+def _nests(cast: FixtureAgents) -> bool:
     return any(actor.agent is not None for role in cast.roles for actor in role.actors)
 
 
-def _hands_over(cast: Cast) -> bool:
+def _hands_over(cast: FixtureAgents) -> bool:
     return len(cast.roles) > 1
 
 
@@ -371,7 +371,9 @@ def _world(
 ) -> World:
     order = order or chance.pick(["gate", "passes", "steps"])
     given = {"run_config": config or RunConfig(), **(options or {})}
-    return World(agent=Cast(roles=roles), script=script, options=given, order=order, tape=draw_tape(chance), **parts)
+    return World(
+        agent=FixtureAgents(roles=roles), script=script, options=given, order=order, tape=draw_tape(chance), **parts
+    )
 
 
 def _choices(chance: Chance) -> World:

@@ -312,7 +312,7 @@ async def test_everything_in_a_run_gets_one_application_object(run_mode: Run) ->
         note("nested tool")(ctx)
         return "used"
 
-    class OfRun(RunHooks):
+    class RunServicesView(RunHooks):
         on_agent_start = staticmethod(note("run hook"))
         on_tool_end = staticmethod(note("tool hook"))
         on_run_end = staticmethod(note("run end"))
@@ -339,7 +339,7 @@ async def test_everything_in_a_run_gets_one_application_object(run_mode: Run) ->
         input_guardrails=[input_guardrail(note("input guardrail", PASSED))],
         hooks=OfAgent(),
     )
-    result = await run_mode(first, "go", context=app, hooks=OfRun())
+    result = await run_mode(first, "go", context=app, hooks=RunServicesView())
     assert result.context is app
     assert set(seen) == {
         "tool",

@@ -39,7 +39,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop._engine.runtime.dispatcher import Pump
+from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop.testing import ScriptedModel, call, say
 
 VIRTUAL = pytest.mark.backends("trio-virtual")
@@ -766,15 +766,15 @@ def test_changing_a_capacity_is_checked() -> None:
 async def test_two_turns_that_wait_for_one_rate_sleep_until_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outer turn and a nested one, both under it: neither may wake the other for the time they both sleep until."""
     looks = 0
-    pump = Pump.pump
+    pump = Dispatcher.pump
 
-    def counted(self: Pump) -> None:
+    def counted(self: Dispatcher) -> None:
         nonlocal looks
         looks += 1
         assert looks < 1000
         pump(self)
 
-    monkeypatch.setattr(Pump, "pump", counted)
+    monkeypatch.setattr(Dispatcher, "pump", counted)
 
     @tool(capacity=Rate(1, 60))
     async def rated() -> str:

@@ -380,14 +380,14 @@ def held_at_the_end(held: Held, *steps: Any, **fields: Any) -> Agent[Any, Any]:
 
 
 @pytest.mark.scenario("GO-07")
-@pytest.mark.parametrize("ended_by", ["cancel", "break"])
-async def test_cancel_during_an_output_guardrail_writes_no_final_turn(ended_by: str) -> None:
+@pytest.mark.parametrize("cancel_source", ["cancel", "break"])
+async def test_cancel_during_an_output_guardrail_writes_no_final_turn(cancel_source: str) -> None:
     """What earlier turns wrote stays."""
     held, session = Held(), Written()
     agent = held_at_the_end(held, call("secret", call_id="c"), say("done"), tools=[secret])
     async with Runner.run_streamed(agent, "go", session=session) as stream:
         await held.started.wait()
-        if ended_by == "cancel":
+        if cancel_source == "cancel":
             stream.cancel()
             await stream.finished()
     assert stream.result.status == "cancelled"

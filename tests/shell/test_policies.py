@@ -543,7 +543,12 @@ class Dear(Saying):
 @in_every_way
 async def test_who_asks_and_why_stands_in_the_record_and_on_the_interruption(run_mode: Run, way: str) -> None:
     """Of all policies that ask, in their order; also in another process, and in the event."""
-    policies = [Saying(Ask("it is Friday")), Saying(Ask()), Dear(Ask("it is dear")), Saying(Allow())]
+    policies = [
+        Saying(Ask("it is Friday")),
+        Saying(Ask()),
+        Dear(Ask("it is dear")),
+        Saying(Allow()),
+    ]
     agent = agent_with([free([])], call("free", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=ruled(*policies))

@@ -7,7 +7,7 @@ import pytest
 
 from agentloop._core.admission import Ticket
 from agentloop._engine.runtime import dispatcher as pump_module
-from agentloop._engine.runtime.dispatcher import Pump
+from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop.limits import Rate
 
 
@@ -25,7 +25,7 @@ def test_a_limit_that_gets_room_right_after_a_look_is_looked_at_again(monkeypatc
     clock = {"now": 0.0}
     monkeypatch.setattr(pump_module.anyio, "current_time", lambda: clock["now"])
     owner, told = Started(), []
-    pump = Pump()
+    pump = Dispatcher()
     pump.sleepers[told.append] = None
     rate = Rate(1, 1.0)
     tickets: list[Any] = [Ticket((rate,), owner), Ticket((rate,), owner)]

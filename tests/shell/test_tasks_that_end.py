@@ -185,12 +185,12 @@ async def test_run_ends_whenever_the_engine_itself_breaks(
 def test_thread_of_a_run_is_awaited_when_the_loop_is_left() -> None:
     """A native cancellation passes anyio's shield around a thread; the run still ends after its bodies."""
     watch = Watch()
-    began, let_go, ended = threading.Event(), threading.Event(), threading.Event()
+    began, release_refs, ended = threading.Event(), threading.Event(), threading.Event()
 
     @tool
     def blocks() -> str:
         began.set()
-        let_go.wait(30)
+        release_refs.wait(30)
         ended.set()
         return "late"
 
@@ -208,7 +208,7 @@ def test_thread_of_a_run_is_awaited_when_the_loop_is_left() -> None:
         await asyncio.get_running_loop().run_in_executor(None, began.wait)
         assert not task.done()
         # The loop is left now, and the thread goes on until all of its tasks have been cancelled.
-        asyncio.get_running_loop().call_soon(lambda: threading.Timer(0.05, let_go.set).start())
+        asyncio.get_running_loop().call_soon(lambda: threading.Timer(0.05, release_refs.set).start())
 
     asyncio.run(main())
     assert seen == [True]

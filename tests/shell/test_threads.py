@@ -25,7 +25,7 @@ from shell.scenario_kit import (
 
 from agentloop import Agent, Allow, Runner, RunResult, ToolContext, open_runtime, tool, tool_input_guardrail
 from agentloop import records as r
-from agentloop._engine.runtime.threads import Place, Threads
+from agentloop._engine.runtime.threads import Threads, ThreadSlot
 
 Run = Callable[..., Awaitable[RunResult[Any]]]
 
@@ -574,7 +574,7 @@ async def test_who_waits_for_a_thread_gets_none_that_the_end_of_the_run_has_free
     threads = Threads(1)
     threads.join("first")
     held = await threads.place("first", "first")
-    assert isinstance(held, Place)
+    assert isinstance(held, ThreadSlot)
     got: list[object] = []
 
     async def second() -> None:
@@ -589,4 +589,4 @@ async def test_who_waits_for_a_thread_gets_none_that_the_end_of_the_run_has_free
     assert got == []
     assert len(threads) == 0
     threads.join("third")
-    assert isinstance(await threads.place("third", "third"), Place)  # nobody is left in the queue
+    assert isinstance(await threads.place("third", "third"), ThreadSlot)  # nobody is left in the queue

@@ -1,6 +1,6 @@
 """Runs a program again and again, ending it at its 0th, 1st, 2nd … task step, on both backends.
 
-A step is one resumption of a task; time is virtual, so that no sweep waits. *seed* picks which of the ready tasks goes
+A step is one resume_from of a task; time is virtual, so that no sweep waits. *seed* picks which of the ready tasks goes
 first, so that a sweep can go over task orders too.
 """
 

@@ -18,10 +18,10 @@ from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing.invariants import evidence_of
-from agentloop.testing.invariants._observation import Evidence, Relation, Twin
+from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, say
 from agentloop.testing.simulation._faults import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
-from agentloop.testing.simulation._fixture_agents import LONG, Actor, Cast, Role
+from agentloop.testing.simulation._fixture_agents import LONG, Actor, FixtureAgents, Role
 from agentloop.testing.simulation._observers import HookLog, JournalLog, SessionLog
 from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, run_one
 from agentloop.tools import tool
@@ -37,7 +37,7 @@ def _calls(*names: str, first: int = 1, **numbers: int) -> list[Any]:
 def _world(*turns: Any, actors: tuple[Actor, ...], role: dict[str, Any] | None = None, **fields: Any) -> World:
     roles = (Role(name="a", actors=actors, **(role or {})), Role(name="b", actors=actors))
     options = {"run_config": fields.pop("config", RunConfig()), **fields.pop("options", {})}
-    return World(agent=Cast(roles=roles), script=(*turns, say("done", USED)), options=options, **fields)
+    return World(agent=FixtureAgents(roles=roles), script=(*turns, say("done", USED)), options=options, **fields)
 
 
 PLAIN = Actor(name="plain")
@@ -59,7 +59,7 @@ async def breaks() -> str:
 
 
 @cache
-def rich() -> Evidence:
+def rich() -> Observation:
     """A run that completes: limits, receipts, guardrails, a timeout, a nested run, a retry, a repeat, a handoff."""
     actors = (
         PLAIN,
@@ -89,18 +89,18 @@ def rich() -> Evidence:
         ),
         options={"hooks": HookLog, "session": MemorySession},
     )
-    world = attrs.evolve(world, agent=Cast(roles=(*_judged(world),), rate=3))
+    world = attrs.evolve(world, agent=FixtureAgents(roles=(*_judged(world),), rate=3))
     return evidence_of(run_one(world))
 
 
 def _judged(world: World) -> tuple[Role, ...]:
-    assert isinstance(world.agent, Cast)
+    assert isinstance(world.agent, FixtureAgents)
     first, second = world.agent.roles
     return first, attrs.evolve(second, last_judges=("pass", "pass"))
 
 
 @cache
-def queued() -> Evidence:
+def queued() -> Observation:
     """Five calls under a cap of two, each of which takes its time."""
     world = _world(
         _calls(*["plain"] * 5),
@@ -112,15 +112,15 @@ def queued() -> Evidence:
 
 
 @cache
-def rated() -> Evidence:
+def rated() -> Observation:
     """Two calls under a rate of one per 1.3 s."""
     world = _world(_calls("rated", "rated"), actors=(Actor(name="rated", rated=True),))
-    assert isinstance(world.agent, Cast)
+    assert isinstance(world.agent, FixtureAgents)
     return evidence_of(run_one(attrs.evolve(world, agent=attrs.evolve(world.agent, rate=1, per=1.3))))
 
 
 @cache
-def cleaning() -> Evidence:
+def cleaning() -> Observation:
     """Two bodies of a cancelled run that clean up, one of them what it holds."""
     world = _world(
         _calls("plain", "plain"),
@@ -132,14 +132,14 @@ def cleaning() -> Evidence:
 
 
 @cache
-def holding() -> Evidence:
+def holding() -> Observation:
     """Two bodies that each hold a resource of the run."""
     parts = {"c1": OnStage(Holds(0, 0.0)), "c2": OnStage(Holds(0, 0.25))}
     return evidence_of(run_one(_world(_calls("plain", "plain"), actors=(PLAIN,), behaviors=parts)))
 
 
 @cache
-def cancelled() -> Evidence:
+def cancelled() -> Observation:
     """A run that its caller cancels while two bodies run."""
     world = _world(
         _calls("plain", "plain"),
@@ -156,7 +156,7 @@ def cancelled() -> Evidence:
 
 
 @cache
-def outliving() -> Evidence:
+def outliving() -> Observation:
     """A run whose time is over, and a body of it that doesn't end."""
 
     async def refuses(body: Body) -> str:
@@ -169,40 +169,40 @@ def outliving() -> Evidence:
 
 
 @cache
-def failing() -> Evidence:
+def failing() -> Observation:
     """A run that a call's failure ends, while another one runs."""
     world = _world(_calls("raising", "plain"), actors=(PLAIN, RAISING), behaviors={"c1": Raises(1), "c2": Hangs()})
     return evidence_of(run_one(world))
 
 
 @cache
-def both_failing() -> Evidence:
+def both_failing() -> Observation:
     """A run that two failures of one pass end."""
     parts = {"c1": Raises(), "c2": Raises()}
     found = run_one(_world(_calls("raising", "raising"), actors=(RAISING,), behaviors=parts, order="passes"))
     return evidence_of(found)
 
 
-def _raised_second(evidence: Evidence) -> Evidence:
+def _raised_second(evidence: Observation) -> Observation:
     second = ToolCallError("second", call=call_of(evidence, "c2"))
     return attrs.evolve(evidence, error=second)
 
 
-def call_of(evidence: Evidence, call_id: str) -> ToolCall:
+def call_of(evidence: Observation, call_id: str) -> ToolCall:
     """Return the call of that id."""
     items = [item for one in evidence.records if isinstance(one, r.ModelResponded) for item in one.response.items]
     return next(item for item in items if isinstance(item, ToolCall) and item.call_id == call_id)
 
 
 @cache
-def many() -> Evidence:
+def many() -> Observation:
     """Three calls where two are allowed."""
     config = RunConfig(tool_execution=ToolExecution(max_calls_per_turn=2))
     return evidence_of(run_one(_world(_calls(*["plain"] * 3), actors=(PLAIN,), config=config)))
 
 
 @cache
-def decided() -> Evidence:
+def decided() -> Observation:
     """Two calls wait for verdicts: one is approved, one rejected."""
     world = _world(
         _calls("asks", "asks", asks=1),
@@ -213,7 +213,7 @@ def decided() -> Evidence:
 
 
 @cache
-def tripped(stage: str) -> Evidence:
+def tripped(stage: str) -> Observation:
     """A run that an `input` or `output` guardrail ends."""
     role: dict[str, Any] = {"judges": (("trip", True),)} if stage == "input" else {"last_judges": ("trip",)}
     turns = [_calls("plain")] if stage == "input" else []
@@ -221,20 +221,20 @@ def tripped(stage: str) -> Evidence:
 
 
 @cache
-def refused() -> Evidence:
+def refused() -> Observation:
     """A call whose arguments a guardrail refuses, and one whose output one refuses."""
     actors = (Actor(name="before", before=("reject odd",)), Actor(name="after", after=("reject odd",)))
     return evidence_of(run_one(_world(_calls("before", "after", before=1, after=1), actors=actors)))
 
 
 @cache
-def contradicting() -> Evidence:
+def contradicting() -> Observation:
     """A response that uses one id for two calls."""
     return evidence_of(run_one(_world([call("plain", {"n": n}, call_id="c1") for n in (1, 2)], actors=(PLAIN,))))
 
 
 @cache
-def receipted() -> Evidence:
+def receipted() -> Observation:
     """A call that an earlier turn's receipt answers."""
     return evidence_of(
         run_one(_world(_calls("once"), _calls("once", first=2), actors=(Actor(name="once", idempotent=True),)))
@@ -242,21 +242,21 @@ def receipted() -> Evidence:
 
 
 @cache
-def judged_again() -> Evidence:
+def judged_again() -> Observation:
     """A call that waits for a verdict, of a tool with an input guardrail."""
     actors = (Actor(name="asks", approval=True, before=("allow",)),)
     return evidence_of(run_one(_world(_calls("asks", asks=1), actors=actors, verdicts=(Verdict(call_id="c1"),))))
 
 
 @cache
-def slowly_read() -> Evidence:
+def slowly_read() -> Observation:
     """A streamed run whose reader is behind."""
     world = _world(_calls("plain", "plain"), actors=(PLAIN,), config=RunConfig(stream_buffer=1), slow_reader=True)
     return evidence_of(run_one(world, streamed=True))
 
 
 @cache
-def hurried() -> Evidence:
+def hurried() -> Observation:
     """Three calls for one slot, the last of which waits too long."""
     execution = ToolExecution(max_function_tool_concurrency=1, queue_timeout=0.6)
     world = _world(
@@ -269,20 +269,20 @@ def hurried() -> Evidence:
 
 
 @cache
-def bounded() -> Evidence:
+def bounded() -> Observation:
     """A run that may ask its model twice, and wants to ask once more."""
     config = RunConfig(limits=UsageLimits(requests=2))
     return evidence_of(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
 
 
 @cache
-def fickle() -> Evidence:
+def fickle() -> Observation:
     """A run with a call of a tool that decides for itself whether it is on."""
     return evidence_of(run_one(_world(_calls("fickle"), actors=(Actor(name="fickle", says=(True,)),))))
 
 
 @cache
-def circling() -> Evidence:
+def circling() -> Observation:
     """A run whose model makes an equal call three times and is warned, and then stops with a long output."""
     config = RunConfig(loop_detection=3, tool_execution=ToolExecution(max_output_chars=LONG - 1))
     turns = [_calls("plain", first=place) for place in range(1, 4)]
@@ -291,14 +291,14 @@ def circling() -> Evidence:
 
 
 @cache
-def stopped() -> Evidence:
+def stopped() -> Observation:
     """A run that is stopped after its second turn."""
     config = RunConfig(stop_when=MaxTurns(2))
     return evidence_of(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
 
 
 @cache
-def watched() -> Evidence:
+def watched() -> Observation:
     """A streamed run with a handoff, whose reader keeps up; a body of it reports."""
     world = _world(
         [reason("hm"), say("Let me see."), *_calls("plain", "plain"), call("transfer_to_b", call_id="h1")],
@@ -310,7 +310,7 @@ def watched() -> Evidence:
 
 
 @cache
-def surrounded() -> Evidence:
+def surrounded() -> Observation:
     """A run with a journal, a session and hooks of its own and of its agents; a nested run with a listener."""
     deep = Role(name="an", actors=(Actor(name="deep"),), hooks="")
     actors = (PLAIN, Actor(name="agent", agent=deep, listens=(0.0, 0)))
@@ -323,7 +323,7 @@ def surrounded() -> Evidence:
         [*_calls("plain", first=2), call("agent", {"input": "go"}, call_id="c3"), call("transfer_to_b", call_id="h1")],
     )
     world = World(
-        agent=Cast(roles=roles),
+        agent=FixtureAgents(roles=roles),
         script=(*turns, say("done")),
         nested={"c3": ([call("deep", {"n": 1}, call_id="d1")], say("inside"))},
         options={
@@ -337,14 +337,14 @@ def surrounded() -> Evidence:
 
 
 @cache
-def unsaved() -> Evidence:
+def unsaved() -> Observation:
     """A run whose session fails."""
     session = partial(SessionLog, fails_at=1)
     return evidence_of(run_one(_world(_calls("plain"), actors=(PLAIN,), options={"session": session})))
 
 
 @cache
-def silent() -> Evidence:
+def silent() -> Observation:
     """A call that reports in time, and one that is silent for too long."""
     behaviors = {"c1": OnStage(Reports(2, 0.3, pauses=True)), "c2": Hangs()}
     return evidence_of(
@@ -353,7 +353,7 @@ def silent() -> Evidence:
 
 
 @cache
-def held() -> Evidence:
+def held() -> Observation:
     """A streamed run whose text is held until a guardrail beside the model has judged its input."""
     config = RunConfig(hold_text_until_guarded=True)
     world = _world(actors=(PLAIN,), role={"judges": (("pass late", True),)}, config=config)
@@ -361,14 +361,14 @@ def held() -> Evidence:
 
 
 @cache
-def stopping() -> Evidence:
+def stopping() -> Observation:
     """A run that its reader wants to end after its first turn."""
     world = _world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), reader_stops="CallStarted")
     return evidence_of(run_one(world, streamed=True))
 
 
 @cache
-def ended_by_a_call() -> Evidence:
+def ended_by_a_call() -> Observation:
     """A run of which the first output is the last word."""
     world = _world(_calls("plain", "plain"), actors=(PLAIN,), role={"behavior": "stop_on_first_tool"})
     return evidence_of(run_one(world))
@@ -379,20 +379,22 @@ def _later(told: Sequence[tuple[int, Any]], event: str) -> list[tuple[int, Any]]
     return [(place + 10**9 if one[0] == event else place, one) for place, one in told]
 
 
-def twinned(relation: Relation) -> Evidence:
+def twinned(relation: Relation) -> Observation:
     """Two runs of one world."""
     evidence = queued()
-    return attrs.evolve(evidence, twins=[Twin(relation=relation, name="the other", records=list(evidence.records))])
+    return attrs.evolve(
+        evidence, twins=[Counterpart(relation=relation, name="the other", records=list(evidence.records))]
+    )
 
 
-def _other_twin(evidence: Evidence) -> Evidence:
+def _other_twin(evidence: Observation) -> Observation:
     return attrs.evolve(evidence, twins=[attrs.evolve(evidence.twins[0], records=evidence.records[:-1])])
 
 
 # ---------------------------------------------------------------------------------------------- edits
 
 
-def find(evidence: Evidence, kind: type, nth: int = 0, **fields: Any) -> int:
+def find(evidence: Observation, kind: type, nth: int = 0, **fields: Any) -> int:
     """Return the number of the nth record of *kind* with these fields."""
     found = [
         n
@@ -402,81 +404,81 @@ def find(evidence: Evidence, kind: type, nth: int = 0, **fields: Any) -> int:
     return found[nth]
 
 
-def drop(evidence: Evidence, *numbers: int) -> Evidence:
+def drop(evidence: Observation, *numbers: int) -> Observation:
     """Return *evidence* without these records."""
     return attrs.evolve(evidence, records=[one for n, one in enumerate(evidence.records) if n not in numbers])
 
 
-def put(evidence: Evidence, n: int, *records: Any) -> Evidence:
+def put(evidence: Observation, n: int, *records: Any) -> Observation:
     """Return *evidence* with *records* before record *n*."""
     return attrs.evolve(evidence, records=[*evidence.records[:n], *records, *evidence.records[n:]])
 
 
-def move(evidence: Evidence, n: int, to: int) -> Evidence:
+def move(evidence: Observation, n: int, to: int) -> Observation:
     """Return *evidence* with record *n* standing before record *to*."""
     record = evidence.records[n]
     return drop(put(evidence, to, record), n if n < to else n + 1)
 
 
-def change(evidence: Evidence, n: int, **fields: Any) -> Evidence:
+def change(evidence: Observation, n: int, **fields: Any) -> Observation:
     """Return *evidence* with other values in record *n*."""
     records = list(evidence.records)
     records[n] = attrs.evolve(records[n], **fields)  # type: ignore[misc]  # every record is an attrs value
     return attrs.evolve(evidence, records=records)
 
 
-def ended(evidence: Evidence, call_id: str, **fields: Any) -> Evidence:
+def ended(evidence: Observation, call_id: str, **fields: Any) -> Observation:
     """Return *evidence* with another outcome of a call."""
     n = find(evidence, r.CallSettled, call_id=call_id)
     return change(evidence, n, outcome=attrs.evolve(evidence.records[n].outcome, **fields))  # type: ignore[union-attr]
 
 
-def body(evidence: Evidence, call_id: str, **fields: Any) -> Evidence:
+def body(evidence: Observation, call_id: str, **fields: Any) -> Observation:
     """Return *evidence* with another execution of a call's body."""
     bodies = [attrs.evolve(one, **fields) if one.call_id == call_id else one for one in evidence.bodies or ()]
     return attrs.evolve(evidence, bodies=bodies)
 
 
-def result(evidence: Evidence, **fields: Any) -> Evidence:
+def result(evidence: Observation, **fields: Any) -> Observation:
     """Return *evidence* with other values in its result."""
     assert evidence.result is not None
     return attrs.evolve(evidence, result=attrs.evolve(evidence.result, **fields))
 
 
-def _at(evidence: Evidence, call_id: str, kind: type = r.CallStarted, nth: int = 0) -> int:
+def _at(evidence: Observation, call_id: str, kind: type = r.CallStarted, nth: int = 0) -> int:
     return find(evidence, kind, nth, call_id=call_id)
 
 
-def _again(evidence: Evidence, n: int) -> Evidence:
+def _again(evidence: Observation, n: int) -> Observation:
     return put(evidence, n + 1, evidence.records[n])
 
 
-def _shown_reversed(evidence: Evidence) -> Evidence:
+def _shown_reversed(evidence: Observation) -> Observation:
     return attrs.evolve(evidence, shown=[(path, items[::-1]) for path, items in evidence.shown or ()])
 
 
-def _shown_without_outputs(evidence: Evidence) -> Evidence:
+def _shown_without_outputs(evidence: Observation) -> Observation:
     shown = [
         (path, [item for item in items if not isinstance(item, ToolOutput)]) for path, items in evidence.shown or ()
     ]
     return attrs.evolve(evidence, shown=shown)
 
 
-def _second_body(evidence: Evidence) -> Evidence:
+def _second_body(evidence: Observation) -> Observation:
     assert evidence.bodies is not None
     return attrs.evolve(evidence, bodies=[*evidence.bodies, evidence.bodies[0]])
 
 
-def _beside(evidence: Evidence, call_id: str) -> Evidence:
+def _beside(evidence: Observation, call_id: str) -> Observation:
     """Let the body of *call_id* run through the whole log."""
     return body(evidence, call_id, began=_at(evidence, "c1") + 1, ended=len(evidence.records) - 1)
 
 
-def _without_tools(evidence: Evidence) -> Evidence:
+def _without_tools(evidence: Observation) -> Observation:
     return change(evidence, find(evidence, r.TurnStarted), tools=())
 
 
-def _ended_from_above(evidence: Evidence) -> int:
+def _ended_from_above(evidence: Observation) -> int:
     return next(
         n
         for n, one in enumerate(evidence.records)
@@ -484,38 +486,38 @@ def _ended_from_above(evidence: Evidence) -> int:
     )
 
 
-def _record_of(evidence: Evidence, kind: type, nth: int = 0, **fields: Any) -> Any:
+def _record_of(evidence: Observation, kind: type, nth: int = 0, **fields: Any) -> Any:
     return evidence.records[find(evidence, kind, nth, **fields)]
 
 
-def _earlier(evidence: Evidence, n: int) -> Evidence:
+def _earlier(evidence: Observation, n: int) -> Observation:
     """Let record *n* have the time of the one before it."""
     return change(evidence, n, at=evidence.records[n - 1].at)
 
 
-def _events(evidence: Evidence, kind: type, *, last: bool = False) -> Evidence:
+def _events(evidence: Observation, kind: type, *, last: bool = False) -> Observation:
     """Return *evidence* without the events of *kind*, or with them as the last ones."""
     kept = [one for one in evidence.events if not isinstance(one, kind)]
     return attrs.evolve(evidence, events=[*kept, *(one for one in evidence.events if isinstance(one, kind) and last)])
 
 
-def _saved_twice(evidence: Evidence) -> Evidence:
+def _saved_twice(evidence: Observation) -> Observation:
     return attrs.evolve(evidence, saved=[*(evidence.saved or ()), *(evidence.saved or ())])
 
 
-def _told(evidence: Evidence, *events: tuple[str, tuple[str, ...], str]) -> Evidence:
+def _told(evidence: Observation, *events: tuple[str, tuple[str, ...], str]) -> Observation:
     return attrs.evolve(evidence, hooks=[*(evidence.hooks or ()), *events])
 
 
-def _guards(evidence: Evidence, stage: str) -> list[int]:
+def _guards(evidence: Observation, stage: str) -> list[int]:
     return [n for n, one in enumerate(evidence.records) if isinstance(one, r.GuardrailSettled) and one.stage == stage]
 
 
-def _completed(evidence: Evidence) -> Evidence:
+def _completed(evidence: Observation) -> Observation:
     return change(evidence, len(evidence.records) - 1, status="completed", final_output="done", error=None)
 
 
-Plant = tuple[Callable[[], Evidence], Callable[[Evidence], Evidence]]
+Plant = tuple[Callable[[], Observation], Callable[[Observation], Observation]]
 PLANTED: dict[str, Plant] = {
     "one_ending_per_attempt": (queued, lambda e: _again(e, _at(e, "c1", r.CallSettled))),
     "every_record_has_its_place": (queued, lambda e: put(e, 3, r.ItemReleased((), 1, 0.0, "c99"))),
@@ -652,7 +654,7 @@ PLANTED: dict[str, Plant] = {
     "outputs_keep_to_their_length": (circling, lambda e: ended(e, "c4", output="wordy")),
     "what_is_off_is_neither_shown_nor_run": (
         fickle,
-        lambda e: change(e, find(e, r.Answered, key="c1"), answer=False),
+        lambda e: change(e, find(e, r.CallbackReturned, key="c1"), answer=False),
     ),
     "blocking_guardrails_come_before_the_model": (
         rich,

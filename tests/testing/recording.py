@@ -19,9 +19,9 @@ from agentloop.config import ModelRetrySettings, ModelSettings
 from agentloop.journal import FileJournal
 from agentloop.records import Record
 from agentloop.testing.simulation._faults import Fatal
-from agentloop.testing.simulation._fixture_agents import Cast, Role
-from agentloop.testing.simulation._generators import Seeded, Taste, draw_world
-from agentloop.testing.simulation._simulated_parts import Watch, WorldModels
+from agentloop.testing.simulation._fixture_agents import FixtureAgents, Role
+from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_world
+from agentloop.testing.simulation._simulated_parts import SimulatedModels, Watch
 
 SCALE = 0.1
 """Real seconds for one of the world's."""
@@ -116,7 +116,7 @@ def _config(config: RunConfig) -> RunConfig:
 class World:
     """One world, and what is recorded of it."""
 
-    cast: Cast
+    cast: FixtureAgents
     fields: Any
     cancelled_after: float | None
     journal: Path | None = None
@@ -128,9 +128,9 @@ class World:
     def of(cls, seed: int, folder: Path | None = None) -> World:
         """Return the world of *seed*, which its caller cancels now and then; its journal stands in *folder*."""
         chance = Seeded(f"stock {seed}")
-        fields: Any = draw_world(chance, Taste(approvals=chance.one_in(3), secrets=False, slow_readers=False))
+        fields: Any = draw_world(chance, GeneratorConfig(approvals=chance.one_in(3), secrets=False, slow_readers=False))
         cancelled_after = chance.whole(0, 2000) / 1000 * SCALE if chance.one_in(4) else None
-        cast: Cast = fields["agent"]
+        cast: FixtureAgents = fields["agent"]
         cast = attrs.evolve(cast, roles=tuple(map(_scaled, cast.roles)), per=cast.per * SCALE)
         config = _config(fields["options"]["run_config"])
         journal = None if folder is None else folder / f"{seed}.jsonl"
@@ -139,7 +139,7 @@ class World:
     async def run(self) -> None:
         """Run it, over pauses that its verdicts end; whatever it raises is in its log."""
         agent, watch, fields = self.cast(), self.watch, self.fields
-        models = WorldModels(agent, watch, fields["script"], fields["nested"])
+        models = SimulatedModels(agent, watch, fields["script"], fields["nested"])
         options = {name: value() if name in MADE else value for name, value in fields["options"].items()}
         effects = StockEffects(watch, fields["behaviors"])
         options["run_config"] = attrs.evolve(self.config, effects=effects, instruments=(watch,), model=models)

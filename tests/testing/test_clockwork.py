@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 
 from agentloop import UserError, UserTypeError, UserValueError
-from agentloop.testing import Deadlock, Gate, Priorities, Tape, run_clockwork, tape_of
+from agentloop.testing import Deadlock, Gate, Priorities, Tape, run_deterministic, tape_of
 from agentloop.testing.simulation import event_loop as clockwork
 from agentloop.testing.simulation._waiting import require
 from agentloop.testing.simulation.event_loop import waiting
@@ -60,8 +60,8 @@ async def mingling(tasks: int = 4, steps: int = 5) -> list[tuple[int, int]]:
 @orders
 def test_one_tape_is_one_order(backend: Any, order: Any) -> None:
     """Thirty seeds, each twice, equal; and hardly two seeds alike."""
-    once = [run_clockwork(mingling, backend=backend, scheduler=Tape(seed=seed), order=order) for seed in range(30)]
-    again = [run_clockwork(mingling, backend=backend, scheduler=Tape(seed=seed), order=order) for seed in range(30)]
+    once = [run_deterministic(mingling, backend=backend, scheduler=Tape(seed=seed), order=order) for seed in range(30)]
+    again = [run_deterministic(mingling, backend=backend, scheduler=Tape(seed=seed), order=order) for seed in range(30)]
     assert once == again
     assert len({tuple(seen) for seen in once}) > 25
 
@@ -71,8 +71,8 @@ def test_one_tape_is_one_order(backend: Any, order: Any) -> None:
 def test_choices_replay_as_a_tape(backend: Any, order: Any) -> None:
     """What a random run chose, given as numbers, gives the same run."""
     recorder = Recorder(Tape(seed=5))
-    seen = run_clockwork(mingling, backend=backend, scheduler=recorder, order=order)
-    assert run_clockwork(mingling, backend=backend, scheduler=Tape(tape_of(recorder.choices)), order=order) == seen
+    seen = run_deterministic(mingling, backend=backend, scheduler=recorder, order=order)
+    assert run_deterministic(mingling, backend=backend, scheduler=Tape(tape_of(recorder.choices)), order=order) == seen
 
 
 @pytest.mark.slow
@@ -81,18 +81,18 @@ def test_order_is_the_same_in_a_fresh_process(backend: Any) -> None:
     """Neither hashes nor addresses have a part in it."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from testing.test_clockwork import mingling; "
-        "from agentloop.testing import Tape, run_clockwork; "
-        f"print([run_clockwork(mingling, backend={backend!r}, scheduler=Tape(seed=seed)) for seed in range(5)])"
+        "from agentloop.testing import Tape, run_deterministic; "
+        f"print([run_deterministic(mingling, backend={backend!r}, scheduler=Tape(seed=seed)) for seed in range(5)])"
     )
     tests = str(Path(__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", program, tests], capture_output=True, text=True, check=True)
-    here = [run_clockwork(mingling, backend=backend, scheduler=Tape(seed=seed)) for seed in range(5)]
+    here = [run_deterministic(mingling, backend=backend, scheduler=Tape(seed=seed)) for seed in range(5)]
     assert done.stdout.strip() == str(here)
 
 
 def test_natural_order_is_the_same_on_both_backends() -> None:
     """Tasks that became ready together go on in the order of their creation, on either."""
-    assert run_clockwork(mingling, backend="asyncio") == run_clockwork(mingling, backend="trio")
+    assert run_deterministic(mingling, backend="asyncio") == run_deterministic(mingling, backend="trio")
 
 
 @both
@@ -115,8 +115,8 @@ def test_passes_let_every_task_run_once_and_steps_let_one_run_on(backend: Any) -
     def last(labels: Any) -> int:
         return len(labels) - 1
 
-    assert run_clockwork(program, backend=backend, scheduler=last, order="passes") == "bababa"
-    assert run_clockwork(program, backend=backend, scheduler=last, order="steps") == "bbbaaa"
+    assert run_deterministic(program, backend=backend, scheduler=last, order="passes") == "bababa"
+    assert run_deterministic(program, backend=backend, scheduler=last, order="steps") == "bbbaaa"
 
 
 @both
@@ -143,7 +143,7 @@ def test_nobody_starves_in_the_natural_order_of_steps(backend: Any) -> None:
             group.start_soon(slow)
         return turns
 
-    assert run_clockwork(program, backend=backend, order="steps") < 20
+    assert run_deterministic(program, backend=backend, order="steps") < 20
 
 
 # ---------------------------------------------------------------------------------------------- time
@@ -162,7 +162,7 @@ def test_hours_pass_in_no_time(backend: Any) -> None:
         return middle, anyio.current_time() - began
 
     began = time.monotonic()
-    assert run_clockwork(program, backend=backend) == (3600, 5400)
+    assert run_deterministic(program, backend=backend) == (3600, 5400)
     assert time.monotonic() - began < 5
 
 
@@ -177,7 +177,7 @@ def test_asyncio_s_own_time_is_virtual_too() -> None:
         cancelled.cancel()
         return loop.time()
 
-    assert run_clockwork(program, backend="asyncio") == 50
+    assert run_deterministic(program, backend="asyncio") == 50
 
 
 @both
@@ -190,7 +190,7 @@ def test_wait_for_ever_is_a_deadlock(backend: Any) -> None:
 
     for shield in (False, True):
         with pytest.raises(Deadlock, match="every task waits, and no timer is set"):
-            run_clockwork(program, shield, backend=backend)
+            run_deterministic(program, shield, backend=backend)
 
 
 @both
@@ -202,7 +202,7 @@ def test_sleep_for_ever_is_a_deadlock_too(backend: Any) -> None:
         await anyio.sleep_forever()
 
     with pytest.raises(Deadlock):
-        run_clockwork(program, backend=backend)
+        run_deterministic(program, backend=backend)
 
 
 @both
@@ -221,7 +221,7 @@ def test_time_passes_up_to_a_timer_to_its_last_digit(backend: Any) -> None:
                 group.start_soon(one, delay)
         return seen
 
-    assert run_clockwork(program, backend=backend) == [0.3, 0.9]
+    assert run_deterministic(program, backend=backend) == [0.3, 0.9]
 
 
 @both
@@ -246,7 +246,7 @@ def test_deadlock_inside_a_group_is_raised_bare(backend: Any) -> None:
             group.start_soon(one, second, first)
 
     with pytest.raises(Deadlock):
-        run_clockwork(program, backend=backend)
+        run_deterministic(program, backend=backend)
     assert cleaned == ["out", "out"]
 
 
@@ -258,7 +258,7 @@ def test_error_of_the_program_is_raised_bare(backend: Any) -> None:
         raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):
-        run_clockwork(program, backend=backend)
+        run_deterministic(program, backend=backend)
 
 
 @both
@@ -274,7 +274,7 @@ def test_thread_of_the_program_s_own_may_wake_it(backend: Any) -> None:
         thread.join()
         return "woken"
 
-    assert run_clockwork(program, backend=backend) == "woken"
+    assert run_deterministic(program, backend=backend) == "woken"
 
 
 # ---------------------------------------------------------------------------------------------- threads
@@ -300,7 +300,7 @@ def test_worker_threads_run_in_place_one_after_the_other(backend: Any) -> None:
 
     assert limiter is None
     before = threading.active_count()
-    run_clockwork(program, backend=backend)
+    run_deterministic(program, backend=backend)
     assert threading.active_count() == before
 
 
@@ -315,7 +315,7 @@ def test_executor_of_asyncio_runs_in_place_too() -> None:
             await asyncio.to_thread(lambda: 1 / 0)
         return [one, two]
 
-    assert run_clockwork(program, backend="asyncio") == [threading.main_thread().name] * 2
+    assert run_deterministic(program, backend="asyncio") == [threading.main_thread().name] * 2
 
 
 @both
@@ -333,7 +333,7 @@ def test_result_of_a_thread_is_not_lost_to_a_cancellation(backend: Any) -> None:
             got = await anyio.to_thread.run_sync(work)
         return got
 
-    assert run_clockwork(program, backend=backend) == "worked"
+    assert run_deterministic(program, backend=backend) == "worked"
 
 
 @both
@@ -352,7 +352,7 @@ def test_other_loops_keep_their_threads(backend: Any) -> None:
         thread.start()
         thread.join()
 
-    run_clockwork(program, backend=backend)
+    run_deterministic(program, backend=backend)
     assert names != ["other"]
     assert names != [threading.main_thread().name]
 
@@ -385,7 +385,7 @@ def test_gate_lets_one_through_at_a_time_as_the_tape_says(backend: Any) -> None:
         return seen
 
     recorder = Recorder(Tape([1, 2, 0, 1]))
-    assert run_clockwork(program, recorder, backend=backend) == ["b", "awake", "a", "b again", "a again"]
+    assert run_deterministic(program, recorder, backend=backend) == ["b", "awake", "a", "b again", "a again"]
     assert recorder.chosen == ["b", TIME, "a", "b (2)"]
 
 
@@ -401,7 +401,7 @@ def test_gate_that_nobody_waits_at_lets_time_pass(backend: Any) -> None:
                 raise LookupError
         return anyio.current_time()
 
-    assert run_clockwork(program, backend=backend) == 5
+    assert run_deterministic(program, backend=backend) == 5
 
 
 @both
@@ -430,7 +430,9 @@ def test_timers_of_one_moment_come_one_by_one_at_the_gate(backend: Any) -> None:
                 group.start_soon(sleeper, name, 2 - delay)
         return seen
 
-    assert run_clockwork(program, backend=backend) == [f"{name}{step}" for name in "abc" for step in range(3)] + ["z"]
+    assert run_deterministic(program, backend=backend) == [f"{name}{step}" for name in "abc" for step in range(3)] + [
+        "z"
+    ]
 
 
 @both
@@ -464,7 +466,7 @@ def test_timeout_and_what_it_would_end_are_due_together(backend: Any, first: Any
         return late[0], seen
 
     wanted = (True, ["woken"]) if first == "timeout" else (False, ["woken", "in time"])
-    assert run_clockwork(program, backend=backend) == wanted
+    assert run_deterministic(program, backend=backend) == wanted
 
 
 @both
@@ -498,7 +500,7 @@ def test_timeout_that_is_over_already_does_not_wait_for_the_others(backend: Any)
                 group.start_soon(task)
         return seen
 
-    assert run_clockwork(program, backend=backend) == ["out at once", "busy over", "timed out"]
+    assert run_deterministic(program, backend=backend) == ["out at once", "busy over", "timed out"]
 
 
 @both
@@ -522,7 +524,7 @@ def test_gate_leaves_timers_as_it_found_them(backend: Any) -> None:
                 group.start_soon(sleeper, name)
         return [before, inside, waiting().timers_apart], "".join(seen)
 
-    assert run_clockwork(program, backend=backend) == ([False, True, False], "abab")
+    assert run_deterministic(program, backend=backend) == ([False, True, False], "abab")
 
 
 async def test_gate_needs_a_clockwork_loop() -> None:
@@ -537,7 +539,7 @@ async def test_gate_needs_a_clockwork_loop() -> None:
 async def test_run_inside_a_running_loop_is_refused() -> None:
     """An async test is already on a loop."""
     with pytest.raises(UserError, match="inside a running event loop: begin it from sync code"):
-        run_clockwork(mingling)
+        run_deterministic(mingling)
 
 
 @pytest.mark.parametrize(
@@ -547,7 +549,7 @@ async def test_run_inside_a_running_loop_is_refused() -> None:
 def test_unknown_backend_and_order_are_refused(arguments: dict[str, Any], message: str) -> None:
     """Named, with what there is."""
     with pytest.raises(UserValueError, match=message):
-        run_clockwork(mingling, **arguments)
+        run_deterministic(mingling, **arguments)
 
 
 def test_tape_takes_whole_numbers_from_zero() -> None:
@@ -572,7 +574,7 @@ def test_loop_that_does_not_order_as_told_is_refused(monkeypatch: pytest.MonkeyP
     clockwork._try_out.cache_clear()
     monkeypatch.setattr(clockwork.ClockworkLoop, "_permuted", lambda self, steps: steps)
     with pytest.raises(RuntimeError, match=r"can't choose the order of tasks with these releases \(anyio .*asyncio\)"):
-        run_clockwork(mingling)
+        run_deterministic(mingling)
     monkeypatch.undo()
     clockwork._try_out.cache_clear()
-    run_clockwork(mingling)
+    run_deterministic(mingling)

@@ -279,7 +279,7 @@ def order_of_bodies(scheduler: Any, steps: int = 3) -> list[str]:
             for name in "abcdefgh":
                 group.start_soon(body, name)
 
-    t.run_clockwork(program, backend="asyncio")
+    t.run_deterministic(program, backend="asyncio")
     return taken
 
 
@@ -322,7 +322,7 @@ def test_every_schedule_of_a_small_program_is_run_once() -> None:
 
     for tape in search:
         recorder = Recorder(t.Tape(tape))
-        t.run_clockwork(program, recorder)
+        t.run_deterministic(program, recorder)
         search.ran(recorder.choices)
     assert search.complete
     assert len(seen) == len(set(seen)) == 90

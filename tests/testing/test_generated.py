@@ -8,9 +8,9 @@ from anyio.lowlevel import checkpoint
 from hypothesis import Phase, given, settings
 
 from agentloop import Agent, ToolContext, UserTypeError, handoff, tool
-from agentloop.testing.invariants import Tally, check
-from agentloop.testing.scripted import Call
-from agentloop.testing.simulation._generators import Seeded, Taste, draw_world
+from agentloop.testing.invariants import CoverageCounter, check
+from agentloop.testing.scripted import CallStep
+from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_world
 from agentloop.testing.simulation.generated import (
     approvals,
     cancel_points,
@@ -105,7 +105,7 @@ def test_a_race_between_two_calls_is_found_and_shrunk() -> None:
     with pytest.raises(AssertionError, match="sold twice"):
         sells_once()
     calls = [piece for step in found[-1].script or () if isinstance(step, list) for piece in step]
-    assert sum(isinstance(piece, Call) for piece in calls) == 2
+    assert sum(isinstance(piece, CallStep) for piece in calls) == 2
     assert found[-1].tape == ()
 
 
@@ -118,9 +118,9 @@ def test_what_is_no_agent_is_refused() -> None:
 
 def test_drawn_worlds_of_a_cast_keep_the_invariants() -> None:
     """A handful; the sessions of `python -m tests.exploration` play thousands."""
-    tally = Tally()
+    tally = CoverageCounter()
     for seed in range(25):
-        world = World(**draw_world(Seeded(seed), Taste()))
+        world = World(**draw_world(Seeded(seed), GeneratorConfig()))
         check(run(world), tally)
     assert tally.worlds == 100
     assert len(tally.exercised) > 66

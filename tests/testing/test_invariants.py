@@ -38,19 +38,26 @@ from testing.planted import (
 from agentloop import Agent, RunConfig, ToolExecution, tool
 from agentloop.exceptions import JournalError, ToolLoopDetected, UserError
 from agentloop.outcomes import CallOutcome
-from agentloop.records import Answered, CallStarted, HistoryReplaced, RunEnded, TurnStarted
+from agentloop.records import CallbackReturned, CallStarted, HistoryReplaced, RunEnded, TurnStarted
 from agentloop.testing import call, say
-from agentloop.testing.invariants import LAWS, InvariantError, Tally, check, check_twins, findings_of
-from agentloop.testing.invariants._observation import Evidence, Reading, Relation, Twin
+from agentloop.testing.invariants import (
+    INVARIANTS,
+    CoverageCounter,
+    InvariantError,
+    check,
+    check_counterparts,
+    findings_of,
+)
+from agentloop.testing.invariants._observation import Counterpart, Observation, Reading, Relation
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
 
 def test_each_invariant_has_a_log_that_breaks_it() -> None:
     """An invariant that nothing is known to break may be one that nothing can break."""
-    assert sorted(PLANTED) == sorted(LAWS)
+    assert sorted(PLANTED) == sorted(INVARIANTS)
 
 
-@pytest.mark.parametrize("name", sorted(LAWS))
+@pytest.mark.parametrize("name", sorted(INVARIANTS))
 def test_invariant_holds_of_a_run_and_fails_on_a_planted_fault(name: str) -> None:
     """The run breaks nothing at all; with the fault in its log it breaks this one."""
     made, plant = PLANTED[name]
@@ -66,10 +73,10 @@ NEEDS_MORE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(LAWS) - NEEDS_MORE))
+@pytest.mark.parametrize("name", sorted(set(INVARIANTS) - NEEDS_MORE))
 def test_the_run_that_keeps_an_invariant_exercises_it(name: str) -> None:
     """Else it would say nothing that the run keeps it."""
-    tally = Tally()
+    tally = CoverageCounter()
     findings_of(PLANTED[name][0](), tally)
     assert tally.exercised[name] == 1
     assert name not in tally.unexercised()
@@ -89,8 +96,8 @@ def test_an_error_names_the_invariant_the_promise_and_the_records() -> None:
 
 def test_what_was_not_watched_is_not_judged() -> None:
     """Of a bare log only what the log alone decides is exercised."""
-    tally = Tally()
-    assert findings_of(Evidence(records=queued().records), tally) == []
+    tally = CoverageCounter()
+    assert findings_of(Observation(records=queued().records), tally) == []
     assert {"spans_pair_and_nest", "tool_hooks_pair", "slots_are_used"} <= set(tally.unexercised())
     assert tally.exercised["one_ending_per_attempt"] == 1
     assert tally.worlds == 1
@@ -119,7 +126,7 @@ def test_an_application_may_keep_things_from_its_model() -> None:
         steps = [call("look"), call("look"), say("done")]
         return run_one(World(agent=Agent("a", tools=[look]), script=steps, options={"run_config": config}))
 
-    tally = Tally()
+    tally = CoverageCounter()
     check(shown(RunConfig()), tally)
     assert tally.exercised["models_are_shown_all_that_was"] == 1
     run = shown(RunConfig(call_model_input_filter=newest))
@@ -161,13 +168,13 @@ def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_anothe
     one, two = (n for n, record in enumerate(records) if isinstance(record, RunEnded) and record.path)
     assert [records[n].status for n in (one, two)] == ["cancelled", "cancelled"]  # type: ignore[union-attr]
     records[one], records[two] = records[two], records[one]
-    twin = Twin(relation="backend", name="another", records=tuple(records), error=type(run.error))
-    check_twins(run, twin)
+    twin = Counterpart(relation="backend", name="another", records=tuple(records), error=type(run.error))
+    check_counterparts(run, twin)
     with pytest.raises(InvariantError, match="worlds_repeat_themselves"):
-        check_twins(run, attrs.evolve(twin, relation="again"))
+        check_counterparts(run, attrs.evolve(twin, relation="again"))
     records[one] = attrs.evolve(records[one], status="failed")  # type: ignore[call-arg]
     with pytest.raises(InvariantError, match="backends_agree"):
-        check_twins(run, attrs.evolve(twin, records=tuple(records)))
+        check_counterparts(run, attrs.evolve(twin, records=tuple(records)))
 
 
 def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another_backend() -> None:
@@ -179,7 +186,7 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
     def broken_by(relation: Relation, **changes: Any) -> set[str]:
         records = list(evidence.records)
         records[held] = attrs.evolve(records[held], **changes)
-        twin = Twin(relation=relation, name="another", records=tuple(records))
+        twin = Counterpart(relation=relation, name="another", records=tuple(records))
         return {one.law for one in findings_of(attrs.evolve(evidence, twins=(twin,)))}
 
     assert broken_by("backend", waited_for=()) == set()
@@ -189,16 +196,16 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
 
 def test_an_empty_log_breaks_nothing() -> None:
     """A run that was cancelled before its first record has left none."""
-    reading = Reading(Evidence(records=()))
-    assert [list(law.judge(reading)) for law in LAWS.values()] == [[] for _ in LAWS]
+    reading = Reading(Observation(records=()))
+    assert [list(law.judge(reading)) for law in INVARIANTS.values()] == [[] for _ in INVARIANTS]
 
 
-def tripped_input() -> Evidence:
+def tripped_input() -> Observation:
     """A run whose input was refused."""
     return tripped("input")
 
 
-def tripped_output() -> Evidence:
+def tripped_output() -> Observation:
     """A run whose output was refused."""
     return tripped("output")
 
@@ -242,7 +249,7 @@ def damaged(records: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize("made", WORLDS, ids=lambda made: made.__name__)
-def test_a_damaged_log_is_judged_and_most_damage_is_found(made: Callable[[], Evidence]) -> None:
+def test_a_damaged_log_is_judged_and_most_damage_is_found(made: Callable[[], Observation]) -> None:
     """No invariant raises over a log that no run has written."""
     evidence = made()
     logs = islice(damaged(evidence.records), 0, None, 3 if made is rich else 1)
@@ -262,7 +269,7 @@ def test_a_damaged_log_is_judged_and_most_damage_is_found(made: Callable[[], Evi
         ("the model is shown 'plain'", lambda e: ended(e, "c1", output="plain")),
     ],
 )
-def test_circles_and_lengths_are_held_against_all_that_was_said(what: str, fault: Callable[[Evidence], Any]) -> None:
+def test_circles_and_lengths_are_held_against_all_that_was_said(what: str, fault: Callable[[Observation], Any]) -> None:
     """More warnings than circles, fewer, an end without any; an output that lost its end, is too long, or changed."""
     assert findings_of(circling()) == []
     assert any(what in str(finding.broken.words) for finding in findings_of(fault(circling())))
@@ -277,18 +284,18 @@ def test_a_circle_that_goes_on_after_its_warning_is_found() -> None:
     assert any("came again after a warning" in finding.broken.words for finding in found)
 
 
-def _said_no(key: str) -> Evidence:
-    return change(fickle(), find(fickle(), Answered, key=key), answer=False)
+def _said_no(key: str) -> Observation:
+    return change(fickle(), find(fickle(), CallbackReturned, key=key), answer=False)
 
 
-def _never_asked(key: str) -> Evidence:
-    return drop(fickle(), find(fickle(), Answered, key=key))
+def _never_asked(key: str) -> Observation:
+    return drop(fickle(), find(fickle(), CallbackReturned, key=key))
 
 
 @pytest.mark.parametrize(
     ("fault", "key"),
     [(_said_no, "0:fickle"), *((fault, key) for fault in (_said_no, _never_asked) for key in ("1:fickle", "c1"))],
 )
-def test_a_tool_that_is_off_is_looked_at_wherever_it_is_asked(fault: Callable[[str], Evidence], key: str) -> None:
+def test_a_tool_that_is_off_is_looked_at_wherever_it_is_asked(fault: Callable[[str], Observation], key: str) -> None:
     """Before the turn, before its calls are planned, and before one of them starts."""
     assert "what_is_off_is_neither_shown_nor_run" in {finding.law for finding in findings_of(fault(key))}

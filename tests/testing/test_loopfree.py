@@ -16,7 +16,7 @@ from exploration.pure_core import (
     play,
 )
 
-from agentloop.testing.invariants import Tally
+from agentloop.testing.invariants import CoverageCounter
 from agentloop.testing.simulation._generators import Seeded
 from agentloop.testing.simulation.schedules import Tape
 
@@ -52,7 +52,7 @@ def test_every_end_of_a_small_world_keeps_the_invariants() -> None:
         ),
         cap=2,
     )
-    tally = Tally()
+    tally = CoverageCounter()
     count = 0
     for variant in (world, attrs.evolve(world, turns=(_turn("line", "line", "shared"), *world.turns[1:]))):
         for run in every_world(variant):
@@ -65,7 +65,7 @@ def test_every_end_of_a_small_world_keeps_the_invariants() -> None:
 
 def test_drawn_worlds_keep_the_invariants_and_exercise_all_of_the_core() -> None:
     """The same seed gives the same world and the same log."""
-    tally = Tally()
+    tally = CoverageCounter()
     for seed in range(600):
         world = draw_core_world(Seeded(seed))
         run = play(world, Tape((), seed=seed))

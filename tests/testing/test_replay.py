@@ -13,7 +13,7 @@ from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.records import Record
 from agentloop.testing import ScriptedModel, call, fail, say
 from agentloop.testing.replaying import replay
-from agentloop.testing.simulation._generators import Seeded, Taste, draw_tape, draw_world
+from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_tape, draw_world
 from agentloop.testing.simulation.runs import CancelAt, World, run_one
 
 BACKENDS = ("asyncio", "trio")
@@ -32,7 +32,7 @@ def stored(records: Any) -> list[Record]:
 def drawn(seed: int) -> World:
     """Return a world with everything that worlds may have."""
     chance = Seeded(seed)
-    fields = draw_world(chance, Taste(approvals=chance.one_in(3), secrets=False, slow_readers=False))
+    fields = draw_world(chance, GeneratorConfig(approvals=chance.one_in(3), secrets=False, slow_readers=False))
     order = chance.pick(["gate", "passes", "steps"])
     cancel = CancelAt(chance.whole(0, 60), chance.pick(["scope", "native"])) if chance.one_in(4) else None
     return World(**fields, order=order, cancel=cancel, tape=draw_tape(chance))

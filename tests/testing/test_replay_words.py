@@ -25,7 +25,7 @@ def ended(error: str) -> r.RunEnded:
 STARTED = r.CallStarted((), 1, 0.0, "c1", "pay", "{}")
 JUDGED = r.GuardrailSettled((), 1, 0.0, "tool_input", "checks", "Allow", 0.0)
 ASKED = r.ApprovalRequested((), 1, 0.0, "c1", "a", "pay", "digest")
-ANSWERED = r.Answered((), 1, 0.0, "is_enabled", "c1", answer=True)
+ANSWERED = r.CallbackReturned((), 1, 0.0, "is_enabled", "c1", answer=True)
 SAVED = r.SessionSaved((), 1, 0.0, 3)
 
 

@@ -9,11 +9,11 @@ from exploration.rounds import Round
 from exploration.session import Wanted, explore, explore_all, report, untouched
 from testing.planted import PLAIN, queued
 
-from agentloop.testing.invariants import InvariantError, Tally, check, check_twins, twin_of
-from agentloop.testing.invariants._invariant import LAWS, Broken, Finding
-from agentloop.testing.invariants._observation import Evidence
+from agentloop.testing.invariants import CoverageCounter, InvariantError, check, check_counterparts, counterpart_of
+from agentloop.testing.invariants._invariant import INVARIANTS, Breach, Broken
+from agentloop.testing.invariants._observation import Observation
 from agentloop.testing.scripted import call, say
-from agentloop.testing.simulation._fixture_agents import Cast, Role
+from agentloop.testing.simulation._fixture_agents import FixtureAgents, Role
 from agentloop.testing.simulation._generators import Seeded
 from agentloop.testing.simulation.runs import World, WorldRun, run_one
 
@@ -46,13 +46,13 @@ def test_a_session_of_some_rounds_plays_each_once() -> None:
     said = "\n".join(report(counts, wanted, 1.0))
     assert "violations: 0" in said
     assert "rates_hold" in said
-    assert set(untouched(Counts())) >= set(LAWS)
+    assert set(untouched(Counts())) >= set(INVARIANTS)
 
 
 @pytest.mark.parametrize("kind", rare.KINDS)
 def test_rare_worlds_meet_what_they_are_for(kind: str) -> None:
     """Three in eight of them at the least, and none breaks anything."""
-    tally = Tally()
+    tally = CoverageCounter()
     for draw in range(40):
         # Seeded by its kind: what is drawn for one has nothing to do with how many others there are.
         one = rare.draw_rare(Seeded(f"rare {kind} {draw}"), rare.KINDS.index(kind) * rare.EVERY)
@@ -77,7 +77,7 @@ MET = {
 @pytest.mark.parametrize("kind", list(surrounded.KINDS))
 def test_surrounded_worlds_meet_what_they_are_for(kind: str) -> None:
     """A fifth of them at the least, and none breaks anything."""
-    tally = Tally()
+    tally = CoverageCounter()
     for draw in range(40):
         one = surrounded.draw_surrounded(Seeded(f"surrounded {kind} {draw}"), list(surrounded.KINDS).index(kind))
         check(run_one(one.world, backend=one.backend, streamed=one.streamed), tally)
@@ -110,7 +110,7 @@ SURROUNDED = {
 
 def small() -> World:
     """Return a world of two turns with three calls."""
-    cast = Cast(roles=(Role(name="a", actors=(PLAIN,)),))
+    cast = FixtureAgents(roles=(Role(name="a", actors=(PLAIN,)),))
     turns = ([call("plain", {"n": 1}, call_id="c1"), call("plain", {"n": 2}, call_id="c2")],)
     script = (*turns, [call("plain", {"n": 3}, call_id="c3")], say("done"))
     return World(agent=cast, script=script, options={"run_config": queued().config}, tape=(1, 2))
@@ -119,9 +119,9 @@ def small() -> World:
 def test_what_breaks_an_invariant_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A law that no run with two calls keeps leaves two calls of the three."""
 
-    def broken(judged: WorldRun, tally: Tally | None = None, *, but: frozenset[str] = frozenset()) -> None:
+    def broken(judged: WorldRun, tally: CoverageCounter | None = None, *, but: frozenset[str] = frozenset()) -> None:
         if len(judged.bodies) > 1:
-            finding = Finding("accepted_after_all", "execution", Broken("two bodies"))
+            finding = Breach("accepted_after_all", "execution", Broken("two bodies"))
             raise InvariantError((finding,))
 
     monkeypatch.setattr(rounds, "check", broken)
@@ -139,18 +139,18 @@ def test_what_breaks_an_invariant_is_made_small(monkeypatch: pytest.MonkeyPatch)
 def test_another_run_of_the_world_is_held_against_it() -> None:
     """Equal ones are counted, and one with another end or another log is named."""
     run, other = run_one(small()), run_one(small(), backend="trio")
-    tally = Tally()
-    check_twins(run, twin_of(other, "backend"), tally)
+    tally = CoverageCounter()
+    check_counterparts(run, counterpart_of(other, "backend"), tally)
     assert tally.exercised["backends_agree"] == 1
     assert tally.worlds == 0
     longer = run_one(World(agent=small().agent, script=(say("done"),), options=small().options))
     with pytest.raises(InvariantError, match=r"backends_agree[\s\S]*the backend on asyncio, plain"):
-        check_twins(run, twin_of(longer, "backend"))
+        check_counterparts(run, counterpart_of(longer, "backend"))
 
 
 def test_an_invariant_can_be_left_out() -> None:
     """By its name."""
-    evidence = Evidence(records=queued().records[:-1], agent=queued().agent, result=queued().result)
+    evidence = Observation(records=queued().records[:-1], agent=queued().agent, result=queued().result)
     with pytest.raises(InvariantError) as caught:
         check(evidence)
     check(evidence, but=frozenset(caught.value.laws))

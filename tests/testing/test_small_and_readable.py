@@ -12,7 +12,7 @@ from agentloop import testing as t
 from agentloop.items import AssistantMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, reason, respond, say, wait
-from agentloop.testing.simulation._findings import Judge
+from agentloop.testing.simulation._findings import FindingJudge
 from agentloop.testing.simulation._shrink import shrunk
 from agentloop.testing.simulation._timeline import script_as_code, timeline
 
@@ -32,7 +32,7 @@ outer: Agent[Any, Any] = Agent("outer", tools=[step, inner.as_tool()])
 
 def smallest(world: t.World, check: Any) -> t.WorldRun:
     """Return the run that the finding of *check* in *world* is made small to."""
-    judge = Judge(check)
+    judge = FindingJudge(check)
     finding = judge(t.run_one(world))
     assert finding is not None
     best, runs = shrunk(finding, judge)

@@ -14,10 +14,10 @@ import attrs
 
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._core.call_identity import arguments_digest
-from agentloop._core.plan import Answer, Arguments, Disposition, Execute, Plan, PlanEntry, Wait, read_arguments
+from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry, read_arguments
 from agentloop._core.run_fold import CallState
 from agentloop._engine.calls.tool_guardrails import judge_before_approval
-from agentloop._engine.runtime.callbacks import all_of, ask
+from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserTypeError
@@ -31,7 +31,7 @@ logger = logging.getLogger("agentloop")
 
 
 @attrs.frozen
-class _Asked:
+class _Answers:
     """Policies want an approval: which, and why."""
 
     policies: str
@@ -55,11 +55,11 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     ]
     if not asked:
         return plan
-    answers = await all_of([question for _, question in asked])
+    answers = await gather([question for _, question in asked])
     entries = list(plan.entries)
     for (place, _), disposition in zip(asked, answers, strict=True):
         entries[place] = attrs.evolve(entries[place], disposition=disposition)
-        if isinstance(disposition, Wait) and disposition.request is not None:
+        if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.append(disposition.request)
     return attrs.evolve(plan, entries=tuple(entries))
 
@@ -96,8 +96,8 @@ async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plann
         return _denied(run, entry, tool, decision)
     verdict = verdict or _verdict(run, state, tool, arguments)
     if verdict is None and _fits(run, state, tool, arguments):
-        return Wait(arguments)  # asked in an earlier entry, and nobody has said anything
-    wanted = decision if isinstance(decision, _Asked) else None
+        return AwaitVerdict(arguments)  # asked in an earlier entry, and nobody has said anything
+    wanted = decision if isinstance(decision, _Answers) else None
     if verdict is None and run.config.tool_execution.pre_approval_tool_input_guardrails:
         if wanted is None and tool.needs_approval is False:
             return Execute(arguments)
@@ -111,13 +111,13 @@ async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plann
             decision = await _policies(run, entry, tool, arguments)
             if isinstance(decision, Deny):
                 return _denied(run, entry, tool, decision)
-            wanted = decision if isinstance(decision, _Asked) else None
+            wanted = decision if isinstance(decision, _Answers) else None
     verdict = verdict or _verdict(run, state, tool, arguments)
     if verdict is None:
         needed = wanted is not None or await _needed(run, entry, tool, arguments)
         verdict = _verdict(run, state, tool, arguments)  # given while the question was being asked
         if verdict is None and needed:
-            return Wait(arguments, _request(run, entry, tool, arguments, wanted))
+            return AwaitVerdict(arguments, _request(run, entry, tool, arguments, wanted))
     if verdict is not None and not verdict.approved:
         return _refused(verdict.message, tool, "approval")
     return Execute(arguments)
@@ -155,7 +155,7 @@ def _digest(run: LiveRun, request: ApprovalRequested | None, arguments: Argument
 
 
 def _request(
-    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments, wanted: _Asked | None = None
+    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments, wanted: _Answers | None = None
 ) -> ApprovalRequested:
     return ApprovalRequested(
         *run.here(),
@@ -200,10 +200,14 @@ async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments:
     if arguments.parsed is None:
         return True  # nobody can judge what doesn't parse
     parsed, call_id = arguments.parsed, entry.call.call_id
-    return bool(await run.question("needs_approval", call_id, lambda: ask(needs, run.context, parsed, call_id)))
+    return bool(
+        await run.call_callback("needs_approval", call_id, lambda: call_user(needs, run.context, parsed, call_id))
+    )
 
 
-async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> Allow | Deny | _Asked:
+async def _policies(
+    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
+) -> Allow | Deny | _Answers:
     """Return the strictest decision; of several denials the first, of several that ask what each of them says."""
     denied: Deny | None = None
     asking: dict[str, None] = {}
@@ -225,7 +229,7 @@ async def _policies(run: LiveRun, entry: PlanEntry, tool: FunctionTool, argument
             reasons += [] if decision.reason is None else [decision.reason]
     if denied is not None:
         return denied
-    return _Asked(", ".join(asking), "; ".join(reasons) or None) if asking else Allow()
+    return _Answers(", ".join(asking), "; ".join(reasons) or None) if asking else Allow()
 
 
 def _plain(decision: Any, *, redact: bool) -> Any:
@@ -238,7 +242,7 @@ async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall) -
     redact = run.redacts_errors_of(pending.call)
     try:
         form = partial(_plain, redact=redact)
-        decision = await run.question("policy", key, lambda: ask(policy.decide, pending), form=form)
+        decision = await run.call_callback("policy", key, lambda: call_user(policy.decide, pending), form=form)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
         if redact and isinstance(decision, Ask) and decision.reason is not None:

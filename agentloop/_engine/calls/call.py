@@ -28,7 +28,7 @@ from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
 from agentloop._engine.calls.outcome import Converted, convert, raisable
-from agentloop._engine.calls.scheduler import LiveCall, sibling_text
+from agentloop._engine.calls.scheduler import LiveCall, sibling_cancelled_text
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.calls.tool_guardrails import InputJudged, judge_input
 from agentloop._engine.runtime import body_result as end
@@ -38,12 +38,12 @@ from agentloop._engine.runtime.backend import (
     enclosing_cancelled,
     in_own_task,
     is_closing,
-    outrank,
     own_task,
+    raise_native_cancel,
     run_is_cancelled,
     uncancel_to,
 )
-from agentloop._engine.runtime.callbacks import ask, resolved
+from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop.abc import LateResult
 from agentloop.context import ToolContext
@@ -79,7 +79,7 @@ async def run_call(live: LiveCall) -> None:
     finally:
         if not live.batch.closed:
             if live.begun and live.phase in _UNSETTLED:  # else another task of the call goes on with it
-                live.batch.settle_left(live, failure)
+                live.batch.settle_abandoned(live, failure)
             elif failure is not None:
                 live.batch.fail(failure)
             live.release_all()
@@ -97,8 +97,8 @@ async def _run(live: LiveCall, task: object) -> None:
             await _settle(live, ending)
     except cancelled_types() as cancelled:
         if live.run_is_ending or run_is_cancelled():
-            await _settle_ended(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
-            await outrank(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
+            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
             raise
         # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
         uncancel_to(count)
@@ -107,7 +107,7 @@ async def _run(live: LiveCall, task: object) -> None:
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
         if is_closing(task):
             raise
-        await _settle_broken(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
+        await _settle_failed(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
 
 
 async def _check_in_time(deadline: float) -> None:
@@ -256,7 +256,7 @@ async def _still_enabled(live: LiveCall) -> bool:
     run, fn = live.run, live.tool.is_enabled
     if not callable(fn):
         return False
-    return bool(await run.question("is_enabled", live.call_id, lambda: ask(fn, run.context, run.agent)))
+    return bool(await run.call_callback("is_enabled", live.call_id, lambda: call_user(fn, run.context, run.agent)))
 
 
 async def _judge(live: LiveCall) -> end.Ending | None:
@@ -351,7 +351,7 @@ def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
         case PythonBody() as body:
             return partial(_on_loop if body.schema.is_async else _in_thread, live, body, context)
         case RawBody(fn):
-            return partial(ask, fn, context, live.arguments.text)
+            return partial(call_user, fn, context, live.arguments.text)
         case AgentCall() as body:
             return partial(live.run.nest, live.run, live.entry.call, live.arguments, body)
         case None:  # pragma: no cover - a FunctionTool always has a body once it is made
@@ -395,7 +395,7 @@ async def _settle(live: LiveCall, ending: end.Ending) -> None:
         await _finish(live, await convert(live, ending))
         return
     # A sibling's failure bounds this, a cancelled parent ends it.
-    text = sibling_text(live.tool.name)
+    text = sibling_cancelled_text(live.tool.name)
     cut = Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text))
     converted = cut
     with live.run.cleanup.section(shield=False, on_cut=lambda: live.run.cut("post-invoke", live.call_id)):
@@ -481,13 +481,13 @@ async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | No
     return None
 
 
-async def _settle_ended(live: LiveCall) -> None:
+async def _settle_cancelled(live: LiveCall) -> None:
     """The run around the call is ending: settle as cancelled by whoever ends it, if the call hasn't settled."""
     run = live.run
     run.cleanup.begin()
     if live.phase == "settled":
         return
-    by = await run.find_ended_by()
+    by = await run.find_cancel_source()
     outcome = CallOutcome(status="cancelled", cancelled_by=by)  # type: ignore[arg-type]  # "parent" or "deadline"
     outcome = _complete(live, outcome)
     error: BaseException | None = None
@@ -498,7 +498,7 @@ async def _settle_ended(live: LiveCall) -> None:
             live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
 
 
-async def _settle_broken(live: LiveCall, error: BaseException) -> None:
+async def _settle_failed(live: LiveCall, error: BaseException) -> None:
     """Something around the body raised: a hook, a guardrail, an error function."""
     live.redact_error(error)
     if live.phase == "settled":

@@ -11,11 +11,11 @@ from agentloop._common.error_text import REDACTED, message_of, summary_parts, to
 from agentloop._core.failure_choice import Failure, class_of_summary
 from agentloop._engine.calls.failure_log import log_failure
 from agentloop._engine.calls.output_text import UnwritableValue, bounded_output, render
-from agentloop._engine.calls.scheduler import LiveCall, sibling_text
+from agentloop._engine.calls.scheduler import LiveCall, sibling_cancelled_text
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.calls.tool_guardrails import judge_output
 from agentloop._engine.runtime import body_result as end
-from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop.exceptions import (
     AgentLoopError,
     EarlierFailure,
@@ -70,7 +70,7 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
         case end.TimedOut(seconds):
             return await _timed_out(live, seconds)
         case end.Cancelled("sibling"):
-            text = sibling_text(live.tool.name)
+            text = sibling_cancelled_text(live.tool.name)
             return Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text, error=live.error))
         case end.Cancelled(by, reason):
             if live.redacts_errors:
@@ -94,8 +94,8 @@ async def _returned(live: LiveCall, value: Any) -> Converted:
     custom = None
     if tool.custom_data_extractor is not None:
         extract = tool.custom_data_extractor
-        custom = await live.run.question(
-            "custom_data_extractor", live.call_id, lambda: ask(extract, live.context, value), told=False
+        custom = await live.run.call_callback(
+            "custom_data_extractor", live.call_id, lambda: call_user(extract, live.context, value), told=False
         )
     try:
         output = render(value)
@@ -143,7 +143,9 @@ def _putter(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
 
     async def put(text: str) -> Any:
         call = live.entry.call
-        return await live.run.question("output_store", live.call_id, lambda: ask(store.put, call, text), told=False)
+        return await live.run.call_callback(
+            "output_store", live.call_id, lambda: call_user(store.put, call, text), told=False
+        )
 
     return put
 
@@ -151,7 +153,7 @@ def _putter(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
 async def _text(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
     context = live.context or call_context(live)
     run = live.run
-    text = await run.question(what, live.call_id, lambda: ask(fn, context, error), told=False)
+    text = await run.call_callback(what, live.call_id, lambda: call_user(fn, context, error), told=False)
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
     return text

@@ -26,20 +26,20 @@ from anyio.abc import TaskGroup
 from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._core.admission import Ticket
 from agentloop._core.failure_choice import Failure, choose
-from agentloop._core.plan import Answer, Arguments, Deliver, Execute, Plan, PlanEntry, Replay, Wait
+from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execute, Plan, PlanEntry, Replay
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.calls.stacks import stack_of
 from agentloop._engine.runtime.backend import (
     Starter,
-    cancelled_by_others,
     cancelled_types,
-    new_bell,
+    new_wakeup,
     run_is_cancelled,
     starter,
+    unexpected_cancellation,
 )
-from agentloop._engine.runtime.dispatcher import Pump
+from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.runtime.threads import Place
+from agentloop._engine.runtime.threads import ThreadSlot
 from agentloop.abc import StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
@@ -76,7 +76,7 @@ class LiveCall:
     reason: str | None = None
     ticket: Ticket | None = None
     context: ToolContext[Any] | None = None
-    place: Place | None = None
+    place: ThreadSlot | None = None
     reservation: Reservation | None = None
     over_budget: bool = False
     cost_error: BaseException | None = None
@@ -110,7 +110,7 @@ class LiveCall:
         return self.entry.call.call_id
 
     @property
-    def is_unbegun(self) -> bool:
+    def is_unstarted(self) -> bool:
         """Whether the call's task was started and has not had its first step."""
         return self.phase == "starting" and not self.begun
 
@@ -196,7 +196,7 @@ class Batch:
         """Whether the event loop has gone, so that nothing can be awaited, woken or started any more."""
         self.spawn_context = context
         self._starter: Starter | None = None
-        self._wake = new_bell()
+        self._wake = new_wakeup()
         self._segments: deque[list[LiveCall]] = deque()
         self._current: set[LiveCall] = set()
         self._unsettled = 0
@@ -231,7 +231,7 @@ class Batch:
         groups: dict[str, Limit] = {}
         segment: list[LiveCall] = []
         for entry in plan.entries:
-            if isinstance(entry.disposition, Wait):
+            if isinstance(entry.disposition, AwaitVerdict):
                 continue
             if isinstance(entry.disposition, Answer) or entry.tool is None:
                 self.answers.append(entry)
@@ -279,14 +279,14 @@ class Batch:
         if live.announced:
             live.hooked = [hooks for hooks in (self.run.hooks, self.run.agent.hooks) if hooks is not None]
 
-    def _choose_pump(self) -> Pump:
+    def _choose_pump(self) -> Dispatcher:
         shared = self.run.shared
         bound = False
         for live in self.calls:
             for limit in live.tool.capacity:
                 bound = True
                 limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
-        return shared.pump if bound else Pump()
+        return shared.pump if bound else Dispatcher()
 
     # -- running
 
@@ -514,7 +514,7 @@ class Batch:
     def _never_started(self, live: LiveCall, by: str) -> CallOutcome:
         return CallOutcome(
             status="cancelled",
-            output=sibling_text(live.tool.name) if by == "sibling" else None,
+            output=sibling_cancelled_text(live.tool.name) if by == "sibling" else None,
             cancelled_by=by,  # type: ignore[arg-type]  # "sibling", "parent" or "deadline"
             ended_at=self.run.log.wall(),
         )
@@ -541,7 +541,7 @@ class Batch:
             return False
         return live not in self._followers.get(live.arguments.receipt or "", ())
 
-    def settle_left(self, live: LiveCall, failure: Failure | None = None) -> None:
+    def settle_abandoned(self, live: LiveCall, failure: Failure | None = None) -> None:
         """Settle a call whose task has ended without settling it, or will never begin; *failure* is what ended it.
 
         If the run goes on, it fails: what the call did is not known.
@@ -552,8 +552,8 @@ class Batch:
         if ending:
             run.cleanup.begin()
         elif failure is None:
-            failure = Failure(index=live.entry.index, error=cancelled_by_others(), phase="body")
-        by: Any = run.ended_by() if ending else "parent"
+            failure = Failure(index=live.entry.index, error=unexpected_cancellation(), phase="body")
+        by: Any = run.cancel_source() if ending else "parent"
         unknown = live.started_at is not None and not ending
         try:
             outcome = CallOutcome(
@@ -571,18 +571,18 @@ class Batch:
             self.fail(failure or Failure(index=live.entry.index, error=error, phase="post"))
         live.release_all()
 
-    def _settle_unbegun(self) -> None:
+    def _settle_unstarted(self) -> None:
         """Settle every call whose task was started and has not begun, as the run ends.
 
         A call that hooks know of from an earlier entry is started again instead, to tell them; the first task of it to
         begin does that.
         """
         for live in self.calls:
-            if live.is_unbegun:
+            if live.is_unstarted:
                 if live.hooked:
                     self.spawn(live)
                 else:
-                    self.settle_left(live)
+                    self.settle_abandoned(live)
 
     def close(self) -> None:
         """Settle every call in one step, awaiting and waking nobody: the event loop has gone around the batch."""
@@ -621,8 +621,8 @@ class Batch:
         except cancelled_types():
             self.run.cleanup.begin()
             self.halt()
-            self.stop(await self.run.find_ended_by())  # noqa: ASYNC120 - shielded inside
-            self._settle_unbegun()
+            self.stop(await self.run.find_cancel_source())  # noqa: ASYNC120 - shielded inside
+            self._settle_unstarted()
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
                 while self._unsettled:
                     await self._wait(self._next_look())
@@ -663,8 +663,8 @@ class Batch:
             return  # woken by something else
         self._report_next = now + 1.0
         for live in self.calls:
-            if live.is_unbegun:
-                self.settle_left(live)
+            if live.is_unstarted:
+                self.settle_abandoned(live)
             elif live.phase in ("starting", "body"):
                 self.run.report_still_running(
                     StillRunning(
@@ -690,12 +690,12 @@ class Batch:
                 self.answer(entry, entry.disposition.outcome)
         for live in self.calls:
             if live.phase == "waiting":
-                self.settle(live, self._never_started(live, self.run.ended_by()))
-            elif live.is_unbegun:
-                self.settle_left(live)
-        self._let_go()
+                self.settle(live, self._never_started(live, self.run.cancel_source()))
+            elif live.is_unstarted:
+                self.settle_abandoned(live)
+        self._release_refs()
 
-    def _let_go(self) -> None:
+    def _release_refs(self) -> None:
         """Leave nothing that holds each other: the calls of a batch that is over needn't wait for a collection."""
         for live in self.calls:
             live.context = live.ticket = None
@@ -715,6 +715,6 @@ class Batch:
             raise choose(fatal)
 
 
-def sibling_text(name: str) -> str:
+def sibling_cancelled_text(name: str) -> str:
     """Return what the model is told of a call that was cancelled for another's failure."""
     return f"Tool '{name}' was cancelled because another call failed; it did not fail itself."

@@ -7,10 +7,10 @@ import traceback
 from types import FrameType
 from typing import Any
 
-from agentloop._engine.runtime.threads import Place
+from agentloop._engine.runtime.threads import ThreadSlot
 
 
-def stack_of(coro: Any, place: Place | None) -> str:
+def stack_of(coro: Any, place: ThreadSlot | None) -> str:
     """Return the stack of a running body, outermost frame first; "" where it can't be had."""
     if place is not None and place.ident is not None:
         frame = sys._current_frames().get(place.ident)

@@ -23,7 +23,7 @@ from agentloop.items import Item, ToolCall
 from agentloop.tools import FunctionTool
 
 
-class LiveCallServices:
+class ToolContextServices:
     """The services of one call (`agentloop.context.CallServices`)."""
 
     def __init__(self, live: LiveCall) -> None:
@@ -93,7 +93,7 @@ class LiveCallServices:
 def call_context(live: LiveCall) -> ToolContext[Any]:
     """Return the context of one call that is being run."""
     return tool_context(
-        live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, LiveCallServices(live)
+        live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, ToolContextServices(live)
     )
 
 
@@ -103,7 +103,7 @@ def tool_context(
     tool: FunctionTool,
     arguments: Arguments,
     conversation: Sequence[Item],
-    services: LiveCallServices | None = None,
+    services: ToolContextServices | None = None,
 ) -> ToolContext[Any]:
     """Return the context of one call; without *services*, of one that isn't being run."""
     return ToolContext.from_agent_context(

@@ -13,7 +13,7 @@ from agentloop._core.plan import Arguments, PlanEntry
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.calls.tool_context import tool_context
-from agentloop._engine.runtime.callbacks import ask
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext
 from agentloop.exceptions import (
@@ -61,7 +61,7 @@ class OutputJudged:
 
 
 @attrs.define(eq=False)
-class _Waiting:
+class _PendingProgress:
     """A call that is judged before anybody has approved it."""
 
     run: LiveRun
@@ -86,21 +86,21 @@ async def judge_before_approval(
         ToolInputGuardrailTripwireTriggered: if one says so.
     """
     context = tool_context(run, entry.call, tool, arguments, run.conversation)
-    judged = await judge_input(_Waiting(run, entry, tool, arguments, context))
+    judged = await judge_input(_PendingProgress(run, entry, tool, arguments, context))
     if judged.tripwire is not None:
         raise judged.tripwire
     return judged.refusal if judged.refusal is not None else judged.arguments
 
 
 async def _verdict(
-    live: LiveCall | _Waiting,
+    live: LiveCall | _PendingProgress,
     stage: Literal["tool_input", "tool_output"],
     guardrail: ToolInputGuardrail | ToolOutputGuardrail,
     data: ToolInputData | ToolOutputData,
 ) -> ToolGuardrailResult:
     run = live.run
     began = anyio.current_time()
-    effect = e.Guard(run.path, stage, guardrail.name, live.call_id, lambda: ask(guardrail.fn, data))
+    effect = e.Guard(run.path, stage, guardrail.name, live.call_id, lambda: call_user(guardrail.fn, data))
     verdict: Any = await run.effects.perform(effect)
     if not isinstance(verdict, _VERDICTS[stage]):
         needed = ", ".join(kind.__name__ for kind in _VERDICTS[stage])
@@ -136,7 +136,7 @@ def _detail(verdict: Any) -> Any:
             return None
 
 
-async def judge_input(live: LiveCall | _Waiting) -> InputJudged:
+async def judge_input(live: LiveCall | _PendingProgress) -> InputJudged:
     """Ask the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
     parsed = live.arguments.parsed
     rewritten: str | None = None

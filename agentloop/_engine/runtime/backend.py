@@ -142,7 +142,7 @@ def uncancel_to(count: int) -> None:
         task.uncancel()
 
 
-def taken_back(count: int) -> bool:
+def absorb_own_cancel(count: int) -> bool:
     """Tell whether a cancellation just caught is nobody's but the code's own, and if so take it back to *count*."""
     if run_is_cancelled():
         return False
@@ -150,7 +150,7 @@ def taken_back(count: int) -> bool:
     return True
 
 
-async def outrank(cancelled: BaseException) -> None:
+async def raise_native_cancel(cancelled: BaseException) -> None:
     """Raise the backend's own cancellation, which is under way, where *cancelled* is asyncio's, raised by hand on trio.
 
     To be called before *cancelled* is raised again: a stranger's is an error to the nurseries that it passes, and to
@@ -222,7 +222,7 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
     raises is raised here, bare; a cancellation that it makes up by itself is a `UserError`.
     """
     count = cancelling()
-    job = _Job(work)
+    job = _OwnTask(work)
     while not job.begun:  # a task that is cancelled natively before its first step does nothing: start it again
         async with anyio.create_task_group() as group:
             starter(group)(_do_job, job, "agentloop own task")
@@ -238,7 +238,7 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
         raise job.failure
 
 
-async def outlast(wait: Callable[[], Awaitable[object]]) -> None:
+async def wait_out_cancellations(wait: Callable[[], Awaitable[object]]) -> None:
     """Await `wait()` in a task of the library's own, again each time that a native cancellation has ended it.
 
     Cancellation: scopes around it end it.
@@ -255,7 +255,7 @@ async def outlast(wait: Callable[[], Awaitable[object]]) -> None:
 
 
 @final
-class _Job:
+class _OwnTask:
     """Work for a task of its own, and what came of it."""
 
     __slots__ = ("begun", "done", "failure", "work")
@@ -268,14 +268,14 @@ class _Job:
 
 
 @uninterrupted
-async def _do_job(job: _Job) -> None:
+async def _do_job(job: _OwnTask) -> None:
     job.begun = True
     task = own_task()
     try:
         await job.work()
     except cancelled_types() as error:
-        if not taken_back(0):
-            await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+        if not absorb_own_cancel(0):
+            await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
             raise
         job.failure = self_cancelled(error)
     except BaseException as error:  # noqa: ASYNC103 - carried to the task that waits
@@ -309,7 +309,7 @@ def scope_left_open(error: BaseException) -> UserError | None:
     return None
 
 
-def cancelled_by_others() -> UserError:
+def unexpected_cancellation() -> UserError:
     """Return the error for a task of a run that other code has cancelled natively, while the run goes on."""
     return UserError("a task of this run was cancelled by other code of the event loop")
 
@@ -350,7 +350,7 @@ def _nothing() -> None:
     """Run on the loop to learn that it runs."""
 
 
-class Bell(Protocol):
+class Wakeup(Protocol):
     """Wakes the one task that waits for it. Ringing with nobody there is nothing: who waits looks before it waits.
 
     For the hand-over that happens for every delta of a stream, where an `anyio.Event` for each wait would cost more
@@ -371,13 +371,13 @@ class Bell(Protocol):
         ...
 
 
-def new_bell() -> Bell:
+def new_wakeup() -> Wakeup:
     """Return a bell for the running event loop."""
-    return _TrioBell() if own_task() is None else _AsyncioBell()
+    return _TrioWakeup() if own_task() is None else _AsyncioWakeup()
 
 
 @final
-class _AsyncioBell:
+class _AsyncioWakeup:
     __slots__ = ("_future",)
 
     def __init__(self) -> None:
@@ -398,7 +398,7 @@ class _AsyncioBell:
 
 
 @final
-class _TrioBell:
+class _TrioWakeup:
     __slots__ = ("_lowlevel", "_task")
 
     def __init__(self) -> None:

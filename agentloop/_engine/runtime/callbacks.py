@@ -11,15 +11,15 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._common.error_text import is_fatal
 from agentloop._engine.runtime.backend import (
-    cancelled_by_others,
+    absorb_own_cancel,
     cancelled_types,
     cancelling,
     is_closing,
-    outrank,
     own_task,
+    raise_native_cancel,
     self_cancelled,
     starter,
-    taken_back,
+    unexpected_cancellation,
 )
 from agentloop._engine.runtime.body_result import raised_while_cancelled
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
@@ -33,12 +33,12 @@ async def resolved(value: Any) -> Any:
 
 
 @interruptible
-async def ask(fn: Callable[..., Any], *args: Any) -> Any:
+async def call_user(fn: Callable[..., Any], *args: Any) -> Any:
     """Call *fn*, sync or async, on the event loop."""
     return await resolved(fn(*args))
 
 
-async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[ResultT]:
+async def gather(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[ResultT]:
     """Ask all at once and return the answers in order. The first error cancels the others and is raised bare.
 
     Of errors that fall into one scheduler pass, the first in order is raised. A BaseException outranks the others, and
@@ -52,7 +52,7 @@ async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
         except Exception:
             await checkpoint_if_cancelled()  # noqa: ASYNC120 - who ends the run comes first, as where there are several
             raise
-    asked = _Asked(questions)
+    asked = _Gathering(questions)
     try:
         async with anyio.create_task_group() as group:
             start = starter(group)
@@ -68,7 +68,7 @@ async def all_of(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
     if asked.errors:
         raise asked.errors[min(asked.errors)]
     if len(asked.answers) < len(questions):
-        raise cancelled_by_others()
+        raise unexpected_cancellation()
     return [asked.answers[index] for index in range(len(questions))]
 
 
@@ -79,7 +79,7 @@ def raise_fatal(errors: Mapping[int, BaseException]) -> None:
         raise errors[min(fatal)]
 
 
-class _Asked:
+class _Gathering:
     """Questions that are asked at once, and what has come of them."""
 
     def __init__(self, questions: Sequence[Callable[[], Awaitable[Any]]]) -> None:
@@ -96,12 +96,12 @@ class _Asked:
         try:
             self.answers[index] = await self.questions[index]()
         except cancelled_types() as error:
-            if not taken_back(count):
-                await outrank(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            if not absorb_own_cancel(count):
+                await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
                 raise
             self.errors[index] = self_cancelled(error)
             self.settled.set()
-        except BaseException as error:  # noqa: ASYNC103 - raised by `all_of`, bare; cancellations have gone on above
+        except BaseException as error:  # noqa: ASYNC103 - raised by `gather`, bare; cancellations have gone on above
             if is_closing(task):
                 raise
             # What comes of the cleanup of a question that was cancelled for another's error is not that error.

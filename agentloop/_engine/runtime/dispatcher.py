@@ -11,7 +11,7 @@ import anyio
 from agentloop._core.admission import Admission, Ticket
 
 
-class Pump:
+class Dispatcher:
     """An admission and the loop that starts its tickets. `ticket.owner.start()` must not wait."""
 
     def __init__(self) -> None:

@@ -21,14 +21,14 @@ from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
 from agentloop._core.run_fold import CallState, RunFold, asked_for
-from agentloop._engine.runtime.backend import new_bell
+from agentloop._engine.runtime.backend import new_wakeup
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
 from agentloop.items import ToolCall, ToolOutput
 from agentloop.limits import Limit
 
 
-class _Gate(Limit):
+class _ConsumerGate(Limit):
     """Keeps the calls of one turn from being admitted while the consumer is behind."""
 
     name = "stream_buffer"
@@ -74,7 +74,7 @@ class EventBuffer:
         self._limit = limit
         self._agents = agents
         self._unread: deque[ev.Event] = deque()
-        self._some = new_bell()
+        self._some = new_wakeup()
         self._room = anyio.Event()
         self._taken = 0
         """How many events have left: the number of the first unread one."""
@@ -87,7 +87,7 @@ class EventBuffer:
 
     def new_gate(self) -> Limit | None:
         """Return a limit that keeps a turn's calls from starting while the consumer is behind."""
-        return _Gate(self)
+        return _ConsumerGate(self)
 
     @property
     def full(self) -> bool:

@@ -14,9 +14,9 @@ from agentloop._engine.runtime.backend import (
     cancelled_types,
     enclosing_cancelled,
     is_closing,
-    outlast,
     own_task,
     uncancel_to,
+    wait_out_cancellations,
 )
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
@@ -95,7 +95,7 @@ class JournalWriter:
                 while self.error is None and not (self._closed and not self._due):
                     if not self._due:
                         self._wake = anyio.Event()
-                        await outlast(self._wake.wait)
+                        await wait_out_cancellations(self._wake.wait)
                         continue
                     with self._cleanup.section(late=True) as scope:
                         await self._write()

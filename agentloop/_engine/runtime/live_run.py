@@ -23,7 +23,7 @@ from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import cancelled_outside, liveness, loop_is_left
 from agentloop._engine.runtime.cleanup import Cleanup
-from agentloop._engine.runtime.dispatcher import Pump
+from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
@@ -38,7 +38,7 @@ from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
 from agentloop.items import Item, ToolCall
-from agentloop.records import Answered, ApprovalRequested, CleanupCut, Record
+from agentloop.records import ApprovalRequested, CallbackReturned, CleanupCut, Record
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -70,26 +70,26 @@ class LiveEffects:
 
 
 @attrs.define(eq=False)
-class LoopShared:
+class LoopState:
     """What all runs of one event loop share: the arrival order of calls under shared limits, and live threads.
 
     It may not hold the loop: a `RunVar` goes with its loop, and what it has would keep that for ever.
     """
 
-    pump: Pump = attrs.field(factory=Pump)
+    pump: Dispatcher = attrs.field(factory=Dispatcher)
     threads: Threads = attrs.field(factory=lambda: Threads(DEFAULT_MAX_THREADS))
     loop_lives: Callable[[], bool] = attrs.field(factory=lambda: liveness(anyio.lowlevel.current_token()))
     thread_ident: int = attrs.field(factory=threading.get_ident)
 
 
-_shared: anyio.lowlevel.RunVar[LoopShared] = anyio.lowlevel.RunVar("agentloop")
+_shared: anyio.lowlevel.RunVar[LoopState] = anyio.lowlevel.RunVar("agentloop")
 
 
-def loop_shared() -> LoopShared:
+def loop_state() -> LoopState:
     """Return what the runs of the current event loop share, made at first use and gone with the loop."""
     shared = _shared.get(None)
     if shared is None:
-        shared = LoopShared()
+        shared = LoopState()
         _shared.set(shared)
     return shared
 
@@ -103,14 +103,14 @@ class ServerConversation:
     sent: int = 0
 
 
-def seconds_left() -> float | None:
+def seconds_to_deadline() -> float | None:
     """Return the seconds until the nearest deadline around the current task, or None."""
     left = anyio.current_effective_deadline() - anyio.current_time()
     return left if left != float("inf") else None
 
 
 @attrs.frozen(eq=False)
-class OfRun:
+class RunServicesView:
     """What the contexts of a run ask of it (`agentloop.context.RunServices`): *fold* is the tree's.
 
     Not the run itself, which has a context: if both held each other, all that a run has made would be left to the
@@ -127,7 +127,7 @@ class OfRun:
 
     def deadline(self) -> float | None:
         """Seconds left until the nearest enclosing deadline, or None."""
-        return seconds_left()
+        return seconds_to_deadline()
 
 
 def _ends_outside(scope: anyio.CancelScope) -> bool:
@@ -155,7 +155,7 @@ class LiveRun:
     effects: Effects
     hooks: RunHooks | None
     cleanup: Cleanup
-    shared: LoopShared
+    shared: LoopState
     threads: Threads
     resources: Resources
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
@@ -271,7 +271,7 @@ class LiveRun:
         """Tell whether errors of *call*, and words that the application makes of it, may repeat what is secret."""
         return self.redacts_errors or bool(call.secret)
 
-    async def question(
+    async def call_callback(
         self,
         what: str,
         key: str,
@@ -284,18 +284,18 @@ class LiveRun:
 
         *form* makes plain data of the answer for the record.
         """
-        answer = await self.effects.perform(e.Ask(self.path, what, key, do))
+        answer = await self.effects.perform(e.CallCallback(self.path, what, key, do))
         if told:
             plain = answer if form is None else form(answer)
             # Words that the application made for a run with secret input may repeat it.
             secret = self.state.secret_input and not isinstance(plain, bool)
-            self.append(Answered(*self.here(), what, key, plain, secret=secret))
+            self.append(CallbackReturned(*self.here(), what, key, plain, secret=secret))
         return answer
 
     async def random(self, what: str, key: str) -> float:
         """Draw a number in [0, 1), and record it."""
         drawn: float = await self.effects.perform(e.Random())
-        self.append(Answered(*self.here(), f"random:{what}", key, drawn))
+        self.append(CallbackReturned(*self.here(), f"random:{what}", key, drawn))
         return drawn
 
     def agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
@@ -305,12 +305,12 @@ class LiveRun:
 
     # -- endings
 
-    def let_go(self) -> None:
+    def release_refs(self) -> None:
         """Leave nothing that holds the run and is held by it: what is over needn't wait for a garbage collection."""
         self.log.events = self.log.spans = self.log.on_broken = self.open_spans = self.open_journal = None
         self.children.clear()
 
-    def ended_by(self) -> str:
+    def cancel_source(self) -> str:
         """Say who ends this run, asked when an enclosing scope is cancelled. The first answer stays.
 
         The caller comes first: a deadline that passes beside his cancellation has ended nothing.
@@ -323,12 +323,12 @@ class LiveRun:
             self._ended_by = "deadline" if by_deadline else "parent"
         return self._ended_by
 
-    async def find_ended_by(self) -> str:
-        """Say who ends this run, as `ended_by`, once all is known that falls into the same pass of the scheduler."""
+    async def find_cancel_source(self) -> str:
+        """Return what `cancel_source` does, once everything of the same scheduler pass is known."""
         if self._ended_by is None and (scope := self._scope_that_ends()) is not None and not _ends_outside(scope):
             with anyio.CancelScope(shield=True):
                 await anyio.lowlevel.checkpoint()
-        return self.ended_by()
+        return self.cancel_source()
 
     def _scope_that_ends(self) -> anyio.CancelScope | None:
         """Return the outermost scope of this run and those around it that is cancelled."""

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import attrs
 
-from agentloop._engine.runtime.backend import Work, is_closing, outlast, own_task
+from agentloop._engine.runtime.backend import Work, is_closing, own_task, wait_out_cancellations
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop.exceptions import UserError
@@ -18,7 +18,7 @@ Factory = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @attrs.define(eq=False)
-class _Held:
+class _HeldResource:
     """One resource and the task that entered it. Entering and leaving happen in that task."""
 
     factory: Factory
@@ -40,7 +40,7 @@ class _Held:
 
 
 @uninterrupted
-async def _host(held: _Held) -> None:
+async def _host(held: _HeldResource) -> None:
     """Enter the resource, wait until it is to be left, and leave it."""
     if held.begun:
         return
@@ -54,7 +54,7 @@ async def _host(held: _Held) -> None:
             async with held.factory() as held.value:
                 held.ready = True
                 held.settled.set()
-                await outlast(held.stop.wait)
+                await wait_out_cancellations(held.stop.wait)
     except BaseException as error:  # noqa: ASYNC103 - carried to whoever waits; the scope is shielded and our own
         if is_closing(task):
             raise
@@ -70,7 +70,7 @@ class Resources:
     def __init__(self, outer: Resources | None = None) -> None:
         self.spawn: Callable[[Work, Any, str], None] | None = outer.spawn if outer is not None else None
         """Starts a task that outlives the run's bodies: `work(on)`, by name. Set when the run's nursery is open."""
-        self._held: dict[Any, _Held] = {}
+        self._held: dict[Any, _HeldResource] = {}
         self._closed = False
 
     async def get(self, factory: Factory, key: object = None) -> Any:
@@ -86,7 +86,7 @@ class Resources:
         key = factory if key is None else key
         held = self._held.get(key)
         if held is None:
-            held = self._held[key] = _Held(factory)
+            held = self._held[key] = _HeldResource(factory)
             assert self.spawn is not None  # somebody of the run asks
             self.spawn(_host, held, "agentloop resource")
         await held.settled.wait()
@@ -98,7 +98,7 @@ class Resources:
 
     def stand_in(self, left: Any) -> None:
         """Hold something that *left* (its `wait`) says the leaving of: a replay has no resources, but their time."""
-        held = _Held(nullcontext, left=left, begun=True, ready=True)
+        held = _HeldResource(nullcontext, left=left, begun=True, ready=True)
         held.settled.set()
         self._held[left] = held
 
@@ -115,12 +115,12 @@ class Resources:
             if entering:
                 held.scope.cancel()
             with cleanup.section() as section:
-                await outlast(held.left.wait)
+                await wait_out_cancellations(held.left.wait)
             if section.cancelled_caught or (entering and held.ready):  # entered all the same, and left under that
                 cut("resource exit")
             held.scope.cancel()
             with anyio.CancelScope(shield=True):
-                await outlast(held.left.wait)
+                await wait_out_cancellations(held.left.wait)
             if held.error is not None and held.ready:
                 errors.append(held.error)
         return errors

@@ -21,8 +21,8 @@ import anyio.to_thread
 import attrs
 
 from agentloop._core.admission import Ticket
-from agentloop._engine.runtime.backend import cancelled_types, outlast, tell
-from agentloop._engine.runtime.dispatcher import Pump
+from agentloop._engine.runtime.backend import cancelled_types, tell, wait_out_cancellations
+from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop.limits import Capacity, Limit
 
 logger = logging.getLogger("agentloop")
@@ -31,7 +31,7 @@ _UNSET = object()
 
 
 @attrs.define(eq=False)
-class Place:
+class ThreadSlot:
     """One thread's place under the limits. `ident` is the thread's, once it runs."""
 
     name: str
@@ -73,10 +73,10 @@ class _Waiter:
 
     threads: Threads
     name: str
-    inside: tuple[Place, ...]
+    inside: tuple[ThreadSlot, ...]
     """The places of the sync bodies that this call is part of, outermost first."""
     woken: anyio.Event = attrs.field(factory=anyio.Event)
-    place: Place | None = None
+    place: ThreadSlot | None = None
     refusal: str | None = None
 
     def start(self) -> None:
@@ -89,12 +89,12 @@ class _Waiter:
         self.refusal = text
         self.woken.set()
 
-    def answer(self) -> Place | str | None:
+    def answer(self) -> ThreadSlot | str | None:
         """Return the place or the refusal; None while there is neither."""
         return self.refusal if self.place is None else self.place
 
 
-_inside: ContextVar[tuple[Place, ...]] = ContextVar("agentloop_threads", default=())
+_inside: ContextVar[tuple[ThreadSlot, ...]] = ContextVar("agentloop_threads", default=())
 """The places of the sync bodies around the code that runs."""
 
 
@@ -110,13 +110,13 @@ class Threads:
 
     def __init__(self, limit: int, outer: Threads | None = None) -> None:
         self.limit = limit
-        self._live: set[Place] = set()
+        self._live: set[ThreadSlot] = set()
         self._queue: OrderedDict[object, anyio.Event | None] = OrderedDict()
         """Calls in the order in which they get places; with an event, if they wait for their turn."""
         self._around: tuple[Threads, ...] = () if outer is None else outer._levels
         self._capacity = Capacity(limit)
         self._limits: tuple[Limit, ...] = tuple(level._capacity for level in self._levels)
-        self._pump: Pump = Pump() if outer is None else outer._pump
+        self._pump: Dispatcher = Dispatcher() if outer is None else outer._pump
         self._waiters: dict[_Waiter, Ticket] = {} if outer is None else outer._waiters
         """The calls of all levels that wait for room, in the order in which they came."""
 
@@ -139,7 +139,7 @@ class Threads:
             if self._queue and (turn := self._queue[next(iter(self._queue))]) is not None:
                 turn.set()
 
-    async def place(self, call: object, name: str) -> Place | str:
+    async def place(self, call: object, name: str) -> ThreadSlot | str:
         """Wait for *call*'s turn and a place, and take it.
 
         Returns:
@@ -154,7 +154,7 @@ class Threads:
         finally:
             self.leave(call)
 
-    async def _wait(self, waiter: _Waiter) -> Place | str:
+    async def _wait(self, waiter: _Waiter) -> ThreadSlot | str:
         ticket = Ticket(self._limits, waiter)
         self._pump.add([ticket])
         if (answer := waiter.answer()) is not None:
@@ -168,7 +168,7 @@ class Threads:
             # What freed it may have been the end of the run, which this call has not been told of yet.
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            if isinstance(place := waiter.answer(), Place):  # given in the step that cancelled the call
+            if isinstance(place := waiter.answer(), ThreadSlot):  # given in the step that cancelled the call
                 self.give_back(place)
             raise
         finally:
@@ -185,13 +185,13 @@ class Threads:
             place.waiters.discard(waiter)
         self._pump.withdraw([ticket])
 
-    def _take(self, name: str) -> Place:
-        place = Place(name, anyio.current_time())
+    def _take(self, name: str) -> ThreadSlot:
+        place = ThreadSlot(name, anyio.current_time())
         for level in self._levels:
             level._live.add(place)
         return place
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: ThreadSlot) -> None:
         """Free *place*, and give it to the next call. A place that was given back already is passed by."""
         if place not in self._live:
             return
@@ -235,7 +235,12 @@ class Threads:
         return f"Tool '{name}' was not started: no worker thread is free, all {self.limit} are held by {by}: {held}"
 
     async def run(
-        self, place: Place, fn: Callable[[], Any], *, abandon: bool, late: Callable[[Any, BaseException | None], None]
+        self,
+        place: ThreadSlot,
+        fn: Callable[[], Any],
+        *,
+        abandon: bool,
+        late: Callable[[Any, BaseException | None], None],
     ) -> Any:
         """Run *fn* in a worker thread that holds *place* and return what it returns.
 
@@ -285,7 +290,7 @@ class Threads:
                 self._refuse_endless_waits(self)
             else:  # cancelled natively: anyio's shield holds against scopes alone
                 with anyio.CancelScope(shield=True):
-                    await outlast(over.wait)
+                    await wait_out_cancellations(over.wait)
                 place.abandoned = False
             raise
         self.give_back(place)
@@ -299,5 +304,5 @@ class Threads:
         return value
 
 
-def _since(place: Place) -> float:
+def _since(place: ThreadSlot) -> float:
     return place.since

@@ -1,8 +1,8 @@
 """`check`: whether a run kept every built-in invariant of the library.
 
-The invariants are a table (`LAWS`): each has a name, a promise in words, and a function that looks for its premise and
-its breach in what a run left. A world in which an invariant's premise never occurs says nothing about it; a `Tally`
-counts the worlds that exercised each, so that a test session can fail where one of them was never put to the test.
+The invariants are a table (`INVARIANTS`): each has a name, a promise in words, and a function that looks for its
+premise and its breach in what a run left. A world in which an invariant's premise never occurs says nothing about it; a
+`CoverageCounter` counts the worlds that exercised each, so that a test session can fail where one was never tested.
 """
 
 from __future__ import annotations
@@ -24,37 +24,49 @@ from agentloop.testing.invariants import _models as laws_models
 from agentloop.testing.invariants import _outcomes as laws_outcomes
 from agentloop.testing.invariants import _times as laws_times
 from agentloop.testing.invariants import _watchers as laws_watchers
-from agentloop.testing.invariants._invariant import LAWS, Finding, InvariantError, Law, Tally, judge, told
+from agentloop.testing.invariants._invariant import (
+    INVARIANTS,
+    Breach,
+    CoverageCounter,
+    Invariant,
+    InvariantError,
+    judge,
+    told,
+)
 from agentloop.testing.invariants._observation import (
     BodySeen,
     Cancellation,
-    Evidence,
+    Counterpart,
+    Observation,
     Reading,
     Relation,
-    Twin,
     agents_of,
 )
-from agentloop.testing.simulation._fixture_agents import CANARIES, Cast
+from agentloop.testing.simulation._fixture_agents import CANARIES, FixtureAgents
 from agentloop.testing.simulation._observers import AgentHookLog, HookLog, JournalLog, Listener, SessionLog
 from agentloop.testing.simulation.event_loop import Deadlock
 from agentloop.testing.simulation.runs import WorldRun, WorldRuns
 from agentloop.tools import AgentCall
 
 __all__ = [
+    "INVARIANTS",
     "LAWS",
-    "Evidence",
+    "Observation",
     "Finding",
     "InvariantError",
-    "Law",
-    "Tally",
+    "Invariant",
+    "CoverageCounter",
     "check",
-    "check_twins",
+    "check_counterparts",
     "evidence_of",
     "findings_of",
     "judge",
     "told",
-    "twin_of",
+    "counterpart_of",
 ]
+
+LAWS = INVARIANTS
+"""The former name."""
 
 # Importing a module of laws is what enters them into the table.
 _TABLES = (
@@ -62,11 +74,11 @@ _TABLES = (
     *(laws_bounds, laws_events, laws_models, laws_watchers, laws_between),
 )
 
-Judged: TypeAlias = Evidence | WorldRun | WorldRuns
+Judged: TypeAlias = Observation | WorldRun | WorldRuns
 """What can be judged: what a world's run left, of one run or of all of them, or evidence put together by hand."""
 
 
-def evidence_of(run: WorldRun) -> Evidence:
+def evidence_of(run: WorldRun) -> Observation:
     """Return what is known of *run*."""
     data = run.result if run.result is not None else run.run_data
     hooks, session = run.hooks, run.session
@@ -81,7 +93,7 @@ def evidence_of(run: WorldRun) -> Evidence:
     native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
     # Whoever asked for a cancellation takes it back, also where an error leaves in its place.
     outranked = run.error is not None and is_fatal(run.error) and run.cancelling > 0
-    return Evidence(
+    return Observation(
         records=run.records,
         agent=run.agent,
         config=run.world.options.get("run_config") or RunConfig(),
@@ -128,8 +140,8 @@ def evidence_of(run: WorldRun) -> Evidence:
         reader_left=run.streamed and run.world.reader_leaves in {type(event).__name__ for event in run.events},
         journal_failed=journal_failed,
         to_end_after=run.to_end_after,
-        faultless=isinstance(run.world.agent, Cast) and not faulty,
-        canaries=CANARIES if isinstance(run.world.agent, Cast) and run.world.agent.secretive else (),
+        faultless=isinstance(run.world.agent, FixtureAgents) and not faulty,
+        canaries=CANARIES if isinstance(run.world.agent, FixtureAgents) and run.world.agent.secretive else (),
         events=run.events,
         unread=run.unread if run.streamed else None,
     )
@@ -145,25 +157,25 @@ def _heard(run: WorldRun) -> dict[tuple[str, str], list[tuple[int, Any]]]:
     return {(agent.name, tool.name): one.heard for agent, tool, one in found if isinstance(one, Listener)}
 
 
-def twin_of(run: WorldRun, relation: Relation) -> Twin:
+def counterpart_of(run: WorldRun, relation: Relation) -> Counterpart:
     """Return *run* as what another run of its world is held against."""
     name = f"the {relation} on {run.backend}, {'streamed' if run.streamed else 'plain'},"
-    return Twin(relation=relation, name=name, records=run.records, error=type(run.error))
+    return Counterpart(relation=relation, name=name, records=run.records, error=type(run.error))
 
 
-def check_twins(run: WorldRun, twin: Twin, tally: Tally | None = None) -> None:
+def check_counterparts(run: WorldRun, twin: Counterpart, tally: CoverageCounter | None = None) -> None:
     """Judge by the invariants between runs alone whether *run* and *twin* say the same.
 
     Raises:
         InvariantError: as `check` does.
     """
-    evidence = Evidence(records=run.records, error=run.error, twins=(twin,))
+    evidence = Observation(records=run.records, error=run.error, twins=(twin,))
     if findings := judge(Reading(evidence), tally, _BETWEEN, worlds=0):
         raise InvariantError(tuple(findings), f" on {run.backend}", told(tuple(run.records), findings))
 
 
 _BETWEEN = tuple(
-    LAWS[name]
+    INVARIANTS[name]
     for name in (
         "backends_agree",
         "streaming_changes_nothing",
@@ -174,19 +186,19 @@ _BETWEEN = tuple(
 )
 
 
-def _evidence(judged: Judged) -> list[tuple[str, Evidence]]:
-    if isinstance(judged, Evidence):
+def _evidence(judged: Judged) -> list[tuple[str, Observation]]:
+    if isinstance(judged, Observation):
         return [("", judged)]
     runs = judged.runs if isinstance(judged, WorldRuns) else (judged,)
     return [(f" on {one.backend}, {'streamed' if one.streamed else 'plain'}", evidence_of(one)) for one in runs]
 
 
-def findings_of(judged: Judged, tally: Tally | None = None) -> list[Finding]:
+def findings_of(judged: Judged, tally: CoverageCounter | None = None) -> list[Breach]:
     """Return what *judged* breaks, in the table's order; counted in *tally* with what it exercises."""
     return [finding for _, evidence in _evidence(judged) for finding in judge(Reading(evidence), tally)]
 
 
-def check(judged: Judged, tally: Tally | None = None, *, but: frozenset[str] = frozenset()) -> None:
+def check(judged: Judged, tally: CoverageCounter | None = None, *, but: frozenset[str] = frozenset()) -> None:
     """Judge what a run left by every built-in invariant, and count in *tally* which of them it exercised.
 
     Args:
@@ -197,7 +209,7 @@ def check(judged: Judged, tally: Tally | None = None, *, but: frozenset[str] = f
     Raises:
         InvariantError: naming each broken invariant, what it promises, and the records that show the breach.
     """
-    laws = [one for one in LAWS.values() if one.name not in but] if but else None
+    laws = [one for one in INVARIANTS.values() if one.name not in but] if but else None
     for where, evidence in _evidence(judged):
         reading = Reading(evidence)
         findings = judge(reading, tally, laws)

@@ -26,7 +26,7 @@ from agentloop.results import RunResult
 from agentloop.testing.invariants._execution import paused
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
 from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
-from agentloop.testing.simulation._fixture_agents import VEIL
+from agentloop.testing.simulation._fixture_agents import XOR_CODEC
 from agentloop.tools import AgentCall
 from agentloop.usage import RequestUsage
 
@@ -585,6 +585,6 @@ def _texts(seen: Reading) -> Iterator[tuple[str, str]]:
     for n, record in enumerate(seen.records):
         yield f"record {n}", repr(record)
         yield f"the journal's line of record {n}", plain_line(record).decode()
-        yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(VEIL))).decode()
+        yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(XOR_CODEC))).decode()
     for place, event in enumerate(seen.evidence.events):
         yield f"event {place}", repr(event)

@@ -11,7 +11,7 @@ from agentloop import records as r
 from agentloop.exceptions import AgentLoopError
 from agentloop.state import RunState
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
-from agentloop.testing.invariants._observation import Reading, Relation, Twin
+from agentloop.testing.invariants._observation import Counterpart, Reading, Relation
 from agentloop.testing.simulation.normal_form import normal
 
 Findings = Iterator[Broken | None]
@@ -63,7 +63,7 @@ def _as_twins(seen: Reading, relation: Relation) -> Findings:
             yield _difference(seen, twin)
 
 
-def _difference(seen: Reading, twin: Twin) -> Broken | None:
+def _difference(seen: Reading, twin: Counterpart) -> Broken | None:
     ours, theirs = seen.records, twin.records
     for n, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:

@@ -34,7 +34,7 @@ Judge: TypeAlias = Callable[[Reading], Iterator[Broken | None]]
 
 
 @attrs.frozen
-class Law:
+class Invariant:
     """One invariant. `judge` yields `HELD` or a `Broken` for every time its premise occurred."""
 
     name: str
@@ -43,7 +43,7 @@ class Law:
     judge: Judge = attrs.field(eq=False, repr=False)
 
 
-LAWS: dict[str, Law] = {}
+INVARIANTS: dict[str, Invariant] = {}
 """Every built-in invariant by name, in the order of their definition."""
 
 
@@ -53,16 +53,16 @@ def law(group: Group) -> Callable[[Judge], Judge]:
     def enter(judge: Judge) -> Judge:
         name = judge.__name__
         promise = " ".join((judge.__doc__ or "").split())
-        if name in LAWS or not promise:
+        if name in INVARIANTS or not promise:
             raise ValueError(f"invariant {name}: a name of its own and a promise in words are needed")
-        LAWS[name] = Law(name, group, promise, judge)
+        INVARIANTS[name] = Invariant(name, group, promise, judge)
         return judge
 
     return enter
 
 
 @attrs.frozen
-class Finding:
+class Breach:
     """One invariant that didn't hold, and where."""
 
     law: str
@@ -73,12 +73,12 @@ class Finding:
 class InvariantError(AssertionError):
     """A run broke invariants of the library. `findings` has them all, in the table's order."""
 
-    def __init__(self, findings: tuple[Finding, ...], where: str = "", log: str = "") -> None:
+    def __init__(self, findings: tuple[Breach, ...], where: str = "", log: str = "") -> None:
         self.findings = findings
         lines = [f"{len(findings)} broken{where}:"]
         for finding in findings:
             lines.append(f"  {finding.law} ({finding.group}): {finding.broken.words}")
-            lines.append(f"    promised: {LAWS[finding.law].promise}")
+            lines.append(f"    promised: {INVARIANTS[finding.law].promise}")
         super().__init__("\n".join([*lines, log] if log else lines))
 
     @property
@@ -88,7 +88,7 @@ class InvariantError(AssertionError):
 
 
 @attrs.define
-class Tally:
+class CoverageCounter:
     """How many worlds were judged, and how many of them exercised each invariant: its premise occurred in them."""
 
     worlds: int = 0
@@ -98,10 +98,12 @@ class Tally:
     def unexercised(self, *groups: Group) -> list[str]:
         """Return the invariants (of *groups*, if given) that no world exercised."""
         return [
-            one.name for one in LAWS.values() if not self.exercised[one.name] and (not groups or one.group in groups)
+            one.name
+            for one in INVARIANTS.values()
+            if not self.exercised[one.name] and (not groups or one.group in groups)
         ]
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: CoverageCounter) -> None:
         """Count *other*'s worlds too."""
         self.worlds += other.worlds
         self.exercised.update(other.exercised)
@@ -109,29 +111,29 @@ class Tally:
 
 
 def judge(
-    reading: Reading, tally: Tally | None = None, laws: Iterable[Law] | None = None, *, worlds: int = 1
-) -> list[Finding]:
+    reading: Reading, tally: CoverageCounter | None = None, laws: Iterable[Invariant] | None = None, *, worlds: int = 1
+) -> list[Breach]:
     """Return what *reading* breaks of *laws* (all, if not given), and count in *tally* what it exercises.
 
     It counts as so many *worlds*: 0 where it has been counted before.
     """
-    findings: list[Finding] = []
+    findings: list[Breach] = []
     if tally is not None:
         tally.worlds += worlds
-    for one in LAWS.values() if laws is None else laws:
+    for one in INVARIANTS.values() if laws is None else laws:
         found = list(one.judge(reading))
         if not found:
             continue
         if tally is not None:
             tally.exercised[one.name] += 1
         if any(found):
-            findings += [Finding(one.name, one.group, breach) for breach in found if breach is not None]
+            findings += [Breach(one.name, one.group, breach) for breach in found if breach is not None]
             if tally is not None:
                 tally.broken[one.name] += 1
     return findings
 
 
-def told(records: tuple[r.Record, ...], findings: list[Finding], around: int = 2) -> str:
+def told(records: tuple[r.Record, ...], findings: list[Breach], around: int = 2) -> str:
     """Return the records that *findings* name, with some before and after, one a line."""
     named = {n for finding in findings for n in finding.broken.records}
     near = sorted({n + by for n in named for by in range(-around, around + 1) if 0 <= n + by < len(records)})

@@ -31,7 +31,7 @@ class _Flying:
 
 
 @attrs.define
-class _Sweep:
+class _TimeSweep:
     """Goes over the beginnings and ends of bodies in their order, and knows who runs at each moment."""
 
     seen: Reading
@@ -66,7 +66,7 @@ class _Sweep:
 @law("execution")
 def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
     """Bodies in flight never exceed the turn's cap, a shared capacity, the run's threads, or one of a serial group."""
-    sweep = _Sweep(seen)
+    sweep = _TimeSweep(seen)
     for one in sweep.moments():
         began, tool = one.body.began, one.tool
         beside = [other for other in sweep.running.values() if other.turn == one.turn]
@@ -98,7 +98,7 @@ def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
 @law("execution")
 def exclusive_calls_run_alone(seen: Reading) -> Findings:
     """An exclusive call, or any call of a sequential turn, has no other body of its turn beside it."""
-    sweep = _Sweep(seen)
+    sweep = _TimeSweep(seen)
     for one in sweep.moments():
         body, tool = one.body, one.tool
         alone = (tool is not None and tool.exclusive) or sequential(seen, body.path, _agent_of(seen, body))

@@ -53,7 +53,7 @@ Relation: TypeAlias = Literal["backend", "mode", "cancellation", "again", "repla
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Twin:
+class Counterpart:
     """Another run of the same world, that must have the same log: on the other `backend`, in the other `mode`, by the
     other kind of `cancellation`, `again`, or its `replay`.
 
@@ -76,7 +76,7 @@ class Cancellation:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Evidence:
+class Observation:
     """All that is known of a run that is over. What wasn't watched is None, and nothing is judged by it.
 
     Attributes:
@@ -153,7 +153,7 @@ class Evidence:
     canaries: Sequence[str] = ()
     events: Sequence[Any] = ()
     unread: Sequence[tuple[int, int]] | None = None
-    twins: Sequence[Twin] = ()
+    twins: Sequence[Counterpart] = ()
     crashes: Sequence[int] = ()
     definitions: Mapping[tuple[str, str], FunctionTool] | None = None
 
@@ -230,7 +230,7 @@ _CALLS = (ToolCall, HandoffCall)
 class Reading:
     """*evidence* with its log read: runs by path, calls by path and id, turns in order."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: Observation) -> None:
         self.evidence = evidence
         self.records = evidence.records
         self.runs: dict[Path, RunSeen] = {}

@@ -384,12 +384,12 @@ def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
     """A tool that says it is off isn't shown in the turn; its calls start only where it has said twice more, of the
     model's answer and of each call, that it is on.
     """
-    asked = any(isinstance(one, r.Answered) and one.what == "is_enabled" for one in seen.records)
+    asked = any(isinstance(one, r.CallbackReturned) and one.what == "is_enabled" for one in seen.records)
     if not asked and all(isinstance(tool.is_enabled, bool) for tool in seen.definitions.values()):
         return  # as in nearly every run
     said: dict[Path, dict[str, list[bool]]] = {}
     for n, record in enumerate(seen.records):
-        if isinstance(record, r.Answered) and record.what == "is_enabled":
+        if isinstance(record, r.CallbackReturned) and record.what == "is_enabled":
             said.setdefault(record.path, {}).setdefault(record.key, []).append(bool(record.answer))
             continue
         answers = said.get(record.path, {})

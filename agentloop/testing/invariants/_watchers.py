@@ -12,7 +12,7 @@ from agentloop.items import ToolOutput
 from agentloop.testing.invariants._events import of_event, of_record
 from agentloop.testing.invariants._execution import paused
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
-from agentloop.testing.invariants._observation import Evidence, Path, Reading
+from agentloop.testing.invariants._observation import Observation, Path, Reading
 
 Findings = Iterator[Broken | None]
 Event = tuple[str, Path, str]
@@ -258,7 +258,7 @@ def effects_wait_for_the_journal(seen: Reading) -> Findings:
             yield broken(f"{what} call {call_id} before the journal had its record", n)
 
 
-def _effects(evidence: Evidence, seen: Reading) -> Iterator[tuple[int, str, int, str]]:
+def _effects(evidence: Observation, seen: Reading) -> Iterator[tuple[int, str, int, str]]:
     """Yield for each effect the record it waits for, its call, its stamp, and what it is."""
     starts = {key: call.started[-1][0] for key, call in seen.calls.items() if len(call.started) == 1}
     ends = {call.call_id: call.settled[-1][0] for call in seen.calls.values() if not call.path and call.settled}

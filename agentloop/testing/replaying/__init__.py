@@ -30,7 +30,7 @@ from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
 from agentloop.state import RunState
 from agentloop.testing.replaying._driver import Replaying
-from agentloop.testing.replaying._recorded import Recorded
+from agentloop.testing.replaying._recorded import RecordedRun
 from agentloop.testing.simulation.event_loop import Backend
 
 __all__ = ["Replayed", "ShadowReport", "Shadowed", "Source", "replay"]
@@ -273,7 +273,7 @@ def _strictly(
 ) -> Replayed:
     if not loaded.records:
         raise StateError("the log is of no run: it has no record")
-    recorded = Recorded.of(loaded.records)
+    recorded = RecordedRun.of(loaded.records)
     if not recorded.entries or not isinstance(recorded.records[0], r.RunStarted):
         raise StateError("the log is of no run: it doesn't begin with a RunStarted")
     replaying = Replaying(recorded, agent, config, max_turns, handlers)

@@ -15,7 +15,7 @@ from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
 from agentloop.policies import Ask, Deny
 from agentloop.testing.replaying._comparison import CUT_OFF
-from agentloop.testing.replaying._recorded import Call, Path, Recorded
+from agentloop.testing.replaying._recorded import Call, Path, RecordedRun
 from agentloop.testing.replaying._recorded_errors import rebuilt
 
 _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL)
@@ -24,7 +24,7 @@ _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL
 class Answering(Protocol):
     """What answers ask of the effects of a replay (`agentloop.testing.replaying._effects.ReplayEffects`)."""
 
-    recorded: Recorded
+    recorded: RecordedRun
     log: Any
     records: tuple[r.Record, ...]
     cursor: int
@@ -59,7 +59,7 @@ async def told_elsewhere(fx: Answering, path: Path, what: str, key: str) -> Any:
 
 
 async def answered(fx: Answering, path: Path, what: str, key: str) -> Any:
-    index = fx.find(r.Answered, path, lambda record: (record.what, record.key) == (what, key), claim=True)
+    index = fx.find(r.CallbackReturned, path, lambda record: (record.what, record.key) == (what, key), claim=True)
     of_call = what == "is_enabled" and ":" not in key
     answer = (await fx.told(index, path, key if of_call else None, what)).answer
     if what == "policy" and answer == ["Deny", REDACTED]:

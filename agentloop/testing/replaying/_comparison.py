@@ -17,10 +17,10 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop._engine.runtime.live_run import loop_shared
+from agentloop._engine.runtime.live_run import loop_state
 from agentloop.exceptions import ReplayDivergence
 from agentloop.outcomes import FROM_ABOVE
-from agentloop.testing.replaying._recorded import Call, Entry, Leniency, Path, Recorded, call_of, compared
+from agentloop.testing.replaying._recorded import Call, Leniency, Path, RecordedRun, RecordedSegment, call_of, compared
 from agentloop.testing.replaying._timing import SLACK, Way, Ways
 from agentloop.testing.replaying._words import explained
 from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
@@ -60,12 +60,12 @@ class Pending:
 
 
 @attrs.define(eq=False)
-class _Body:
+class _RecordedBody:
     """A body that is over, and waits for the record of its call at `index`."""
 
     index: int
     event: anyio.Event = attrs.field(factory=anyio.Event)
-    let_go: bool = False
+    release_refs: bool = False
 
 
 @attrs.define(eq=False)
@@ -86,11 +86,11 @@ class _Leaving:
 class ReplayLog:
     """Where a replay has got to in a recorded run: what is due, who waits for it, which task goes on."""
 
-    def __init__(self, recorded: Recorded, ways: Ways) -> None:
+    def __init__(self, recorded: RecordedRun, ways: Ways) -> None:
         self.recorded = recorded
         self.ways = ways
         self.records = recorded.records
-        self.entry: Entry = recorded.entries[0]
+        self.entry: RecordedSegment = recorded.entries[0]
         self.cursor = 0
         """Which record is due next."""
         self.appended: list[r.Record] = []
@@ -106,7 +106,7 @@ class ReplayLog:
         """Lets the run end after its turn."""
         self.pending: list[Pending] = []
         self.waiting: dict[int, list[tuple[anyio.Event, str]]] = {}
-        self.bodies: list[_Body] = []
+        self.bodies: list[_RecordedBody] = []
         self.ends_held: set[Path] = set()
         """Nested runs whose end takes its time (`hold_end`), or needn't."""
         self.unheld: set[Call] = set()
@@ -142,7 +142,7 @@ class ReplayLog:
 
     # -- entries and time
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: RecordedSegment) -> None:
         """Begin to replay *entry*, on the loop that it runs on."""
         self.entry = entry
         self.over = False
@@ -172,7 +172,7 @@ class ReplayLog:
         if seconds <= 0:
             return False
         pass_time(seconds)
-        loop_shared().pump.pump()  # another run of the same loop may have done so
+        loop_state().pump.pump()  # another run of the same loop may have done so
         return True
 
     def come_up(self, at: float | None = None) -> bool:
@@ -338,9 +338,9 @@ class ReplayLog:
         index = self.bodies_over.get((path, call_id), self.next_of_call(path, call_id))
         if index is None:
             return
-        body = _Body(index, let_go=(path, call_id) in self.unheld)
+        body = _RecordedBody(index, release_refs=(path, call_id) in self.unheld)
         self.bodies.append(body)
-        while not self.over and not body.let_go and not self._is_over(index):
+        while not self.over and not body.release_refs and not self._is_over(index):
             self.waiting.setdefault(index, []).append((body.event, what))
             with anyio.CancelScope(shield=True):
                 await body.event.wait()
@@ -360,11 +360,11 @@ class ReplayLog:
 
     def let_bodies_go(self) -> bool:
         """Let the body that settles next give back what it holds before its turn; False if there is none."""
-        held = [body for body in self.bodies if not body.let_go]
+        held = [body for body in self.bodies if not body.release_refs]
         if not held:
             return False
         first = min(held, key=lambda body: body.index)
-        first.let_go = True
+        first.release_refs = True
         first.event.set()
         return True
 

@@ -26,12 +26,12 @@ from agentloop.run import HANDLERS, _stream
 from agentloop.state import RunState
 from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
-from agentloop.testing.replaying._recorded import Call, Entry, Path, Recorded, call_of
-from agentloop.testing.replaying._recorded_agents import Cast, ClosedSession, HooksOfRuns
+from agentloop.testing.replaying._recorded import Call, Path, RecordedRun, RecordedSegment, call_of
+from agentloop.testing.replaying._recorded_agents import ClosedSession, HooksOfRuns, RecordedAgents
 from agentloop.testing.replaying._recorded_errors import rebuilt
 from agentloop.testing.replaying._timing import SLACK, Tried, Ways, search
 from agentloop.testing.replaying._words import stuck
-from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_clockwork, waiting
+from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
 
 _MOST_JUMPS = 200
 """How often time may pass without a record: something is then waiting for what doesn't come."""
@@ -43,7 +43,7 @@ _SWALLOWED = ("policy", "tool_error_formatter")
 class Replaying:
     """One replay: what is replayed, and what came of it."""
 
-    recorded: Recorded
+    recorded: RecordedRun
     agent: Agent[Any, Any]
     config: RunConfig
     max_turns: Any = ...
@@ -79,7 +79,7 @@ class Replaying:
         return any(map(self.recorded.ended_from_outside, self.recorded.entries))
 
     def _run(self, effects: ReplayEffects, backend: Backend) -> None:
-        cast = Cast(effects)
+        cast = RecordedAgents(effects)
         agent, config = cast.agent(self.agent), cast.config(self.config)
         for entry in self.recorded.entries:
             # Decided between two entries, or left by one that was cut off.
@@ -88,7 +88,7 @@ class Replaying:
             one = _OneEntry(effects, entry)
             begin = partial(self._stream, agent, config, entry, effects)
             try:
-                run_clockwork(
+                run_deterministic(
                     one.play,
                     begin,
                     backend=backend,
@@ -105,7 +105,7 @@ class Replaying:
                 self.result, self.error = one.result, one.error
 
     def _stream(
-        self, agent: Agent[Any, Any], config: RunConfig, entry: Entry, effects: ReplayEffects
+        self, agent: Agent[Any, Any], config: RunConfig, entry: RecordedSegment, effects: ReplayEffects
     ) -> RunStream[Any]:
         begun: Any = self.recorded.records[0]
         first: Any = self.recorded.records[entry.start]
@@ -113,7 +113,9 @@ class Replaying:
         if isinstance(first, r.RunResumed):
             given = RunState(agent, self.recorded.records[: entry.start])
         answered = {
-            one.key for one in self.recorded.records if isinstance(one, r.Answered) and one.what == "error_handler"
+            one.key
+            for one in self.recorded.records
+            if isinstance(one, r.CallbackReturned) and one.what == "error_handler"
         }
         kept = None
         if begun.kept and first is begun:
@@ -145,7 +147,7 @@ def _never_asked(_: Any) -> None:
 @attrs.define(eq=False)
 class _OneEntry:
     effects: ReplayEffects
-    entry: Entry
+    entry: RecordedSegment
     stream: Any = None
     result: RunResult[Any] | None = None
     error: BaseException | None = None

@@ -54,14 +54,14 @@ class ReplayEffects(ReplayLog):
                 return await self._load_session(path)
             case e.SaveSession(path):
                 return await self._save_session(path)
-            case e.Ask(path, what, key):
+            case e.CallCallback(path, what, key):
                 if is_told_elsewhere(what):
                     return await told_elsewhere(self, path, what, key)
                 return await answered(self, path, what, key)
 
     async def _random(self) -> float:
         path = _at_work.get()
-        index = self.find(r.Answered, path, lambda record: record.what.startswith("random:"), claim=True)
+        index = self.find(r.CallbackReturned, path, lambda record: record.what.startswith("random:"), claim=True)
         if index is None:
             return 0.5  # nothing is recorded that depends on it, or the replay diverges
         return float((await self.known(index, "a draw of chance")).answer)

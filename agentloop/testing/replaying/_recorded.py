@@ -32,13 +32,13 @@ def call_of(record: r.Record) -> Call | None:
     """Return the call whose own task appended *record*, or None."""
     if isinstance(record, OF_CALL) and record.call_id is not None:
         return record.path, record.call_id
-    if isinstance(record, r.Answered) and record.what == "is_enabled" and ":" not in record.key:
+    if isinstance(record, r.CallbackReturned) and record.what == "is_enabled" and ":" not in record.key:
         return record.path, record.key
     return None
 
 
 @attrs.frozen
-class Entry:
+class RecordedSegment:
     """One entry of the run: its records from `start` (`RunStarted` or `RunResumed`) up to, without, `stop`.
 
     `ended`: whether the last of them is its `RunEnded`. Else it was cut off: by a crash, or where the log was read.
@@ -50,16 +50,16 @@ class Entry:
 
 
 @attrs.define(eq=False, slots=False)
-class Recorded:
+class RecordedRun:
     """A log, and where in it what stands."""
 
     records: tuple[r.Record, ...]
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RecordedSegment, ...] = ()
     paths: dict[Path, list[int]] = attrs.field(factory=dict)
     calls: dict[Call, list[int]] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, records: Iterable[r.Record]) -> Recorded:
+    def of(cls, records: Iterable[r.Record]) -> RecordedRun:
         """Return *records*, indexed."""
         log = cls(tuple(records))
         paths: defaultdict[Path, list[int]] = defaultdict(list)
@@ -110,7 +110,7 @@ class Recorded:
             for index in self.paths.get((), ())
         )
 
-    def ended_from_outside(self, entry: Entry) -> dict[int, str]:
+    def ended_from_outside(self, entry: RecordedSegment) -> dict[int, str]:
         """Return the first records of *entry* that show that its run's time was over, or that it was cancelled."""
         end = self.records[entry.stop - 1]
         error = end.error or "" if isinstance(end, r.RunEnded) else ""
@@ -134,7 +134,7 @@ class Recorded:
                 found.setdefault(index, by)
         return found
 
-    def bodies_over(self, entry: Entry) -> dict[Call, int]:
+    def bodies_over(self, entry: RecordedSegment) -> dict[Call, int]:
         """Return, for bodies without a record of their end, the first record of *entry* that came after it.
 
         Their calls say when it was. Where the clock stood still around it that tells nothing, and they are left out.
@@ -153,7 +153,7 @@ class Recorded:
                 found[call] = place
         return found
 
-    def batches_queued(self, entry: Entry) -> dict[tuple[Path, int], tuple[int, float]]:
+    def batches_queued(self, entry: RecordedSegment) -> dict[tuple[Path, int], tuple[int, float]]:
         """Return the first records of *entry* after the calls of a turn were queued, and when."""
         found: dict[tuple[Path, int], tuple[int, float]] = {}
         for index in range(entry.start, entry.stop):
@@ -171,7 +171,7 @@ class Recorded:
         place = bisect_left(self.records, at, start, stop, key=lambda one: one.at)
         return place if self.records[place - 1].at < at < self.records[place].at else None
 
-    def calls_ended_from_outside(self, entry: Entry) -> dict[int, list[Call]]:
+    def calls_ended_from_outside(self, entry: RecordedSegment) -> dict[int, list[Call]]:
         """Return, by the first records of *entry* that show it, calls ended by the caller or by their time limit.
 
         Of those that ran out of time only agent tools, and those whose bodies are known to have been cut off by then:
@@ -197,13 +197,13 @@ class Recorded:
                 found[index].append((path, call_id))
         return dict(found)
 
-    def _cut_at(self, places: Sequence[int], entry: Entry) -> int | None:
+    def _cut_at(self, places: Sequence[int], entry: RecordedSegment) -> int | None:
         """Return the first record after the start of the call at *places*; None if its body ended by itself."""
         started = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallStarted))
         index = None if started is None else self.first(places, started + 1, entry.stop)
         return None if index is None or isinstance(self.records[index], r.BodyEnded | r.CleanupCut) else index
 
-    def _shows(self, index: int, entry: Entry, by: str, is_end: bool) -> bool:
+    def _shows(self, index: int, entry: RecordedSegment, by: str, is_end: bool) -> bool:
         """Tell whether record *index* comes of the root run's end *by* somebody; *is_end*: that is how it ended."""
         record = self.records[index]
         if isinstance(record, r.CallSettled):
@@ -259,7 +259,7 @@ def _with_traces(record: r.Record) -> list[ToolCall]:
     return [call for call in calls if missing_secrets(call, call.arguments)]
 
 
-def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:
+def _entries(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:
     starts = [
         index
         for index, record in enumerate(records)
@@ -269,13 +269,13 @@ def _entries(records: Sequence[r.Record]) -> Iterator[Entry]:
         ends = (index for index in range(start, following) if _ends(records[index]))
         end = next(ends, None)
         if end is not None:
-            yield Entry(start, end + 1, True)
+            yield RecordedSegment(start, end + 1, True)
             continue
         stop = following
         # What was decided before the next entry stands between the two.
         while following < len(records) and isinstance(records[stop - 1], r.VerdictGiven | r.InputAdded):
             stop -= 1
-        yield Entry(start, stop, False)
+        yield RecordedSegment(start, stop, False)
 
 
 def _ends(record: r.Record) -> bool:

@@ -134,7 +134,7 @@ def _no_body(*_: Any, **__: Any) -> Any:
     raise UserError("a replay runs no body")
 
 
-class Cast:
+class RecordedAgents:
     """Copies of agents, each made once, for a replay through *effects*."""
 
     def __init__(self, effects: ReplayEffects) -> None:

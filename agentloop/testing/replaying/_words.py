@@ -30,7 +30,7 @@ def named(record: r.Record | None) -> str:
                 parts.append(f"({record.outcome.status})")
         case r.GuardrailSettled():
             parts.append(f"of guardrail {record.guardrail}")
-        case r.Answered():
+        case r.CallbackReturned():
             parts.append(f"to {record.what} {record.key}".rstrip())
         case r.HandedOff():
             parts.append(f"to {record.target_agent}")
@@ -133,15 +133,15 @@ def _of_statuses(old: Any, new: Any) -> str:
 
 def _hints_of_kinds(wanted: r.Record, got: r.Record) -> list[str]:
     match wanted, got:
-        case (r.CallSettled(outcome=outcome), r.CallStarted() | r.GuardrailSettled() | r.Answered()):
+        case (r.CallSettled(outcome=outcome), r.CallStarted() | r.GuardrailSettled() | r.CallbackReturned()):
             return [_of_statuses(outcome.status, "succeeded")]
         case (r.CallStarted(), r.CallSettled(outcome=outcome)):
             return [_of_statuses("succeeded", outcome.status)]
         case (r.ApprovalRequested(), _) | (_, r.ApprovalRequested()):
             return ["Which calls need an approval (`needs_approval`, policies) has changed."]
-        case (r.Answered(what=what), _):
+        case (r.CallbackReturned(what=what), _):
             return [f"The application is not asked any more: {what}."]
-        case (_, r.Answered(what=what)):
+        case (_, r.CallbackReturned(what=what)):
             return [f"The application is asked what it wasn't: {what}."]
         case (r.GuardrailSettled(guardrail=name), _):
             return [f"Guardrail {name} is gone, or isn't asked here."]

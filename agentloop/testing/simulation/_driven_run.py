@@ -10,7 +10,7 @@ import anyio
 import attrs
 
 from agentloop import spans
-from agentloop._engine.runtime.live_run import loop_shared
+from agentloop._engine.runtime.live_run import loop_state
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.events import Event
@@ -18,10 +18,10 @@ from agentloop.exceptions import UserTypeError
 from agentloop.limits import Capacity
 from agentloop.results import RunResult
 from agentloop.run import Runner
-from agentloop.testing.simulation._fixture_agents import VEIL, Cast
+from agentloop.testing.simulation._fixture_agents import XOR_CODEC, FixtureAgents
 from agentloop.testing.simulation._lines import SWITCHING, Switching, count_as_own, monitored
 from agentloop.testing.simulation._reach import REACH
-from agentloop.testing.simulation._simulated_parts import Watch, WorldEffects, WorldModels, agents_of
+from agentloop.testing.simulation._simulated_parts import SimulatedEffects, SimulatedModels, Watch, agents_of
 from agentloop.testing.simulation._stepping import Stepped, run_stepped
 from agentloop.testing.simulation.event_loop import Backend, Deadlock
 from agentloop.testing.simulation.gate import Gate
@@ -33,7 +33,7 @@ MADE_PER_RUN = ("hooks", "session", "journal", "run_config")
 
 
 @attrs.define(eq=False)
-class Driven:
+class SimulatedRun:
     """One run of a world under way, and what was seen of it."""
 
     world: World
@@ -42,10 +42,10 @@ class Driven:
     options: dict[str, Any]
     streamed: bool
     watch: Watch
-    effects: WorldEffects
-    models: WorldModels | None
+    effects: SimulatedEffects
+    models: SimulatedModels | None
     gate: Gate | None
-    begin: Callable[[Driven], Awaitable[Any]] | None = None
+    begin: Callable[[SimulatedRun], Awaitable[Any]] | None = None
     """Gives what the run begins with, where that isn't the world's input."""
     seen: Stepped = attrs.field(factory=Stepped)
     events: list[Event] = attrs.field(factory=list)
@@ -77,7 +77,7 @@ class Driven:
             SWITCHING.reset(switching)
             spans._trace.reset(token)
             self.ended_at = anyio.current_time()
-            self.threads_held = len(loop_shared().threads)
+            self.threads_held = len(loop_state().threads)
 
     async def _enter(self, given: Any) -> RunResult[Any]:
         self.entries += 1
@@ -117,7 +117,7 @@ class Driven:
         decided = [*self.watch.records, *(attrs.evolve(one, at=at) for one in state.records[known:])]
         state = type(state)(self.agent, decided, context=self.context)
         if self.world.serialize:
-            codec = VEIL if isinstance(self.world.agent, Cast) else None
+            codec = XOR_CODEC if isinstance(self.world.agent, FixtureAgents) else None
             text = state.to_string(context_serializer=lambda _: None, codec=codec)  # the context is given again below
             state = type(state).from_string(self.agent, text, context=self.context, codec=codec)
         self.watch.goes_on_from(state.records)
@@ -134,14 +134,14 @@ class Driven:
                         yield limit
 
 
-def drive_world(
+def simulate(
     world: World,
     *,
     backend: Backend,
     streamed: bool,
     scheduler: Recorder,
-    begin: Callable[[Driven], Awaitable[Any]] | None = None,
-) -> Driven:
+    begin: Callable[[SimulatedRun], Awaitable[Any]] | None = None,
+) -> SimulatedRun:
     """Run *world* once, from what *begin* gives in place of its input, and return what was seen of it."""
     gate = Gate(scheduler) if world.order == "gate" else None
     driven = _prepared(world, streamed, gate)
@@ -160,7 +160,7 @@ def drive_world(
     return driven
 
 
-def _stepped(world: World, driven: Driven, backend: Backend, scheduler: Recorder) -> Stepped:
+def _stepped(world: World, driven: SimulatedRun, backend: Backend, scheduler: Recorder) -> Stepped:
     gated = driven.gate is not None
     try:
         return run_stepped(
@@ -178,7 +178,7 @@ def _stepped(world: World, driven: Driven, backend: Backend, scheduler: Recorder
         return Stepped(error=deadlock)
 
 
-def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
+def _prepared(world: World, streamed: bool, gate: Gate | None) -> SimulatedRun:
     agent = world.agent if isinstance(world.agent, Agent) else world.agent()
     if not isinstance(agent, Agent):
         raise UserTypeError(f"World.agent: the function gave {agent!r}, not an Agent")
@@ -188,11 +188,11 @@ def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
     given: Any = options.get("run_config")
     config: RunConfig = given or RunConfig()
     watch = Watch()
-    models = None if world.script is None else WorldModels(agent, watch, world.script, world.nested)
-    if models is not None and isinstance(world.agent, Cast):
+    models = None if world.script is None else SimulatedModels(agent, watch, world.script, world.nested)
+    if models is not None and isinstance(world.agent, FixtureAgents):
         for one in agents_of(agent):  # made for this run: the model of a configuration that has none
             one.model = models
-    effects = WorldEffects(watch, world.behaviors, gate, config.effects)
+    effects = SimulatedEffects(watch, world.behaviors, gate, config.effects)
     options["run_config"] = attrs.evolve(
         config,
         effects=effects,
@@ -200,7 +200,7 @@ def _prepared(world: World, streamed: bool, gate: Gate | None) -> Driven:
         model=config.model if models is None else models,
     )
     context = world.context() if world.context is not None else None
-    driven = Driven(world, agent, context, options, streamed, watch, effects, models, gate)
+    driven = SimulatedRun(world, agent, context, options, streamed, watch, effects, models, gate)
     driven.switching = Switching(
         # Every ready task goes on once in a pass: threads would only ever go on in step.
         wanted=world.switch_lines and world.order != "passes",

@@ -45,7 +45,7 @@ def makes_calls(run: WorldRun) -> bool:
 
 
 @attrs.frozen
-class Judge:
+class FindingJudge:
     """Tells what is wrong with a run, if anything is: an error it raised, something it left, or what *check* raises."""
 
     check: Check | None

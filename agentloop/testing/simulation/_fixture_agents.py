@@ -1,6 +1,6 @@
 """Agents of generated worlds, as data: tools with every policy and limit, guardrails, handoffs, nesting, hooks.
 
-A `Cast` called gives its first agent with everything fresh: no run of it knows of another. Its `repr` says all of it.
+Calling a `FixtureAgents` returns its first agent with everything fresh: runs share nothing. Its `repr` says all of it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Veil:
         return self.seal(sealed)
 
 
-VEIL = Veil()
+XOR_CODEC = Veil()
 
 
 @attrs.frozen(kw_only=True)
@@ -154,7 +154,7 @@ class Role:
 
 
 @attrs.frozen(kw_only=True)
-class Cast:
+class FixtureAgents:
     """The agents of a world; the first one begins. `tokens` and `rate` bound what its tools share."""
 
     roles: tuple[Role, ...]
@@ -250,7 +250,7 @@ def _handoff(agent: Agent[Any, Any], kind: HandoffFilter | None) -> Handoff:
 
 
 def _keeps_secrets(role: Role) -> bool:
-    return Cast(roles=(role,)).secretive
+    return FixtureAgents(roles=(role,)).secretive
 
 
 def _common(actor: Actor) -> dict[str, Any]:

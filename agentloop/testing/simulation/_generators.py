@@ -31,7 +31,7 @@ from agentloop.testing.simulation._faults import (
     Returns,
     Swallows,
 )
-from agentloop.testing.simulation._fixture_agents import KEY, Actor, Cast, Confidant, HandoffFilter, Role
+from agentloop.testing.simulation._fixture_agents import KEY, Actor, Confidant, FixtureAgents, HandoffFilter, Role
 from agentloop.testing.simulation._observers import HookLog, SessionLog
 from agentloop.testing.simulation.runs import Verdict
 from agentloop.usage import RequestUsage
@@ -75,7 +75,7 @@ class Seeded:
 
 
 @attrs.frozen(kw_only=True)
-class Taste:
+class GeneratorConfig:
     """What worlds may hold. Whatever is off never occurs."""
 
     turns: int = 3
@@ -103,7 +103,7 @@ class Taste:
     """
 
 
-PLAIN = Taste(
+PLAIN = GeneratorConfig(
     faults=False,
     guards=False,
     handoffs=False,
@@ -122,7 +122,7 @@ FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 
 # ---------------------------------------------------------------------------------------------- agents
 
 
-def draw_cast(chance: Chance, taste: Taste) -> Cast:
+def draw_cast(chance: Chance, taste: GeneratorConfig) -> FixtureAgents:
     """Return agents: one, or two that hand over to each other."""
     count = 2 if taste.handoffs and chance.one_in(4) else 1
     names = ["a", "b"][:count]
@@ -130,7 +130,7 @@ def draw_cast(chance: Chance, taste: Taste) -> Cast:
     for name in names:
         others = tuple(other for other in names if other != name)
         roles.append(draw_role(chance, taste, name, others, taste.nesting))
-    return Cast(
+    return FixtureAgents(
         roles=tuple(roles),
         tokens=chance.whole(1, 2),
         rate=chance.whole(1, 3),
@@ -138,7 +138,7 @@ def draw_cast(chance: Chance, taste: Taste) -> Cast:
     )
 
 
-def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...], nesting: int) -> Role:
+def draw_role(chance: Chance, taste: GeneratorConfig, name: str, handoffs: tuple[str, ...], nesting: int) -> Role:
     """Return one agent with at least one tool, at most as many as *taste* says, and maybe one that is an agent."""
     more = taste.surroundings
     actors = [draw_actor(chance, taste, f"{name}_{place}") for place in range(chance.whole(1, taste.tools))]
@@ -181,7 +181,7 @@ def draw_role(chance: Chance, taste: Taste, name: str, handoffs: tuple[str, ...]
 FILTERS: tuple[HandoffFilter, ...] = ("everything", "messages", "newest", "before", "nothing", "nested")
 
 
-def draw_actor(chance: Chance, taste: Taste, name: str) -> Actor:
+def draw_actor(chance: Chance, taste: GeneratorConfig, name: str) -> Actor:
     """Return one tool."""
     limits, guards, times = taste.limits, taste.guards, taste.times
     before: Any = ("allow", "reject odd", "raise odd", "rewrite odd", "reject odd", "rewrite odd")
@@ -222,8 +222,8 @@ class _Play:
     """A script under way: ids given out, what nested runs say, and what bodies do."""
 
     chance: Chance
-    taste: Taste
-    cast: Cast
+    taste: GeneratorConfig
+    cast: FixtureAgents
     nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
     behaviors: dict[str, Any] = attrs.field(factory=dict)
     asked: list[tuple[tuple[str, ...], str, Actor, str]] = attrs.field(factory=list)
@@ -324,7 +324,7 @@ class _Play:
 
 
 def draw_part(
-    chance: Chance, taste: Taste, actor: Actor | None, call_id: str, others: Sequence[str], tells: str = ""
+    chance: Chance, taste: GeneratorConfig, actor: Actor | None, call_id: str, others: Sequence[str], tells: str = ""
 ) -> Any:
     """Return what one body does, or None where it just runs.
 
@@ -361,7 +361,7 @@ def draw_part(
 # ---------------------------------------------------------------------------------------------- a whole world
 
 
-def draw_config(chance: Chance, taste: Taste) -> RunConfig:
+def draw_config(chance: Chance, taste: GeneratorConfig) -> RunConfig:
     """Return what a run is configured with."""
     execution = ToolExecution(
         max_function_tool_concurrency=chance.pick([32, None, 1, 1, 2, 3]) if taste.limits else 32,
@@ -382,7 +382,7 @@ def draw_config(chance: Chance, taste: Taste) -> RunConfig:
     )
 
 
-def draw_world(chance: Chance, taste: Taste) -> Mapping[str, Any]:
+def draw_world(chance: Chance, taste: GeneratorConfig) -> Mapping[str, Any]:
     """Return a world's agents, script, nested scripts, behaviors and options; who runs it adds cancel, tape, order."""
     cast = draw_cast(chance, taste)
     play = _Play(chance, taste, cast)
@@ -421,4 +421,4 @@ def draw_tape(chance: Chance, length: int = 40) -> tuple[int, ...]:
     return tuple(chance.whole(0, 5) for _ in range(chance.whole(0, length)))
 
 
-Draw = Callable[[Chance, Taste], Mapping[str, Any]]
+Draw = Callable[[Chance, GeneratorConfig], Mapping[str, Any]]

@@ -33,7 +33,7 @@ class WatcherFailed(LookupError):
     """A hook, a listener or a session that fails because its world says so."""
 
 
-class _Log:
+class _ObservedLog:
     """What hooks are told: `told`, and the stamp of each in `stamps`."""
 
     def __init__(self, fails_at: str | None = None) -> None:
@@ -58,7 +58,7 @@ class _Log:
             raise WatcherFailed(f"hooks that fail at {event}")
 
 
-class HookLog(_Log, RunHooks):
+class HookLog(_ObservedLog, RunHooks):
     """Hooks of a run that write down what they are told, and may fail at one event."""
 
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
@@ -89,7 +89,7 @@ class HookLog(_Log, RunHooks):
         self.add("handoff", ctx, to_agent.name)
 
 
-class AgentHookLog(_Log, AgentHooks):
+class AgentHookLog(_ObservedLog, AgentHooks):
     """The same of one agent."""
 
     async def on_start(self, ctx: Any, agent: Any) -> None:

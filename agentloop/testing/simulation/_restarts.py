@@ -21,8 +21,8 @@ from agentloop.journal import FileJournal
 from agentloop.journal._envelope import Seal, scan
 from agentloop.state import RunState, check_goes_on
 from agentloop.testing.scripted import ScriptedModel
-from agentloop.testing.simulation._driven_run import Driven, drive_world
-from agentloop.testing.simulation._fixture_agents import VEIL, Cast
+from agentloop.testing.simulation._driven_run import SimulatedRun, simulate
+from agentloop.testing.simulation._fixture_agents import XOR_CODEC, FixtureAgents
 from agentloop.testing.simulation._simulated_parts import EPOCH, agents_of
 from agentloop.testing.simulation.disk import CrashAt, SimulatedDisk
 from agentloop.testing.simulation.event_loop import Backend
@@ -130,7 +130,7 @@ class _Lives:
         self.kept: list[int] = []
         self.held: tuple[r.Record, ...] = ()
         self.over = False
-        self.codec = VEIL if isinstance(world.agent, Cast) else None
+        self.codec = XOR_CODEC if isinstance(world.agent, FixtureAgents) else None
         session = world.options.get("session")
         self._outside: tuple[Any, Any] = (
             world.context() if world.context is not None else None,
@@ -144,13 +144,13 @@ class _Lives:
         recorder = Recorder(Tape(self.world.tape if not self.runs else ()))
         world = self._left(outside, journal)
 
-        async def begin(driven: Driven) -> Any:
+        async def begin(driven: SimulatedRun) -> Any:
             return await self._restored(driven, journal)
 
         self.disk.on_death = self._remember
         try:
             with _unsaid("bytes of a batch that a crash cut off are dropped"):
-                driven = drive_world(
+                driven = simulate(
                     world,
                     backend=backend,
                     streamed=self.streamed,
@@ -200,7 +200,7 @@ class _Lives:
             options=options,
         )
 
-    async def _restored(self, driven: Driven, journal: FileJournal) -> RunState:
+    async def _restored(self, driven: SimulatedRun, journal: FileJournal) -> RunState:
         state = await RunState.from_journal(driven.agent, journal, context=driven.context)
         for record in state.records:
             driven.watch.on_record(record)
@@ -230,7 +230,7 @@ def _steps_taken(held: Sequence[r.Record]) -> Counter[tuple[str, ...]]:
     return Counter(record.path for record in held if isinstance(record, r.ModelResponded | r.ModelFailed))
 
 
-def _skip_steps(driven: Driven, held: Sequence[r.Record]) -> None:
+def _skip_steps(driven: SimulatedRun, held: Sequence[r.Record]) -> None:
     """Let scripts that agents have as models of their own go on where the log says that they were."""
     scripted = set() if driven.models is None else {(), *(tuple(path.split("/")) for path in driven.world.nested)}
     at_work: dict[tuple[str, ...], str] = {}

@@ -43,7 +43,7 @@ class Body:
     attempt: int
     real: Callable[[], Awaitable[Any]] = attrs.field(repr=False)
     """Runs the tool's own body, in this task, and returns its value."""
-    _effects: WorldEffects = attrs.field(repr=False, alias="effects")
+    _effects: SimulatedEffects = attrs.field(repr=False, alias="effects")
 
     async def point(self, label: str = "") -> None:
         """Wait until the schedule lets this body go on: at the gate if the world has one, else a checkpoint."""
@@ -188,7 +188,7 @@ def _cancelling() -> int:
     return task.cancelling()
 
 
-class WorldEffects:
+class SimulatedEffects:
     """The door of a world: effects wait at its gate, ids are counted, and behaviours stand in for bodies."""
 
     def __init__(
@@ -307,7 +307,7 @@ class WorldEffects:
         )
 
 
-class WorldModels(Model):
+class SimulatedModels(Model):
     """The models of a world: one script for each path, else the model of the agent that is at work there."""
 
     def __init__(

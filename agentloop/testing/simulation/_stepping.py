@@ -12,7 +12,7 @@ import anyio
 import attrs
 
 from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
-from agentloop.testing.simulation.event_loop import Backend, Order, run_clockwork
+from agentloop.testing.simulation.event_loop import Backend, Order, run_deterministic
 from agentloop.testing.simulation.gate import TASK, Gate
 from agentloop.testing.simulation.schedules import Scheduler, first
 
@@ -73,7 +73,7 @@ def run_stepped(
         backend: Which loop.
         at: Steps are counted from 0, while the program is in. One that is over before is not cancelled.
         kind: Cancel the scope around it, or (on asyncio alone) its task, or every task of the loop.
-        scheduler, order: Who goes next, as for `run_clockwork`.
+        scheduler, order: Who goes next, as for `run_deterministic`.
         mark: Asked at the moment of the cancellation.
         gate: Entered around the program, out of the cancellation's reach.
         waiting: Count the moments in *at* at which everything waits at the gate, in place of steps.
@@ -89,7 +89,7 @@ def run_stepped(
         async with gate or nullcontext():
             await (stepped.on_asyncio(program) if backend == "asyncio" else stepped.on_trio(program))
 
-    run_clockwork(main, backend=backend, scheduler=scheduler, order=order, before_step=stepped.step)
+    run_deterministic(main, backend=backend, scheduler=scheduler, order=order, before_step=stepped.step)
     return stepped.seen
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop import records as r
 from agentloop.items import AssistantMessage, HandoffCall, ToolCall
-from agentloop.testing.scripted import Call, Fail, Say, Wait
+from agentloop.testing.scripted import CallStep, Fail, Say, WaitStep
 from agentloop.testing.simulation._simulated_parts import EPOCH
 
 if TYPE_CHECKING:
@@ -107,13 +107,13 @@ def _step(step: Any) -> str:
     match step:
         case Say(text, None):
             return f"say({text!r})"
-        case Call(name, arguments, call_id, namespace):
+        case CallStep(name, arguments, call_id, namespace):
             rest = [f"call_id={call_id!r}"] if call_id is not None else []
             rest += [f"namespace={namespace!r}"] if namespace is not None else []
             return f"call({', '.join([repr(name), *_arguments(arguments), *rest])})"
         case Fail(error):
             return f"fail({error!r})"
-        case Wait(until):
+        case WaitStep(until):
             return f"wait({until!r})"
         case _:
             return getattr(step, "__name__", None) or repr(step)

@@ -170,7 +170,7 @@ class TrioClockwork:
         self.before_step = before_step
         return [] if before_step is None else [_Steps(self)]
 
-    def let_go(self) -> None:
+    def release_refs(self) -> None:
         """Let the program and its tasks go: what trio keeps of a run that is over is a cycle, which holds this."""
         self.before_step = None
         for kept in (self._ours, self._labels, self._blocked, self._choosing):
@@ -289,7 +289,7 @@ def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Ite
         raise
     finally:
         internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
-        clockwork.let_go()
+        clockwork.release_refs()
 
 
 def current() -> TrioClockwork | None:

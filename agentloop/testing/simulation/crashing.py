@@ -17,7 +17,7 @@ from agentloop.exceptions import ToolCallError, UserError
 from agentloop.items import Item
 from agentloop.testing.scripted import Step
 from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
-from agentloop.testing.simulation._findings import ExplorationFailure, Finding, Judge, again
+from agentloop.testing.simulation._findings import ExplorationFailure, Finding, FindingJudge, again
 from agentloop.testing.simulation._restarts import CrashRun, Undisturbed, run_crashing, undisturbed
 from agentloop.testing.simulation._shrink import shrunk_in_sweeps
 from agentloop.testing.simulation._timeline import timeline
@@ -149,7 +149,7 @@ def crash_world(
         whole = known[first]
         writes = max(writes, len(whole.writes))
 
-        sweep = _Sweep(judges, (first, then), modes, streamed, seed, at)
+        sweep = _CrashSweep(judges, (first, then), modes, streamed, seed, at)
         for run in sweep.runs(world, whole):
             points += 1
             if (finding := judges.crashed(run)) is not None:
@@ -161,7 +161,7 @@ def crash_world(
 
 
 @attrs.frozen
-class _Sweep:
+class _CrashSweep:
     """Runs of worlds that crash once each, at every write in every mode, or *at* one point alone."""
 
     judges: Judges
@@ -203,7 +203,7 @@ class Judges:
 
     def whole(self, run: WorldRun) -> Finding | None:
         """Judge a run without a crash, which the user's check isn't shown."""
-        return Judge(None, self.allow)(run)
+        return FindingJudge(None, self.allow)(run)
 
     def crashed(self, run: CrashRun) -> Finding | None:
         """Judge a run that crashed; what a tool raises in doubt is as it wants it."""
@@ -218,7 +218,7 @@ class Judges:
             if self.check is not None:
                 self.check(run)
 
-        finding = Judge(checks, allow, holds)(run)
+        finding = FindingJudge(checks, allow, holds)(run)
         if finding is None:
             return None
         return attrs.evolve(finding, where=_where(run), timeline=_timeline(run), again=_again(run))

@@ -1,7 +1,7 @@
 """Event loops with a virtual clock and a chosen order of tasks, on trio and on asyncio.
 
-`run_clockwork` runs an async function to its end: time passes only when every task waits, and then at once; which of
-the ready tasks goes on is a scheduler's choice. So a run is a function of its program and its schedule.
+`run_deterministic` runs an async function to its end: time passes only when every task waits, and then at once; which
+of the ready tasks runs next is a scheduler's choice. So a run is a function of its program and its schedule.
 
 * Between two choices everything is deterministic: tasks that became ready together stand in order of their creation,
   whatever order a set of tasks or a tie of two timers gave.
@@ -39,7 +39,7 @@ HAS_TRIO = importlib.util.find_spec("trio") is not None
 if HAS_TRIO:
     from agentloop.testing.simulation import _trio_loop as _trio_clockwork
 
-__all__ = ["BACKENDS", "Backend", "Deadlock", "Order", "run_clockwork"]
+__all__ = ["BACKENDS", "Backend", "Deadlock", "Order", "run_deterministic"]
 
 Backend: TypeAlias = Literal["asyncio", "trio"]
 Order: TypeAlias = Literal["passes", "steps"]
@@ -47,7 +47,7 @@ ResultT = TypeVar("ResultT")
 BACKENDS: tuple[Backend, ...] = ("asyncio", "trio") if HAS_TRIO else ("asyncio",)
 
 
-class Waiting(Protocol):
+class WaitingTask(Protocol):
     """What a clockwork loop tells of itself to code that runs on it."""
 
     timers_apart: bool
@@ -69,7 +69,7 @@ class Waiting(Protocol):
         ...
 
 
-def run_clockwork(
+def run_deterministic(
     fn: Callable[..., Awaitable[ResultT]],
     *args: Any,
     backend: Backend = "asyncio",
@@ -99,13 +99,13 @@ def run_clockwork(
     return _run(functools.partial(fn, *args), backend, scheduler, order, before_step)
 
 
-def waiting() -> Waiting:
+def waiting() -> WaitingTask:
     """Return what the running clockwork loop tells of itself.
 
     Raises:
         UserError: on any other loop.
     """
-    found: Waiting | None = None
+    found: WaitingTask | None = None
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -20,7 +20,7 @@ from agentloop.exceptions import UserError
 from agentloop.items import Item
 from agentloop.testing import _budget
 from agentloop.testing.scripted import Step
-from agentloop.testing.simulation._findings import Check, ExplorationFailure, Finding, Judge, makes_calls, whole
+from agentloop.testing.simulation._findings import Check, ExplorationFailure, Finding, FindingJudge, makes_calls, whole
 from agentloop.testing.simulation._lines import CAN_MONITOR, monitored
 from agentloop.testing.simulation._shrink import shrunk, shrunk_in_sweeps
 from agentloop.testing.simulation._stepping import COMBINATIONS, Kind
@@ -150,7 +150,7 @@ def explore_world(
 ) -> Explored:
     """Run *world* over many schedules in the place of its tape. Arguments and errors are those of `explore`."""
     __tracebackhide__ = True
-    judge = Judge(check, allow)
+    judge = FindingJudge(check, allow)
     world = attrs.evolve(world, switch_lines=True)
     with monitored():
         return _explore(world, judge, max_schedules, tuple(backends), streamed, seed, tape)
@@ -158,7 +158,7 @@ def explore_world(
 
 def _explore(
     world: World,
-    judge: Judge,
+    judge: FindingJudge,
     max_schedules: int | None,
     backends: tuple[Backend, ...],
     streamed: bool,
@@ -183,7 +183,7 @@ def _explore(
 @attrs.define
 class _Search:
     world: World
-    judge: Judge
+    judge: FindingJudge
     most: int
     backends: tuple[Backend, ...]
     streamed: bool
@@ -308,10 +308,10 @@ def owner(label: str) -> str:
 
 
 @attrs.frozen
-class _Sweep:
+class _CancelSweep:
     """Runs of worlds that are cancelled in one way, once for each moment, or *at* one alone."""
 
-    judge: Judge
+    judge: FindingJudge
     backend: Backend
     kind: Kind
     streamed: bool
@@ -379,7 +379,7 @@ def kill_sweep(
     for backend, kind in ways:
         if backend not in BACKENDS:
             continue
-        sweep = _Sweep(Judge(check, allow, whole(kind)), backend, kind, streamed, waiting, at)
+        sweep = _CancelSweep(FindingJudge(check, allow, whole(kind)), backend, kind, streamed, waiting, at)
         for seen in sweep.runs(world):
             points += 1
             cancelled += seen.cancelled

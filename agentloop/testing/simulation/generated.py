@@ -20,7 +20,14 @@ from agentloop.config import check_count
 from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
 from agentloop.handoffs import target_of
 from agentloop.testing.scripted import call, reason, say
-from agentloop.testing.simulation._generators import FAULTY_ARGUMENTS, PLAIN, Chance, Taste, draw_part, draw_tape
+from agentloop.testing.simulation._generators import (
+    FAULTY_ARGUMENTS,
+    PLAIN,
+    Chance,
+    GeneratorConfig,
+    draw_part,
+    draw_tape,
+)
 from agentloop.testing.simulation._reach import Reach, reaching
 from agentloop.testing.simulation._simulated_parts import agents_of
 from agentloop.testing.simulation.runs import CancelAt, Order, Verdict, World
@@ -79,7 +86,7 @@ def _takes(schema: FunctionSchema, name: str, value: Any) -> bool:
 
 
 @attrs.frozen
-class Asked:
+class Proposal:
     """One call of a script: where, of which tool."""
 
     path: tuple[str, ...]
@@ -93,7 +100,7 @@ class Script:
 
     steps: tuple[Any, ...]
     nested: Mapping[str, tuple[Any, ...]]
-    asked: tuple[Asked, ...]
+    asked: tuple[Proposal, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +129,7 @@ class Behaviours:
 
     faults: bool = True
 
-    def draw(self, chance: Chance, asked: Sequence[Asked]) -> dict[str, Any]:
+    def draw(self, chance: Chance, asked: Sequence[Proposal]) -> dict[str, Any]:
         """Return behaviours for some of the calls *asked*; the others run as they are."""
         taste = attrs.evolve(PLAIN, faults=self.faults)
         found: dict[str, Any] = {}
@@ -150,7 +157,7 @@ class CancelPoints:
 class Verdicts:
     """What is decided on calls that wait: approved or rejected, once or for all of their kind."""
 
-    def draw(self, chance: Chance, asked: Sequence[Asked]) -> tuple[Verdict, ...]:
+    def draw(self, chance: Chance, asked: Sequence[Proposal]) -> tuple[Verdict, ...]:
         """Return a verdict on each of the calls *asked*; those that don't wait need none."""
         return tuple(
             Verdict(call_id=one.call_id, path=one.path, approved=not chance.one_in(3), always=chance.one_in(5))
@@ -185,8 +192,8 @@ class _Writer:
     chance: Drawn
     kind: Scripts
     nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
-    asked: list[Asked] = attrs.field(factory=list)
-    texts: list[tuple[Asked, str]] = attrs.field(factory=list)
+    asked: list[Proposal] = attrs.field(factory=list)
+    texts: list[tuple[Proposal, str]] = attrs.field(factory=list)
 
     def turns(self, agent: Agent[Any, Any], path: tuple[str, ...], depth: int) -> tuple[Any, ...]:
         steps: list[Any] = []
@@ -229,7 +236,7 @@ class _Writer:
             text = chance.pick(FAULTY_ARGUMENTS)
         elif self.kind.malformed and chance.one_in(20):
             name = f"{name}x"
-        one = Asked(path, call_id, name)
+        one = Proposal(path, call_id, name)
         self.asked.append(one)
         self.texts.append((one, text))
         if isinstance(tool.body, AgentCall):
@@ -409,7 +416,7 @@ __all__ = [
     "Behaviours",
     "CancelPoints",
     "Scripts",
-    "Taste",
+    "GeneratorConfig",
     "Verdicts",
     "approvals",
     "cancel_points",

@@ -27,7 +27,7 @@ _CHANCE = {
 }
 _DRAW = "random:"
 _PHASES: dict[type, int] = {
-    r.Answered: -1,
+    r.CallbackReturned: -1,
     r.ApprovalRequested: 0,
     r.VerdictGiven: 1,
     r.GuardrailSettled: 2,
@@ -75,7 +75,7 @@ def _ordered(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str]
 def _sorted_answers(records: Iterable[r.Record]) -> list[r.Record]:
     """Return *records* with answers that stand side by side sorted by what was asked."""
     done: list[r.Record] = []
-    for answers, group in groupby(records, key=lambda record: isinstance(record, r.Answered)):
+    for answers, group in groupby(records, key=lambda record: isinstance(record, r.CallbackReturned)):
         some: list[Any] = list(group)
         if answers:
             some.sort(key=lambda one: (one.path, one.what, one.key))
@@ -84,7 +84,7 @@ def _sorted_answers(records: Iterable[r.Record]) -> list[r.Record]:
 
 
 def _is_draw(record: r.Record) -> bool:
-    return isinstance(record, r.Answered) and record.what.startswith(_DRAW)
+    return isinstance(record, r.CallbackReturned) and record.what.startswith(_DRAW)
 
 
 def _of_batch(record: r.Record) -> bool:

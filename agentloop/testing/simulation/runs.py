@@ -21,7 +21,7 @@ from agentloop.model_events import ModelRequest
 from agentloop.records import Record
 from agentloop.results import RunResult
 from agentloop.spans import Span
-from agentloop.testing.simulation._driven_run import Driven, drive_world
+from agentloop.testing.simulation._driven_run import SimulatedRun, simulate
 from agentloop.testing.simulation._simulated_parts import EPOCH, Behavior, Body, BodyRun, CleanupRun
 from agentloop.testing.simulation._stepping import Stepped
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend, Deadlock
@@ -224,11 +224,11 @@ def run_one(
         UserError: inside a running event loop: worlds run in sync code.
     """
     recorder = Recorder(scheduler if scheduler is not None else Tape(world.tape))
-    driven = drive_world(world, backend=backend, streamed=streamed, scheduler=recorder)
+    driven = simulate(world, backend=backend, streamed=streamed, scheduler=recorder)
     return world_run_of(world, backend, streamed, recorder, driven)
 
 
-def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: Driven) -> WorldRun:
+def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: SimulatedRun) -> WorldRun:
     """Return what *driven* saw."""
     seen: Stepped = driven.seen
     watch = driven.watch
@@ -282,7 +282,7 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
     )
 
 
-def _left(driven: Driven) -> tuple[str, ...]:
+def _left(driven: SimulatedRun) -> tuple[str, ...]:
     """Return what outlived the run: tasks, tokens of capacities, places of threads, spans, answers of models."""
     if isinstance(driven.seen.error, Deadlock):
         return ()  # nothing of it was ended in order
