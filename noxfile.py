@@ -18,11 +18,11 @@ nox.options.default_venv_backend = "venv"
 
 SUPPORTED = ("3.11", "3.12", "3.13")
 PARTS = {
-    "others": ["tests", "--ignore=tests/shell"],
-    "shell": ["tests/shell", "--backends", "asyncio,trio-virtual"],
+    "others": ["tests", "--ignore=tests/runs"],
+    "runs": ["tests/runs", "--backends", "asyncio,trio-virtual"],
 }
 """All tests, in parts that run side by side; what they cover is measured."""
-VARIATIONS = ["tests/shell", "--backends", "asyncio-eager,trio"]
+VARIATIONS = ["tests/runs", "--backends", "asyncio-eager,trio"]
 """The same on the loops that are left; what is for a clock that jumps has been measured above."""
 ELSEWHERE = [
     *("-m", "not local_model and not slow"),
@@ -275,7 +275,7 @@ def repeat(session: nox.Session) -> None:
     """
     python = _environment(session, interpreters()[0], "repeat", ".[test,local]", "pytest-repeat") / "python"
     chosen = ["--count", "20", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual"]
-    what = session.posargs or ["tests/shell"]
+    what = session.posargs or ["tests/runs"]
     session.run(str(python), "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *what, external=True)
 
 
@@ -291,9 +291,9 @@ def explore(session: nox.Session) -> None:
 
 LONG = {
     "sweeps": ["tests/sweeps"],
-    "orders": ["--count", "5", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual", "tests/shell"],
-    "uvloop": ["--backends", "asyncio-uvloop", "tests/shell"],
-    "eager": ["--backends", "asyncio-eager", "tests/shell"],
+    "orders": ["--count", "5", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual", "tests/runs"],
+    "uvloop": ["--backends", "asyncio-uvloop", "tests/runs"],
+    "eager": ["--backends", "asyncio-eager", "tests/runs"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import attrs
-from shell.scenario_kit import SpanWatch
+from kit.watching import SpanWatch
 
 from agentloop import (
     Agent,

@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
-from shell.scenario_kit import Watch
+from kit.watching import Watch
 from sweeps.stepping import COMBINATIONS, Kind, Stepped, run_once
 
 from agentloop import (

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from shell.scenario_kit import Watch, watched
+from kit.watching import Watch, watched
 from sweeps.stepping import COMBINATIONS, Kind, Program, Stepped, run_once
 
 from agentloop import Agent, Runner, ToolContext, tool

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from shell.scenario_kit import Watch, watched
+from kit.watching import Watch, watched
 from sweeps.stepping import run_once
 
 from agentloop import Agent, Runner, RunResult, ToolCallError, tool

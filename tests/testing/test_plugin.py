@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import pytest
-from shell.scenario_kit import time_passes
+from kit.watching import time_passes
 
 from agentloop import Agent, Capacity, RunConfig, Runner, tool
 from agentloop import testing as t

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from shell.scenario_kit import cancelled_at, time_passes
+from kit.watching import cancelled_at, time_passes
 
 from agentloop import (
     Agent,

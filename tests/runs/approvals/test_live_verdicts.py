@@ -1,0 +1,215 @@
+"""Verdicts on calls of a run that is under way: while its questions are asked, and while siblings run."""
+
+from typing import Any
+
+import anyio
+import pytest
+from kit.results import Rendezvous, agent_with, outputs_in, records_of, shown
+from kit.resuming import count_of, free, gated, requests_for
+
+from agentloop import (
+    Agent,
+    Allow,
+    Ask,
+    RunConfig,
+    Runner,
+    StateError,
+    ToolExecution,
+    UserError,
+    tool,
+    tool_input_guardrail,
+)
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.items import Item
+from agentloop.testing import ScriptedModel, call, say
+
+
+def deciding(stream: Any, verdict: str) -> None:
+    """Decide on c1, by its id: no interruption of it has been shown."""
+    if verdict == "approve":
+        stream.approve("c1")
+    else:
+        stream.reject("c1", message="somebody said no")
+
+
+@pytest.mark.scenario("AP-19")
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+@pytest.mark.parametrize("answer", [True, False])
+async def test_a_verdict_given_while_needs_approval_is_asked_wins(verdict: str, answer: bool) -> None:
+    """Whatever the callable comes to: the call runs, or it doesn't, and nobody is asked."""
+    ran: list[Any] = []
+    asking, go = anyio.Event(), anyio.Event()
+
+    async def needed(ctx: Any, arguments: Any, call_id: str) -> bool:
+        asking.set()
+        await go.wait()
+        return answer
+
+    agent = agent_with([gated(ran, needs_approval=needed)], call("gated", {"n": 1}, "c1"))
+    async with Runner.run_streamed(agent, "go") as stream, anyio.create_task_group() as group:
+
+        async def decide() -> None:
+            await asking.wait()
+            deciding(stream, verdict)
+            go.set()
+
+        group.start_soon(decide)
+        events = [event async for event in stream]
+    assert events
+    result = stream.result
+    assert result.final_output == "done"
+    assert requests_for(result) == []
+    assert ran == ([("gated", 1)] if verdict == "approve" else [])
+    assert shown(agent) == {"c1": "gated 1" if verdict == "approve" else "somebody said no"}
+
+
+@pytest.mark.scenario("AP-19")
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+@pytest.mark.parametrize("needs", [True, "callable"])
+async def test_a_verdict_given_while_a_guardrail_judges_before_approval_wins(verdict: str, needs: Any) -> None:
+    """The question is not put any more."""
+    ran: list[Any] = []
+    asked: list[str] = []
+    asking, go = anyio.Event(), anyio.Event()
+
+    @tool_input_guardrail
+    async def judge(data: Any) -> Any:
+        asking.set()
+        await go.wait()
+        return Allow()
+
+    def needed(ctx: Any, arguments: Any, call_id: str) -> bool:
+        asked.append(call_id)
+        return True
+
+    gate = gated(ran, needs_approval=needed if needs == "callable" else True, tool_input_guardrails=[judge])
+    agent = agent_with([gate], call("gated", {"n": 1}, "c1"))
+    config = RunConfig(tool_execution=ToolExecution(pre_approval_tool_input_guardrails=True))
+    async with Runner.run_streamed(agent, "go", run_config=config) as stream, anyio.create_task_group() as group:
+
+        async def decide() -> None:
+            await asking.wait()
+            deciding(stream, verdict)
+            go.set()
+
+        group.start_soon(decide)
+        events = [event async for event in stream]
+    assert events
+    result = stream.result
+    assert result.final_output == "done"
+    assert (requests_for(result), asked) == ([], [])
+    assert ran == ([("gated", 1)] if verdict == "approve" else [])
+
+
+@pytest.mark.scenario("AP-19")
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_a_verdict_given_while_a_policy_is_asked_wins(verdict: str) -> None:
+    """In the entry after a pause that nobody had decided on."""
+    ran: list[Any] = []
+    asking, go = anyio.Event(), anyio.Event()
+
+    class Slow:
+        async def decide(self, pending: Any) -> Any:
+            if pending.call.name == "other":
+                return Allow()
+            asking.set()
+            await go.wait()
+            return Ask()
+
+    agent = agent_with([gated(ran), gated(ran, "other")], [call("gated", {"n": 1}, "c1"), call("other", {}, "c2")])
+    state = (await Runner.run(agent, "go")).to_state()
+    state.approve("c2")
+    config = RunConfig(policies=[Slow()])
+    async with Runner.run_streamed(agent, state, run_config=config) as stream, anyio.create_task_group() as group:
+
+        async def decide() -> None:
+            await asking.wait()
+            deciding(stream, verdict)
+            go.set()
+
+        group.start_soon(decide)
+        await stream.finished()
+    assert stream.result.final_output == "done"
+    assert sorted(ran) == ([("gated", 1), ("other", 0)] if verdict == "approve" else [("other", 0)])
+
+
+@pytest.mark.scenario("AP-19")
+@pytest.mark.parametrize("when", ["at once", "after a sibling"])
+async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run(when: str) -> None:
+    """The run goes on to the call without an entry of its own, also where a later output has been shown by then."""
+    ran: list[Any] = []
+    both = Rendezvous(2)
+
+    @tool
+    async def slow() -> str:
+        await both.wait()
+        return "slow"
+
+    agent = agent_with(
+        [gated(ran), free(ran), slow], [call("gated", {"n": 1}, "c1"), call("free", {}, "c2"), call("slow", {}, "c3")]
+    )
+    created: list[Item] = []
+    approved = False
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.ItemCreated):
+                created.append(event.item)
+            now = "c2" in outputs_in(created) if when == "after a sibling" else isinstance(event, ev.ApprovalRequested)
+            if now and not approved:
+                approved = True
+                stream.approve("c1")
+                await both.wait()
+    result = stream.result
+    assert result.final_output == "done"
+    assert sorted(ran) == [("free", 0), ("gated", 1)]
+    assert list(shown(agent).items()) == [("c1", "gated 1"), ("c2", "free 0"), ("c3", "slow")]
+    assert outputs_in(created) == {"c1": "gated 1", "c2": "free 0", "c3": "slow"}
+    assert outputs_in(result.new_items) == outputs_in(created)
+    assert count_of(result, r.RunEnded) == 1
+    with pytest.raises(UserError):
+        stream.approve("c1")
+
+
+@pytest.mark.scenario("AP-19")
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_a_verdict_on_a_nested_call_saves_the_pause_while_outer_siblings_run(verdict: str) -> None:
+    """The nested run has paused, the outer one hasn't: it goes on with it."""
+    ran: list[Any] = []
+    both = Rendezvous(2)
+
+    @tool
+    async def slow() -> str:
+        await both.wait()
+        return "slow"
+
+    inner: Agent[Any, Any] = Agent(
+        "inner", model=ScriptedModel([call("gated", {"n": 1}, "n1"), say("dug")]), tools=[gated(ran)]
+    )
+    agent = agent_with([inner.as_tool("dig"), slow], [call("dig", {"input": "x"}, "c1"), call("slow", {}, "c2")])
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.RunEnded) and event.path == ("c1",) and event.status == "interrupted":
+                [request] = stream.state.interruptions
+                getattr(stream, verdict)(request)
+                await both.wait()
+    result = stream.result
+    assert result.final_output == "done"
+    assert ran == ([("gated", 1)] if verdict == "approve" else [])
+    assert list(shown(agent).items()) == [("c1", "dug"), ("c2", "slow")]
+    assert [one.status for one in records_of(result, r.RunEnded) if not one.path] == ["completed"]
+    assert (count_of(result, r.CallStarted, "c1"), count_of(result, r.CallSettled, "c1")) == (1, 1)
+
+
+async def test_a_live_verdict_on_a_call_that_does_not_wait_is_refused() -> None:
+    """On an unknown id, on a call that has ended, on one that nobody asked about."""
+    ran: list[Any] = []
+    agent = agent_with([free(ran)], call("free", {}, "c1"))
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.CallSettled):
+                for call_id in ("c1", "unknown"):
+                    with pytest.raises(StateError, match=call_id):
+                        stream.reject(call_id)
+    assert stream.result.final_output == "done"
+    assert ran == [("free", 0)]

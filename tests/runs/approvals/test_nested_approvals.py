@@ -1,0 +1,568 @@
+"""Approvals inside agent tools: they surface on the outer run, and verdicts find their way to the innermost owner."""
+
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from kit.results import Run, ToolHooks, agent_with, outputs_in, requests_of, shown, statuses
+from kit.resuming import (
+    Pauses,
+    approving,
+    check_history,
+    count_of,
+    free,
+    gated,
+    in_every_way,
+    nothing,
+    rejecting,
+    requests_for,
+    waiting,
+)
+
+from agentloop import (
+    Agent,
+    Allow,
+    FunctionTool,
+    RunConfig,
+    Runner,
+    RunState,
+    StateError,
+    tool,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.items import ApprovalRequest, HandoffCall, ToolCall, ToolOutput, UserMessage
+from agentloop.model_events import ModelRequest
+from agentloop.testing import FunctionModel, ScriptedModel, call, respond, say
+
+
+def digger(*tools: FunctionTool, name: str = "digger", steps: Any = None) -> Agent[Any, Any]:
+    """Return an agent that calls `gated` as `n1` and then says so."""
+    return Agent(name, model=ScriptedModel(steps or [call("gated", {"n": 1}, "n1"), say("dug")]), tools=list(tools))
+
+
+def stateless(
+    tools: list[FunctionTool], decide: Callable[[ModelRequest, dict[str, Any]], Any], name: str
+) -> Agent[Any, Any]:
+    """Return an agent whose model answers from what it is shown alone: any number of runs may use it at once."""
+
+    def answer(request: ModelRequest) -> Any:
+        check_history(request.items)
+        return decide(request, outputs_in(request.items))
+
+    return Agent(name, model=FunctionModel(answer), tools=tools)
+
+
+def asked_for(request: ModelRequest) -> str:
+    """Return the text of the run's input."""
+    [first, *_] = [item for item in request.items if isinstance(item, UserMessage)]
+    return first.text
+
+
+def many_diggers(ran: list[Any]) -> Agent[Any, Any]:
+    """Return an agent that any number of calls may use: its own call has one and the same id every time."""
+
+    @tool(needs_approval=True)
+    async def dig(place: str) -> str:
+        ran.append(place)
+        return f"found {place}"
+
+    def decide(request: ModelRequest, outputs: dict[str, Any]) -> Any:
+        place = asked_for(request)
+        return say(f"{place}: {outputs['n1']}") if "n1" in outputs else call("dig", {"place": place}, "n1")
+
+    return stateless([dig], decide, "digger")
+
+
+# ---------------------------------------------------------------------------------------------- the pause
+
+
+@pytest.mark.scenario("NA-03")
+async def test_a_nested_pause_surfaces_on_the_outer_run(run_mode: Run) -> None:
+    """With the nested agent's name and the path to it; the outer call has no output, its sibling has."""
+    ran: list[Any] = []
+    inner = digger(gated(ran))
+    agent = agent_with([inner.as_tool("dig"), free(ran)], [call("dig", {"input": "x"}, "o1"), call("free", {}, "o2")])
+    result = await run_mode(agent, "go")
+    assert (result.status, result.final_output) == ("interrupted", None)
+    assert result.interruptions == (ApprovalRequest(ToolCall("n1", "gated", '{"n": 1}'), "digger", ("o1",)),)
+    assert result.to_state().interruptions == result.interruptions
+    assert outputs_in(result.new_items) == {"o2": "free 0"}
+    assert statuses(result) == ["succeeded"]
+    assert ran == [("free", 0)]
+    assert (len(requests_of(inner)), len(requests_of(agent))) == (1, 1)
+
+
+@pytest.mark.scenario("NA-03", "AP-15")
+@in_every_way
+async def test_a_nested_pause_nobody_decided_on_asks_no_model(run_mode: Run, way: str) -> None:
+    """It is there again, once."""
+    ran: list[Any] = []
+    inner = digger(gated(ran))
+    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    for _ in range(2):
+        paused = await pauses.resume(agent, paused, nothing)
+        assert waiting(paused) == ["n1"]
+    assert (len(requests_of(inner)), len(requests_of(agent))) == (1, 1)
+    result = await pauses.resume(agent, paused, approving())
+    assert result.final_output == "done"
+    assert ran == [("gated", 1)]
+    assert requests_for(result) == ["n1"]
+
+
+# ---------------------------------------------------------------------------------------------- the verdict
+
+
+@pytest.mark.scenario("NA-04")
+@pytest.mark.parametrize("by", ["interruption", "id"])
+@in_every_way
+async def test_a_nested_call_approved_on_the_outer_state_runs_once(run_mode: Run, by: str, way: str) -> None:
+    """Its run goes on where it was, and the outer call gets its answer; nothing of the first entry is needed."""
+    ran: list[Any] = []
+    inner = digger(gated(ran))
+    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    state = await pauses.state(agent, paused)
+    if way != "direct":
+        gone = weakref.ref(paused)
+        del paused
+        gc.collect()
+        assert gone() is None
+    state.approve(state.interruptions[0] if by == "interruption" else "n1")
+    result = await pauses.run(agent, state)
+    assert result.final_output == "done"
+    assert ran == [("gated", 1)]
+    assert shown(inner) == {"n1": "gated 1"}
+    assert shown(agent) == {"o1": "dug"}
+    assert (len(requests_of(inner)), len(requests_of(agent))) == (2, 2)
+    assert result.usage.requests == 4
+    assert statuses(result) == ["succeeded"]
+
+
+@pytest.mark.scenario("NA-05")
+@pytest.mark.parametrize(("message", "told"), [("not there", "not there"), (None, "Tool 'gated' was not approved.")])
+@in_every_way
+async def test_a_nested_call_rejected_on_the_outer_state_tells_the_nested_model(
+    run_mode: Run, message: str | None, told: str, way: str
+) -> None:
+    """The nested run goes on, and the outer one gets what it made of it."""
+    ran: list[Any] = []
+    inner = digger(gated(ran))
+    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    result = await pauses.resume(agent, await pauses.run(agent), rejecting(message=message))
+    assert result.final_output == "done"
+    assert ran == []
+    assert shown(inner) == {"n1": told}
+    assert shown(agent) == {"o1": "dug"}
+
+
+@pytest.mark.scenario("NA-02")
+@pytest.mark.parametrize("sticky", ["outer", "nested"])
+@in_every_way
+async def test_verdicts_for_good_hold_for_their_own_run(run_mode: Run, sticky: str, way: str) -> None:
+    """One and the same tool in both agents: a verdict on all its calls in the one says nothing in the other."""
+    ran: list[Any] = []
+    shared = gated(ran)
+    inner = digger(shared, steps=[call("gated", {"n": 1}, "n1"), call("gated", {"n": 2}, "n2"), say("dug")])
+    agent = agent_with(
+        [inner.as_tool("dig"), shared],
+        [call("gated", {"n": 10}, "o1"), call("dig", {"input": "x"}, "o2")],
+        call("gated", {"n": 20}, "o3"),
+    )
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert waiting(paused) == ["o1", "n1"]
+
+    def decide(state: RunState) -> None:
+        first, second = state.interruptions
+        state.approve(first, always=sticky == "outer")
+        state.approve(second, always=sticky == "nested")
+
+    paused = await pauses.resume(agent, paused, decide)
+    assert waiting(paused) == (["n2"] if sticky == "outer" else ["o3"])
+    result = await pauses.resume(agent, paused, approving())
+    assert result.final_output == "done"
+    assert sorted(ran) == [("gated", n) for n in (1, 2, 10, 20)]
+
+
+@pytest.mark.scenario("NA-02")
+@in_every_way
+async def test_a_nested_verdict_for_good_ends_with_its_run(run_mode: Run, way: str) -> None:
+    """The next call of the agent tool is another run, and pauses again."""
+    ran: list[Any] = []
+    inner = many_diggers(ran)
+    agent = agent_with(
+        [inner.as_tool("dig")], call("dig", {"input": "east"}, "o1"), call("dig", {"input": "west"}, "o2")
+    )
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.resume(agent, await pauses.run(agent), approving(always=True))
+    assert ran == ["east"]
+    assert [request.path for request in paused.interruptions] == [("o2",)]
+    result = await pauses.resume(agent, paused, rejecting(message="no"))
+    assert result.final_output == "done"
+    assert ran == ["east"]
+    assert shown(agent) == {"o1": "east: found east", "o2": "west: no"}
+
+
+# ---------------------------------------------------------------------------------------------- many at once
+
+
+@pytest.mark.scenario("NA-06")
+@pytest.mark.parametrize("first", ["o1", "o2"])
+@in_every_way
+async def test_two_calls_of_one_agent_tool_have_a_state_each(run_mode: Run, first: str, way: str) -> None:
+    """Their own calls have equal ids: the interruption tells them apart, the bare id doesn't."""
+    ran: list[Any] = []
+    inner = many_diggers(ran)
+    agent = agent_with(
+        [inner.as_tool("dig")], [call("dig", {"input": "east"}, "o1"), call("dig", {"input": "west"}, "o2")]
+    )
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert [(one.path, one.call.call_id, json.loads(one.call.arguments)) for one in paused.interruptions] == [
+        (("o1",), "n1", {"place": "east"}),
+        (("o2",), "n1", {"place": "west"}),
+    ]
+    state = await pauses.state(agent, paused)
+    with pytest.raises(StateError, match="n1"):
+        state.approve("n1")
+    by_path = {one.path[0]: one for one in state.interruptions}
+    state.approve(by_path.pop(first))
+    paused = await pauses.run(agent, state)
+    place = {"o1": "east", "o2": "west"}
+    assert ran == [place[first]]
+    [(other, _)] = by_path.items()
+    assert [one.path for one in paused.interruptions] == [(other,)]
+    assert list(outputs_in(paused.new_items)) == [first]
+    result = await pauses.resume(agent, paused, rejecting(message="no"))
+    assert result.final_output == "done"
+    assert ran == [place[first]]
+    assert list(shown(agent).items()) == [
+        (outer, f"{place[outer]}: found {place[outer]}" if outer == first else f"{place[outer]}: no")
+        for outer in ("o1", "o2")
+    ]
+
+
+def outer_of(inner: Agent[Any, Any]) -> Agent[Any, Any]:
+    """Return an agent any number of runs may use, which calls *inner* once."""
+
+    def decide(request: ModelRequest, outputs: dict[str, Any]) -> Any:
+        return say(f"so {outputs['o1']}") if "o1" in outputs else call("dig", {"input": asked_for(request)}, "o1")
+
+    return stateless([inner.as_tool("dig")], decide, "outer")
+
+
+@pytest.mark.scenario("NA-07")
+async def test_two_restored_copies_of_a_state_do_not_interfere(run_mode: Run) -> None:
+    """Each goes on by its own verdict, in either order of deciding and running; the text is as it was."""
+    ran: list[Any] = []
+    agent = outer_of(many_diggers(ran))
+    text = (await run_mode(agent, "east")).to_state().to_string()
+    one, other = RunState.from_string(agent, text), RunState.from_string(agent, text)
+    one.approve("n1")
+    assert waiting(other) == ["n1"]
+    other.reject("n1", message="no")
+    rejected = await run_mode(agent, other)
+    assert (rejected.final_output, ran) == ("so east: no", [])
+    approved = await run_mode(agent, one)
+    assert (approved.final_output, ran) == ("so east: found east", ["east"])
+    third = RunState.from_string(agent, text)
+    assert waiting(third) == ["n1"]
+    assert (await run_mode(agent, third)).status == "interrupted"
+    assert ran == ["east"]
+
+
+@pytest.mark.scenario("NA-07", "NA-08")
+async def test_copies_and_fresh_runs_go_on_side_by_side(run_mode: Run) -> None:
+    """Equal ids in all of them, at the same time."""
+    ran: list[Any] = []
+    agent = outer_of(many_diggers(ran))
+    text = (await run_mode(agent, "east")).to_state().to_string()
+    approved, rejected = RunState.from_string(agent, text), RunState.from_string(agent, text)
+    approved.approve("n1")
+    rejected.reject("n1", message="no")
+    results: dict[str, Any] = {}
+
+    async def run(name: str, given: Any) -> None:
+        results[name] = await run_mode(agent, given)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, "approved", approved)
+        group.start_soon(run, "fresh", "west")
+        group.start_soon(run, "rejected", rejected)
+    assert results["approved"].final_output == "so east: found east"
+    assert results["rejected"].final_output == "so east: no"
+    assert results["fresh"].status == "interrupted"
+    assert ran == ["east"]
+
+
+@pytest.mark.scenario("NA-08")
+async def test_a_fresh_run_does_not_see_what_another_one_waits_for(run_mode: Run) -> None:
+    """The same objects and the same ids of calls: verdict, pause and nested state are the run's own."""
+    ran: list[Any] = []
+    agent = outer_of(many_diggers(ran))
+    first = (await run_mode(agent, "east")).to_state()
+    first.approve("n1", always=True)
+    second = await run_mode(agent, "west")
+    assert second.status == "interrupted"
+    assert [json.loads(one.call.arguments) for one in second.interruptions] == [{"place": "west"}]
+    assert ran == []
+    assert (await run_mode(agent, first)).final_output == "so east: found east"
+    state = second.to_state()
+    assert waiting(state) == ["n1"]
+    state.approve("n1")
+    assert (await run_mode(agent, state)).final_output == "so west: found west"
+    assert ran == ["east", "west"]
+
+
+# ---------------------------------------------------------------------------------------------- depth
+
+
+@pytest.mark.scenario("NA-13")
+@pytest.mark.parametrize("decide", [approving(), rejecting(message="no")])
+@in_every_way
+async def test_a_verdict_two_runs_deep_reaches_its_owner(
+    run_mode: Run, decide: Callable[[RunState], None], way: str
+) -> None:
+    """Every run on the way goes on where it was, once."""
+    ran: list[Any] = []
+    innermost = digger(gated(ran), name="innermost")
+    middle: Agent[Any, Any] = Agent(
+        "middle",
+        model=ScriptedModel([[call("down", {"input": "y"}, "m1"), call("free", {}, "m2")], say("middle done")]),
+        tools=[innermost.as_tool("down"), free(ran)],
+    )
+    agent = agent_with([middle.as_tool("down")], call("down", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert [(one.path, one.agent, one.call.call_id) for one in paused.interruptions] == [
+        (("o1", "m1"), "innermost", "n1")
+    ]
+    assert ran == [("free", 0)]
+    paused = await pauses.resume(agent, paused, nothing)
+    assert waiting(paused) == ["n1"]
+    result = await pauses.resume(agent, paused, decide)
+    assert result.final_output == "done"
+    approved = ("gated", 1) in ran
+    assert ran == ([("free", 0), ("gated", 1)] if approved else [("free", 0)])
+    assert shown(innermost) == {"n1": "gated 1" if approved else "no"}
+    assert shown(middle) == {"m1": "dug", "m2": "free 0"}
+    assert shown(agent) == {"o1": "middle done"}
+    assert [len(requests_of(one)) for one in (agent, middle, innermost)] == [2, 2, 2]
+    for one in (agent, middle, innermost):
+        check_history(requests_of(one)[-1].items)
+
+
+@pytest.mark.scenario("NA-13")
+@in_every_way
+async def test_calls_of_every_depth_wait_side_by_side(run_mode: Run, way: str) -> None:
+    """In the order of their places in the tree; they may be decided on one after the other, in any order."""
+    ran: list[Any] = []
+    innermost = digger(gated(ran, "gated"), name="innermost")
+    middle: Agent[Any, Any] = Agent(
+        "middle",
+        model=ScriptedModel([[call("down", {"input": "y"}, "m1"), call("mid", {}, "m2")], say("middle done")]),
+        tools=[innermost.as_tool("down"), gated(ran, "mid")],
+    )
+    agent = agent_with(
+        [middle.as_tool("down"), gated(ran, "top")], [call("top", {}, "o1"), call("down", {"input": "x"}, "o2")]
+    )
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert waiting(paused) == ["o1", "n1", "m2"]
+    paused = await pauses.resume(agent, paused, approving("m2"))
+    assert (ran, waiting(paused)) == ([("mid", 0)], ["o1", "n1"])
+    gone_on = [record.path for record in paused.records if isinstance(record, r.RunResumed)]
+    assert gone_on == [(), ("o2",)], "a run in which nothing was decided isn't entered"
+    paused = await pauses.resume(agent, paused, rejecting("o1"))
+    assert (ran, waiting(paused)) == ([("mid", 0)], ["n1"])
+    result = await pauses.resume(agent, paused, approving("n1"))
+    assert result.final_output == "done"
+    assert ran == [("mid", 0), ("gated", 1)]
+    assert list(shown(agent)) == ["o1", "o2"]
+    assert list(shown(middle)) == ["m1", "m2"]
+
+
+@pytest.mark.scenario("NA-13", "AP-18")
+@in_every_way
+async def test_a_nested_run_that_paused_after_a_handoff_goes_on_with_its_second_agent(run_mode: Run, way: str) -> None:
+    """As the caller's own run does."""
+    ran: list[Any] = []
+    second = digger(gated(ran), name="second")
+    first: Agent[Any, Any] = Agent(
+        "first", model=ScriptedModel([respond(HandoffCall("h", "transfer_to_second", "{}"))]), handoffs=[second]
+    )
+    agent = agent_with([first.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert [(one.agent, one.path) for one in paused.interruptions] == [("second", ("o1",))]
+    result = await pauses.resume(agent, paused, approving())
+    assert result.final_output == "done"
+    assert ran == [("gated", 1)]
+    assert shown(agent) == {"o1": "dug"}
+    assert (len(requests_of(first)), len(requests_of(second))) == (1, 2)
+
+
+# ---------------------------------------------------------------------------------------------- hooks
+
+
+@pytest.mark.scenario("NA-14")
+@in_every_way
+async def test_the_outer_calls_hooks_fire_once_over_a_pause(run_mode: Run, way: str) -> None:
+    """The start when it began, the end when it has its answer; one `CallStarted`, one `CallSettled`."""
+    hooks = ToolHooks()
+    inner = digger(gated([]), steps=[call("gated", {"n": 1}, "n1"), call("gated", {"n": 2}, "n2"), say("dug")])
+    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, hooks=hooks)
+    assert hooks.seen == ["start:o1"]
+    paused = await pauses.resume(agent, paused, nothing, hooks=hooks)
+    paused = await pauses.resume(agent, paused, approving(), hooks=hooks)
+    assert (hooks.seen, waiting(paused)) == (["start:o1"], ["n2"])
+    result = await pauses.resume(agent, paused, approving(), hooks=hooks)
+    assert result.final_output == "done"
+    assert hooks.seen == ["start:o1", "end:o1:succeeded"]
+    assert (count_of(result, r.CallStarted, "o1"), count_of(result, r.CallSettled, "o1")) == (1, 1)
+
+
+@in_every_way
+async def test_the_outer_calls_guardrails_judge_once_over_a_pause(run_mode: Run, way: str) -> None:
+    """Its input before its run begins, its output when that has come to its end."""
+    judged: list[Any] = []
+
+    @tool_input_guardrail
+    def before(data: Any) -> Any:
+        judged.append(data.arguments)
+        return Allow()
+
+    @tool_output_guardrail
+    def after(data: Any) -> Any:
+        judged.append(data.output)
+        return Allow()
+
+    dig = digger(gated([])).as_tool("dig", tool_input_guardrails=[before], tool_output_guardrails=[after])
+    agent = agent_with([dig], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert judged == [{"input": "x"}]
+    result = await pauses.resume(agent, paused, approving())
+    assert result.final_output == "done"
+    assert judged == [{"input": "x"}, "dug"]
+
+
+@pytest.mark.scenario("NA-14")
+async def test_a_resumed_outer_call_makes_no_second_start_event() -> None:
+    """Its output item comes in the entry that settles it."""
+    inner = digger(gated([]))
+    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    seen: list[list[str]] = []
+    given: Any = "go"
+    for _ in range(2):
+        lines: list[str] = []
+        async with Runner.run_streamed(agent, given) as stream:
+            async for event in stream:
+                match event:
+                    case ev.CallStarted(call=one) | ev.CallSettled(call=one):
+                        lines.append(f"{type(event).__name__} {one.call_id}")
+                    case ev.ItemCreated(item=ToolOutput() as item):
+                        lines.append(f"output {item.call_id}")
+        seen.append(lines)
+        given = stream.state
+        approving()(given)
+    assert seen == [
+        ["CallStarted o1"],
+        ["CallStarted n1", "CallSettled n1", "output n1", "CallSettled o1", "output o1"],
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- approval of agent tools
+
+
+@in_every_way
+async def test_an_agent_tool_that_needs_approval_does_not_begin_its_run(run_mode: Run, way: str) -> None:
+    """Approved it begins it, and that run's own pauses come after; the approval is not asked for again."""
+    ran: list[Any] = []
+    hooks = ToolHooks()
+    inner = digger(gated(ran))
+    agent = agent_with([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, hooks=hooks)
+    assert paused.interruptions == (ApprovalRequest(ToolCall("o1", "dig", '{"input": "x"}'), "guide", ()),)
+    assert (requests_of(inner), hooks.seen) == ([], [])
+    paused = await pauses.resume(agent, paused, approving(), hooks=hooks)
+    assert [(one.path, one.call.call_id) for one in paused.interruptions] == [(("o1",), "n1")]
+    result = await pauses.resume(agent, paused, approving(), hooks=hooks)
+    assert result.final_output == "done"
+    assert ran == [("gated", 1)]
+    assert hooks.seen == ["start:o1", "end:o1:succeeded"]
+    assert requests_for(result) == ["o1", "n1"]
+
+
+@in_every_way
+async def test_a_rejected_agent_tool_never_begins_its_run(run_mode: Run, way: str) -> None:
+    """The outer model is told."""
+    inner = digger(gated([]))
+    agent = agent_with([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "x"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    result = await pauses.resume(agent, await pauses.run(agent), rejecting())
+    assert result.final_output == "done"
+    assert shown(agent) == {"o1": "Tool 'dig' was not approved."}
+    assert requests_of(inner) == []
+
+
+@in_every_way
+async def test_an_agent_tool_runs_on_the_input_that_was_approved(run_mode: Run, way: str) -> None:
+    """Edited by the approver; the nested run goes on with it over a pause of its own."""
+    ran: list[Any] = []
+    inner = many_diggers(ran)
+    agent = agent_with([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "east"}, "o1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.resume(agent, await pauses.run(agent), approving(arguments={"input": "west"}))
+    assert [json.loads(one.call.arguments) for one in paused.interruptions] == [{"place": "west"}]
+    result = await pauses.resume(agent, paused, approving())
+    assert result.final_output == "done"
+    assert ran == ["west"]
+    assert shown(agent) == {"o1": "west: found west"}
+
+
+async def test_needs_approval_of_an_agent_tool_judges_its_input(run_mode: Run) -> None:
+    """It is given the parsed arguments like any tool's, and only what it says pauses."""
+    seen: list[Any] = []
+    ran: list[Any] = []
+
+    async def far(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
+        seen.append((arguments, call_id))
+        return bool(arguments["input"] == "west")
+
+    inner = stateless([free(ran)], lambda request, outputs: say(f"dug {asked_for(request)}"), "digger")
+    agent = agent_with(
+        [inner.as_tool("dig", needs_approval=far)],
+        [call("dig", {"input": "east"}, "o1"), call("dig", {"input": "west"}, "o2")],
+    )
+    result = await run_mode(agent, "go")
+    assert waiting(result) == ["o2"]
+    assert outputs_in(result.new_items) == {"o1": "dug east"}
+    assert sorted(seen, key=str) == [({"input": "east"}, "o1"), ({"input": "west"}, "o2")]
+
+
+@in_every_way
+async def test_a_nested_run_words_rejections_by_its_own_configuration(run_mode: Run, way: str) -> None:
+    """Where its agent tool has one: also in the entry after the pause."""
+    inner = digger(gated([]))
+    own = RunConfig(tool_error_formatter=lambda args: "the nested words")
+    agent = agent_with([inner.as_tool("dig", run_config=own)], call("dig", {"input": "x"}, "o1"))
+    outer = RunConfig(tool_error_formatter=lambda args: "the outer words")
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=outer)
+    await pauses.resume(agent, paused, rejecting(), run_config=outer)
+    assert shown(inner) == {"n1": "the nested words"}

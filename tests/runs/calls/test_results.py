@@ -1,0 +1,312 @@
+"""What becomes of a body's value: for the model, for the application, and when there is too much of it."""
+
+import decimal
+from typing import Any
+
+import attrs
+import pytest
+from kit.results import Run, agent_with, executing, outcome_of, outputs_in, shown, statuses
+
+from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserValueError, tool
+from agentloop._engine.calls.output_text import cut_text
+from agentloop.items import File, Image, Text, ToolCall, ToolOutput
+from agentloop.testing import ScriptedModel, call, say
+
+
+@pytest.mark.scenario("LX-27")
+@pytest.mark.parametrize("limit", [32_000, 500, 100, 60])
+async def test_a_long_result_keeps_its_head_and_tail(run_mode: Run, limit: int) -> None:
+    """Within the limit, with a statement of how much was cut; the application's value is whole."""
+    text = "".join(f"{n:06d} " for n in range(100_000 // 7))
+
+    @tool
+    async def f() -> str:
+        return text
+
+    agent = agent_with([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go", run_config=executing(max_output_chars=limit))
+    output = str(shown(agent)["a"])
+    assert len(output) <= limit
+    head, _, rest = output.partition("\n[… ")
+    notice, _, tail = rest.partition(" …]\n")
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert head
+    assert abs(len(head) - len(tail)) <= 1
+    cut = len(text) - len(head) - len(tail)
+    assert notice == f"{cut} of {len(text)} characters cut"
+    assert outcome_of(result, "a").value == text
+
+
+@pytest.mark.scenario("LX-27")
+async def test_a_result_at_the_limit_is_whole(run_mode: Run) -> None:
+    """And without a limit any is."""
+
+    @tool
+    async def f(n: int) -> str:
+        return "x" * n
+
+    agent = agent_with([f], call("f", {"n": 500}, "a"))
+    await run_mode(agent, "go", run_config=executing(max_output_chars=500))
+    assert shown(agent) == {"a": "x" * 500}
+    agent = agent_with([f], call("f", {"n": 100_000}, "a"))
+    await run_mode(agent, "go", run_config=executing(max_output_chars=None))
+    assert shown(agent) == {"a": "x" * 100_000}
+
+
+@pytest.mark.scenario("LX-27")
+@pytest.mark.parametrize("limit", [60, 99, 100, 199, 1_000, 9_999])
+def test_a_result_just_past_the_limit_keeps_to_it(limit: int) -> None:
+    """Where saying how much is gone takes more digits than what was too much would have."""
+    for length in range(limit + 1, limit + 250):
+        kept = cut_text("x" * length, limit)
+        assert limit - 1 <= len(kept) <= limit, length
+        assert kept.count("x") + int(kept.split("… ")[1].split()[0]) == length
+
+
+@pytest.mark.scenario("LX-27")
+async def test_text_parts_are_bounded_and_other_parts_are_not(run_mode: Run) -> None:
+    """An image's data isn't cut into something that is none."""
+    image = Image("data:image/png;base64," + "A" * 1000)
+
+    @tool
+    async def f() -> Any:
+        return [Text("x" * 1000), image]
+
+    agent = agent_with([f], call("f", {}, "a"))
+    await run_mode(agent, "go", run_config=executing(max_output_chars=200))
+    text, second = shown(agent)["a"]
+    assert isinstance(text, Text)
+    assert len(text.text) <= 200
+    assert second == image
+
+
+@pytest.mark.scenario("LX-27")
+async def test_a_long_failure_text_is_bounded_too(run_mode: Run) -> None:
+    """Whatever the failure function says."""
+
+    @tool(failure_error_function=lambda ctx, error: "y" * 5000)
+    async def f() -> str:
+        raise ValueError
+
+    agent = agent_with([f], call("f", {}, "a"))
+    await run_mode(agent, "go", run_config=executing(max_output_chars=300))
+    assert len(shown(agent)["a"]) <= 300
+    assert "of 5000 characters cut" in str(shown(agent)["a"])
+
+
+class Store:
+    """Keeps outputs under keys of its own."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[ToolCall, str]] = {}
+
+    async def put(self, call: ToolCall, data: str) -> str:
+        key = f"store/{len(self.kept)}"
+        self.kept[key] = (call, data)
+        return key
+
+
+@pytest.mark.scenario("LX-28")
+async def test_oversize_results_go_to_the_store_under_their_own_keys(run_mode: Run) -> None:
+    """Both of one tool in one turn; the model is told where each is, and small ones stay out."""
+    store = Store()
+
+    @tool
+    async def f(n: int) -> str:
+        return f"{n}" * (1000 if n else 10)
+
+    agent = agent_with([f], [call("f", {"n": n}, f"c{n}") for n in (1, 2, 0)])
+    config = RunConfig(tool_execution=ToolExecution(max_output_chars=200), output_store=store)
+    await run_mode(agent, "go", run_config=config)
+    found = shown(agent)
+    assert found["c0"] == "0" * 10
+    assert len(store.kept) == 2
+    for key, (asked, data) in store.kept.items():
+        assert key in str(found[asked.call_id])
+        assert data == asked.call_id[1:] * 1000
+        assert len(found[asked.call_id]) <= 200
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (False, "false"), (0.0, "0.0"), ("", ""), ([], "[]"), ({}, "{}"), ((), "[]"), (None, "(no output)")],
+)
+async def test_falsy_values_are_values(run_mode: Run, value: Any, text: str) -> None:
+    """Only None is no output; the application gets the object itself."""
+
+    @tool
+    async def f() -> Any:
+        return value
+
+    agent = agent_with([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go")
+    assert shown(agent) == {"a": text}
+    assert statuses(result) == ["succeeded"]
+    assert outcome_of(result, "a").value is value or outcome_of(result, "a").value == value
+    assert outputs_in(result.new_items) == {"a": text}
+
+
+@attrs.frozen
+class Point:
+    """A value of the application."""
+
+    x: int
+    y: decimal.Decimal
+
+
+class Strange:
+    """Something no JSON knows."""
+
+    def __repr__(self) -> str:
+        return "<strange>"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Point(1, decimal.Decimal("2.50")), '{"x": 1, "y": "2.50"}'),
+        ([Point(1, decimal.Decimal(2))], '[{"x": 1, "y": "2"}]'),
+        ({1: "a"}, '{"1": "a"}'),
+        (Strange(), "<strange>"),
+    ],
+)
+async def test_any_python_value_has_a_text(run_mode: Run, value: Any, text: str) -> None:
+    """JSON where there is one, else what the value says of itself."""
+
+    @tool
+    async def f() -> Any:
+        return value
+
+    agent = agent_with([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go")
+    assert shown(agent) == {"a": text}
+    assert outcome_of(result, "a").value is value
+
+
+async def test_not_a_number_has_a_text_too(run_mode: Run) -> None:
+    """JSON has none, so the value speaks for itself; the call still succeeds."""
+
+    @tool
+    async def f() -> float:
+        return float("nan")
+
+    agent = agent_with([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go")
+    assert shown(agent) == {"a": "nan"}
+    assert statuses(result) == ["succeeded"]
+
+
+PARTS = [Text("see"), Image("https://example.org/a.png", "low"), File(url="https://example.org/b.pdf", filename="b")]
+
+
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        (PARTS, tuple(PARTS)),
+        (tuple(PARTS), tuple(PARTS)),
+        (PARTS[1], (PARTS[1],)),
+        (Text("alone"), (Text("alone"),)),
+    ],
+)
+async def test_parts_stay_parts(run_mode: Run, value: Any, parts: Any) -> None:
+    """Text, image and file outputs reach the model as they are."""
+
+    @tool
+    async def f() -> Any:
+        return value
+
+    agent = agent_with([f], call("f", {}, "a"))
+    await run_mode(agent, "go")
+    assert shown(agent) == {"a": parts}
+
+
+async def test_parts_beside_other_values_are_values(run_mode: Run) -> None:
+    """A list that holds something else is JSON."""
+
+    @tool
+    async def f() -> Any:
+        return [Text("a"), 1]
+
+    agent = agent_with([f], call("f", {}, "a"))
+    await run_mode(agent, "go")
+    assert shown(agent) == {"a": '[{"text": "a"}, 1]'}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_custom_data_stands_beside_the_output(run_mode: Run, kind: str) -> None:
+    """The extractor gets the call's context and the value; the model sees nothing of it."""
+
+    def extract(ctx: Any, value: Any) -> Any:
+        return {"call": ctx.tool_call_id, "length": len(value)}
+
+    async def extract_later(ctx: Any, value: Any) -> Any:
+        return extract(ctx, value)
+
+    @tool(custom_data_extractor=extract if kind == "sync" else extract_later)
+    async def f() -> str:
+        return "four"
+
+    agent = agent_with([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go")
+    assert outcome_of(result, "a").custom_data == {"call": "a", "length": 4}
+    assert shown(agent) == {"a": "four"}
+
+
+async def test_custom_data_is_not_asked_for_of_a_failure(run_mode: Run) -> None:
+    """There is no value to extract from."""
+
+    def extract(ctx: Any, value: Any) -> Any:
+        raise AssertionError
+
+    @tool(custom_data_extractor=extract)
+    async def f() -> str:
+        raise ValueError("no")
+
+    agent = agent_with([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go")
+    assert statuses(result) == ["failed"]
+
+
+async def test_a_tool_made_final_output_of_a_text_agent_is_text(run_mode: Run) -> None:
+    """`stop_on_first_tool` and `StopAtTools`: what the model would have been shown."""
+
+    @tool
+    async def f() -> list[int]:
+        return [1, 2]
+
+    @tool
+    async def g() -> str:
+        return "g"
+
+    for behavior, wanted in (("stop_on_first_tool", "g"), (StopAtTools(["f"]), "[1, 2]")):
+        agent: Agent[Any, Any] = Agent(
+            "guide",
+            model=ScriptedModel([[call("g", {}, "a"), call("f", {}, "b")], say("unused")]),
+            tools=[f, g],
+            tool_use_behavior=behavior,  # type: ignore[arg-type]
+        )
+        result = await run_mode(agent, "go")
+        assert result.final_output == wanted
+        assert statuses(result) == ["succeeded", "succeeded"]
+
+
+async def test_items_of_a_result_make_the_next_run_s_input(run_mode: Run) -> None:
+    """`to_input_list` pairs every call with its output."""
+
+    @tool
+    async def f() -> int:
+        return 0
+
+    agent = agent_with([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go")
+    items = result.to_input_list()
+    assert [type(item).__name__ for item in items] == ["UserMessage", "ToolCall", "ToolOutput", "AssistantMessage"]
+    assert items[2] == ToolOutput("a", "0")
+    assert result.to_input_list("all") == items
+
+
+def test_a_limit_of_no_characters_is_refused() -> None:
+    """None is no limit."""
+    with pytest.raises(UserValueError, match="max_output_chars"):
+        ToolExecution(max_output_chars=0)

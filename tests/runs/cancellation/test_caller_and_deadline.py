@@ -1,0 +1,208 @@
+"""The caller's cancellation and the run's deadline at once: the caller comes first, on both backends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from kit.results import Run, agent_with
+from kit.watching import Watch, time_passes
+
+from agentloop import Agent, RunConfig, RunTimeout, ToolExecution, tool
+from agentloop import records as r
+from agentloop._engine.runtime.backend import cancelled_outside
+from agentloop.testing import ScriptedModel, call, say
+
+LIMIT = 30.0
+
+
+class World:
+    """An agent whose calls run and wait in a queue, nested or not, until somebody ends them."""
+
+    def __init__(self, levels: int = 0, *, inner_timeout: float | None = None) -> None:
+        self.running = anyio.Event()
+        self.watch = Watch()
+
+        @tool
+        async def slow() -> str:
+            self.running.set()
+            await anyio.sleep_forever()
+            return "never"
+
+        calls = [call("slow", {}, f"c{n}") for n in range(3)]
+        agent = agent_with([slow], calls)
+        for level in range(levels):
+            own = RunConfig(timeout=inner_timeout, tool_execution=CAPPED) if inner_timeout is not None else None
+            asks = agent.as_tool("ask", "asks", run_config=own)
+            agent = Agent("outer", model=ScriptedModel([call("ask", {"input": "x"}, f"s{level}"), say("no")]))
+            agent.tools = [asks]
+        self.agent = agent
+
+    def config(self, timeout: float | None = LIMIT) -> RunConfig:
+        """Return a configuration in which two calls run and one waits."""
+        return RunConfig(timeout=timeout, instruments=[self.watch], tool_execution=CAPPED)
+
+    def causes(self) -> set[Any]:
+        """Return what the calls are said to have been cancelled by."""
+        settled = self.watch.of(r.CallSettled)
+        assert len(settled) >= 3
+        return {one.outcome.cancelled_by for one in settled}
+
+    def statuses(self) -> set[str]:
+        """Return how the runs of the tree ended."""
+        return {one.status for one in self.watch.of(r.RunEnded)}
+
+
+CAPPED = ToolExecution(max_function_tool_concurrency=2)
+
+
+async def cancelled_by(end: Callable[[anyio.CancelScope], Awaitable[None]], world: World, run: Awaitable[Any]) -> None:
+    """Await *run* in a scope that *end* cancels once the calls run."""
+
+    async def ending() -> None:
+        await world.running.wait()
+        await anyio.wait_all_tasks_blocked()
+        await end(scope)
+
+    async with anyio.create_task_group() as group:
+        with anyio.CancelScope() as scope:
+            group.start_soon(ending)
+            await run
+    assert scope.cancelled_caught
+
+
+async def caller_first(scope: anyio.CancelScope) -> None:
+    """The scope is cancelled, and before anybody hears of it the time is up."""
+    scope.cancel()
+    time_passes(LIMIT + 10)
+
+
+async def deadline_first(scope: anyio.CancelScope) -> None:
+    """The time is up, and before anybody hears of it the scope is cancelled."""
+    time_passes(LIMIT + 10)
+    scope.cancel()
+
+
+ORDERS = {"caller first": caller_first, "deadline first": deadline_first}
+in_every_order = pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
+
+
+@pytest.mark.scenario("RP-16")
+@in_every_order
+@pytest.mark.parametrize("levels", [0, 1, 2])
+async def test_the_caller_outranks_the_deadline(run_mode: Run, order: Any, levels: int) -> None:
+    """Calls that run, that wait, and those of nested runs: all say `parent`, and every run was cancelled."""
+    world = World(levels)
+    await cancelled_by(order, world, run_mode(world.agent, "go", run_config=world.config()))
+    assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
+
+
+@pytest.mark.scenario("RP-16")
+@in_every_order
+async def test_the_caller_outranks_the_deadlines_of_nested_runs(run_mode: Run, order: Any) -> None:
+    """Those of their own configuration."""
+    world = World(2, inner_timeout=LIMIT)
+    await cancelled_by(order, world, run_mode(world.agent, "go", run_config=world.config(None)))
+    assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
+
+
+@pytest.mark.scenario("RP-16")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+@pytest.mark.parametrize("levels", [0, 1])
+async def test_the_caller_outranks_a_deadline_of_the_same_moment(run_mode: Run, levels: int) -> None:
+    """He wakes by the clock as it passes, in whatever order the backend wakes whom."""
+    for _ in range(10):
+        world = World(levels)
+        until = anyio.current_time() + LIMIT
+
+        async def at_the_deadline(scope: anyio.CancelScope, until: float = until) -> None:
+            await anyio.sleep_until(until)
+            scope.cancel()
+
+        await cancelled_by(at_the_deadline, world, run_mode(world.agent, "go", run_config=world.config()))
+        assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
+
+
+@pytest.mark.scenario("RP-16")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_the_caller_s_own_deadline_is_his_cancellation(run_mode: Run) -> None:
+    """Set to the moment of the run's."""
+    for slack in (0.0, -1.0):
+        world = World(1)
+        with anyio.move_on_after(LIMIT + slack) as scope:
+            await run_mode(world.agent, "go", run_config=world.config())
+        assert scope.cancelled_caught
+        assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
+
+
+@pytest.mark.scenario("RP-16")
+@pytest.mark.parametrize("levels", [0, 1])
+async def test_a_deadline_alone_is_a_deadline(run_mode: Run, levels: int) -> None:
+    """Nobody else has ended anything."""
+    world = World(levels)
+
+    async def passing() -> None:
+        await world.running.wait()
+        await anyio.wait_all_tasks_blocked()
+        time_passes(LIMIT + 10)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(passing)
+        with pytest.raises(RunTimeout):
+            await run_mode(world.agent, "go", run_config=world.config())
+    assert world.causes() == {"deadline"}
+
+
+@pytest.mark.scenario("RP-16")
+async def test_a_nested_deadline_is_outranked_by_the_outer_one(run_mode: Run) -> None:
+    """Both are a run's: the calls say `deadline`, and the outer run is the one that is out of time."""
+    world = World(1, inner_timeout=LIMIT)
+
+    async def passing() -> None:
+        await world.running.wait()
+        await anyio.wait_all_tasks_blocked()
+        time_passes(LIMIT + 10)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(passing)
+        with pytest.raises(RunTimeout):
+            await run_mode(world.agent, "go", run_config=world.config())
+    assert world.causes() == {"deadline"}
+
+
+@pytest.mark.scenario("RP-16")
+@pytest.mark.backends("asyncio", "asyncio-eager")
+@pytest.mark.parametrize("caller_is_first", [True, False])
+async def test_a_native_cancellation_is_the_caller_s_too(run_mode: Run, caller_is_first: bool) -> None:
+    """`Task.cancel()` of the task that waits for the run."""
+    world = World(1)
+    task = asyncio.create_task(run_mode(world.agent, "go", run_config=world.config()))  # type: ignore[arg-type]
+    await world.running.wait()
+    await anyio.wait_all_tasks_blocked()
+    if caller_is_first:
+        task.cancel()
+    time_passes(LIMIT + 10)
+    if not caller_is_first:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
+
+
+async def test_a_scope_tells_whether_one_around_it_is_cancelled() -> None:
+    """Whatever is asked of the backends for it is still there; a shield between them hides it."""
+    with anyio.CancelScope() as outer:
+        await anyio.lowlevel.checkpoint()
+        with anyio.CancelScope() as shield, anyio.CancelScope() as scope:
+            await anyio.lowlevel.checkpoint()
+            assert not cancelled_outside(scope)
+            scope.cancel()
+            assert not cancelled_outside(scope)
+            shield.shield = True
+            outer.cancel()
+            assert not cancelled_outside(scope)
+            shield.shield = False
+            assert cancelled_outside(scope)
+            assert not cancelled_outside(outer)

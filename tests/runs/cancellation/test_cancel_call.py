@@ -1,0 +1,341 @@
+"""`cancel_call`: one call ended from outside, by id, call or event, from any task or thread, while the run goes on."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+from kit.watching import HookLog, Watch, agent_that_calls, endings, script, shown, watched
+
+from agentloop import (
+    Agent,
+    Allow,
+    RunConfig,
+    Runner,
+    RunResult,
+    ToolCancelledError,
+    ToolContext,
+    ToolExecution,
+    tool,
+    tool_input_guardrail,
+)
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.testing import ScriptedModel, call, say
+
+Run = Callable[..., Awaitable[RunResult[Any]]]
+
+
+@tool
+async def endless() -> str:
+    """Wait to be ended."""
+    await anyio.sleep(60)
+    return "never"
+
+
+@tool
+async def fine() -> str:
+    """Succeed."""
+    return "fine"
+
+
+ONE_AT_A_TIME = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
+
+
+@pytest.mark.scenario("TC-01")
+@pytest.mark.parametrize("by", ["id", "call", "event", "item event"])
+async def test_stream_cancels_a_running_call_by_id_call_or_event(by: str) -> None:
+    """The reason is what the model is told; siblings are left alone."""
+    agent = agent_that_calls("endless", "fine", tools=[endless, fine])
+    items: dict[str, Any] = {}
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.ItemCreated) and getattr(event.item, "call_id", None) == "c1":
+                items.setdefault("item event", event)
+            if isinstance(event, ev.CallStarted) and event.call.call_id == "c1":
+                what = items | {"id": "c1", "call": event.call, "event": event}
+                assert stream.cancel_call(what[by], "not needed") is True
+    result = stream.result
+    assert result.final_output == "done"
+    assert shown(agent) == {"c1": "Tool endless failed with: ToolCancelledError(not needed)", "c2": "fine"}
+    assert endings(result.calls) == [("c1", "cancelled", "caller"), ("c2", "succeeded", None)]
+    assert result.calls[0].outcome.reason == "not needed"
+
+
+async def test_call_is_cancelled_from_another_tool(run_mode: Run) -> None:
+    """Any tool of the run may do it."""
+    running = anyio.Event()
+
+    @tool
+    async def waits() -> str:
+        running.set()
+        await anyio.sleep(60)
+        return "never"
+
+    @tool
+    async def stops(ctx: ToolContext[Any]) -> str:
+        await running.wait()
+        return str(ctx.cancel_call("c1", "by another"))
+
+    agent = agent_that_calls("waits", "stops", tools=[waits, stops])
+    await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "Tool waits failed with: ToolCancelledError(by another)", "c2": "True"}
+
+
+@pytest.mark.real_clock
+async def test_call_is_cancelled_from_a_thread() -> None:
+    """By the stream's method, called in a worker thread of the application; the answer is the truth."""
+    agent = agent_that_calls("endless", tools=[endless])
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.CallStarted):
+                assert await anyio.to_thread.run_sync(stream.cancel_call, "c1", "from afar") is True
+                assert await anyio.to_thread.run_sync(stream.cancel_call, "c9") is False
+    assert shown(agent) == {"c1": "Tool endless failed with: ToolCancelledError(from afar)"}
+
+
+@pytest.mark.real_clock
+async def test_call_is_cancelled_from_a_sync_tool(run_mode: Run) -> None:
+    """By the context's method, called in the body's thread."""
+    running = anyio.Event()
+
+    @tool
+    async def waits() -> str:
+        running.set()
+        await anyio.sleep(60)
+        return "never"
+
+    @tool
+    def stops(ctx: ToolContext[Any]) -> str:
+        return str(ctx.cancel_call("c1", "from a thread"))
+
+    agent = agent_that_calls("waits", "stops", tools=[waits, stops])
+    await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "Tool waits failed with: ToolCancelledError(from a thread)", "c2": "True"}
+
+
+async def test_queued_call_that_is_cancelled_never_starts(run_mode: Run) -> None:
+    """No body, no hook, no start in the log: `cancelled` by `caller`, and the model is told why."""
+    ran: list[str] = []
+    hooks, watch = HookLog(), Watch()
+
+    @tool
+    async def first(ctx: ToolContext[Any]) -> str:
+        assert ctx.cancel_call("c2", "too late")
+        return "first"
+
+    @tool
+    async def second() -> str:
+        ran.append("second")
+        return "never"
+
+    agent = agent_that_calls("first", "second", tools=[first, second])
+    result = await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, max_function_tool_concurrency=1))
+    assert ran == []
+    assert shown(agent) == {"c1": "first", "c2": "Tool second failed with: ToolCancelledError(too late)"}
+    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "cancelled", "caller")]
+    assert result.calls[1].outcome.started_at is None
+    assert hooks.started == ["c1"]
+    assert [record.call_id for record in watch.of(r.CallStarted)] == ["c1"]
+
+
+async def test_cancelled_queued_call_does_not_stop_those_behind_it(run_mode: Run) -> None:
+    """With one slot the third call runs after the first."""
+
+    @tool
+    async def first(ctx: ToolContext[Any]) -> str:
+        assert ctx.cancel_call("c2")
+        assert ctx.cancel_call("c3")
+        return "first"
+
+    agent = agent_that_calls("first", "endless", "endless", "fine", tools=[first, endless, fine])
+    result = await run_mode(agent, "go", run_config=ONE_AT_A_TIME)
+    assert [status for _, status, _ in endings(result.calls)] == ["succeeded", "cancelled", "cancelled", "succeeded"]
+
+
+async def test_cancelled_queued_call_of_a_later_segment_never_starts(run_mode: Run) -> None:
+    """A call behind an exclusive one isn't queued yet, and still can be cancelled."""
+    ran: list[str] = []
+
+    @tool(exclusive=True)
+    async def alone(ctx: ToolContext[Any]) -> str:
+        assert ctx.cancel_call("c2", "never mind")
+        return "alone"
+
+    @tool
+    async def later() -> str:
+        ran.append("later")
+        return "never"
+
+    agent = agent_that_calls("alone", "later", "fine", tools=[alone, later, fine])
+    result = await run_mode(agent, "go")
+    assert ran == []
+    assert [status for _, status, _ in endings(result.calls)] == ["succeeded", "cancelled", "succeeded"]
+    assert result.calls[1].outcome.cancelled_by == "caller"
+
+
+async def test_unknown_and_ended_calls_answer_false() -> None:
+    """Nothing happens, nothing is raised."""
+    agent = script(
+        [call("fine", call_id="c1"), call("endless", call_id="c2")],
+        call("fine", call_id="c3"),
+        say("done"),
+        tools=[fine, endless],
+    )
+    answers: list[bool] = []
+    async with Runner.run_streamed(agent, "go") as stream:
+        assert stream.cancel_call("c1") is False  # the model hasn't said anything yet
+        async for event in stream:
+            if isinstance(event, ev.CallSettled) and event.call.call_id == "c1":
+                answers += [stream.cancel_call("c1"), stream.cancel_call(event), stream.cancel_call("unknown")]
+                assert stream.cancel_call("c2") is True
+            if isinstance(event, ev.CallSettled) and event.call.call_id == "c2":
+                answers += [stream.cancel_call("c2")]
+    answers += [stream.cancel_call("c3"), stream.cancel_call("c1")]
+    assert answers == [False] * 6
+    assert stream.result.final_output == "done"
+
+
+async def test_second_cancel_of_a_running_call_changes_nothing(run_mode: Run) -> None:
+    """The first reason stays."""
+
+    @tool
+    async def stops(ctx: ToolContext[Any]) -> str:
+        ctx.cancel_call(ctx.tool_call_id, "first")
+        ctx.cancel_call(ctx.tool_call_id, "second")
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("stops", tools=[stops])
+    await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "Tool stops failed with: ToolCancelledError(first)"}
+
+
+async def test_call_cancelled_during_planning_never_starts() -> None:
+    """Between the model's answer and the first start the application is asked things; a cancel then is remembered."""
+    ran: list[str] = []
+    asked: list[str] = []
+    streams: list[Any] = []
+
+    @tool
+    async def doomed() -> str:
+        ran.append("doomed")
+        return "never"
+
+    async def enabled(ctx: Any, agent: Any) -> bool:
+        asked.append("enabled")
+        if len(asked) == 2:  # the first question is asked before the model is
+            assert streams[0].cancel_call("c1", "changed my mind") is True
+            await anyio.lowlevel.checkpoint()
+        return True
+
+    @tool(is_enabled=enabled)
+    async def gated() -> str:
+        return "gated"
+
+    agent = agent_that_calls("doomed", "gated", tools=[doomed, gated])
+    async with Runner.run_streamed(agent, "go") as stream:
+        streams.append(stream)
+        async for _ in stream:
+            pass
+    assert ran == []
+    assert shown(agent) == {"c1": "Tool doomed failed with: ToolCancelledError(changed my mind)", "c2": "gated"}
+    assert endings(stream.result.calls)[0] == ("c1", "cancelled", "caller")
+
+
+async def test_call_cancelled_in_its_input_guardrail_never_starts(run_mode: Run) -> None:
+    """The guardrail is cut, the body doesn't run, hooks don't fire."""
+    hooks = HookLog()
+    ran: list[str] = []
+
+    @tool_input_guardrail
+    async def judge(data: Any) -> Any:
+        data.context.cancel_call(data.context.tool_call_id, "judged")
+        await anyio.sleep(60)
+        return Allow()
+
+    @tool(tool_input_guardrails=[judge])
+    async def work() -> str:
+        ran.append("work")
+        return "never"
+
+    agent = agent_that_calls("work", tools=[work])
+    result = await run_mode(agent, "go", hooks=hooks)
+    assert ran == []
+    assert hooks.started == []
+    assert endings(result.calls) == [("c1", "cancelled", "caller")]
+    assert result.calls[0].outcome.started_at is None
+
+
+async def test_cancel_call_of_an_agent_tool_ends_its_nested_run(run_mode: Run) -> None:
+    """The nested bodies are cancelled and awaited; the outer model is told; the outer run goes on."""
+    lines: list[str] = []
+    running = anyio.Event()
+
+    @tool
+    async def deep() -> str:
+        running.set()
+        try:
+            await anyio.sleep(60)
+        finally:
+            lines.append("deep ended")
+        return "never"
+
+    @tool
+    async def stops(ctx: ToolContext[Any]) -> str:
+        await running.wait()
+        assert ctx.cancel_call("c1", "enough")
+        return "stopped it"
+
+    watch = Watch()
+    inner: Agent[Any, Any] = Agent(
+        "inner", model=ScriptedModel([call("deep", call_id="d1"), say("never")]), tools=[deep]
+    )
+    agent = script(
+        [call("inner", {"input": "go"}, call_id="c1"), call("stops", call_id="c2")],
+        say("done"),
+        tools=[inner.as_tool(), stops],
+    )
+    result = await run_mode(agent, "go", run_config=watched(watch))
+    assert result.final_output == "done"
+    assert lines == ["deep ended"]
+    assert shown(agent)["c1"] == "Tool inner failed with: ToolCancelledError(enough)"
+    ends = [(record.path, record.status) for record in watch.of(r.RunEnded)]
+    assert ends == [(("c1",), "cancelled"), ((), "completed")]
+
+
+async def test_nested_call_is_cancelled_by_its_event() -> None:
+    """An event of a nested call carries its path; the nested run goes on."""
+
+    @tool
+    async def deep() -> str:
+        await anyio.sleep(60)
+        return "never"
+
+    inner_model = ScriptedModel([call("deep", call_id="d1"), say("inner done")])
+    inner: Agent[Any, Any] = Agent("inner", model=inner_model, tools=[deep])
+    agent = script(call("inner", {"input": "go"}, call_id="c1"), say("done"), tools=[inner.as_tool()])
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.CallStarted) and event.path == ("c1",):
+                assert stream.cancel_call("d1") is False  # an id alone means the run's own calls
+                assert stream.cancel_call(event, "enough") is True
+    assert shown(agent) == {"c1": "inner done"}
+    assert [item.output for item in inner_model.requests[1].items if hasattr(item, "output")] == [
+        "Tool deep failed with: ToolCancelledError(enough)"
+    ]
+
+
+async def test_cancelled_call_under_policy_raise_fails_the_run(run_mode: Run) -> None:
+    """`cancel_call` of a tool without failure function ends the run: the tool's policy, not the caller's."""
+
+    @tool(failure_error_function=None)
+    async def strict(ctx: ToolContext[Any]) -> str:
+        ctx.cancel_call(ctx.tool_call_id, "enough")
+        await anyio.sleep(60)
+        return "never"
+
+    with pytest.raises(ToolCancelledError, match="enough"):
+        await run_mode(agent_that_calls("strict", tools=[strict]), "go")

@@ -1,0 +1,795 @@
+"""The caller's cancellation: it reaches every body, waits for all of them, and is never shown to the model."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import attrs
+import pytest
+from kit.watching import (
+    Backend,
+    HookLog,
+    Watch,
+    agent_that_calls,
+    cancelled_at,
+    lasting,
+    model_of,
+    natively_cancelled_at,
+    script,
+    time_passes,
+    watched,
+)
+
+from agentloop import (
+    Allow,
+    GuardrailFunctionOutput,
+    RejectContent,
+    RunConfig,
+    RunHooks,
+    Runner,
+    RunResult,
+    RunTimeout,
+    ToolCallError,
+    ToolContext,
+    ToolExecution,
+    input_guardrail,
+    tool,
+    tool_output_guardrail,
+)
+from agentloop import records as r
+from agentloop.testing import call, say, wait
+
+Run = Callable[..., Awaitable[RunResult[Any]]]
+Canceller = Callable[[anyio.Event, Callable[[], Awaitable[Any]]], Awaitable[None]]
+
+
+@pytest.fixture(params=["scope", "native"])
+def cancelled(request: pytest.FixtureRequest) -> Canceller:
+    """Cancel a run by a scope around it, and (on asyncio, see `conftest.py`) by `Task.cancel()`."""
+    return natively_cancelled_at if request.param == "native" else cancelled_at
+
+
+class Started:
+    """Counts bodies that have begun; `all` is set when *n* have."""
+
+    def __init__(self, n: int) -> None:
+        self.all = anyio.Event()
+        self._left = n
+
+    def one(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.all.set()
+
+
+@pytest.mark.scenario("PC-01", "LX-46")
+async def test_cancelling_the_caller_cancels_every_running_body_at_once(
+    run_mode: Run, cancelled: Canceller, anyio_backend: Backend
+) -> None:
+    """Each body sees the cancellation, all have finished when the run leaves, and the cancellation propagates."""
+    started, finished, watch = Started(3), [], Watch()
+
+    @tool
+    async def slow(ctx: ToolContext[Any]) -> str:
+        started.one()
+        try:
+            await anyio.sleep(60)
+        except anyio.get_cancelled_exc_class():
+            finished.append(ctx.tool_call_id)
+            raise
+        return "never"
+
+    agent = agent_that_calls("slow", "slow", "slow", tools=[slow])
+    async with lasting(anyio_backend, 0):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert sorted(finished) == ["c1", "c2", "c3"]
+    assert watch.endings() == dict.fromkeys(("c1", "c2", "c3"), ("cancelled", "parent"))
+    assert not watch.of(r.BatchEnded)
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("PC-01")
+async def test_hundred_bodies_have_run_their_finally_when_the_run_leaves(run_mode: Run, cancelled: Canceller) -> None:
+    """100 of 100, without a limit on bodies in flight."""
+    started, finished, watch = Started(100), [], Watch()
+
+    @tool
+    async def slow(ctx: ToolContext[Any]) -> str:
+        started.one()
+        try:
+            await anyio.sleep(60)
+        finally:
+            finished.append(ctx.tool_call_id)
+        return "never"
+
+    agent = agent_that_calls(*["slow"] * 100, tools=[slow])
+    config = watched(watch, max_function_tool_concurrency=None)
+    await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
+    assert len(finished) == 100
+    assert set(watch.endings().values()) == {("cancelled", "parent")}
+    assert len(watch.of(r.CallSettled)) == 100
+
+
+@pytest.mark.scenario("PC-02")
+async def test_nothing_of_a_cancelled_run_becomes_visible_to_the_model(run_mode: Run, cancelled: Canceller) -> None:
+    """No failure function, no output guardrail, no output; the end hooks run once each, shielded."""
+    started, asked, watch = Started(2), [], Watch()
+
+    async def slowly(call_id: str, outcome: Any) -> None:
+        await anyio.sleep(0.01)
+
+    hooks = HookLog(at_end=slowly)
+
+    def never(*args: Any) -> Any:
+        asked.append(args)
+        return Allow()
+
+    @tool(failure_error_function=never, tool_output_guardrails=[tool_output_guardrail(never)])
+    async def slow() -> str:
+        started.one()
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("slow", "slow", tools=[slow])
+    await cancelled(started.all, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    assert asked == []
+    assert sorted(hooks.ended) == [("c1", "cancelled", "parent"), ("c2", "cancelled", "parent")]
+    assert [watch.outcome(call_id).output for call_id in ("c1", "c2")] == [None, None]
+    assert len(model_of(agent).requests) == 1
+    assert not watch.of(r.BatchEnded)
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("LX-47")
+async def test_run_end_hook_runs_once_shielded_and_the_last_record_says_cancelled(
+    run_mode: Run, cancelled: Canceller
+) -> None:
+    """`on_run_end` may await although its run is cancelled."""
+    started, hooks, watch = Started(1), HookLog(), Watch()
+
+    @tool
+    async def slow() -> str:
+        started.one()
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("slow", tools=[slow])
+    await cancelled(started.all, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    assert hooks.run_ends == ["cancelled"]
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("PC-03", "LX-51")
+async def test_unshielded_awaits_in_cleanup_fail_at_once_and_ctx_cleanup_goes_on(
+    run_mode: Run, cancelled: Canceller, anyio_backend: Backend
+) -> None:
+    """The cancellation is level-triggered outside `ctx.cleanup()`, and waits inside of it."""
+    started, lines, watch = Started(1), [], Watch()
+
+    @tool
+    async def tidy(ctx: ToolContext[Any]) -> str:
+        started.one()
+        try:
+            await anyio.sleep(60)
+        finally:
+            try:
+                await anyio.sleep(60)
+            except anyio.get_cancelled_exc_class():
+                lines.append("refused")
+            with ctx.cleanup():
+                await anyio.sleep(0.05)
+                lines.append("tidied")
+        return "never"
+
+    agent = agent_that_calls("tidy", tools=[tidy])
+    async with lasting(anyio_backend, 0.05):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert lines == ["refused", "tidied"]
+    assert watch.outcome("c1").cleanup == "done"
+    assert not watch.of(r.CleanupCut)
+
+
+@pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio-virtual")
+@pytest.mark.scenario("PC-03")
+async def test_ctx_cleanup_is_cut_at_the_one_cleanup_deadline(
+    run_mode: Run, cancelled: Canceller, anyio_backend: Backend
+) -> None:
+    """Bodies that want 2 s of cleanup get the grace of 0.5 s, all of them the same one, and the log says so."""
+    started, lines, watch = Started(3), [], Watch()
+
+    @tool
+    async def greedy(ctx: ToolContext[Any]) -> str:
+        started.one()
+        try:
+            await anyio.sleep(60)
+        finally:
+            with ctx.cleanup():
+                await anyio.sleep(2)
+                lines.append("never")
+            with ctx.cleanup():
+                await anyio.sleep(2)
+                lines.append("never")
+        return "never"
+
+    agent = agent_that_calls("greedy", "greedy", "greedy", tools=[greedy])
+    config = watched(watch, cleanup_grace=0.5)
+    async with lasting(anyio_backend, 0.5):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
+    assert lines == []
+    for call_id in ("c1", "c2", "c3"):
+        outcome = watch.outcome(call_id)
+        assert (outcome.status, outcome.cancelled_by, outcome.cleanup) == ("cancelled", "parent", "cut")
+    assert {record.call_id for record in watch.of(r.CleanupCut)} == {"c1", "c2", "c3"}
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+@pytest.mark.scenario("PC-03", "LX-51")
+async def test_body_with_a_shield_of_its_own_is_awaited_and_named(
+    run_mode: Run, cancelled: Canceller, anyio_backend: Backend
+) -> None:
+    """Nobody can cut it: the run leaves when it has ended, and reports it once a second after the grace."""
+    started, watch, lines = Started(1), Watch(), []
+
+    @tool
+    async def stubborn() -> str:
+        started.one()
+        try:
+            await anyio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(2)
+                lines.append("ended")
+        return "never"
+
+    agent = agent_that_calls("stubborn", tools=[stubborn])
+    config = watched(watch, cleanup_grace=0.5)
+    async with lasting(anyio_backend, 2):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
+    assert lines == ["ended"]
+    assert len(watch.still) == 2  # at 0.5 s and at 1.5 s
+    for report, age in zip(watch.still, (0.5, 1.5), strict=True):
+        assert (report.call.call_id, report.call.name, report.path) == ("c1", "stubborn", ())
+        assert report.age == pytest.approx(age, abs=0.01)
+        assert "stubborn" in report.stack
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("LX-51")
+async def test_body_that_swallows_the_cancellation_is_awaited(
+    run_mode: Run, cancelled: Canceller, anyio_backend: Backend
+) -> None:
+    """The run doesn't return before a body that goes on for 0.1 s has ended; its value is not a result."""
+    started, watch, lines = Started(1), Watch(), []
+
+    @tool
+    async def deaf() -> str:
+        started.one()
+        try:
+            await anyio.sleep(60)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.1)
+        lines.append("ended")
+        return "late"
+
+    agent = agent_that_calls("deaf", tools=[deaf])
+    async with lasting(anyio_backend, 0.1):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert lines == ["ended"]
+    assert len(watch.of(r.CallSettled)) == 1
+    assert not watch.of(r.BatchEnded)
+    assert len(model_of(agent).requests) == 1
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("PC-04")
+async def test_parent_cancel_during_a_drain_after_a_failure_joins_and_propagates(
+    run_mode: Run, cancelled: Canceller, anyio_backend: Backend
+) -> None:
+    """The drain goes on under the one deadline; the cancellation leaves; the failure stands in the log."""
+    draining, watch, lines = anyio.Event(), Watch(), []
+
+    @tool(failure_error_function=None)
+    async def fails() -> str:
+        raise ValueError("broken")
+
+    @tool
+    async def tidy(ctx: ToolContext[Any]) -> str:
+        try:
+            await anyio.sleep(60)
+        finally:
+            with ctx.cleanup():
+                draining.set()
+                await anyio.sleep(0.1)
+                lines.append("tidied")
+        return "never"
+
+    agent = agent_that_calls("tidy", "fails", tools=[tidy, fails])
+    async with lasting(anyio_backend, 0.1):
+        await cancelled(draining, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert lines == ["tidied"]
+    failed = watch.outcome("c2")
+    assert failed.status == "failed"
+    assert isinstance(failed.error, ValueError)
+    assert watch.outcome("c1").status == "cancelled"
+    assert not watch.of(r.BatchEnded)
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("PC-04")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_parent_cancel_does_not_prolong_a_drain_under_way(cancelled: Canceller, anyio_backend: Backend) -> None:
+    """The deadline was set when the sibling's failure was seen; the parent's cancel 0.2 s later gets no new one."""
+    ready, watch = anyio.Event(), Watch()
+
+    @tool(failure_error_function=None)
+    async def fails() -> str:
+        raise ValueError("broken")
+
+    @tool
+    async def greedy(ctx: ToolContext[Any]) -> str:
+        try:
+            await anyio.sleep(60)
+        finally:
+            with ctx.cleanup():
+                await anyio.sleep(0.2)
+                ready.set()
+                await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("greedy", "fails", tools=[greedy, fails])
+    config = watched(watch, cleanup_grace=0.5)
+    async with lasting(anyio_backend, 0.5):
+        await cancelled(ready, partial(Runner.run, agent, "go", run_config=config))
+    assert watch.outcome("c1").cleanup == "cut"
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("PC-05")
+async def test_parent_wins_although_the_result_is_ready_in_that_instant(run_mode: Run) -> None:
+    """The body cancels its caller and returns: the effect stays in the log, no batch is accepted, no result comes."""
+    watch = Watch()
+
+    @tool
+    async def last() -> str:
+        scope.cancel()
+        return "ready"
+
+    agent = agent_that_calls("last", tools=[last])
+    with anyio.CancelScope() as scope:
+        await run_mode(agent, "go", run_config=watched(watch))
+        pytest.fail("the run returned although its caller was cancelled")
+    assert scope.cancelled_caught
+    assert watch.outcome("c1").body_finished
+    assert len(watch.of(r.CallSettled)) == 1
+    assert not watch.of(r.BatchEnded)
+    assert len(model_of(agent).requests) == 1
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("PC-05")
+@pytest.mark.backends("asyncio", "asyncio-eager")
+async def test_native_cancel_wins_although_the_result_is_ready_in_that_instant(run_mode: Run) -> None:
+    """The same with `Task.cancel()` of the caller's task, called from the body."""
+    watch = Watch()
+    hosts: list[Any] = []
+
+    @tool
+    async def last() -> str:
+        hosts[0].cancel()
+        return "ready"
+
+    agent = agent_that_calls("last", tools=[last])
+
+    async def host() -> None:
+        hosts.append(asyncio.current_task())
+        await run_mode(agent, "go", run_config=watched(watch))
+
+    task = asyncio.create_task(host())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    assert watch.outcome("c1").body_finished
+    assert not watch.of(r.BatchEnded)
+    assert watch.end == "cancelled"
+
+
+async def test_parent_cancel_cuts_a_pending_output_guardrail(run_mode: Run, cancelled: Canceller) -> None:
+    """What comes after the body is cancelled at once: `cancelled` by `parent`, the body having finished."""
+    judging, watch, hooks = anyio.Event(), Watch(), HookLog()
+
+    @tool_output_guardrail
+    async def judge(data: Any) -> Any:
+        judging.set()
+        await anyio.sleep(60)
+        return RejectContent("no")
+
+    @tool(tool_output_guardrails=[judge])
+    async def quick() -> str:
+        return "made"
+
+    agent = agent_that_calls("quick", tools=[quick])
+    await cancelled(judging, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    outcome = watch.outcome("c1")
+    assert (outcome.status, outcome.cancelled_by, outcome.body_finished) == ("cancelled", "parent", True)
+    assert outcome.output is None
+    assert hooks.ended == [("c1", "cancelled", "parent")]
+    assert watch.end == "cancelled"
+
+
+async def test_end_hook_under_way_when_the_parent_cancels_finishes_with_the_bodys_outcome(
+    run_mode: Run, cancelled: Canceller
+) -> None:
+    """Past the output guardrails a call settles as what it was."""
+    hooked, watch = anyio.Event(), Watch()
+
+    async def slowly(call_id: str, outcome: Any) -> None:
+        hooked.set()
+        await anyio.sleep(0.02)
+
+    hooks = HookLog(at_end=slowly)
+
+    @tool
+    async def quick() -> str:
+        return "made"
+
+    agent = agent_that_calls("quick", tools=[quick])
+    await cancelled(hooked, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    assert hooks.ended == [("c1", "succeeded", None)]
+    assert watch.outcome("c1").output == "made"
+    assert not watch.of(r.BatchEnded)
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("LX-48")
+async def test_sibling_that_had_finished_keeps_its_outcome_in_the_log(run_mode: Run, cancelled: Canceller) -> None:
+    """What settled before the cancellation stays as it was; what hadn't started never starts."""
+    running, watch, hooks = anyio.Event(), Watch(), HookLog()
+
+    @tool
+    async def quick() -> str:
+        return "made"
+
+    @tool
+    async def slow() -> str:
+        running.set()
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("quick", "slow", "quick", tools=[quick, slow])
+    config = watched(watch, max_function_tool_concurrency=1)
+    await cancelled(running, partial(run_mode, agent, "go", hooks=hooks, run_config=config))
+    assert watch.outcome("c1").value == "made"
+    assert watch.endings() == {
+        "c1": ("succeeded", None),
+        "c2": ("cancelled", "parent"),
+        "c3": ("cancelled", "parent"),
+    }
+    assert watch.outcome("c3").started_at is None
+    assert [record.call_id for record in watch.of(r.CallStarted)] == ["c1", "c2"]
+    assert hooks.started == ["c1", "c2"]
+    assert [record.call_id for record in watch.of(r.ItemReleased)][:1] == ["c1"]
+
+
+async def test_cancelling_a_turn_of_queued_calls_starts_none_of_them(run_mode: Run, cancelled: Canceller) -> None:
+    """Of 50 calls and one slot exactly one body ever runs."""
+    started, watch, bodies = Started(1), Watch(), []
+
+    @tool
+    async def slow(ctx: ToolContext[Any]) -> str:
+        bodies.append(ctx.tool_call_id)
+        started.one()
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls(*["slow"] * 50, tools=[slow])
+    config = watched(watch, max_function_tool_concurrency=1)
+    await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
+    assert bodies == ["c1"]
+    assert len(watch.of(r.CallSettled)) == 50
+    assert set(watch.endings().values()) == {("cancelled", "parent")}
+
+
+async def test_error_in_cleanup_does_not_replace_the_cancellation(run_mode: Run, cancelled: Canceller) -> None:
+    """A body whose `finally` raises is still `cancelled` by its parent; instruments are told of the error."""
+    started, watch = Started(1), Watch()
+
+    @tool(failure_error_function=None)
+    async def clumsy() -> str:
+        started.one()
+        try:
+            await anyio.sleep(60)
+        finally:
+            raise ValueError("in cleanup")
+
+    agent = agent_that_calls("clumsy", tools=[clumsy])
+    await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert watch.endings() == {"c1": ("cancelled", "parent")}
+    assert [str(report.error) for report in watch.late] == ["in cleanup"]
+    assert watch.end == "cancelled"
+
+
+async def test_parent_outranks_a_cancel_call_of_the_same_step(run_mode: Run) -> None:
+    """Both hold at once: the parent's is the truth, nothing is shown to the model."""
+    watch = Watch()
+
+    @tool
+    async def torn(ctx: ToolContext[Any]) -> str:
+        ctx.cancel_call(ctx.tool_call_id)
+        scope.cancel()
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("torn", tools=[torn])
+    with anyio.CancelScope() as scope:
+        await run_mode(agent, "go", run_config=watched(watch))
+        pytest.fail("the run returned although its caller was cancelled")
+    assert watch.endings() == {"c1": ("cancelled", "parent")}
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("LX-23")
+async def test_run_timeout_ends_calls_by_deadline_and_raises_with_data(run_mode: Run, anyio_backend: Backend) -> None:
+    """At 60 s the running and the queued call are `cancelled` by `deadline`, and `RunTimeout` leaves."""
+    watch, hooks = Watch(), HookLog()
+
+    @tool
+    async def slow() -> str:
+        time_passes(60)
+        await anyio.sleep_forever()
+        return "never"
+
+    agent = agent_that_calls("slow", "slow", tools=[slow])
+    config = watched(watch, config=RunConfig(timeout=60), max_function_tool_concurrency=1)
+    async with lasting(anyio_backend, 60):
+        with pytest.raises(RunTimeout) as caught:
+            await run_mode(agent, "go", hooks=hooks, run_config=config)
+    assert watch.endings() == {"c1": ("cancelled", "deadline"), "c2": ("cancelled", "deadline")}
+    assert watch.outcome("c2").started_at is None
+    assert hooks.ended == [("c1", "cancelled", "deadline")]
+    assert caught.value.run_data is not None
+    assert [settled.call.call_id for settled in caught.value.run_data.calls] == ["c1", "c2"]
+    assert watch.end == "failed"
+
+
+async def test_run_called_in_a_cancelled_scope_starts_nothing(run_mode: Run) -> None:
+    """No hook, no model call, no body; the cancellation propagates."""
+    ran = []
+
+    @tool
+    async def quick() -> str:
+        ran.append("body")
+        return "made"
+
+    agent = agent_that_calls("quick", tools=[quick])
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await run_mode(agent, "go")
+        pytest.fail("the run returned although its caller was cancelled")
+    assert ran == []
+    assert model_of(agent).requests == []
+
+
+async def test_cancel_while_the_model_answers_counts_the_request_and_ends_the_run(
+    run_mode: Run, cancelled: Canceller
+) -> None:
+    """A cancelled model call leaves no turn half accepted."""
+    asked, watch = anyio.Event(), Watch()
+
+    def step(request: Any) -> Any:
+        asked.set()
+        return [wait(60), say("never")]
+
+    agent = script(step, tools=[])
+    await cancelled(asked, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert not watch.of(r.ModelResponded)
+    assert watch.end == "cancelled"
+
+
+# ---------------------------------------------------------------------------------------------- sync bodies
+
+
+@contextmanager
+def released(event: threading.Event) -> Iterator[None]:
+    """Let the threads of a test go, whatever became of the test."""
+    try:
+        yield
+    finally:
+        event.set()
+
+
+@pytest.mark.real_clock
+@pytest.mark.scenario("PC-08", "LX-49")
+async def test_sync_body_that_polls_is_stopped_and_its_thread_awaited(run_mode: Run, cancelled: Canceller) -> None:
+    """`check_cancelled()` raises in the thread; the run leaves after the thread's `finally`."""
+    started, lines, watch = anyio.Event(), [], Watch()
+
+    @tool
+    def polls(ctx: ToolContext[Any]) -> str:
+        anyio.from_thread.run_sync(started.set)
+        try:
+            pause = threading.Event()
+            while not pause.wait(0.005):
+                ctx.check_cancelled()
+        finally:
+            lines.append("left")
+        return "never"
+
+    agent = agent_that_calls("polls", tools=[polls])
+    await cancelled(started, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert lines == ["left"]
+    assert watch.endings() == {"c1": ("cancelled", "parent")}
+    assert not watch.outcome("c1").abandoned
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.real_clock
+@pytest.mark.scenario("PC-08", "LX-49")
+async def test_sync_body_that_does_not_poll_is_awaited(run_mode: Run, cancelled: Canceller) -> None:
+    """The run doesn't leave while the thread runs; what it returned is no result."""
+    started, lines, watch = anyio.Event(), [], Watch()
+
+    @tool
+    def blocks() -> str:
+        anyio.from_thread.run_sync(started.set)
+        threading.Event().wait(0.1)
+        lines.append("ended")
+        return "late"
+
+    agent = agent_that_calls("blocks", tools=[blocks])
+    await cancelled(started, partial(run_mode, agent, "go", run_config=watched(watch)))
+    assert lines == ["ended"]
+    assert len(watch.of(r.CallSettled)) == 1
+    assert not watch.of(r.BatchEnded)
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.real_clock
+@pytest.mark.leaves_threads  # the thread tells of its end while it is still inside the library
+@pytest.mark.scenario("PC-08", "LX-49")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_abandoned_thread_is_left_and_its_late_outcome_reaches_the_instruments(
+    run_mode: Run, cancelled: Canceller, fails: bool
+) -> None:
+    """With `abandon_on_cancel` the run leaves at once; the outcome says so, and nothing of the thread is lost."""
+    started, watch, go_on, told = anyio.Event(), Watch(), threading.Event(), anyio.Event()
+
+    class Told(Watch):
+        def on_late_result(self, report: Any) -> None:
+            super().on_late_result(report)
+            told.set()
+
+    watch = Told()
+
+    @tool(abandon_on_cancel=True)
+    def blocks() -> str:
+        anyio.from_thread.run_sync(started.set)
+        go_on.wait(10)
+        if fails:
+            raise ValueError("late error")
+        return "late value"
+
+    agent = agent_that_calls("blocks", tools=[blocks])
+    with released(go_on):
+        await cancelled(started, partial(run_mode, agent, "go", run_config=watched(watch)))
+        outcome = watch.outcome("c1")
+        assert (outcome.status, outcome.cancelled_by, outcome.abandoned) == ("cancelled", "parent", True)
+        assert watch.end == "cancelled"
+        assert watch.late == []
+        go_on.set()
+        with anyio.fail_after(5):
+            await told.wait()
+    [report] = watch.late
+    assert report.call.call_id == "c1"
+    if fails:
+        assert isinstance(report.error, ValueError)
+        assert report.value is None
+    else:
+        assert (report.value, report.error) == ("late value", None)
+
+
+async def test_failing_end_hook_does_not_replace_the_cancellation(run_mode: Run, cancelled: Canceller) -> None:
+    """DE-12: an end hook that fails while something else leaves is secondary."""
+    started, watch = Started(1), Watch()
+
+    async def broken(call_id: str, outcome: Any) -> None:
+        raise ValueError("hook")
+
+    @tool
+    async def slow() -> str:
+        started.one()
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("slow", tools=[slow])
+    await cancelled(
+        started.all, partial(run_mode, agent, "go", hooks=HookLog(at_end=broken), run_config=watched(watch))
+    )
+    assert watch.endings() == {"c1": ("cancelled", "parent")}
+    assert watch.end == "cancelled"
+
+
+async def test_caller_can_go_on_after_it_caught_the_cancellation(run_mode: Run) -> None:
+    """A scope that caught the cancellation leaves nothing behind: the same agent runs again."""
+    started = anyio.Event()
+
+    @tool
+    async def slow(ctx: ToolContext[Any]) -> str:
+        if not started.is_set():
+            started.set()
+            await anyio.sleep(60)
+        return "made"
+
+    agent = script(call("slow", call_id="c1"), call("slow", call_id="c1"), say("done"), tools=[slow])
+    await cancelled_at(started, partial(run_mode, agent, "go"))
+    result = await run_mode(agent, "again")
+    assert result.final_output == "done"
+
+
+@pytest.mark.scenario("PC-04")
+async def test_sibling_failure_then_join_raises_the_failure_only_after_cleanup(
+    run_mode: Run, anyio_backend: Backend
+) -> None:
+    """Without a parent's cancel the failure is raised after the join, the cleanup having had its time."""
+    lines = []
+
+    @tool(failure_error_function=None)
+    async def fails() -> str:
+        raise ValueError("broken")
+
+    @tool
+    async def tidy(ctx: ToolContext[Any]) -> str:
+        try:
+            await anyio.sleep(60)
+        finally:
+            with ctx.cleanup():
+                await anyio.sleep(0.05)
+                lines.append("tidied")
+        return "never"
+
+    agent = agent_that_calls("tidy", "fails", tools=[tidy, fails])
+    async with lasting(anyio_backend, 0.05):
+        with pytest.raises(ToolCallError, match="Error running tool fails: ValueError: broken"):
+            await run_mode(agent, "go", run_config=RunConfig(tool_execution=ToolExecution(cleanup_grace=30)))
+    assert lines == ["tidied"]
+
+
+@pytest.mark.parametrize("where", ["body", "guardrail", "hook"])
+async def test_a_cancellation_raised_by_hand_beside_the_callers_leaves_the_run_cancelled(
+    run_mode: Run, where: str
+) -> None:
+    """In the step in which the caller cancels, code of his raises asyncio's, a stranger on trio: the caller's goes on.
+
+    From the task of a call, from one beside the model's, and from the run's own.
+    """
+    scope, watch = anyio.CancelScope(), Watch()
+
+    def give_up() -> Any:
+        scope.cancel()
+        raise asyncio.CancelledError("given up")
+
+    class Hooks(RunHooks):
+        async def on_llm_start(self, *_: Any) -> None:
+            if where == "hook":
+                give_up()
+
+    @tool
+    async def gives_up() -> str:
+        return str(give_up())
+
+    async def judges(*_: Any) -> GuardrailFunctionOutput:
+        return give_up() if where == "guardrail" else GuardrailFunctionOutput(None)
+
+    agent = attrs.evolve(agent_that_calls("gives_up", tools=[gives_up]), input_guardrails=[input_guardrail(judges)])
+    with scope:
+        await run_mode(agent, "go", run_config=watched(watch), hooks=Hooks())
+    assert scope.cancelled_caught
+    assert watch.records[-1].status == "cancelled"

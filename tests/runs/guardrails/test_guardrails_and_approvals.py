@@ -1,0 +1,134 @@
+"""Guardrails of tools that need approval: after it, or before and after it."""
+
+import json
+from typing import Any
+
+import pytest
+from kit.results import Run, agent_with, records_of, shown, statuses
+from kit.resuming import (
+    Pauses,
+    approving,
+    count_of,
+    free,
+    gated,
+    in_every_way,
+    nothing,
+    requests_for,
+    waiting,
+)
+
+from agentloop import (
+    Allow,
+    RaiseException,
+    RejectContent,
+    RunConfig,
+    ToolExecution,
+    ToolInputGuardrailTripwireTriggered,
+    tool_input_guardrail,
+)
+from agentloop import records as r
+from agentloop.testing import call
+
+
+def judging(lines: list[str], verdict: Any = None) -> Any:
+    """Return a tool input guardrail that notes what it judged."""
+
+    @tool_input_guardrail
+    def judge(data: Any) -> Any:
+        lines.append(json.dumps(data.arguments))
+        return verdict if verdict is not None else Allow()
+
+    return judge
+
+
+@pytest.mark.scenario("GT-06")
+@in_every_way
+async def test_guardrails_of_a_gated_tool_run_after_the_approval_alone(run_mode: Run, way: str) -> None:
+    """Right before the body, in the entry that runs it; one that refuses still can."""
+    ran: list[Any] = []
+    lines: list[str] = []
+    agent = agent_with([gated(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert (lines, waiting(paused)) == ([], ["c1"])
+    result = await pauses.resume(agent, paused, approving())
+    assert lines == ['{"n": 1}']
+    assert ran == [("gated", 1)]
+    assert len(result.tool_input_guardrail_results) == 1
+
+
+@pytest.mark.scenario("GT-06")
+@in_every_way
+async def test_a_guardrail_refuses_an_approved_call(run_mode: Run, way: str) -> None:
+    """The approval doesn't overrule it."""
+    ran: list[Any] = []
+    lines: list[str] = []
+    gate = gated(ran, tool_input_guardrails=[judging(lines, RejectContent("still no"))])
+    agent = agent_with([gate], call("gated", {"n": 1}, "c1"))
+    pauses = Pauses(run_mode, way)
+    await pauses.resume(agent, await pauses.run(agent), approving())
+    assert (ran, lines) == ([], ['{"n": 1}'])
+    assert shown(agent) == {"c1": "still no"}
+
+
+BEFORE = RunConfig(tool_execution=ToolExecution(pre_approval_tool_input_guardrails=True))
+
+
+@pytest.mark.scenario("GT-07")
+async def test_a_guardrail_before_the_approval_refuses_without_a_pause(run_mode: Run) -> None:
+    """Nobody is asked about a call that would be refused."""
+    ran: list[Any] = []
+    lines: list[str] = []
+    gate = gated(ran, tool_input_guardrails=[judging(lines, RejectContent("no need to ask"))])
+    agent = agent_with([gate], call("gated", {"n": 1}, "c1"))
+    result = await run_mode(agent, "go", run_config=BEFORE)
+    assert result.final_output == "done"
+    assert (ran, lines, requests_for(result)) == ([], ['{"n": 1}'], [])
+    assert shown(agent) == {"c1": "no need to ask"}
+    assert statuses(result) == ["rejected"]
+
+
+@pytest.mark.scenario("GT-07")
+async def test_a_guardrail_that_trips_before_the_approval_ends_the_run(run_mode: Run) -> None:
+    """Before anything starts, and before anybody is asked."""
+    ran: list[Any] = []
+    gate = gated(ran, tool_input_guardrails=[judging([], RaiseException())])
+    agent = agent_with([gate, free(ran)], [call("free", {}, "c1"), call("gated", {}, "c2")])
+    with pytest.raises(ToolInputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go", run_config=BEFORE)
+    assert ran == []
+    data = caught.value.run_data
+    assert data is not None
+    assert count_of(data, r.ApprovalRequested) == 0
+
+
+@pytest.mark.scenario("GT-07")
+@in_every_way
+async def test_guardrails_that_passed_before_the_approval_run_again_after_it(run_mode: Run, way: str) -> None:
+    """Once before the pause, not again while nobody has decided, and once right before the body."""
+    ran: list[Any] = []
+    lines: list[str] = []
+    agent = agent_with([gated(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=BEFORE)
+    assert (len(lines), waiting(paused)) == (1, ["c1"])
+    paused = await pauses.resume(agent, paused, nothing, run_config=BEFORE)
+    assert (len(lines), waiting(paused)) == (1, ["c1"])
+    result = await pauses.resume(agent, paused, approving(), run_config=BEFORE)
+    assert result.final_output == "done"
+    assert lines == ['{"n": 1}', '{"n": 1}']
+    assert ran == [("gated", 1)]
+    assert len(result.tool_input_guardrail_results) == 2
+    assert len(records_of(result, r.GuardrailSettled)) == 2
+
+
+@pytest.mark.scenario("GT-07")
+async def test_a_free_tools_guardrails_run_once_where_those_of_gated_ones_run_before_the_approval(
+    run_mode: Run,
+) -> None:
+    """There is no approval that they would come before."""
+    ran: list[Any] = []
+    lines: list[str] = []
+    agent = agent_with([free(ran, tool_input_guardrails=[judging(lines)])], call("free", {"n": 1}, "c1"))
+    await run_mode(agent, "go", run_config=BEFORE)
+    assert (lines, ran) == (['{"n": 1}'], [("free", 1)])

@@ -1,0 +1,593 @@
+"""Guardrails of a run's input: before the model, beside it, and what nothing may overtake."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from kit.agents import PASSED, TRIPPED, Held, asked, brief, input_guard, scripted
+from kit.results import Rendezvous, Run, outputs_in, records_of
+from kit.watching import Watch, watched
+
+from agentloop import (
+    Agent,
+    AgentHooks,
+    GuardrailFunctionOutput,
+    InputGuardrail,
+    InputGuardrailTripwireTriggered,
+    ModelTransportError,
+    RunConfig,
+    Runner,
+    UserTypeError,
+    handoff,
+    input_guardrail,
+    tool,
+)
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.abc import Model
+from agentloop.items import AssistantMessage, ToolCall
+from agentloop.model_events import ItemDone, ResponseDone
+from agentloop.sessions import MemorySession
+from agentloop.testing import call, fail, say, wait
+
+
+class HeldModel(Model):
+    """A model that waits in its response and keeps how its stream was left."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.closed = False
+
+    @asynccontextmanager
+    async def stream(self, request: Any) -> AsyncIterator[Any]:
+        try:
+            yield self._events()
+        finally:
+            self.closed = True
+
+    async def _events(self) -> AsyncIterator[Any]:
+        await self.held()
+        message = AssistantMessage("done")
+        yield ItemDone(message)
+        yield ResponseDone((message,), None, None)
+
+
+def guard_that(held: Held, answer: Any = PASSED) -> InputGuardrail:
+    """Return a parallel guardrail that waits for its `go`, then answers."""
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        await held()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return input_guardrail(guard, name="held")
+
+
+def sums_tool(ran: list[str]) -> Any:
+    """Return a tool that keeps that it ran."""
+
+    @tool
+    async def add() -> str:
+        ran.append("add")
+        return "3"
+
+    return add
+
+
+# -- blocking
+
+
+@pytest.mark.scenario("GI-01")
+@pytest.mark.parametrize("of", ["agent", "config"])
+async def test_blocking_guardrail_that_trips_ends_the_run_before_the_model(run_mode: Run, of: str) -> None:
+    """Nothing was asked, nothing ran; the error carries the result."""
+    ran: list[str] = []
+    guard = input_guard("strict", TRIPPED, parallel=False)
+    agent = scripted("a", call("add"), say("done"), tools=[sums_tool(ran)])
+    config = RunConfig(input_guardrails=[guard] if of == "config" else [])
+    agent.input_guardrails = [guard] if of == "agent" else []
+    with pytest.raises(InputGuardrailTripwireTriggered, match="strict") as caught:
+        await run_mode(agent, "go", run_config=config)
+    assert asked(agent) == []
+    assert ran == []
+    assert caught.value.guardrail_result.guardrail is guard
+    assert caught.value.guardrail_result.output is TRIPPED
+
+
+@pytest.mark.scenario("GI-02")
+async def test_blocking_guardrails_run_together_and_end_before_the_model(run_mode: Run) -> None:
+    """Two that wait for each other both end, and only then is the model asked."""
+    both = Rendezvous(2)
+    log: list[str] = []
+
+    def meeting(name: str) -> InputGuardrail:
+        async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+            await both.wait()
+            log.append(name)
+            return PASSED
+
+        return input_guardrail(guard, name=name, run_in_parallel=False)
+
+    def respond(request: Any) -> Any:
+        log.append("model")
+        return say("done")
+
+    agent = scripted("a", respond, input_guardrails=[meeting("one"), meeting("two")])
+    result = await run_mode(agent, "go")
+    assert sorted(log[:2]) == ["one", "two"]
+    assert log[2:] == ["model"]
+    assert result.final_output == "done"
+
+
+@pytest.mark.scenario("GI-02")
+@pytest.mark.parametrize("first", [0, 1])
+async def test_first_trip_of_blocking_guardrails_cancels_and_awaits_the_others(run_mode: Run, first: int) -> None:
+    """The sibling has cleaned up when the error leaves, wherever it stands in the list."""
+    held = Held()
+
+    async def trips(ctx: Any, agent: Any, given: Any) -> Any:
+        await held.started.wait()
+        return TRIPPED
+
+    async def waits(ctx: Any, agent: Any, given: Any) -> Any:
+        await held()
+
+    guards = [input_guardrail(fn, run_in_parallel=False) for fn in (trips, waits)]
+    agent = scripted("a", say("done"), input_guardrails=guards[::-1] if first else guards)
+    with pytest.raises(InputGuardrailTripwireTriggered, match="trips"):
+        await run_mode(agent, "go")
+    assert held.ending == "cleaned up"
+    assert asked(agent) == []
+
+
+# -- beside the model
+
+
+@pytest.mark.scenario("GI-03")
+async def test_parallel_guardrail_and_model_call_overlap(run_mode: Run) -> None:
+    """Each waits for the other: neither could end if the other weren't under way."""
+    model, guarding = anyio.Event(), anyio.Event()
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        guarding.set()
+        await model.wait()
+        return PASSED
+
+    def respond(request: Any) -> Any:
+        model.set()
+        return [wait(guarding), say("done")]
+
+    result = await run_mode(scripted("a", respond, input_guardrails=[input_guardrail(guard)]), "go")
+    assert result.final_output == "done"
+
+
+@pytest.mark.scenario("GI-04")
+async def test_parallel_trip_cancels_and_awaits_the_model(run_mode: Run) -> None:
+    """The response is left, its cleaning up included, before the error is raised."""
+    held = Held()
+    model = HeldModel(held)
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        await held.started.wait()
+        return TRIPPED
+
+    with pytest.raises(InputGuardrailTripwireTriggered):
+        await run_mode(Agent("a", model=model, input_guardrails=[input_guardrail(guard)]), "go")
+    assert held.ending == "cleaned up"
+    assert model.closed
+
+
+@pytest.mark.scenario("GI-04")
+async def test_parallel_trip_wins_over_an_error_of_the_model_s_cleanup(run_mode: Run) -> None:
+    """What the cancelled model call raises on its way out is the smaller news."""
+
+    def broken() -> None:
+        raise ValueError("the connection is gone")
+
+    held = Held(clean_up=broken)
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        await held.started.wait()
+        return TRIPPED
+
+    with pytest.raises(InputGuardrailTripwireTriggered):
+        await run_mode(Agent("a", model=HeldModel(held), input_guardrails=[input_guardrail(guard)]), "go")
+    assert held.ending == "cleaned up"
+
+
+@pytest.mark.scenario("GI-05")
+async def test_error_of_a_parallel_guardrail_drains_the_model_and_leaves_as_it_is(run_mode: Run) -> None:
+    """It's the guardrail's failure, no verdict."""
+    held = Held()
+    error = LookupError("no list of words")
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        await held.started.wait()
+        raise error
+
+    with pytest.raises(LookupError) as caught:
+        await run_mode(Agent("a", model=HeldModel(held), input_guardrails=[input_guardrail(guard)]), "go")
+    assert caught.value is error
+    assert held.ending == "cleaned up"
+
+
+@pytest.mark.scenario("GI-06")
+@pytest.mark.parametrize("cleanup", ["clean", "broken"])
+async def test_error_of_the_model_drains_a_parallel_guardrail_and_leaves(run_mode: Run, cleanup: str) -> None:
+    """Also where the guardrail's own cleaning up fails: that is a note."""
+
+    def broken() -> None:
+        if cleanup == "broken":
+            raise ValueError("no cleanup")
+
+    held = Held(clean_up=broken)
+    error = ModelTransportError("gone")
+    agent = scripted("a", [wait(held.started), fail(error)], input_guardrails=[guard_that(held)])
+    with pytest.raises(ModelTransportError) as caught:
+        await run_mode(agent, "go")
+    assert caught.value is error
+    assert held.ending == "cleaned up"
+    notes = getattr(error, "__notes__", [])
+    assert [note for note in notes if "no cleanup" in note] == notes
+    assert bool(notes) is (cleanup == "broken")
+
+
+class Fatal(BaseException):
+    """Not an Exception."""
+
+
+@pytest.mark.parametrize("at", ["guardrail", "model"])
+async def test_base_exception_beside_the_model_leaves_bare(run_mode: Run, at: str) -> None:
+    """In no group, and after the other has ended."""
+    held = Held()
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        await held.started.wait()
+        raise Fatal
+
+    if at == "guardrail":
+        agent = Agent[Any, Any]("a", model=HeldModel(held), input_guardrails=[input_guardrail(guard)])
+    else:
+        agent = scripted("a", [wait(held.started), fail(Fatal())], input_guardrails=[guard_that(held)])
+    with pytest.raises(Fatal):
+        await run_mode(agent, "go")
+    assert held.ending == "cleaned up"
+
+
+# -- results
+
+
+@pytest.mark.scenario("GI-07")
+async def test_results_stand_in_declaration_order_with_their_durations(run_mode: Run) -> None:
+    """The configuration's first, then the agent's, whichever ended first."""
+    last = anyio.Event()
+
+    def waiting(name: str, ready: anyio.Event | None) -> InputGuardrail:
+        async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+            if ready is None:
+                last.set()
+            else:
+                await ready.wait()
+            return GuardrailFunctionOutput(name)
+
+        return input_guardrail(guard, name=name)
+
+    agent = scripted("a", say("done"), input_guardrails=[waiting("three", last), waiting("four", None)])
+    config = RunConfig(input_guardrails=[waiting("one", last), waiting("two", last)])
+    result = await run_mode(agent, "go", run_config=config)
+    names = ["one", "two", "three", "four"]
+    assert [found.guardrail.name for found in result.input_guardrail_results] == names
+    assert [found.output.output_info for found in result.input_guardrail_results] == names
+    assert all(isinstance(found.duration, float) and found.duration >= 0 for found in result.input_guardrail_results)
+    assert result.final_output == "done"
+
+
+@pytest.mark.scenario("GI-07")
+async def test_duration_is_the_guardrail_s_own(run_mode: Run, anyio_backend: Any) -> None:
+    """On a virtual clock exactly as long as it took."""
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        await anyio.sleep(0.02)
+        return PASSED
+
+    agent = scripted("a", say("done"), input_guardrails=[input_guardrail(guard, run_in_parallel=False)])
+    [result] = (await run_mode(agent, "go")).input_guardrail_results
+    assert result.duration == pytest.approx(0.02) if "clock" in anyio_backend[1] else result.duration >= 0.015
+
+
+@pytest.mark.scenario("GI-08")
+async def test_blocking_guardrails_end_before_parallel_ones_start(run_mode: Run) -> None:
+    """Whatever the order of declaration."""
+    log: list[str] = []
+
+    async def slow(ctx: Any, agent: Any, given: Any) -> Any:
+        log.append("blocking begins")
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        log.append("blocking ends")
+        return PASSED
+
+    guards = [input_guard("parallel", log=log), input_guardrail(slow, run_in_parallel=False)]
+    result = await run_mode(scripted("a", say("done"), input_guardrails=guards), "go")
+    assert log == ["blocking begins", "blocking ends", "parallel"]
+    assert [found.guardrail.name for found in result.input_guardrail_results] == ["parallel", "slow"]
+
+
+@pytest.mark.scenario("GI-08")
+async def test_parallel_guardrails_do_not_start_after_a_blocking_trip(run_mode: Run) -> None:
+    """Nor does the model."""
+    log: list[str] = []
+    guards = [input_guard("parallel", log=log), input_guard("blocking", TRIPPED, parallel=False, log=log)]
+    agent = scripted("a", say("done"), input_guardrails=guards)
+    with pytest.raises(InputGuardrailTripwireTriggered):
+        await run_mode(agent, "go")
+    assert log == ["blocking"]
+    assert asked(agent) == []
+
+
+@pytest.mark.scenario("GI-09")
+async def test_guardrails_run_once_and_never_a_handoff_target_s(run_mode: Run) -> None:
+    """The starting agent's and the configuration's, each once."""
+    log: list[str] = []
+    second = scripted("b", say("done"), input_guardrails=[input_guard("target's", TRIPPED, parallel=False, log=log)])
+    first = scripted(
+        "a", call("transfer_to_b"), handoffs=[handoff(second)], input_guardrails=[input_guard("first's", log=log)]
+    )
+    result = await run_mode(first, "go", run_config=RunConfig(input_guardrails=[input_guard("config's", log=log)]))
+    assert result.final_output == "done"
+    assert result.last_agent is second
+    assert sorted(log) == ["config's", "first's"]
+
+
+# -- what a trip leaves
+
+
+@pytest.mark.scenario("GI-11")
+@pytest.mark.parametrize("parallel", [False, True], ids=["blocking", "parallel"])
+async def test_trip_stores_the_input_and_nothing_else(run_mode: Run, parallel: bool) -> None:
+    """Also where the model had answered already, with a call."""
+    session = MemorySession()
+    ran: list[str] = []
+    answered = anyio.Event()
+
+    class Answered(Model):
+        @asynccontextmanager
+        async def stream(self, request: Any) -> AsyncIterator[Any]:
+            yield self._events()
+
+        async def _events(self) -> AsyncIterator[Any]:
+            items = (AssistantMessage("I add."), ToolCall("c", "add"))
+            for item in items:
+                yield ItemDone(item)
+            yield ResponseDone(items, None, None)
+            answered.set()
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        if parallel:
+            await answered.wait()
+        return TRIPPED
+
+    agent = Agent[Any, Any](
+        "a",
+        model=Answered(),
+        tools=[sums_tool(ran)],
+        input_guardrails=[input_guardrail(guard, run_in_parallel=parallel)],
+    )
+    with pytest.raises(InputGuardrailTripwireTriggered):
+        await run_mode(agent, "go", session=session)
+    assert brief(await session.get_items()) == ["user:go"]
+    assert ran == []
+
+
+@pytest.mark.scenario("GI-12")
+async def test_error_holds_every_settled_result(run_mode: Run) -> None:
+    """Those that had passed and the one that tripped, in declaration order; not the one that was cancelled."""
+    held = Held()
+    passed = anyio.Event()
+
+    async def passes(ctx: Any, agent: Any, given: Any) -> Any:
+        passed.set()
+        return PASSED
+
+    async def trips(ctx: Any, agent: Any, given: Any) -> Any:
+        await passed.wait()
+        await held.started.wait()
+        return TRIPPED
+
+    blocking = input_guard("blocking", parallel=False)
+    guards = [input_guardrail(trips), guard_that(held), input_guardrail(passes), blocking]
+    with pytest.raises(InputGuardrailTripwireTriggered) as caught:
+        await run_mode(scripted("a", say("done"), input_guardrails=guards), "go")
+    data = caught.value.run_data
+    assert data is not None
+    assert [found.guardrail.name for found in data.input_guardrail_results] == ["trips", "passes", "blocking"]
+    assert data.input_guardrail_results[0] is caught.value.guardrail_result
+    assert [found.output.tripwire_triggered for found in data.input_guardrail_results] == [True, False, False]
+
+
+@pytest.mark.scenario("GI-12")
+async def test_error_of_a_stream_is_the_one_that_was_raised() -> None:
+    """With the same data."""
+    agent = scripted("a", say("done"), input_guardrails=[input_guard("g", TRIPPED)])
+    async with Runner.run_streamed(agent, "go") as stream:
+        with pytest.raises(InputGuardrailTripwireTriggered) as caught:
+            async for _ in stream:
+                pass
+        assert stream.error is caught.value
+        assert isinstance(stream.error, InputGuardrailTripwireTriggered)
+        assert stream.error.run_data is not None
+        [result] = stream.error.run_data.input_guardrail_results
+        assert result.output is TRIPPED
+
+
+@pytest.mark.scenario("GI-13")
+async def test_slow_guardrail_trips_after_the_model_has_finished() -> None:
+    """Its text was seen; the run isn't complete before the verdict, and then raises."""
+    held = Held()
+    agent = scripted("a", say("done"), input_guardrails=[guard_that(held, TRIPPED)])
+    seen: list[Any] = []
+    async with Runner.run_streamed(agent, "go") as stream:
+        with pytest.raises(InputGuardrailTripwireTriggered):
+            async for event in stream:
+                seen.append(event)
+                if isinstance(event, ev.ItemCreated):
+                    assert not stream.is_complete
+                    held.go.set()
+        assert stream.is_complete
+    assert brief(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
+    assert [event.status for event in seen if isinstance(event, ev.RunEnded)] == ["failed"]
+
+
+@pytest.mark.scenario("GI-13")
+async def test_slow_guardrail_trips_after_the_model_has_finished_in_a_plain_run() -> None:
+    """As in a stream."""
+    held = Held()
+
+    def respond(request: Any) -> Any:
+        return [wait(held.started), say("done")]
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        held.started.set()
+        while not asked(agent):
+            await anyio.lowlevel.checkpoint()
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        return TRIPPED
+
+    agent = scripted("a", respond, input_guardrails=[input_guardrail(guard)])
+    with pytest.raises(InputGuardrailTripwireTriggered) as caught:
+        await Runner.run(agent, "go")
+    assert caught.value.run_data is not None
+    assert len(records_of(caught.value.run_data, r.ModelResponded)) == 1
+
+
+@pytest.mark.scenario("GI-14")
+@pytest.mark.parametrize("answer", [PASSED, TRIPPED], ids=["passes", "trips"])
+async def test_no_side_effect_starts_before_the_verdict(run_mode: Run, answer: GuardrailFunctionOutput) -> None:
+    """Neither tool nor handoff nor callback, although the model has answered with both long since."""
+    log: list[str] = []
+
+    @tool
+    async def add() -> str:
+        log.append("tool")
+        return "3"
+
+    second = scripted("b", say("done"))
+
+    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+        while "llm_end" not in log:
+            await anyio.lowlevel.checkpoint()
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        log.append("verdict")
+        return answer
+
+    class Hooks(AgentHooks):
+        async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
+            log.append("llm_end")
+
+    agent = scripted(
+        "a",
+        [call("add", call_id="c1"), call("transfer_to_b", call_id="c2")],
+        tools=[add],
+        handoffs=[handoff(second, on_handoff=lambda ctx: log.append("handoff"))],
+        input_guardrails=[input_guardrail(guard)],
+        hooks=Hooks(),
+    )
+    if answer is TRIPPED:
+        with pytest.raises(InputGuardrailTripwireTriggered) as caught:
+            await run_mode(agent, "go")
+        assert log == ["llm_end", "verdict"]
+        assert caught.value.run_data is not None
+        assert records_of(caught.value.run_data, r.CallStarted) == []
+        assert caught.value.run_data.last_agent is agent
+    else:
+        result = await run_mode(agent, "go")
+        assert log == ["llm_end", "verdict", "tool", "handoff"]
+        assert outputs_in(result.new_items) == {"c1": "3"}
+
+
+@pytest.mark.scenario("GI-15")
+@pytest.mark.parametrize("parallel", [False, True], ids=["blocking", "parallel"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("trips", [False, True])
+async def test_sync_and_async_functions_behave_the_same(run_mode: Run, parallel: bool, kind: str, trips: bool) -> None:
+    """They get context, agent and the input's items."""
+    given: list[Any] = []
+    answer = TRIPPED if trips else PASSED
+
+    def sync_guard(ctx: Any, agent: Any, input: Any) -> Any:
+        given.append((ctx.context, agent, brief(input)))
+        return answer
+
+    async def async_guard(ctx: Any, agent: Any, input: Any) -> Any:
+        return sync_guard(ctx, agent, input)
+
+    guard = input_guardrail(sync_guard if kind == "sync" else async_guard, run_in_parallel=parallel)
+    agent = scripted("a", say("done"), input_guardrails=[guard])
+    if trips:
+        with pytest.raises(InputGuardrailTripwireTriggered):
+            await run_mode(agent, "go", context="app")
+    else:
+        assert (await run_mode(agent, "go", context="app")).final_output == "done"
+    assert given == [("app", agent, ["user:go"])]
+
+
+@pytest.mark.scenario("GI-15")
+@pytest.mark.parametrize("made_by", [InputGuardrail, input_guardrail])
+def test_what_is_not_callable_is_refused_at_construction(made_by: Any) -> None:
+    """Naming the field."""
+    with pytest.raises(UserTypeError, match=r"InputGuardrail\.fn: a callable is needed, not 'x'"):
+        made_by("x")
+    with pytest.raises(UserTypeError, match=r"Agent\.input_guardrails\[0\]"):
+        Agent("a", input_guardrails=[lambda ctx, agent, given: PASSED])  # type: ignore[list-item]
+
+
+async def test_guardrail_that_answers_nothing_is_an_error_of_the_application(run_mode: Run) -> None:
+    """It names the guardrail."""
+    with pytest.raises(UserTypeError, match="'odd'"):
+        await run_mode(scripted("a", say("done"), input_guardrails=[input_guard("odd", None)]), "go")
+
+
+class Falsy(Exception):
+    """An error that is false."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@pytest.mark.scenario("GI-16")
+@pytest.mark.parametrize("parallel", [False, True], ids=["blocking", "parallel"])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-another"])
+async def test_error_that_is_false_is_raised_all_the_same(run_mode: Run, parallel: bool, beside: bool) -> None:
+    """Nothing asks an error whether it is true."""
+    guards = [input_guard("bad", Falsy(), parallel=parallel), *[input_guard("good", parallel=parallel)] * beside]
+    with pytest.raises(Falsy):
+        await run_mode(scripted("a", say("done"), input_guardrails=guards), "go")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("answer", [TRIPPED, ValueError("no")])
+async def test_the_callers_cancellation_comes_before_what_a_guardrail_says_in_the_same_step(
+    run_mode: Run, count: int, answer: Any
+) -> None:
+    """However many guardrails are asked at once: the run ends as cancelled, as its caller's scope and its log say."""
+    scope, watch = anyio.CancelScope(), Watch()
+
+    async def cancels(ctx: Any, agent: Any, given: Any) -> Any:
+        scope.cancel()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    guards = [InputGuardrail(cancels, name=f"{place}", run_in_parallel=False) for place in range(count)]
+    agent = scripted("a", say("never"), input_guardrails=guards)
+    with scope:
+        await run_mode(agent, "go", run_config=watched(watch))
+    assert scope.cancelled_caught
+    assert watch.end == "cancelled"
+    assert asked(agent) == []

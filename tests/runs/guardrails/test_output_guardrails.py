@@ -1,0 +1,471 @@
+"""Guardrails of a run's output: what they judge, and what a trip, a failure or a cancellation leaves."""
+
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+from kit.agents import PASSED, TRIPPED, Held, RunTrace, asked, brief, output_guard, scripted
+from kit.results import Rendezvous, Run, outcome_of, outputs_in, records_of
+from kit.watching import cancelled_at, time_passes
+
+from agentloop import (
+    Agent,
+    GuardrailFunctionOutput,
+    MaxTurnsExceeded,
+    OutputGuardrail,
+    OutputGuardrailTripwireTriggered,
+    RunConfig,
+    Runner,
+    RunTimeout,
+    StopAtTools,
+    ToolsToFinalOutput,
+    UserTypeError,
+    output_guardrail,
+    tool,
+)
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.sessions import MemorySession
+from agentloop.testing import call, reason, say
+
+WITHHELD = "Output withheld by an output guardrail."
+
+
+@tool
+async def secret() -> str:
+    """Tell the secret."""
+    return "4711"
+
+
+class Written(MemorySession):
+    """A session that keeps its writes one by one, and fails the chosen ones."""
+
+    def __init__(self, *failing: int) -> None:
+        super().__init__("s")
+        self.writes: list[list[str]] = []
+        self.failing = failing
+
+    async def add_items(self, items: Any) -> None:
+        self.writes.append(brief(items))
+        if len(self.writes) - 1 in self.failing:
+            raise OSError("disk full")
+        await super().add_items(items)
+
+
+def withheld(kept: Any) -> bool:
+    """Tell whether the secret is nowhere in *kept*."""
+    return "4711" not in repr(kept)
+
+
+@pytest.mark.scenario("GO-01")
+async def test_trip_comes_after_agent_end_hooks_and_keeps_the_message_out_of_the_session(run_mode: Run) -> None:
+    """The reasoning that led to it too; what a tool did before is kept."""
+    trace = RunTrace()
+    session = MemorySession()
+
+    async def guard(ctx: Any, agent: Any, output: Any) -> Any:
+        trace.lines.append("guard")
+        return TRIPPED
+
+    agent = scripted(
+        "a",
+        [reason("look"), call("secret", call_id="c")],
+        [reason("tell"), say("it is 4711")],
+        tools=[secret],
+        output_guardrails=[output_guardrail(guard)],
+    )
+    with pytest.raises(OutputGuardrailTripwireTriggered, match="guard") as caught:
+        await run_mode(agent, "go", session=session, hooks=trace)
+    assert trace.lines[-3:] == ["agent_end a", "guard", "run_end failed"]
+    assert brief(await session.get_items()) == ["user:go", "Reasoning", "call:secret#c", "output:4711#c"]
+    assert caught.value.guardrail_result.agent_output == "it is 4711"
+    assert caught.value.guardrail_result.agent is agent
+    assert caught.value.run_data is not None
+    assert [found.output for found in caught.value.run_data.output_guardrail_results] == [TRIPPED]
+
+
+@pytest.mark.scenario("GO-01")
+async def test_completed_tool_items_of_the_tripping_turn_are_stored(run_mode: Run) -> None:
+    """Where a handler made the output instead of one more turn, nothing of it is kept."""
+    session = MemorySession()
+    agent = scripted("a", call("secret", call_id="c"), tools=[secret], output_guardrails=[output_guard("g", TRIPPED)])
+    handlers = {"max_turns": lambda data: "I gave up"}
+    with pytest.raises(OutputGuardrailTripwireTriggered):
+        await run_mode(agent, "go", session=session, max_turns=1, error_handlers=handlers)
+    assert brief(await session.get_items()) == ["user:go", "call:secret#c", "output:4711#c"]
+
+
+@pytest.mark.scenario("GO-02")
+async def test_guardrail_that_raises_leaves_the_final_turn_stored(run_mode: Run) -> None:
+    """Its own error leaves, once the session has everything."""
+    session = Written()
+    error = LookupError("no list")
+    agent = scripted("a", say("done"), output_guardrails=[output_guard("g", error)])
+    with pytest.raises(LookupError) as caught:
+        await run_mode(agent, "go", session=session)
+    assert caught.value is error
+    assert session.writes == [["user:go", "says:done"]]
+
+
+@pytest.mark.scenario("GO-02")
+async def test_session_that_fails_takes_precedence_over_a_guardrail_that_raises(run_mode: Run) -> None:
+    """The guardrail's error is its context."""
+    session = Written(0)
+    error = LookupError("no list")
+    agent = scripted("a", say("done"), output_guardrails=[output_guard("g", error)])
+    with pytest.raises(OSError, match="disk full") as caught:
+        await run_mode(agent, "go", session=session)
+    assert caught.value.__context__ is error
+    assert len(session.writes) == 1
+
+
+@pytest.mark.scenario("GO-03")
+async def test_output_guardrails_run_together(run_mode: Run) -> None:
+    """Each waits for the other."""
+    both = Rendezvous(2)
+
+    async def one(ctx: Any, agent: Any, output: Any) -> Any:
+        await both.wait()
+        return GuardrailFunctionOutput("one")
+
+    async def two(ctx: Any, agent: Any, output: Any) -> Any:
+        await both.wait()
+        return GuardrailFunctionOutput("two")
+
+    agent = scripted("a", say("done"), output_guardrails=[output_guardrail(one)])
+    result = await run_mode(agent, "go", run_config=RunConfig(output_guardrails=[output_guardrail(two)]))
+    assert [found.output.output_info for found in result.output_guardrail_results] == ["two", "one"]
+
+
+@pytest.mark.scenario("GO-03")
+@pytest.mark.parametrize("cleanup", ["clean", "broken"])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("answer", [TRIPPED, LookupError("no list")], ids=["trips", "raises"])
+async def test_first_failure_cancels_and_awaits_the_siblings(
+    run_mode: Run, first: int, answer: Any, cleanup: str
+) -> None:
+    """Wherever it stands in the list, and whatever comes of the siblings' own cleaning up."""
+
+    def broken() -> None:
+        if cleanup == "broken":
+            raise ValueError("no cleanup")
+
+    held = Held(clean_up=broken)
+
+    async def fails(ctx: Any, agent: Any, output: Any) -> Any:
+        await held.started.wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def waits(ctx: Any, agent: Any, output: Any) -> Any:
+        await held()
+
+    guards = [output_guardrail(fails), output_guardrail(waits)]
+    agent = scripted("a", say("done"), output_guardrails=guards[::-1] if first else guards)
+    with pytest.raises(LookupError if isinstance(answer, Exception) else OutputGuardrailTripwireTriggered):
+        await run_mode(agent, "go")
+    assert held.ending == "cleaned up"
+
+
+class Fatal(BaseException):
+    """Not an Exception."""
+
+
+@pytest.mark.parametrize("siblings", [0, 1])
+async def test_base_exception_of_an_output_guardrail_leaves_bare(run_mode: Run, siblings: int) -> None:
+    """In no group."""
+
+    async def fatal(ctx: Any, agent: Any, output: Any) -> Any:
+        raise Fatal
+
+    guards = [output_guardrail(fatal), *[output_guard("g")] * siblings]
+    with pytest.raises(Fatal):
+        await run_mode(scripted("a", say("done"), output_guardrails=guards), "go")
+
+
+@attrs.frozen
+class Answer:
+    number: int
+
+
+@pytest.mark.scenario("GO-04")
+async def test_only_the_last_agent_s_and_the_configuration_s_guardrails_judge_the_typed_output(run_mode: Run) -> None:
+    """The object, not its JSON, with the last agent."""
+    log: list[str] = []
+    judged: list[Any] = []
+
+    async def typed(ctx: Any, agent: Any, output: Any) -> Any:
+        judged.append((agent, output, ctx.context))
+        return PASSED
+
+    second = scripted("b", say('{"number": 7}'), output_type=Answer, output_guardrails=[output_guardrail(typed)])
+    first = scripted("a", call("transfer_to_b"), handoffs=[second], output_guardrails=[output_guard("no", log=log)])
+    config = RunConfig(output_guardrails=[output_guard("config", log=log)])
+    result = await run_mode(first, "go", run_config=config, context="app")
+    assert judged == [(second, Answer(7), "app")]
+    assert log == ["config"]
+    assert [found.guardrail.name for found in result.output_guardrail_results] == ["config", "typed"]
+    assert all(found.agent_output == Answer(7) and found.agent is second for found in result.output_guardrail_results)
+    assert all(found.duration >= 0 for found in result.output_guardrail_results)
+
+
+@pytest.mark.scenario("GO-05")
+async def test_stream_shows_the_candidate_then_raises() -> None:
+    """Not complete before the verdict."""
+    held = Held()
+
+    async def guard(ctx: Any, agent: Any, output: Any) -> Any:
+        await held()
+        return TRIPPED
+
+    agent = scripted("a", say("done"), output_guardrails=[output_guardrail(guard)])
+    seen: list[Any] = []
+    async with Runner.run_streamed(agent, "go") as stream:
+        with pytest.raises(OutputGuardrailTripwireTriggered):
+            async for event in stream:
+                seen.append(event)
+                if isinstance(event, ev.ItemCreated):
+                    await held.started.wait()
+                    assert not stream.is_complete
+                    held.go.set()
+        assert stream.is_complete
+    assert [event.text for event in seen if isinstance(event, ev.TextDelta)] == ["done"]
+    assert brief(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
+    assert [event.result.output for event in seen if isinstance(event, ev.GuardrailSettled)] == [TRIPPED]
+
+
+BEHAVIORS = {
+    "first": "stop_on_first_tool",
+    "named": StopAtTools("secret"),
+    "callable": lambda ctx, results: ToolsToFinalOutput(is_final=True, output=f"so: {results[0].value}"),
+}
+
+
+@pytest.mark.scenario("GO-06")
+@pytest.mark.parametrize("behavior", BEHAVIORS)
+async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str) -> None:
+    """From session, new items and results; the log's own record of the call keeps it."""
+    session = Written()
+
+    async def guard(ctx: Any, agent: Any, output: Any) -> Any:
+        assert "4711" in output
+        return GuardrailFunctionOutput(f"found {output}", True)
+
+    agent = scripted(
+        "a",
+        [say("I look."), call("secret", call_id="c")],
+        tools=[secret],
+        tool_use_behavior=BEHAVIORS[behavior],
+        output_guardrails=[output_guardrail(guard)],
+    )
+    with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go", session=session)
+    data = caught.value.run_data
+    assert data is not None
+    assert outputs_in(data.new_items) == {"c": WITHHELD}
+    assert [write for write in session.writes if not withheld(write)] == []
+    assert outputs_in(await session.get_items()) == {"c": WITHHELD}
+    [result] = data.output_guardrail_results
+    assert result.output == GuardrailFunctionOutput(None, True)
+    assert result.agent_output == WITHHELD
+    assert caught.value.guardrail_result is result
+    assert outcome_of(data, "c").value == "4711"
+    [settled] = records_of(data, r.CallSettled)
+    assert settled.outcome.output == "4711"
+    [replaced] = records_of(data, r.HistoryReplaced)
+    assert replaced.reason == "output_withheld"
+    assert outputs_in(replaced.items) == {"c": WITHHELD}
+
+
+@pytest.mark.scenario("GO-06")
+async def test_withheld_output_is_not_shown_to_a_later_run_s_model(run_mode: Run) -> None:
+    """A new run on the session sees the text that stands for it."""
+    session = MemorySession()
+    agent = scripted(
+        "a",
+        [call("secret", call_id="c"), call("secret", call_id="d")],
+        say("done"),
+        tools=[secret],
+        tool_use_behavior="stop_on_first_tool",
+        output_guardrails=[output_guard("g", TRIPPED)],
+    )
+    with pytest.raises(OutputGuardrailTripwireTriggered):
+        await run_mode(agent, "go", session=session)
+    later = agent.clone(output_guardrails=[])
+    await run_mode(later, "again", session=session)
+    assert outputs_in(asked(agent)[1].items) == {"c": WITHHELD, "d": "4711"}
+
+
+@pytest.mark.scenario("GO-06")
+async def test_guardrails_that_passed_keep_nothing_of_a_withheld_output(run_mode: Run) -> None:
+    """Their results are emptied too, in declaration order; an output that passes keeps all."""
+    passed = anyio.Event()
+
+    async def notes(ctx: Any, agent: Any, output: Any) -> Any:
+        passed.set()
+        return GuardrailFunctionOutput(f"saw {output}")
+
+    async def judges(ctx: Any, agent: Any, output: Any) -> Any:
+        await passed.wait()
+        return GuardrailFunctionOutput("", agent.name == "strict")
+
+    fields: dict[str, Any] = {
+        "tools": [secret],
+        "tool_use_behavior": "stop_on_first_tool",
+        "output_guardrails": [output_guardrail(judges), output_guardrail(notes)],
+    }
+    with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
+        await run_mode(scripted("strict", call("secret"), **fields), "go")
+    assert caught.value.run_data is not None
+    results = caught.value.run_data.output_guardrail_results
+    assert [found.guardrail.name for found in results] == ["judges", "notes"]
+    assert withheld([(found.output, found.agent_output) for found in results])
+    result = await run_mode(scripted("mild", call("secret"), **fields), "go")
+    assert result.output_guardrail_results[1].output.output_info == "saw 4711"
+    assert result.final_output == "4711"
+
+
+async def test_all_outputs_are_withheld_where_a_callable_made_one_of_them(run_mode: Run) -> None:
+    """Which of the calls it took them from nobody knows."""
+
+    def behavior(ctx: Any, results: Any) -> Any:
+        return ToolsToFinalOutput(is_final=True, output=results[1].value)
+
+    agent = scripted(
+        "a",
+        [call("secret", call_id="c"), call("secret", call_id="d")],
+        tools=[secret],
+        tool_use_behavior=behavior,
+        output_guardrails=[output_guard("g", TRIPPED)],
+    )
+    with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go")
+    assert caught.value.run_data is not None
+    assert outputs_in(caught.value.run_data.new_items) == {"c": WITHHELD, "d": WITHHELD}
+
+
+async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_mode: Run) -> None:
+    """As any turn."""
+    session = Written()
+    agent = scripted(
+        "a",
+        call("secret", call_id="c"),
+        say("done"),
+        tools=[secret],
+        tool_use_behavior=lambda ctx, results: ToolsToFinalOutput(is_final=False),
+    )
+    await run_mode(agent, "go", session=session)
+    assert session.writes == [["user:go", "call:secret#c", "output:4711#c"], ["says:done"]]
+
+
+async def test_final_output_of_a_tool_is_stored_once_it_is_accepted(run_mode: Run) -> None:
+    """In one write with its call."""
+    session = Written()
+    agent = scripted("a", call("secret", call_id="c"), tools=[secret], tool_use_behavior="stop_on_first_tool")
+    result = await run_mode(agent, "go", session=session)
+    assert result.final_output == "4711"
+    assert session.writes == [["user:go", "call:secret#c", "output:4711#c"]]
+
+
+def held_at_the_end(held: Held, *steps: Any, **fields: Any) -> Agent[Any, Any]:
+    """Return an agent whose output guardrail waits."""
+
+    async def guard(ctx: Any, agent: Any, output: Any) -> Any:
+        await held()
+        return PASSED
+
+    return scripted("a", *steps, output_guardrails=[output_guardrail(guard)], **fields)
+
+
+@pytest.mark.scenario("GO-07")
+@pytest.mark.parametrize("cancel_source", ["cancel", "break"])
+async def test_cancel_during_an_output_guardrail_writes_no_final_turn(cancel_source: str) -> None:
+    """What earlier turns wrote stays."""
+    held, session = Held(), Written()
+    agent = held_at_the_end(held, call("secret", call_id="c"), say("done"), tools=[secret])
+    async with Runner.run_streamed(agent, "go", session=session) as stream:
+        await held.started.wait()
+        if cancel_source == "cancel":
+            stream.cancel()
+            await stream.finished()
+    assert stream.result.status == "cancelled"
+    assert held.ending == "cleaned up"
+    assert session.writes == [["user:go", "call:secret#c", "output:4711#c"]]
+
+
+@pytest.mark.scenario("GO-07")
+@pytest.mark.parametrize("made_by", ["model", "tool", "handler"])
+async def test_caller_s_cancellation_during_an_output_guardrail_writes_no_final_turn(
+    run_mode: Run, made_by: str
+) -> None:
+    """Whoever had made the candidate."""
+    held, session = Held(), Written()
+    step = say("done") if made_by == "model" else call("secret", call_id="c")
+    agent = held_at_the_end(
+        held, step, tools=[secret], tool_use_behavior="stop_on_first_tool" if made_by == "tool" else "run_llm_again"
+    )
+    handlers = {"max_turns": lambda data: "I gave up"}
+    await cancelled_at(
+        held.started, lambda: run_mode(agent, "go", session=session, max_turns=1, error_handlers=handlers)
+    )
+    handler_s = [["user:go", "call:secret#c", "output:4711#c"]]
+    assert session.writes == (handler_s if made_by == "handler" else [])
+
+
+async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run_mode: Run) -> None:
+    """The candidate isn't accepted: a later entry would judge it."""
+    held, session = Held(), Written()
+    agent = held_at_the_end(held, say("done"))
+
+    async def too_long() -> None:
+        await held.started.wait()
+        time_passes(60)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(too_long)
+        with pytest.raises(RunTimeout):
+            await run_mode(agent, "go", session=session, run_config=RunConfig(timeout=60))
+    assert held.ending == "cleaned up"
+    assert session.writes == []
+
+
+@pytest.mark.scenario("GO-08")
+async def test_handler_s_output_passes_output_guardrails(run_mode: Run) -> None:
+    """As the model's would."""
+    judged: list[Any] = []
+
+    async def guard(ctx: Any, agent: Any, output: Any) -> Any:
+        judged.append(output)
+        return GuardrailFunctionOutput(None, output == "bad")
+
+    async def run(output: str) -> Any:
+        agent = scripted("a", call("secret"), tools=[secret], output_guardrails=[output_guardrail(guard)])
+        return await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": lambda data: output})
+
+    assert (await run("good")).final_output == "good"
+    with pytest.raises(OutputGuardrailTripwireTriggered):
+        await run("bad")
+    assert judged == ["good", "bad"]
+
+
+async def test_output_guardrails_do_not_judge_a_run_without_an_output(run_mode: Run) -> None:
+    """One that gives up."""
+    log: list[str] = []
+    agent = scripted("a", call("secret"), tools=[secret], output_guardrails=[output_guard("g", log=log)])
+    with pytest.raises(MaxTurnsExceeded):
+        await run_mode(agent, "go", max_turns=1)
+    assert log == []
+
+
+async def test_output_guardrail_that_answers_nothing_is_an_error_of_the_application(run_mode: Run) -> None:
+    """It names the guardrail."""
+    with pytest.raises(UserTypeError, match="'odd'"):
+        await run_mode(scripted("a", say("done"), output_guardrails=[output_guard("odd", None)]), "go")
+
+
+def test_what_is_not_callable_is_no_output_guardrail() -> None:
+    """Refused at construction, naming the field."""
+    with pytest.raises(UserTypeError, match=r"OutputGuardrail\.fn"):
+        OutputGuardrail(5)  # type: ignore[arg-type]

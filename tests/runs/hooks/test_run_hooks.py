@@ -1,0 +1,407 @@
+"""Hooks of runs and agents: when they are called, with what, and what their own failure means."""
+
+from typing import Any
+
+import pytest
+from kit.agents import AgentTrace, RunTrace, asked, brief, scripted
+from kit.results import Run, outputs_in, records_of
+
+from agentloop import (
+    Agent,
+    AgentHooks,
+    ModelBehaviorError,
+    ModelInputData,
+    ModelTransportError,
+    RejectContent,
+    RunConfig,
+    RunHooks,
+    Runner,
+    tool,
+    tool_output_guardrail,
+)
+from agentloop import records as r
+from agentloop.items import ToolCall, UserMessage
+from agentloop.testing import call, fail, say
+
+
+def journey(lines: list[str]) -> tuple[Agent[Any, Any], Agent[Any, Any]]:
+    """Return two agents: the first calls a tool, hands over, and the second answers; bodies write into *lines*."""
+
+    @tool
+    async def look() -> str:
+        lines.append("body")
+        return "seen"
+
+    second = scripted("B", say("done"))
+    first = scripted("A", call("look", call_id="c"), call("transfer_to_b", call_id="h"), tools=[look])
+    first.handoffs = [second]
+    return first, second
+
+
+JOURNEY = [
+    "agent_start A",
+    "llm_start A",
+    "llm_end A",
+    "tool_start look",
+    "body",
+    "tool_end look",
+    "llm_start A",
+    "llm_end A",
+    "handoff A B",
+    "agent_start B",
+    "llm_start B",
+    "llm_end B",
+    "agent_end B",
+    "run_end completed",
+]
+
+
+@pytest.mark.scenario("HS-01")
+async def test_events_of_a_tool_a_handoff_and_a_message_come_in_order(run_mode: Run) -> None:
+    """From the agent's start to the run's end."""
+    trace = RunTrace()
+    first, _ = journey(trace.lines)
+    await run_mode(first, "go", hooks=trace)
+    assert trace.lines == JOURNEY
+    assert trace.args_of("run_end")[1].final_output == "done"
+    assert trace.args_of("run_end")[1].error is None
+
+
+@pytest.mark.scenario("HS-01")
+async def test_start_events_go_to_the_run_first_and_end_events_to_the_agent_first(run_mode: Run) -> None:
+    """One after the other, for each kind of event."""
+    lines: list[str] = []
+    trace = RunTrace(lines, "run ")
+    first, second = journey(lines)
+    first.hooks, second.hooks = AgentTrace(lines, "A's "), AgentTrace(lines, "B's ")
+    await run_mode(first, "go", hooks=trace)
+    assert lines == [
+        "run agent_start A",
+        "A's start A",
+        "run llm_start A",
+        "A's llm_start A",
+        "A's llm_end A",
+        "run llm_end A",
+        "run tool_start look",
+        "A's tool_start look",
+        "body",
+        "A's tool_end look",
+        "run tool_end look",
+        "run llm_start A",
+        "A's llm_start A",
+        "A's llm_end A",
+        "run llm_end A",
+        "run handoff A B",
+        "A's out A B",
+        "B's in B A",
+        "run agent_start B",
+        "B's start B",
+        "run llm_start B",
+        "B's llm_start B",
+        "B's llm_end B",
+        "run llm_end B",
+        "B's end B",
+        "run agent_end B",
+        "run run_end completed",
+    ]
+
+
+@pytest.mark.scenario("HS-02")
+async def test_agent_start_comes_once_per_activation(run_mode: Run) -> None:
+    """Not once per turn; again when an agent is handed to again."""
+    trace = RunTrace()
+
+    @tool
+    async def look() -> str:
+        return "seen"
+
+    first = scripted("A", call("look"), call("transfer_to_b"), call("look", call_id="x"), say("done"), tools=[look])
+    second = scripted("B", call("look", call_id="y"), call("transfer_to_a", call_id="z"), tools=[look])
+    first.handoffs, second.handoffs = [second], [first]
+    await run_mode(first, "go", hooks=trace)
+    starts = [line for line in trace.lines if line.startswith("agent_start")]
+    assert starts == ["agent_start A", "agent_start B", "agent_start A"]
+    assert len([line for line in trace.lines if line.startswith("llm_start")]) == 6
+
+
+@pytest.mark.scenario("HS-03")
+async def test_llm_start_sees_what_the_filter_left(run_mode: Run) -> None:
+    """System prompt and input, as the model is asked."""
+    trace = RunTrace()
+    lines: list[Any] = []
+
+    class Look(AgentHooks):
+        async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
+            lines.append((system, brief(input)))
+
+    def only_this(data: ModelInputData) -> ModelInputData:
+        return ModelInputData(input=(UserMessage("only this"),), instructions="filtered")
+
+    agent = scripted("A", say("done"), instructions="whole", hooks=Look())
+    await run_mode(agent, "go", hooks=trace, run_config=RunConfig(call_model_input_filter=only_this))
+    _, _, system, given = trace.args_of("llm_start")
+    assert (system, brief(given)) == ("filtered", ["user:only this"])
+    assert lines == [("filtered", ["user:only this"])]
+    assert asked(agent)[0].system == "filtered"
+    assert tuple(given) == tuple(asked(agent)[0].items)
+
+
+@pytest.mark.scenario("HS-03")
+@pytest.mark.parametrize("bad", [call("nothing"), call("look", call_id="")], ids=["unknown-tool", "no-id"])
+async def test_llm_end_comes_before_tools_and_also_where_the_response_is_no_good(run_mode: Run, bad: Any) -> None:
+    """Once for each response."""
+    trace = RunTrace()
+
+    @tool
+    async def look() -> str:
+        trace.lines.append("body")
+        return "seen"
+
+    agent = scripted("A", call("look"), [call("look"), bad], tools=[look])
+    with pytest.raises(ModelBehaviorError):
+        await run_mode(agent, "go", hooks=trace)
+    assert trace.lines == [
+        "agent_start A",
+        "llm_start A",
+        "llm_end A",
+        "tool_start look",
+        "body",
+        "tool_end look",
+        "llm_start A",
+        "llm_end A",
+        "run_end failed",
+    ]
+
+
+@pytest.mark.scenario("HS-03")
+async def test_llm_end_does_not_come_where_a_call_id_is_reused(run_mode: Run) -> None:
+    """The response is refused as a whole."""
+    trace = RunTrace()
+
+    @tool
+    async def look(n: int) -> str:
+        return "seen"
+
+    agent = scripted("A", [call("look", {"n": 1}, "c"), call("look", {"n": 2}, "c")], tools=[look])
+    with pytest.raises(ModelBehaviorError):
+        await run_mode(agent, "go", hooks=trace)
+    assert trace.lines == ["agent_start A", "llm_start A", "run_end failed"]
+
+
+@pytest.mark.scenario("HS-04")
+async def test_error_of_the_model_leaves_llm_start_without_an_end(run_mode: Run) -> None:
+    """The run's end has the error."""
+    lines: list[str] = []
+    trace = RunTrace(lines)
+    error = ModelTransportError("gone")
+    agent = scripted("A", fail(error), hooks=AgentTrace(lines, "A's "))
+    with pytest.raises(ModelTransportError):
+        await run_mode(agent, "go", hooks=trace)
+    assert lines == ["agent_start A", "A's start A", "llm_start A", "A's llm_start A", "run_end failed"]
+    assert trace.args_of("run_end")[1].error is error
+
+
+@pytest.mark.scenario("HS-05")
+async def test_tool_hooks_get_the_call_s_context(run_mode: Run) -> None:
+    """Its id, name and arguments, at both levels."""
+    seen: list[Any] = []
+
+    class OfAgent(AgentHooks):
+        async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+            seen.append(("agent start", ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, ctx.context))
+
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            seen.append(("agent end", ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, ctx.context))
+
+    class RunServicesView(RunHooks):
+        async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+            seen.append(("start", ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, ctx.context))
+
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            seen.append(("end", ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, ctx.context))
+
+    @tool
+    async def look(n: int) -> str:
+        return "seen"
+
+    agent = scripted("A", call("look", '{"n":1}', "c"), say("done"), tools=[look], hooks=OfAgent())
+    await run_mode(agent, "go", hooks=RunServicesView(), context="app")
+    call_s = ("c", "look", '{"n":1}', "app")
+    assert seen == [("start", *call_s), ("agent start", *call_s), ("agent end", *call_s), ("end", *call_s)]
+
+
+@pytest.mark.scenario("HS-06")
+async def test_tool_end_gets_the_value_and_what_the_model_sees(run_mode: Run) -> None:
+    """The Python object raw; after a rejected output there is none."""
+    trace = RunTrace()
+    value = {"n": [1, 2]}
+
+    @tool
+    async def give() -> Any:
+        return value
+
+    @tool_output_guardrail
+    async def refuse(data: Any) -> Any:
+        return RejectContent("not for you")
+
+    hidden = tool(lambda: "secret", name="hidden", description="x", tool_output_guardrails=[refuse])
+    agent = scripted("A", [call("give"), call("hidden")], say("done"), tools=[give, hidden])
+    await run_mode(agent, "go", hooks=trace)
+    given = trace.args_of("tool_end give")[3]
+    assert given.value is value
+    assert given.output == '{"n": [1, 2]}'
+    refused = trace.args_of("tool_end hidden")[3]
+    assert (refused.value, refused.output) == (None, "not for you")
+
+
+EVENTS = [
+    "on_agent_start",
+    "on_llm_start",
+    "on_llm_end",
+    "on_tool_start",
+    "on_tool_end",
+    "on_handoff",
+    "on_agent_end",
+    "on_run_end",
+]
+
+
+@pytest.mark.scenario("HS-07")
+@pytest.mark.parametrize("event", EVENTS)
+async def test_hook_that_raises_fails_the_run(run_mode: Run, event: str) -> None:
+    """Nothing comes after it but the run's end, and the end of a tool that was to start."""
+    error = LookupError("hook")
+    trace = RunTrace()
+
+    async def broken(*args: Any) -> None:
+        trace.lines.append("broken")
+        raise error
+
+    setattr(trace, event, broken)
+    first, _ = journey(trace.lines)
+    first.hooks = AgentTrace([])
+    with pytest.raises(Exception) as caught:
+        await run_mode(first, "go", hooks=trace)
+    assert error in (caught.value, caught.value.__cause__)
+    index = next(place for place, line in enumerate(JOURNEY) if line.startswith(event.removeprefix("on_")))
+    after = {"on_run_end": [], "on_tool_start": ["tool_end look", "run_end failed"]}.get(event, ["run_end failed"])
+    assert trace.lines == [*JOURNEY[:index], "broken", *after]
+
+
+@pytest.mark.scenario("HS-07")
+@pytest.mark.parametrize("event", ["agent_start", "llm_start", "llm_end", "tool_start", "tool_end", "agent_end"])
+async def test_later_hooks_of_a_failed_event_are_not_started(run_mode: Run, event: str) -> None:
+    """Start events: the agent's after the run's; end events: the run's after the agent's."""
+    lines: list[str] = []
+
+    @tool
+    async def look() -> str:
+        return "seen"
+
+    async def broken(*args: Any) -> None:
+        lines.append("broken")
+        raise LookupError("hook")
+
+    async def later(*args: Any) -> None:
+        lines.append("later")
+
+    of_run, of_agent = RunHooks(), AgentHooks()
+    agent_s = event.removeprefix("agent_") if event.startswith("agent_") else event
+    starts = event.endswith("start")
+    setattr(of_run, f"on_{event}", broken if starts else later)
+    setattr(of_agent, f"on_{agent_s}", later if starts else broken)
+    agent = scripted("A", call("look") if "tool" in event else say("done"), tools=[look], hooks=of_agent)
+    with pytest.raises(Exception, match="hook"):
+        await run_mode(agent, "go", hooks=of_run)
+    assert lines == ["broken"]
+
+
+@pytest.mark.scenario("HS-07")
+async def test_what_happened_before_a_failing_hook_is_kept(run_mode: Run) -> None:
+    """The tool's output is in the error's data."""
+
+    class Broken(RunHooks):
+        async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
+            if outputs_in(input):
+                raise ModelBehaviorError("enough")
+
+    first, _ = journey([])
+    with pytest.raises(ModelBehaviorError, match="enough") as caught:
+        await run_mode(first, "go", hooks=Broken())
+    data = caught.value.run_data
+    assert data is not None
+    assert outputs_in(data.new_items) == {"c": "seen"}
+    assert [record.status for record in records_of(data, r.RunEnded)] == ["failed"]
+
+
+@pytest.mark.scenario("HS-08")
+async def test_agent_hooks_in_the_place_of_run_hooks_are_refused(run_mode: Run) -> None:
+    """A TypeError before anything starts; and the other way round."""
+    agent = scripted("A", say("never"))
+    with pytest.raises(TypeError, match=r"give them to Agent\.hooks"):
+        await run_mode(agent, "go", hooks=AgentHooks())
+    with pytest.raises(TypeError, match="RunHooks are needed"):
+        Runner.run_streamed(agent, "go", hooks=object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Agent\.hooks"):
+        Agent("A", hooks=RunHooks())  # type: ignore[arg-type]
+    assert asked(agent) == []
+
+
+@pytest.mark.scenario("HS-09")
+async def test_turn_input_is_visible_in_hooks(run_mode: Run) -> None:
+    """What the model is shown in this turn; a tool's context has it too."""
+    seen: dict[str, list[Any]] = {}
+
+    class Look(RunHooks):
+        async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
+            seen.setdefault("llm_start", []).append(brief(ctx.turn_input))
+
+        async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
+            seen.setdefault("llm_end", []).append(brief(ctx.turn_input))
+
+        async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+            seen.setdefault("tool_start", []).append(brief(ctx.turn_input))
+
+        async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
+            seen.setdefault("agent_end", []).append(brief(ctx.turn_input))
+
+    @tool
+    async def look() -> str:
+        return "seen"
+
+    agent = scripted("A", call("look", call_id="c"), say("done"), tools=[look])
+    await run_mode(agent, "go", hooks=Look())
+    first, second = ["user:go"], ["user:go", "call:look#c", "output:seen#c"]
+    assert seen == {
+        "llm_start": [first, second],
+        "llm_end": [first, second],
+        "tool_start": [first],
+        "agent_end": [second],
+    }
+
+
+async def test_hooks_may_be_sync(run_mode: Run) -> None:
+    """Of either kind."""
+    lines: list[str] = []
+
+    class RunServicesView(RunHooks):
+        def on_agent_start(self, ctx: Any, agent: Any) -> None:  # type: ignore[override]
+            lines.append("run")
+
+        def on_run_end(self, ctx: Any, outcome: Any) -> None:  # type: ignore[override]
+            lines.append("end")
+
+    class OfAgent(AgentHooks):
+        def on_start(self, ctx: Any, agent: Any) -> None:  # type: ignore[override]
+            lines.append("agent")
+
+    await run_mode(scripted("A", say("done"), hooks=OfAgent()), "go", hooks=RunServicesView())
+    assert lines == ["run", "agent", "end"]
+
+
+async def test_llm_end_gets_the_response(run_mode: Run) -> None:
+    """Its items and usage."""
+    trace = RunTrace()
+    first, _ = journey([])
+    await run_mode(first, "go", hooks=trace)
+    assert trace.args_of("llm_end")[2].items == (ToolCall("c", "look", "{}"),)

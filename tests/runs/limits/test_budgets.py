@@ -1,0 +1,656 @@
+"""What bounds a run: its time, what it may use, conditions that stop it, and a model that turns in circles."""
+
+from decimal import Decimal
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from kit.results import Rendezvous, Run, agent_with, records_of, requests_of, shown, statuses
+from kit.stored import Batches, by_turn
+from kit.watching import Backend, HookLog, Watch, cancelled_at, lasting, time_passes, watched
+
+from agentloop import (
+    Agent,
+    Allow,
+    ErrorHandlerResult,
+    MaxTurns,
+    MaxTurnsExceeded,
+    ModelSettings,
+    RunConfig,
+    RunHooks,
+    Runner,
+    RunTimeout,
+    StopAtTools,
+    TextMention,
+    TokenLimit,
+    ToolCalled,
+    ToolContext,
+    ToolExecution,
+    ToolLoopDetected,
+    UsageLimitExceeded,
+    UsageLimits,
+    UserTypeError,
+    tool,
+    tool_input_guardrail,
+)
+from agentloop import records as r
+from agentloop.guardrail_results import RejectContent
+from agentloop.items import SystemMessage, ToolCall
+from agentloop.testing import ScriptedModel, call, respond, say, wait
+from agentloop.usage import RequestUsage
+
+
+@tool
+async def fine(n: int = 0) -> str:
+    """Succeed."""
+    return f"fine {n}"
+
+
+@tool
+async def other() -> str:
+    """Succeed too."""
+    return "other"
+
+
+def tokens(count: int) -> RequestUsage:
+    """Return the usage of a request of *count* tokens in all."""
+    return RequestUsage(input_tokens=count - 1, output_tokens=1, total_tokens=count)
+
+
+# ---------------------------------------------------------------------------------------------- time
+
+
+@pytest.mark.scenario("LX-23")
+async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backend: Backend, run_mode: Run) -> None:
+    """At 60 s: the call ends by the deadline, `RunTimeout` leaves with what was achieved."""
+    ended: list[str] = []
+    beside = anyio.Event()
+
+    class UntilSettled(Watch):
+        def on_record(self, record: Any) -> None:
+            super().on_record(record)
+            if isinstance(record, r.CallSettled) and record.call_id == "c2":
+                beside.set()
+
+    @tool
+    async def slow() -> str:
+        try:
+            await beside.wait()
+            time_passes(60)
+            await anyio.sleep_forever()
+        finally:
+            ended.append("slow")
+        return "never"
+
+    watch, hooks = UntilSettled(), HookLog()
+    agent = agent_with(
+        [fine, slow], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow", call_id="c3")]
+    )
+    async with lasting(anyio_backend, 60):
+        with pytest.raises(RunTimeout) as raised:
+            await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, config=RunConfig(timeout=60)))
+    assert raised.value.timeout == 60
+    data = raised.value.run_data
+    assert data is not None
+    assert [(one.call.call_id, one.outcome.status, one.outcome.cancelled_by) for one in data.calls] == [
+        ("c1", "succeeded", None),
+        ("c2", "succeeded", None),
+        ("c3", "cancelled", "deadline"),
+    ]
+    assert ended == ["slow"]
+    assert watch.end == "failed"
+    assert hooks.run_ends == ["failed"]
+    assert data.usage.requests == 2
+
+
+async def test_a_hook_that_hangs_at_the_end_is_cut_at_the_runs_time_and_grace(
+    anyio_backend: Backend, run_mode: Run
+) -> None:
+    """The run has completed, and stays so; the cut is recorded."""
+
+    class Hangs(RunHooks):
+        async def on_run_end(self, ctx: Any, outcome: Any) -> None:  # type: ignore[override]
+            time_passes(60)
+            await anyio.sleep_forever()
+
+    config = RunConfig(timeout=60, tool_execution=ToolExecution(cleanup_grace=0.1))
+    async with lasting(anyio_backend, 60.1):
+        result = await run_mode(agent_with([], say("done")), "go", hooks=Hangs(), run_config=config)
+    assert result.status == "completed"
+    assert [cut.section for cut in records_of(result, r.CleanupCut)] == ["on_run_end"]
+
+
+@pytest.mark.scenario("LX-23")
+async def test_callers_cancellation_is_never_the_runs_timeout(run_mode: Run) -> None:
+    """A scope of the caller's with a shorter deadline: the cancellation leaves, by `parent`."""
+
+    @tool
+    async def slow() -> str:
+        time_passes(60)
+        await anyio.sleep_forever()
+        return "never"
+
+    watch = Watch()
+    agent = agent_with([slow], call("slow", call_id="c1"))
+    with anyio.move_on_after(60) as scope:
+        await run_mode(agent, "go", run_config=watched(watch, config=RunConfig(timeout=120)))
+    assert scope.cancelled_caught
+    assert watch.end == "cancelled"
+    assert watch.endings() == {"c1": ("cancelled", "parent")}
+
+
+async def test_timeout_during_a_model_call_closes_it(run_mode: Run) -> None:
+    """It is the run's timeout that leaves, not the model's."""
+
+    def silent(request: Any) -> Any:
+        time_passes(60)
+        return wait(anyio.Event())
+
+    watch = Watch()
+    with pytest.raises(RunTimeout):
+        await run_mode(agent_with([], silent), "go", run_config=watched(watch, config=RunConfig(timeout=60)))
+    assert [record.error for record in watch.of(r.ModelFailed)] == ["cancelled"]
+
+
+async def test_time_left_is_known_everywhere(run_mode: Run) -> None:
+    """Instructions and bodies see the nearest deadline around them; without one there is None."""
+    seen: list[float | None] = []
+
+    @tool
+    async def look(ctx: ToolContext[Any]) -> str:
+        seen.append(ctx.deadline)
+        return "seen"
+
+    def instructions(ctx: Any, agent: Any) -> str:
+        seen.append(ctx.deadline)
+        return "Be brief."
+
+    await run_mode(agent_with([look], call("look"), instructions=instructions), "go")
+    assert seen == [None, None, None]
+    seen.clear()
+    agent = agent_with([look], call("look"), instructions=instructions)
+    await run_mode(agent, "go", run_config=RunConfig(timeout=30))
+    assert len(seen) == 3
+    assert all(left is not None and 25 < left <= 30 for left in seen)
+    seen.clear()
+    with anyio.fail_after(10):
+        await run_mode(agent_with([look], call("look")), "go", run_config=RunConfig(timeout=30))
+    assert all(left is not None and 5 < left <= 10 for left in seen)
+
+
+# ---------------------------------------------------------------------------------------------- usage limits
+
+
+async def test_requests_are_refused_once_used_up(run_mode: Run) -> None:
+    """Checked before a request: what is under way is never cut, and what was done stands in the error."""
+    agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(5)])
+    with pytest.raises(UsageLimitExceeded, match="requests 3 of 3") as raised:
+        await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=3)))
+    assert len(requests_of(agent)) == 3
+    assert raised.value.run_data is not None
+    assert statuses(raised.value.run_data) == ["succeeded"] * 3
+
+
+@pytest.mark.parametrize("limit", ["input_tokens", "output_tokens", "total_tokens"])
+async def test_tokens_may_overshoot_once(run_mode: Run, limit: str) -> None:
+    """The request that passes the limit is counted and used; the next isn't made."""
+    usage = RequestUsage(input_tokens=6, output_tokens=6, total_tokens=6)
+    steps = [respond(ToolCall(f"c{n}", "fine", "{}"), usage=usage) for n in range(4)]
+    agent = agent_with([fine], *steps)
+    with pytest.raises(UsageLimitExceeded, match=f"{limit} 12 of 10"):
+        await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(**{limit: 10})))
+    assert len(requests_of(agent)) == 2
+
+
+async def test_limits_hold_for_nested_runs_together(run_mode: Run) -> None:
+    """One ledger for the tree: the nested run's request is refused when the tree has spent them."""
+    inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
+    agent = agent_with([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
+    with pytest.raises(UsageLimitExceeded, match="requests 2 of 2"):
+        await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=2)))
+    assert len(requests_of(inner)) == 1
+    assert len(requests_of(agent)) == 1
+
+
+@pytest.mark.scenario("LX-69")
+async def test_cost_is_reserved_atomically(run_mode: Run) -> None:
+    """Limit 100, three calls of 60, 61 and 62 side by side: one runs, two are refused; no body of those starts."""
+    together: list[int] = []
+
+    @tool(cost=lambda arguments: arguments["amount"])
+    async def pay(amount: int) -> str:
+        together.append(amount)
+        await anyio.lowlevel.checkpoint()
+        return f"paid {amount}"
+
+    calls = [call("pay", {"amount": amount}, call_id=f"c{amount}") for amount in (60, 61, 62)]
+    agent = agent_with([pay], calls)
+    result = await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(cost=100)))
+    assert len(together) == 1
+    assert sorted(statuses(result)) == ["skipped", "skipped", "succeeded"]
+    outputs = shown(agent)
+    assert outputs.pop(f"c{together[0]}") == f"paid {together[0]}"
+    assert set(outputs.values()) == {"Tool 'pay' was not started: the run's budget is spent."}
+    assert all(one.outcome.started_at is None for one in result.calls if one.outcome.status == "skipped")
+
+
+@pytest.mark.scenario("LX-69")
+async def test_first_in_model_order_gets_the_budget(run_mode: Run) -> None:
+    """Which calls run doesn't depend on the backend's order of tasks."""
+
+    @tool(cost=lambda arguments: arguments["amount"])
+    async def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    for _ in range(5):
+        calls = [call("pay", {"amount": amount}, call_id=f"c{amount}") for amount in (50, 60, 40, 11)]
+        result = await run_mode(agent_with([pay], calls), "go", run_config=RunConfig(limits=UsageLimits(cost=100)))
+        assert statuses(result) == ["succeeded", "skipped", "succeeded", "skipped"]
+
+
+@pytest.mark.scenario("LX-69")
+async def test_call_that_does_not_start_gives_its_cost_back(run_mode: Run) -> None:
+    """Refused by a guardrail in turn one; in turn two there is room."""
+    allow = False
+
+    @tool_input_guardrail
+    def gate(data: Any) -> Any:
+        return Allow() if allow else RejectContent("not now")
+
+    @tool(cost=lambda arguments: 60, tool_input_guardrails=(gate,))
+    async def pay() -> str:
+        return "paid"
+
+    def second(request: Any) -> Any:
+        nonlocal allow
+        allow = True
+        return call("pay", call_id="c2")
+
+    agent = agent_with([pay], call("pay", call_id="c1"), second, call("pay", call_id="c3"))
+    result = await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(cost=100)))
+    assert statuses(result) == ["rejected", "succeeded", "skipped"]
+
+
+@pytest.mark.scenario("LX-69")
+async def test_call_that_does_not_start_gives_its_cost_back_before_its_slot(run_mode: Run) -> None:
+    """With one slot, the next call takes both in one step, and there is room for it."""
+
+    @tool_input_guardrail
+    def gate(data: Any) -> Any:
+        return RejectContent("not you") if data.arguments["n"] == 0 else Allow()
+
+    @tool(cost=lambda arguments: 60, tool_input_guardrails=(gate,))
+    async def pay(n: int) -> str:
+        return "paid"
+
+    agent = agent_with([pay], [call("pay", {"n": n}) for n in range(2)])
+    one = ToolExecution(max_function_tool_concurrency=1)
+    config = RunConfig(limits=UsageLimits(cost=100), tool_execution=one)
+    assert statuses(await run_mode(agent, "go", run_config=config)) == ["rejected", "succeeded"]
+
+
+async def test_number_of_calls_is_limited(run_mode: Run) -> None:
+    """Calls past the limit are answered, those before it run; side by side or over turns."""
+    agent = agent_with([fine], [call("fine", {"n": n}) for n in range(3)], [call("fine", {"n": n}) for n in range(2)])
+    result = await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(tool_calls=4)))
+    assert statuses(result) == ["succeeded"] * 4 + ["skipped"]
+
+
+async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
+    """The price of requests counts too; a further request past the limit is refused, with the numbers."""
+    priced: list[tuple[str, int]] = []
+
+    def price(name: str, usage: RequestUsage) -> Decimal:
+        priced.append((name, usage.total_tokens))
+        return Decimal(usage.total_tokens)
+
+    @tool(cost=lambda arguments: 50)
+    async def pay() -> str:
+        return "paid"
+
+    agent = agent_with([pay], respond(ToolCall("c1", "pay", "{}"), usage=tokens(40)), say("done"), done=None)
+    config = RunConfig(limits=UsageLimits(cost=90), price=price)
+    with pytest.raises(UsageLimitExceeded, match="cost 90 of 90"):
+        await run_mode(agent, "go", run_config=config)
+    assert priced == [("ScriptedModel", 40)]
+
+
+async def test_limits_of_the_wrong_kind_are_a_users_error() -> None:
+    """They are checked before the run begins."""
+    with pytest.raises(UserTypeError, match=r"RunConfig\.limits"):
+        await Runner.run(agent_with([]), "go", run_config=RunConfig(limits={"requests": 3}))
+
+
+# ---------------------------------------------------------------------------------------------- conditions
+
+
+@pytest.mark.scenario("LX-72")
+async def test_condition_of_two_stops_when_both_hold(run_mode: Run) -> None:
+    """The tool is called in turn one; the run stops after turn two, and the reason names both."""
+    agent = agent_with([fine, other], call("fine"), call("other"), call("other"))
+    config = RunConfig(stop_when=ToolCalled("fine") & MaxTurns(2))
+    result = await run_mode(agent, "go", run_config=config)
+    assert (result.status, result.final_output) == ("stopped", None)
+    assert result.stop_reason == "ToolCalled('fine') & MaxTurns(2)"
+    assert len(requests_of(agent)) == 2
+    assert statuses(result) == ["succeeded", "succeeded"]
+    assert records_of(result, r.RunEnded)[-1].stop_reason == result.stop_reason
+
+
+@pytest.mark.scenario("LX-72")
+async def test_condition_of_two_does_not_stop_for_one_alone(run_mode: Run) -> None:
+    """Turns are up, the tool wasn't called."""
+    agent = agent_with([fine, other], call("other"), call("other"), call("other"))
+    result = await run_mode(agent, "go", run_config=RunConfig(stop_when=ToolCalled("fine") & MaxTurns(2)))
+    assert result.status == "completed"
+
+
+@pytest.mark.scenario("LX-73")
+async def test_first_true_branch_stops_the_run_and_names_itself(run_mode: Run) -> None:
+    """A mention in the text of a turn that also calls; or the turns, whichever comes first."""
+    condition = MaxTurns(2) | TextMention("DONE")
+    agent = agent_with([fine], [say("I am DONE now"), call("fine")], call("fine"), call("fine"))
+    result = await run_mode(agent, "go", run_config=RunConfig(stop_when=condition))
+    assert (result.status, result.stop_reason) == ("stopped", "TextMention('DONE')")
+    assert len(requests_of(agent)) == 1
+    agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(3)])
+    result = await run_mode(agent, "go", run_config=RunConfig(stop_when=condition))
+    assert (result.status, result.stop_reason) == ("stopped", "MaxTurns(2)")
+    assert len(requests_of(agent)) == 2
+
+
+@pytest.mark.scenario("LX-73")
+async def test_mention_is_looked_for_in_tool_outputs_of_the_turn(run_mode: Run) -> None:
+    """And not in the input, nor in earlier turns."""
+
+    @tool
+    async def speak() -> str:
+        return "all DONE here"
+
+    agent = agent_with([fine, speak], call("fine"), call("speak"), call("fine"))
+    result = await run_mode(agent, "say DONE", run_config=RunConfig(stop_when=TextMention("DONE")))
+    assert result.status == "stopped"
+    assert len(requests_of(agent)) == 2
+
+
+async def test_tokens_stop_a_run_with_a_result(run_mode: Run) -> None:
+    """Unlike a usage limit, which is an error."""
+    steps = [respond(ToolCall(f"c{n}", "fine", "{}"), usage=tokens(6)) for n in range(4)]
+    agent = agent_with([fine], *steps)
+    result = await run_mode(agent, "go", run_config=RunConfig(stop_when=TokenLimit(12)))
+    assert (result.status, result.stop_reason) == ("stopped", "TokenLimit(12)")
+    assert result.usage.total_tokens == 12
+
+
+@pytest.mark.scenario("LX-74")
+async def test_predicate_of_the_context_stops_the_run(run_mode: Run) -> None:
+    """Sync or async, by itself or composed; it sees the application's object and the usage."""
+
+    def enough(ctx: Any) -> bool:
+        return bool(ctx.usage.requests >= 2)
+
+    async def wanted(ctx: Any) -> bool:
+        await anyio.lowlevel.checkpoint()
+        return bool(ctx.context["stop"])
+
+    for condition, reason in ((enough, "Predicate(enough)"), (ToolCalled("fine") & wanted, None)):
+        agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(4)])
+        config = RunConfig(stop_when=condition)
+        result = await run_mode(agent, "go", context={"stop": False}, run_config=config)
+        assert result.status == ("stopped" if reason else "completed")
+        assert result.stop_reason == reason
+
+
+async def test_run_that_has_its_answer_completes_whatever_its_condition(run_mode: Run) -> None:
+    """The condition is looked at between turns: a final output isn't thrown away."""
+    result = await run_mode(agent_with([]), "go", run_config=RunConfig(stop_when=MaxTurns(1)))
+    assert (result.status, result.final_output) == ("completed", "done")
+
+
+async def test_predicate_that_answers_no_bool_is_a_users_error(run_mode: Run) -> None:
+    """A truthy object would end a run by mistake."""
+    agent = agent_with([fine], call("fine"))
+    with pytest.raises(UserTypeError, match="True or False"):
+        await run_mode(agent, "go", run_config=RunConfig(stop_when=lambda ctx: "yes"))
+
+
+# ---------------------------------------------------------------------------------------------- the last turn
+
+
+@pytest.mark.scenario("LX-75", "MT-04")
+@pytest.mark.parametrize("include", [True, False])
+async def test_handler_of_max_turns_ends_the_run_with_its_output(run_mode: Run, include: bool) -> None:
+    """It is given the error and what was done; its output is the run's, in the history if it says so."""
+    given: list[Any] = []
+
+    async def handler(data: Any) -> ErrorHandlerResult:
+        given.append(data)
+        return ErrorHandlerResult("that is all I have", include_in_history=include)
+
+    agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(4)])
+    result = await run_mode(agent, "go", max_turns=2, error_handlers={"max_turns": handler}, context="app")
+    assert (result.status, result.final_output) == ("completed", "that is all I have")
+    assert len(requests_of(agent)) == 2
+    [data] = given
+    assert isinstance(data.error, MaxTurnsExceeded)
+    assert statuses(data.run_data) == ["succeeded", "succeeded"]
+    assert data.context == "app"
+    texts = [getattr(item, "text", None) for item in result.new_items]
+    assert (texts[-1] == "that is all I have") is include
+
+
+@pytest.mark.scenario("LX-77")
+@pytest.mark.parametrize("behavior", ["stop_on_first_tool", StopAtTools("finish")])
+async def test_terminal_tool_lets_its_batch_complete_and_asks_no_more(run_mode: Run, behavior: Any) -> None:
+    """A slower sibling, before it and after it, comes to its end and its output is kept."""
+    meeting = Rendezvous(3)
+
+    @tool
+    async def finish() -> str:
+        await meeting.wait()
+        return "finished"
+
+    @tool
+    async def sibling(n: int) -> str:
+        await meeting.wait()
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        return f"sibling {n}"
+
+    calls = [call("sibling", {"n": 1}), call("finish"), call("sibling", {"n": 2})]
+    agent = agent_with([finish, sibling], calls, tool_use_behavior=behavior)
+    result = await run_mode(agent, "go")
+    assert result.final_output == ("sibling 1" if behavior == "stop_on_first_tool" else "finished")
+    assert statuses(result) == ["succeeded"] * 3
+    assert len(requests_of(agent)) == 1
+    assert len([item for item in result.new_items if type(item).__name__ == "ToolOutput"]) == 3
+
+
+# ---------------------------------------------------------------------------------------------- circles
+
+
+def warnings_in(items: Any) -> list[str]:
+    """Return the texts the runtime added to what the model sees."""
+    return [item.text for item in items if isinstance(item, SystemMessage)]
+
+
+@pytest.mark.scenario("LX-76")
+async def test_model_that_turns_in_circles_is_warned_once_and_then_stopped(run_mode: Run) -> None:
+    """Three equal calls with equal results: a warning before the fourth request; the next repeat ends the run."""
+    agent = agent_with([fine], *[call("fine", {"n": 1}, call_id=f"c{n}") for n in range(6)])
+    with pytest.raises(ToolLoopDetected, match="fine") as raised:
+        await run_mode(agent, "go", run_config=RunConfig(loop_detection=3))
+    requests = requests_of(agent)
+    assert len(requests) == 4
+    assert [len(warnings_in(request.items)) for request in requests] == [0, 0, 0, 1]
+    assert "fine" in warnings_in(requests[3].items)[0]
+    assert raised.value.run_data is not None
+    assert statuses(raised.value.run_data) == ["succeeded"] * 4
+
+
+@pytest.mark.scenario("LX-76")
+async def test_changed_results_are_no_circle(run_mode: Run) -> None:
+    """Polling a thing that changes is work; so are other arguments."""
+    count = 0
+
+    @tool
+    async def poll() -> str:
+        nonlocal count
+        count += 1
+        return f"{count} percent"
+
+    agent = agent_with([poll, fine], *[[call("poll"), call("fine", {"n": n})] for n in range(5)])
+    result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
+    assert result.final_output == "done"
+    assert not any(warnings_in(request.items) for request in requests_of(agent))
+
+
+@pytest.mark.scenario("LX-76")
+async def test_circles_are_not_looked_for_unless_asked(run_mode: Run) -> None:
+    """Off by default."""
+    agent = agent_with([fine], *[call("fine") for _ in range(8)])
+    result = await run_mode(agent, "go")
+    assert result.final_output == "done"
+    assert not warnings_in(requests_of(agent)[-1].items)
+
+
+@pytest.mark.scenario("LX-76")
+async def test_equal_calls_of_one_turn_warn_before_they_stop(run_mode: Run) -> None:
+    """However many there are in a batch, the model is told once, and stopped only when it does so again."""
+    pair = [call("fine"), call("fine"), call("fine")]
+    agent = agent_with([fine], pair)
+    result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
+    assert result.final_output == "done"
+    assert len(warnings_in(requests_of(agent)[1].items)) == 1
+    agent = agent_with([fine], pair, call("fine"))
+    with pytest.raises(ToolLoopDetected):
+        await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
+
+
+@pytest.mark.scenario("LX-76")
+async def test_model_that_heeds_the_warning_goes_on(run_mode: Run) -> None:
+    """Another call, then the same again with another result: counted from one."""
+    results = iter(["same", "same", "new", "same"])
+
+    @tool
+    async def look() -> str:
+        return next(results)
+
+    agent = agent_with([look, other], call("look"), call("look"), call("other"), call("look"), call("look"))
+    result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
+    assert result.final_output == "done"
+    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+
+
+@pytest.mark.scenario("LX-76")
+async def test_a_result_that_changes_within_a_turn_begins_a_new_circle(run_mode: Run) -> None:
+    """The first two of the new kind earn a warning of their own."""
+    results = iter(["old", "old", "new", "new", "new"])
+
+    @tool
+    async def look() -> str:
+        return next(results)
+
+    agent = agent_with([look], call("look"), call("look"), [call("look"), call("look")], call("look"))
+    with pytest.raises(ToolLoopDetected, match="3 times"):
+        await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
+    assert [len(warnings_in(request.items)) for request in requests_of(agent)] == [0, 0, 1, 2]
+
+
+CIRCLES = RunConfig(loop_detection=2)
+
+
+@pytest.mark.scenario("LX-76")
+@pytest.mark.parametrize("kept", range(1, 10))
+async def test_who_goes_on_with_a_run_knows_what_its_model_was_told(kept: int) -> None:
+    """Cut after any record of its second turn: one warning in all, and the next repeat ends the run."""
+
+    def build() -> Agent[Any, Any]:
+        return Agent("guide", model=by_turn(*[call("fine") for _ in range(6)]), tools=[again])
+
+    @tool(name="fine", in_doubt="rerun")
+    async def again() -> str:
+        return "fine"
+
+    whole = Batches()
+    with pytest.raises(ToolLoopDetected) as undisturbed:
+        await Runner.run(build(), "go", journal=whole, run_config=CIRCLES)
+    lines = await whole.read()
+    second = next(place for place, line in enumerate(lines) if b'"kind":"turn_started"' in line and b'"turn":2' in line)
+    journal, agent = Batches(), build()
+    await journal.append(lines[: second + kept])
+    with pytest.raises(ToolLoopDetected) as raised:
+        await Runner.resume(agent, journal, run_config=CIRCLES)
+    assert str(raised.value) == str(undisturbed.value)
+    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+    assert raised.value.run_data is not None
+    assert statuses(raised.value.run_data) == ["succeeded"] * 3
+
+
+@pytest.mark.scenario("LX-76")
+async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Run) -> None:
+    """What it was told of the cancellation doesn't count; what it gives afterwards does."""
+    journal, started = Batches(), anyio.Event()
+    turn = 0
+
+    @tool(name="fine", in_doubt="rerun")
+    async def second_hangs() -> str:
+        nonlocal turn
+        turn += 1
+        if turn == 2:
+            started.set()
+            await anyio.sleep_forever()
+        return "fine"
+
+    agent = Agent("guide", model=by_turn(*[call("fine") for _ in range(4)]), tools=[second_hangs])
+    await cancelled_at(started, lambda: run_mode(agent, "go", journal=journal, run_config=CIRCLES))
+    with pytest.raises(ToolLoopDetected, match="3 times") as raised:
+        await Runner.resume(agent, journal, run_config=CIRCLES)
+    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+    assert raised.value.run_data is not None
+    assert statuses(raised.value.run_data) == ["succeeded"] * 3
+
+
+# ---------------------------------------------------------------------------------------------- side by side
+
+
+@pytest.mark.scenario("CO-10", "TR-06", "DY-04")
+async def test_runs_of_one_agent_share_neither_choice_nor_tools(run_mode: Run) -> None:
+    """Tool choice and enabled tools of two runs at once: each run's own, from its first turn to its last."""
+    meeting = Rendezvous(2)
+    seen: dict[str, list[tuple[Any, list[str]]]] = {"rich": [], "poor": []}
+
+    @tool
+    async def meet() -> str:
+        await meeting.wait()
+        return "met"
+
+    @tool(is_enabled=lambda ctx, agent: ctx.context == "rich")
+    async def luxury() -> str:
+        return "nice"
+
+    def step(request: Any) -> Any:
+        who = request.items[0].text
+        seen[who].append((request.tool_choice, [one.name for one in request.tools]))
+        return call("meet") if len(request.items) == 1 and who == "rich" else say(who)
+
+    agent = Agent(
+        "a",
+        model=ScriptedModel([step] * 3),
+        tools=[meet, luxury],
+        model_settings=ModelSettings(tool_choice="required"),
+    )
+
+    async def poor() -> None:
+        await run_mode(agent, "poor", context="poor")
+        await meeting.wait()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(poor)
+        await run_mode(agent, "rich", context="rich")
+    assert seen == {
+        "rich": [("required", ["meet", "luxury"]), (None, ["meet", "luxury"])],
+        "poor": [("required", ["meet"])],
+    }
+    assert agent.model_settings.tool_choice == "required"

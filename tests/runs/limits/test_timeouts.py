@@ -1,0 +1,421 @@
+"""A tool's own time limits: they cover the body alone, and end it by the tool's policy."""
+
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from kit.watching import (
+    Backend,
+    HookLog,
+    Watch,
+    agent_that_calls,
+    endings,
+    lasting,
+    shown,
+    time_passes,
+    watched,
+)
+
+from agentloop import (
+    Allow,
+    RunConfig,
+    Runner,
+    RunResult,
+    ToolContext,
+    ToolExecution,
+    ToolTimeoutError,
+    UserError,
+    tool,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
+from agentloop import records as r
+
+Run = Callable[..., Awaitable[RunResult[Any]]]
+
+
+def sleeper(seconds: float = 60, name: str = "slow", **options: Any) -> Any:
+    """Return a tool that sleeps."""
+
+    async def slow() -> str:
+        await anyio.sleep(seconds)
+        return "slept"
+
+    return tool(name=name, **options)(slow)
+
+
+@tool
+async def fine() -> str:
+    """Take a moment."""
+    await anyio.sleep(0.01)
+    return "fine"
+
+
+@pytest.mark.scenario("TO-01", "LX-22")
+async def test_timed_out_call_is_told_to_the_model_and_siblings_go_on(run_mode: Run, anyio_backend: Backend) -> None:
+    """At 0.05 s the slow call is answered with the fixed text; the run goes on to its final output."""
+    agent = agent_that_calls("fine", "slow", "fine", tools=[sleeper(5, timeout=0.05), fine])
+    async with lasting(anyio_backend, 0.05):
+        result = await run_mode(agent, "go")
+    assert result.final_output == "done"
+    assert shown(agent) == {"c1": "fine", "c2": "Tool 'slow' timed out after 0.05 seconds.", "c3": "fine"}
+    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "timed_out", None), ("c3", "succeeded", None)]
+
+
+@pytest.mark.backends("trio-virtual")
+@pytest.mark.parametrize(("seconds", "text"), [(1, "1"), (2.0, "2"), (0.2, "0.2"), (90.5, "90.5"), (1e6, "1e+06")])
+async def test_timeout_text_names_the_seconds_shortly(run_mode: Run, seconds: float, text: str) -> None:
+    """The number is written as `%g` does."""
+    agent = agent_that_calls("slow", tools=[sleeper(1e7, timeout=seconds)])
+    await run_mode(agent, "go")
+    assert shown(agent) == {"c1": f"Tool 'slow' timed out after {text} seconds."}
+
+
+@pytest.mark.scenario("TO-02")
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_timeout_function_words_the_output(run_mode: Run, is_async: bool) -> None:
+    """Sync or async, it is given the call's context and a `ToolTimeoutError`."""
+    seen: list[tuple[str, ToolTimeoutError]] = []
+
+    def words(ctx: ToolContext[Any], error: ToolTimeoutError) -> str:
+        seen.append((ctx.tool_call_id, error))
+        return f"{error.tool_name} took more than {error.timeout} s"
+
+    async def words_async(ctx: ToolContext[Any], error: ToolTimeoutError) -> str:
+        await anyio.lowlevel.checkpoint()
+        return words(ctx, error)
+
+    slow = sleeper(timeout=0.02, timeout_error_function=words_async if is_async else words)
+    agent = agent_that_calls("slow", tools=[slow])
+    result = await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "slow took more than 0.02 s"}
+    [(call_id, error)] = seen
+    assert call_id == "c1"
+    assert isinstance(error, ToolTimeoutError)
+    assert endings(result.calls) == [("c1", "timed_out", None)]
+
+
+@pytest.mark.scenario("TO-03")
+@pytest.mark.parametrize("siblings", [0, 2])
+async def test_timeout_that_raises_ends_the_run_with_name_and_seconds(run_mode: Run, siblings: int) -> None:
+    """`ToolTimeoutError` leaves bare, siblings are cancelled, no failure function is asked."""
+    asked: list[Exception] = []
+    watch = Watch()
+
+    def never(ctx: Any, error: Exception) -> str:
+        asked.append(error)
+        return "no"
+
+    slow = sleeper(timeout=0.02, timeout_behavior="raise_exception", failure_error_function=never)
+    other = sleeper(name="other")
+    agent = agent_that_calls("slow", *["other"] * siblings, tools=[slow, other])
+    with pytest.raises(ToolTimeoutError) as caught:
+        await run_mode(agent, "go", run_config=watched(watch))
+    assert (caught.value.tool_name, caught.value.timeout) == ("slow", 0.02)
+    assert asked == []
+    assert watch.outcome("c1").status == "timed_out"
+    assert [watch.endings()[f"c{index + 2}"] for index in range(siblings)] == [("cancelled", "sibling")] * siblings
+    assert caught.value.run_data is not None
+    assert watch.end == "failed"
+
+
+@pytest.mark.scenario("TO-04")
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_tools_own_timeout_error_is_an_ordinary_failure(run_mode: Run, timeout: float | None) -> None:
+    """A `TimeoutError` that the body raises is not the tool's timeout, whether it has one or not."""
+
+    @tool(timeout=timeout, timeout_error_function=lambda ctx, error: "wrong")
+    async def inner() -> str:
+        with anyio.fail_after(0.01):
+            await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("inner", tools=[inner])
+    result = await run_mode(agent, "go")
+    assert shown(agent)["c1"].startswith("Tool inner failed with: TimeoutError(")
+    assert endings(result.calls) == [("c1", "failed", None)]
+
+
+@pytest.mark.scenario("TO-05")
+@pytest.mark.parametrize("field", ["timeout", "idle_timeout"])
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1"])
+def test_impossible_timeouts_are_refused_at_construction(field: str, value: Any) -> None:
+    """The error names the field; it is a `TypeError` or a `ValueError` too."""
+    with pytest.raises(UserError, match=field) as caught:
+        sleeper(**{field: value})
+    assert isinstance(caught.value, TypeError if isinstance(value, bool | str) else ValueError)
+
+
+@pytest.mark.scenario("TO-05")
+@pytest.mark.parametrize("field", ["timeout", "idle_timeout"])
+def test_timeout_on_a_sync_tool_needs_abandon_on_cancel(field: str) -> None:
+    """A thread can't be stopped: without the opt-in construction fails, and the error says what is missing."""
+
+    def blocks() -> str:
+        return "never called"
+
+    options: dict[str, Any] = {field: 1.0}
+    with pytest.raises(UserError, match="abandon_on_cancel=True"):
+        tool(**options)(blocks)
+    assert getattr(tool(abandon_on_cancel=True, **options)(blocks), field) == 1.0
+
+
+@pytest.mark.scenario("TO-06")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_timeout_covers_neither_queueing_nor_guardrails_nor_hooks(run_mode: Run, anyio_backend: Backend) -> None:
+    """Each of them alone takes longer than the timeout; the bodies take less, and succeed."""
+
+    async def judge(data: Any) -> Any:
+        await anyio.sleep(0.2)
+        return Allow()
+
+    async def slowly(*_: Any) -> None:
+        await anyio.sleep(0.2)
+
+    work = sleeper(
+        0.05,
+        name="work",
+        timeout=0.15,
+        tool_input_guardrails=[tool_input_guardrail(judge)],
+        tool_output_guardrails=[tool_output_guardrail(judge)],
+    )
+    agent = agent_that_calls("work", "work", tools=[work])
+    config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
+    hooks = HookLog(at_start=slowly, at_end=slowly)
+    # Guardrail, start hook and body hold the only slot (0.45 s each); the second call's later steps come on top.
+    async with lasting(anyio_backend, 1.3):
+        result = await run_mode(agent, "go", hooks=hooks, run_config=config)
+    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "succeeded", None)]
+
+
+@pytest.mark.scenario("TO-07")
+async def test_timeout_text_passes_output_guardrails_and_the_end_hook(run_mode: Run) -> None:
+    """The guardrail judges the text; the hook gets what came of it."""
+    judged: list[Any] = []
+
+    @tool_output_guardrail
+    def judge(data: Any) -> Any:
+        judged.append((data.value, data.output))
+        return Allow()
+
+    hooks = HookLog()
+    agent = agent_that_calls("slow", tools=[sleeper(timeout=0.02, tool_output_guardrails=[judge])])
+    await run_mode(agent, "go", hooks=hooks)
+    text = "Tool 'slow' timed out after 0.02 seconds."
+    assert judged == [(None, text)]
+    assert hooks.ended == [("c1", "timed_out", None)]
+    assert hooks.outcomes["c1"].output == text
+
+
+@pytest.mark.scenario("TO-08")
+async def test_body_that_swallows_its_timeout_and_returns_late_has_timed_out(run_mode: Run) -> None:
+    """The late value goes to instruments, not to the model."""
+    watch = Watch()
+
+    @tool(timeout=0.02)
+    async def deaf() -> str:
+        try:
+            await anyio.sleep(60)
+        except anyio.get_cancelled_exc_class():
+            pass
+        return "late"
+
+    agent = agent_that_calls("deaf", tools=[deaf])
+    result = await run_mode(agent, "go", run_config=watched(watch))
+    assert shown(agent) == {"c1": "Tool 'deaf' timed out after 0.02 seconds."}
+    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert result.calls[0].outcome.value is None
+    assert [(report.call.call_id, report.value) for report in watch.late] == [("c1", "late")]
+
+
+@pytest.mark.scenario("TO-08")
+async def test_each_further_await_of_a_body_past_its_timeout_fails(run_mode: Run, anyio_backend: Backend) -> None:
+    """The cancellation is level-triggered: a body that keeps swallowing it can't go on waiting."""
+    refused: list[int] = []
+
+    @tool(timeout=0.02)
+    async def deaf() -> str:
+        for attempt in range(4):
+            try:
+                await anyio.sleep(60)
+            except anyio.get_cancelled_exc_class():
+                refused.append(attempt)
+        return "late"
+
+    agent = agent_that_calls("deaf", tools=[deaf])
+    async with lasting(anyio_backend, 0.02):
+        result = await run_mode(agent, "go")
+    assert refused == [0, 1, 2, 3]
+    assert endings(result.calls) == [("c1", "timed_out", None)]
+
+
+async def test_error_in_the_cleanup_of_a_timed_out_body_is_a_late_one(run_mode: Run) -> None:
+    """A `finally` that raises while the timeout passes through doesn't change the outcome."""
+    watch = Watch()
+
+    @tool(timeout=0.02)
+    async def clumsy() -> str:
+        try:
+            await anyio.sleep(60)
+        finally:
+            raise ValueError("in cleanup")
+
+    agent = agent_that_calls("clumsy", tools=[clumsy])
+    result = await run_mode(agent, "go", run_config=watched(watch))
+    assert shown(agent) == {"c1": "Tool 'clumsy' timed out after 0.02 seconds."}
+    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert [str(report.error) for report in watch.late] == ["in cleanup"]
+
+
+async def test_timed_out_body_may_clean_up_and_is_awaited(run_mode: Run, anyio_backend: Backend) -> None:
+    """`ctx.cleanup()` shields it from its own timeout; the model is told when it is over."""
+    lines: list[str] = []
+
+    @tool(timeout=0.02)
+    async def tidy(ctx: ToolContext[Any]) -> str:
+        try:
+            await anyio.sleep(60)
+        finally:
+            with ctx.cleanup():
+                await anyio.sleep(0.05)
+                lines.append("tidied")
+        return "never"
+
+    agent = agent_that_calls("tidy", tools=[tidy])
+    async with lasting(anyio_backend, 0.07):
+        result = await run_mode(agent, "go")
+    assert lines == ["tidied"]
+    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert result.calls[0].outcome.cleanup == "done"
+
+
+async def test_body_that_ends_at_its_deadline_is_told_truthfully(run_mode: Run) -> None:
+    """One outcome, whichever of the two was first: a value with `succeeded`, or the text with `timed_out`."""
+    agent = agent_that_calls("slow", tools=[sleeper(0.02, timeout=0.02)])
+    result = await run_mode(agent, "go")
+    [settled] = result.calls
+    assert (settled.outcome.status, settled.outcome.value) in {("succeeded", "slept"), ("timed_out", None)}
+
+
+# ---------------------------------------------------------------------------------------------- idle_timeout
+
+
+@pytest.mark.scenario("TO-01")
+async def test_silent_body_is_ended_by_its_idle_timeout(run_mode: Run, anyio_backend: Backend) -> None:
+    """Without a report the idle timeout works as a timeout does."""
+    agent = agent_that_calls("slow", tools=[sleeper(idle_timeout=0.05)])
+    async with lasting(anyio_backend, 0.05):
+        result = await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "Tool 'slow' timed out after 0.05 seconds."}
+    assert endings(result.calls) == [("c1", "timed_out", None)]
+
+
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_each_report_restarts_the_idle_timeout(run_mode: Run, anyio_backend: Backend) -> None:
+    """A body that reports often enough may take many times its idle timeout."""
+
+    @tool(idle_timeout=0.1)
+    async def busy(ctx: ToolContext[Any]) -> str:
+        for step in range(4):
+            await anyio.sleep(0.0625)
+            await ctx.report(step, 4)
+        return "done it"
+
+    agent = agent_that_calls("busy", tools=[busy])
+    async with lasting(anyio_backend, 0.25):
+        result = await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "done it"}
+    assert endings(result.calls) == [("c1", "succeeded", None)]
+
+
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_body_that_falls_silent_is_ended_after_its_last_report(run_mode: Run, anyio_backend: Backend) -> None:
+    """The clock runs from the last report."""
+
+    @tool(idle_timeout=0.125)
+    async def stalls(ctx: ToolContext[Any]) -> str:
+        await anyio.sleep(0.0625)
+        await ctx.report(1)
+        await anyio.sleep(60)
+        return "never"
+
+    agent = agent_that_calls("stalls", tools=[stalls])
+    async with lasting(anyio_backend, 0.1875):
+        await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "Tool 'stalls' timed out after 0.125 seconds."}
+
+
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_reports_do_not_extend_the_timeout_of_the_whole_body(run_mode: Run, anyio_backend: Backend) -> None:
+    """With both limits a talkative body still ends at `timeout`, and the text names that."""
+
+    @tool(idle_timeout=0.125, timeout=0.25)
+    async def chats(ctx: ToolContext[Any]) -> str:
+        while True:
+            await anyio.sleep(0.0625)
+            await ctx.report(0)
+
+    agent = agent_that_calls("chats", tools=[chats])
+    async with lasting(anyio_backend, 0.25):
+        await run_mode(agent, "go")
+    assert shown(agent) == {"c1": "Tool 'chats' timed out after 0.25 seconds."}
+
+
+@pytest.mark.real_clock
+@pytest.mark.leaves_threads
+async def test_timeout_of_a_sync_tool_leaves_its_thread_and_says_so(run_mode: Run, anyio_backend: Backend) -> None:
+    """With `abandon_on_cancel` the model is told at once; the late value reaches the instruments."""
+    go_on, told = threading.Event(), anyio.Event()
+
+    class Told(Watch):
+        def on_late_result(self, report: Any) -> None:
+            super().on_late_result(report)
+            told.set()
+
+    watch = Told()
+
+    @tool(timeout=60, abandon_on_cancel=True)
+    def blocks() -> str:
+        anyio.from_thread.run_sync(time_passes, 60)
+        go_on.wait(10)
+        return "late"
+
+    agent = agent_that_calls("blocks", tools=[blocks])
+    try:
+        async with lasting(anyio_backend, 60):
+            result = await run_mode(agent, "go", run_config=watched(watch))
+    finally:
+        go_on.set()
+    assert shown(agent) == {"c1": "Tool 'blocks' timed out after 60 seconds."}
+    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert result.calls[0].outcome.abandoned
+    with anyio.fail_after(5):
+        await told.wait()
+    assert [report.value for report in watch.late] == ["late"]
+
+
+async def test_parent_outranks_a_timeout_under_way() -> None:
+    """A parent's cancel while a timed-out body cleans up: `cancelled` by `parent`, nothing for the model."""
+    watch = Watch()
+
+    @tool(timeout=0.02)
+    async def tidy(ctx: ToolContext[Any]) -> str:
+        try:
+            await anyio.sleep(60)
+        finally:
+            with ctx.cleanup():
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+        return "never"
+
+    agent = agent_that_calls("tidy", tools=[tidy])
+    with anyio.CancelScope() as scope:
+        await Runner.run(agent, "go", run_config=watched(watch))
+        pytest.fail("the run returned although its caller was cancelled")
+    assert watch.endings() == {"c1": ("cancelled", "parent")}
+    assert not watch.of(r.BatchEnded)
+    assert watch.end == "cancelled"

@@ -1,0 +1,111 @@
+"""Answers that a model's length limit or a content filter cut off: whoever uses them is told."""
+
+import logging
+from typing import Any
+
+import attrs
+import pytest
+from kit.watching import Watch
+
+from agentloop import Agent, ModelBehaviorError, RunConfig, Runner, RunState, UserTypeError, tool
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.items import AssistantMessage, Reasoning, ToolCall
+from agentloop.model_events import ResponseDone
+from agentloop.testing import ScriptedModel, respond, say
+from agentloop.usage import Usage
+
+CUT = ("length", "content_filter")
+
+
+@tool
+async def look(n: int = 0) -> str:
+    """Look."""
+    return "seen"
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the library's warnings."""
+    return [one.message for one in caplog.records if one.levelno == logging.WARNING and one.name == "agentloop"]
+
+
+@pytest.mark.scenario("RP-19")
+@pytest.mark.parametrize("reason", [*CUT, "stop", None])
+async def test_finish_reason_stands_in_response_record_event_and_result(
+    run_mode: Any, caplog: pytest.LogCaptureFixture, reason: str | None
+) -> None:
+    """A cut answer is told apart from a whole one everywhere, in the state that is stored, too."""
+    watch = Watch()
+    steps = [
+        respond(ToolCall("c1", "look"), finish_reason="tool_calls"),
+        respond(AssistantMessage("So far"), finish_reason=reason),
+    ]
+    agent = Agent("a", model=ScriptedModel(steps), tools=[look])
+    result = await run_mode(agent, "go", run_config=RunConfig(instruments=(watch,)))
+    assert result.final_output == "So far"
+    assert result.finish_reason == reason
+    assert [response.finish_reason for response in result.raw_responses] == ["tool_calls", reason]
+    assert [record.finish_reason for record in watch.of(r.ModelResponded)] == ["tool_calls", reason]
+    restored = RunState.from_json(agent, result.to_state().to_json())
+    assert restored == result.to_state()
+    assert bool(warnings_of(caplog)) is (reason in CUT)
+    assert all(reason in text for text in warnings_of(caplog) if reason is not None)
+
+
+@pytest.mark.scenario("RP-19")
+async def test_events_carry_the_finish_reason() -> None:
+    """A turn with calls tells it at its end, the run that of its last answer."""
+    steps = [
+        respond(ToolCall("c1", "look"), finish_reason="tool_calls"),
+        respond(AssistantMessage("So far"), finish_reason="length"),
+    ]
+    async with Runner.run_streamed(Agent("a", model=ScriptedModel(steps), tools=[look]), "go") as stream:
+        events = [event async for event in stream]
+    assert [event.finish_reason for event in events if isinstance(event, ev.TurnEnded)] == ["tool_calls"]
+    assert [event.finish_reason for event in events if isinstance(event, ev.RunEnded)] == ["length"]
+
+
+@attrs.frozen
+class Answer:
+    """A typed final output."""
+
+    text: str
+    number: int
+
+
+@pytest.mark.scenario("RP-19")
+@pytest.mark.parametrize("reason", CUT)
+async def test_error_names_why_a_cut_text_does_not_fit_the_output_type(run_mode: Any, reason: str) -> None:
+    """The JSON is broken off in the middle, and that isn't the model's bad style."""
+    half = respond(AssistantMessage('{"text": "hel'), finish_reason=reason)
+    with pytest.raises(ModelBehaviorError, match=rf"cut \({reason}\)"):
+        await run_mode(Agent("a", model=ScriptedModel([half]), output_type=Answer), "go")
+
+
+@pytest.mark.scenario("RP-19")
+async def test_cut_text_that_fits_its_type_is_the_output(run_mode: Any) -> None:
+    """Nothing that anybody asked for is missing."""
+    whole = respond(AssistantMessage('{"text": "hello", "number": 1}'), finish_reason="length")
+    result = await run_mode(Agent("a", model=ScriptedModel([whole]), output_type=Answer), "go")
+    assert result.final_output == Answer("hello", 1)
+
+
+NOTHING = [(), (Reasoning(summary=("hm",)),), (AssistantMessage(""),), (AssistantMessage(" \n"),)]
+
+
+@pytest.mark.scenario("OS-01")
+@pytest.mark.parametrize("reason", CUT)
+@pytest.mark.parametrize("items", NOTHING)
+async def test_cut_answer_of_which_nothing_can_be_used_is_an_error(run_mode: Any, reason: str, items: Any) -> None:
+    """Any model's, not only one that comes over the wire."""
+    agent = Agent("a", model=ScriptedModel([respond(*items, finish_reason=reason)]))
+    with pytest.raises(ModelBehaviorError, match=rf"cut \({reason}\) before anything usable"):
+        await run_mode(agent, "go")
+
+
+async def test_a_runs_usage_in_the_place_of_a_requests_is_refused_at_once() -> None:
+    """The two have other fields, and the mistake used to show in the accounts, much later."""
+    with pytest.raises(UserTypeError, match="RequestUsage is needed, not a Usage"):
+        ResponseDone((AssistantMessage("x"),), Usage())  # type: ignore[arg-type]
+    with pytest.raises(UserTypeError, match="RequestUsage"):
+        await Runner.run(Agent("a", model=ScriptedModel([say("x", usage=Usage())])), "go")  # type: ignore[arg-type]

@@ -1,0 +1,637 @@
+"""Agents as definitions, the contexts made for user code, and what fails at a run's end."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import attrs
+import pytest
+from kit.agents import PASSED, TRIPPED, Held, RunTrace, asked, brief, input_guard, output_guard, scripted
+from kit.results import Run, outputs_in, records_of, statuses
+from kit.watching import Watch, cancelled_at, watched
+
+from agentloop import (
+    Agent,
+    AgentHooks,
+    Allow,
+    GuardrailFunctionOutput,
+    HandoffInputData,
+    InputGuardrailTripwireTriggered,
+    MaxTurnsExceeded,
+    ModelSettings,
+    RunConfig,
+    RunContext,
+    RunHooks,
+    ToolContext,
+    Usage,
+    UserError,
+    handoff,
+    input_guardrail,
+    output_guardrail,
+    tool,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
+from agentloop import records as r
+from agentloop.items import AssistantMessage, HostedToolCall, UserMessage
+from agentloop.sessions import MemorySession
+from agentloop.testing import ScriptedModel, call, respond, say
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+# -- construction
+
+WRONG: dict[str, list[Any]] = {
+    "name": [5, None, ""],
+    "instructions": [5, ["text"]],
+    "handoff_description": [5],
+    "model": [5, object()],
+    "model_settings": [None, {"temperature": 1}, "text"],
+    "tools": [None, 5, "look", look, [len], [look, "look"], {look.name: look}],
+    "handoffs": [None, "b", [5], ["transfer_to_b"]],
+    "input_guardrails": [None, [len], input_guard("g"), [output_guard("g")]],
+    "output_guardrails": [None, [len], output_guard("g"), [input_guard("g")]],
+    "output_type": [5, "text", object(), len],
+    "hooks": [5, RunHooks(), AgentHooks],
+    "tool_use_behavior": [None, "stop", 5],
+    "reset_tool_choice": [None, 1, "yes"],
+    "tool_execution": [None, "parallel", 5],
+}
+
+
+def str_or_type(value: Any) -> str:
+    """Return a name for a test's parameter."""
+    return value if isinstance(value, str) else type(value).__name__
+
+
+@pytest.mark.scenario("DE-01")
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in WRONG.items() for value in values], ids=str_or_type
+)
+def test_field_of_a_wrong_category_is_refused_at_construction(field: str, value: Any) -> None:
+    """Naming the field; a clone is no way around it."""
+    fields = {"name": "a"} | {field: value}
+    with pytest.raises(UserError, match=rf"Agent\.{field}\b"):
+        Agent(**fields)
+    with pytest.raises(UserError, match=rf"Agent\.{field}\b"):
+        Agent("a").clone(**{field: value})
+
+
+@pytest.mark.scenario("DE-01")
+def test_every_field_of_an_agent_is_checked() -> None:
+    """None of the fields is missing above."""
+    assert set(WRONG) == {field.name for field in attrs.fields(Agent) if field.init}
+
+
+@pytest.mark.scenario("DE-01")
+async def test_callables_are_checked_when_they_are_called(run_mode: Run) -> None:
+    """Whatever they take, the definition stands."""
+    agent = scripted("a", say("never"), instructions=lambda: "x", tool_use_behavior=lambda: None)
+    with pytest.raises(UserError, match=r"Agent\.instructions"):
+        await run_mode(agent, "go")
+
+
+@pytest.mark.scenario("DE-02")
+def test_clone_shares_every_member_that_is_not_given() -> None:
+    """The same objects; what is appended to a list shows in both. The agents stay two."""
+    agent = scripted(
+        "a",
+        instructions="Be brief.",
+        handoff_description="Knows.",
+        model_settings=ModelSettings(temperature=0.5),
+        tools=[look],
+        handoffs=[Agent("b")],
+        input_guardrails=[input_guard("g")],
+        output_guardrails=[output_guard("g")],
+        output_type=list[int],
+        hooks=AgentHooks(),
+        tool_use_behavior="stop_on_first_tool",
+        reset_tool_choice=False,
+        tool_execution="sequential",
+    )
+    clone = agent.clone(name="c")
+    assert clone is not agent
+    assert clone != agent
+    assert (clone.name, agent.name) == ("c", "a")
+    for field in attrs.fields(Agent):
+        if field.init and field.name != "name":
+            assert getattr(clone, field.name) is getattr(agent, field.name), field.name
+    assert isinstance(agent.tools, list)
+    agent.tools.append(look)
+    assert len(clone.tools) == 2
+    replaced = agent.clone(tools=[])
+    assert (list(replaced.tools), len(agent.tools)) == ([], 2)
+
+
+@pytest.mark.scenario("DE-02")
+def test_clone_of_a_field_there_is_none_of_is_refused() -> None:
+    """Naming it."""
+    with pytest.raises(UserError, match="no field toolz"):
+        Agent("a").clone(toolz=[])
+
+
+# -- identity
+
+
+class Agents(RunHooks):
+    """Keeps every agent that hooks are given, by event."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Any]] = []
+
+    async def on_agent_start(self, ctx: Any, agent: Any) -> None:
+        self.seen.append(("start", agent))
+
+    async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
+        self.seen.append(("end", agent))
+
+    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
+        self.seen.append(("llm_start", agent))
+
+    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
+        self.seen.append(("llm_end", agent))
+
+    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+        self.seen += [("tool_start", agent), ("tool context", ctx.agent)]
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        self.seen += [("tool_end", agent), ("tool context", ctx.agent)]
+
+    async def on_handoff(self, ctx: Any, from_agent: Any, to_agent: Any) -> None:
+        self.seen += [("from", from_agent), ("to", to_agent)]
+
+
+@pytest.mark.scenario("DE-04")
+async def test_user_code_is_given_the_caller_s_agent_objects(run_mode: Run) -> None:
+    """Hooks, contexts, callbacks and results, whatever was prepared inside."""
+    seen: list[tuple[str, Any]] = []
+
+    @tool
+    async def who(ctx: ToolContext[Any]) -> str:
+        """Tell."""
+        seen.append(("body", ctx.agent))
+        return "me"
+
+    def told(kind: str, answer: Any) -> Any:
+        def callback(ctx: Any, agent: Any, *more: Any) -> Any:
+            seen.append((kind, agent))
+            return answer
+
+        return callback
+
+    second = scripted(
+        "b", call("who"), say("done"), tools=[who], output_guardrails=[output_guardrail(told("output", PASSED))]
+    )
+    hooks = Agents()
+    first = scripted(
+        "a",
+        [call("who"), call("transfer_to_b")],
+        instructions=told("instructions", "x"),
+        tools=[attrs.evolve(who, is_enabled=told("enabled", True))],
+        handoffs=[handoff(second, is_enabled=told("handoff", True), on_handoff=lambda ctx: None)],
+        input_guardrails=[input_guardrail(told("input", PASSED))],
+    )
+    result = await run_mode(first, "go", hooks=hooks)
+    assert result.last_agent is second
+    assert {kind for kind, _ in seen} == {"body", "output", "instructions", "enabled", "handoff", "input"}
+    everything = [*seen, *hooks.seen]
+    assert all(agent is first or agent is second for _, agent in everything)
+    of_first = {kind for kind, agent in everything if agent is first}
+    assert of_first >= {"instructions", "enabled", "handoff", "input", "body", "from", "start", "tool context"}
+    assert {kind for kind, agent in everything if agent is second} >= {"output", "to", "end", "body", "tool context"}
+    assert result.output_guardrail_results[0].agent is second
+
+
+# -- the application's object
+
+
+class Secret:
+    """An application object that is not to be found anywhere."""
+
+    def __repr__(self) -> str:
+        return "SECRET-OF-THE-APPLICATION"
+
+
+def reachable(value: Any, seen: set[int]) -> Iterable[Any]:
+    """Give every value that can be reached from *value* through fields, mappings and sequences."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = list(value)
+    elif attrs.has(type(value)):
+        parts = [getattr(value, field.name) for field in attrs.fields(type(value))]
+    for part in parts:
+        yield from reachable(part, seen)
+
+
+@pytest.mark.scenario("DE-05")
+async def test_application_s_object_is_in_no_request_record_or_span(run_mode: Run) -> None:
+    """Not by reference, and not in a text; though everything that can see it does."""
+
+    class Spans(Watch):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spans: list[Any] = []
+
+        def on_span_end(self, span: Any) -> None:
+            self.spans.append(span)
+
+    secret = Secret()
+    seen: list[Any] = []
+
+    @tool
+    async def use(ctx: ToolContext[Any]) -> str:
+        """Use it."""
+        seen.append(ctx.context)
+        return "used"
+
+    second = scripted("b", say("done"))
+    inner = scripted("inner", call("use"), say("inner done"), tools=[use])
+    first = scripted(
+        "a",
+        [call("use"), call("ask", {"input": "x"})],
+        call("transfer_to_b"),
+        tools=[use, inner.as_tool("ask")],
+        handoffs=[handoff(second, on_handoff=lambda ctx: seen.append(ctx.context))],
+        input_guardrails=[input_guard("g")],
+    )
+    watch = Spans()
+
+    def keep(data: HandoffInputData) -> HandoffInputData:
+        assert data.context is not None
+        seen.append(data.context.context)
+        return data
+
+    config = watched(watch, config=RunConfig(handoff_input_filter=keep))
+    result = await run_mode(first, "go", context=secret, run_config=config)
+    assert result.context is secret
+    assert len(seen) == 4
+    assert all(value is secret for value in seen)
+    requests = [*asked(first), *asked(second), *asked(inner)]
+    assert watch.spans
+    found = list(reachable([requests, watch.records, watch.spans], set()))
+    assert len(found) > 50
+    assert not any(value is secret or isinstance(value, RunContext) for value in found)
+    assert "SECRET-OF-THE-APPLICATION" not in repr([watch.records, requests, watch.spans])
+
+
+@pytest.mark.scenario("DE-06")
+async def test_everything_in_a_run_gets_one_application_object(run_mode: Run) -> None:
+    """Tools, hooks, guardrails, handoffs and nested agents."""
+    app = object()
+    seen: dict[str, Any] = {}
+
+    def note(kind: str, answer: Any = None) -> Any:
+        def callback(ctx: Any, *more: Any) -> Any:
+            assert seen.setdefault(kind, ctx.context) is ctx.context
+            return answer
+
+        return callback
+
+    @tool
+    async def use(ctx: ToolContext[Any]) -> str:
+        """Use it."""
+        note("tool")(ctx)
+        return "used"
+
+    @tool
+    async def use_inside(ctx: ToolContext[Any]) -> str:
+        """Use it."""
+        note("nested tool")(ctx)
+        return "used"
+
+    class RunServicesView(RunHooks):
+        on_agent_start = staticmethod(note("run hook"))
+        on_tool_end = staticmethod(note("tool hook"))
+        on_run_end = staticmethod(note("run end"))
+
+    class OfAgent(AgentHooks):
+        on_start = staticmethod(note("agent hook"))
+
+    @tool_input_guardrail
+    def before(data: Any) -> Any:
+        return note("tool input guardrail", Allow())(data.context)
+
+    @tool_output_guardrail
+    def after(data: Any) -> Any:
+        return note("tool output guardrail", Allow())(data.context)
+
+    inner = scripted("inner", call("use_inside"), say("x"), tools=[use_inside], instructions=note("nested", "n"))
+    second = scripted("b", say("done"), output_guardrails=[output_guardrail(note("output guardrail", PASSED))])
+    guarded = attrs.evolve(use, tool_input_guardrails=(before,), tool_output_guardrails=(after,))
+    first = scripted(
+        "a",
+        [call("use"), call("inner", {"input": "x"}), call("transfer_to_b")],
+        tools=[guarded, inner.as_tool()],
+        handoffs=[handoff(second, on_handoff=note("handoff"), is_enabled=note("enabled", True))],
+        input_guardrails=[input_guardrail(note("input guardrail", PASSED))],
+        hooks=OfAgent(),
+    )
+    result = await run_mode(first, "go", context=app, hooks=RunServicesView())
+    assert result.context is app
+    assert set(seen) == {
+        "tool",
+        "nested tool",
+        "nested",
+        "run hook",
+        "tool hook",
+        "run end",
+        "agent hook",
+        "tool input guardrail",
+        "tool output guardrail",
+        "input guardrail",
+        "output guardrail",
+        "handoff",
+        "enabled",
+    }
+    assert all(value is app for value in seen.values())
+
+
+@pytest.mark.scenario("DE-07")
+async def test_tool_context_of_a_call_has_the_run_s_and_its_own(run_mode: Run) -> None:
+    """Application object, usage and run; id, namespace, arguments, history, configuration, agent."""
+    contexts: list[Any] = []
+    app = object()
+
+    @tool(namespace="ns")
+    async def use(ctx: ToolContext[Any], n: int) -> str:
+        """Use it."""
+        contexts.append(ctx)
+        return "used"
+
+    config = RunConfig()
+    agent = scripted("a", [say("I use."), call("use", '{"n": 1}', "c", "ns")], say("done"), tools=[use])
+    result = await run_mode(agent, "go", context=app, run_config=config)
+    [ctx] = contexts
+    assert ctx.context is app
+    assert (ctx.tool_call_id, ctx.tool_name, ctx.tool_namespace, ctx.tool_arguments) == ("c", "use", "ns", '{"n": 1}')
+    assert brief(ctx.conversation_history) == ["user:go", "says:I use.", "call:use#c"]
+    assert ctx.run_config is config
+    assert ctx.agent is agent
+    assert [ctx.run_id] == [started.run_id for started in records_of(result, r.RunStarted)]
+    assert ctx.usage == result.usage  # live: the second request counts here too
+    assert ctx.usage.requests == 2
+
+
+@pytest.mark.scenario("DE-07")
+def test_tool_context_can_be_made_from_a_run_s() -> None:
+    """It shares what is the run's and adds what is given; outside a run nothing of the runtime works."""
+    app = object()
+    items = (UserMessage("go"),)
+    config = RunConfig()
+    outer: RunContext[Any] = RunContext(context=app, run_id="r", turn_input=items)
+    ctx = ToolContext.from_agent_context(
+        outer,
+        "c",
+        tool_name="use",
+        tool_arguments='{"n": 1}',
+        tool_namespace="ns",
+        conversation_history=items,
+        run_config=config,
+    )
+    assert ctx.context is app
+    assert (ctx.run_id, ctx.turn_input, ctx.usage) == ("r", items, Usage())
+    assert (ctx.tool_call_id, ctx.tool_name, ctx.tool_namespace, ctx.tool_arguments) == ("c", "use", "ns", '{"n": 1}')
+    assert ctx.conversation_history == items
+    assert ctx.run_config is config
+    with pytest.raises(UserError, match="cancel_call"):
+        ctx.cancel_call("d")
+
+
+# -- guardrails of tools, error handlers
+
+
+@pytest.mark.scenario("DE-10")
+async def test_tool_guardrails_do_not_run_for_handoffs_and_hosted_tools(run_mode: Run) -> None:
+    """Only for the functions they are given to; results have theirs alone."""
+    judged: list[str] = []
+
+    @tool_input_guardrail
+    def before(data: Any) -> Any:
+        judged.append(f"in {data.tool.name}")
+        return Allow()
+
+    @tool_output_guardrail
+    def after(data: Any) -> Any:
+        judged.append(f"out {data.tool.name}")
+        return Allow()
+
+    guarded = attrs.evolve(look, tool_input_guardrails=(before,), tool_output_guardrails=(after,))
+    second = scripted("b", say("done"))
+    first = scripted(
+        "a",
+        respond(HostedToolCall("search", {"q": "x"})),
+        [call("look", call_id="c"), call("transfer_to_b", call_id="h")],
+        tools=[guarded],
+        handoffs=[second],
+    )
+    result = await run_mode(first, "go")
+    assert result.last_agent is second
+    assert judged == ["in look", "out look"]
+    assert [found.call.call_id for found in result.tool_input_guardrail_results] == ["c"]
+    assert [found.call.call_id for found in result.tool_output_guardrail_results] == ["c"]
+
+
+@pytest.mark.scenario("DE-11")
+async def test_data_results_and_usage_survive_an_error_handler(run_mode: Run) -> None:
+    """The handler sees all there was, and the result has it with what followed."""
+
+    @tool_input_guardrail
+    def before(data: Any) -> Any:
+        return Allow("before")
+
+    @tool_output_guardrail
+    def after(data: Any) -> Any:
+        return Allow("after")
+
+    datas: list[Any] = []
+
+    def handler(data: Any) -> Any:
+        datas.append(data.run_data)
+        return "that's all"
+
+    agent = scripted(
+        "a",
+        call("look", call_id="c"),
+        tools=[attrs.evolve(look, tool_input_guardrails=(before,), tool_output_guardrails=(after,))],
+        input_guardrails=[input_guard("in")],
+        output_guardrails=[output_guard("out")],
+    )
+    result = await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": handler}, context="app")
+    assert result.final_output == "that's all"
+    [data] = datas
+    for found in (data, result):
+        assert [one.guardrail.name for one in found.input_guardrail_results] == ["in"]
+        assert [one.output for one in found.tool_input_guardrail_results] == [Allow("before")]
+        assert [one.output for one in found.tool_output_guardrail_results] == [Allow("after")]
+        assert outputs_in(found.new_items) == {"c": "seen"}
+        assert statuses(found) == ["succeeded"]
+        assert found.usage.requests == 1
+        assert len(found.raw_responses) == 1
+        assert found.context == "app"
+        assert found.last_agent is agent
+        assert brief(found.input) == ["user:go"]
+    assert data.output_guardrail_results == ()
+    assert [one.guardrail.name for one in result.output_guardrail_results] == ["out"]
+
+
+@pytest.mark.scenario("DE-11")
+async def test_error_of_a_handler_s_output_has_the_run_s_data(run_mode: Run) -> None:
+    """Where a guardrail trips on it."""
+    agent = scripted("a", call("look", call_id="c"), tools=[look], output_guardrails=[output_guard("out", TRIPPED)])
+    agent.input_guardrails = [input_guard("in", GuardrailFunctionOutput("noted"))]
+    with pytest.raises(Exception, match="out tripped") as caught:
+        await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": lambda data: "x"})
+    data = getattr(caught.value, "run_data", None)
+    assert data is not None
+    assert data.usage.requests == 1
+    assert [one.output.output_info for one in data.input_guardrail_results] == ["noted"]
+    assert [one.output for one in data.output_guardrail_results] == [TRIPPED]
+
+
+# -- what fails at the end
+
+
+class Full(MemorySession):
+    """A session that can't be written."""
+
+    def __init__(self) -> None:
+        super().__init__("full")
+        self.tries = 0
+
+    async def add_items(self, items: Any) -> None:
+        self.tries += 1
+        await anyio.lowlevel.checkpoint()
+        raise OSError("disk full")
+
+
+@pytest.mark.scenario("DE-12")
+@pytest.mark.parametrize("at", ["turn", "end"])
+async def test_session_that_cannot_be_written_fails_the_run(run_mode: Run, at: str) -> None:
+    """With that error; it isn't tried again, and the records are whole."""
+    watch, session, trace = Watch(), Full(), RunTrace()
+    steps = [call("look", call_id="c"), say("never")] if at == "turn" else [say("done")]
+    agent = scripted("a", *steps, tools=[look])
+    with pytest.raises(OSError, match="disk full"):
+        await run_mode(agent, "go", session=session, run_config=watched(watch), hooks=trace)
+    assert session.tries == 1
+    assert watch.end == "failed"
+    assert "disk full" in (watch.of(r.RunEnded)[0].error or "")
+    assert trace.lines[-1] == "run_end failed"
+    assert len(asked(agent)) == 1
+    if at == "turn":
+        assert watch.outcome("c").status == "succeeded"
+
+
+@pytest.mark.scenario("DE-12")
+async def test_session_that_cannot_be_written_while_cancelling_is_recorded(run_mode: Run) -> None:
+    """The cancellation is what leaves."""
+    watch, session, held = Watch(), Full(), Held()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        await held()
+        return "held"
+
+    agent = scripted("a", [call("look", call_id="c"), call("hold", call_id="d")], tools=[look, hold])
+    await cancelled_at(held.started, lambda: run_mode(agent, "go", session=session, run_config=watched(watch)))
+    assert session.tries == 1
+    assert watch.end == "cancelled"
+    [end] = watch.of(r.RunEnded)
+    assert end.error is None
+    assert end.details == {"also_failed": ["OSError(disk full)"]}
+
+
+@asynccontextmanager
+async def broken_at_exit() -> AsyncIterator[str]:
+    """A resource that can't be left."""
+    yield "resource"
+    raise LookupError("can't close")
+
+
+@tool
+async def take(ctx: ToolContext[Any]) -> str:
+    """Take the resource."""
+    taken: str = await ctx.resource(broken_at_exit)
+    return taken
+
+
+class BrokenEnd(RunHooks):
+    """A run hook that fails at the end."""
+
+    async def on_run_end(self, ctx: Any, outcome: Any) -> None:
+        raise LookupError("can't close")
+
+
+def ending(kind: str, *steps: Any, **fields: Any) -> tuple[Agent[Any, Any], dict[str, Any]]:
+    """Return an agent whose run fails at its end, by a hook or a resource, and the options of the run."""
+    agent = scripted("a", call("take"), *steps, tools=[take, look], **fields)
+    if kind == "hook":
+        agent.tools = [attrs.evolve(look, name="take"), look]
+    return agent, {"hooks": BrokenEnd()} if kind == "hook" else {}
+
+
+@pytest.mark.scenario("DE-12")
+@pytest.mark.parametrize("kind", ["hook", "resource"])
+async def test_what_fails_at_the_end_of_a_good_run_is_raised(run_mode: Run, kind: str) -> None:
+    """The run has failed then."""
+    watch = Watch()
+    agent, options = ending(kind, say("done"))
+    with pytest.raises(LookupError, match="can't close"):
+        await run_mode(agent, "go", run_config=watched(watch), **options)
+    assert watch.end == "failed"
+
+
+@pytest.mark.scenario("DE-12")
+@pytest.mark.parametrize("kind", ["hook", "resource"])
+async def test_what_fails_while_an_error_leaves_is_a_note(run_mode: Run, kind: str) -> None:
+    """The first error stays."""
+    watch = Watch()
+    agent, options = ending(kind)
+    with pytest.raises(MaxTurnsExceeded) as caught:
+        await run_mode(agent, "go", max_turns=1, run_config=watched(watch), **options)
+    assert watch.end == "failed"
+    assert any("can't close" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.scenario("DE-12")
+@pytest.mark.parametrize("kind", ["hook", "resource"])
+async def test_what_fails_while_cancelling_is_recorded(run_mode: Run, kind: str) -> None:
+    """The cancellation leaves."""
+    watch, held = Watch(), Held()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        await held()
+        return "held"
+
+    agent, options = ending(kind, call("hold"))
+    agent.tools = [*agent.tools, hold]
+    await cancelled_at(held.started, lambda: run_mode(agent, "go", run_config=watched(watch), **options))
+    assert watch.end == "cancelled"
+    [end] = watch.of(r.RunEnded)
+    assert end.details == {"also_failed": ["LookupError(can't close)"]}
+
+
+async def test_hook_that_fails_beside_a_tripwire_leaves_it(run_mode: Run) -> None:
+    """A verdict isn't lost over a hook."""
+    agent = Agent[Any, Any](
+        "a", model=ScriptedModel([respond(AssistantMessage("x"))]), input_guardrails=[input_guard("g", TRIPPED)]
+    )
+    with pytest.raises(InputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go", hooks=BrokenEnd())
+    assert any("can't close" in note for note in caught.value.__notes__)

@@ -1,0 +1,114 @@
+"""The tool choice an agent demands, and when it is dropped."""
+
+from typing import Any
+
+import pytest
+from kit.agents import asked, scripted
+from kit.results import Run
+
+from agentloop import Agent, ModelSettings, RunConfig, tool
+from agentloop.testing import call, say
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def choices(agent: Agent[Any, Any]) -> list[Any]:
+    """Return the tool choice of each request; it stands there and in the settings alike."""
+    requests = asked(agent)
+    assert [request.settings.tool_choice for request in requests] == [request.tool_choice for request in requests]
+    return [request.tool_choice for request in requests]
+
+
+def choosing(choice: Any, *steps: Any, name: str = "a", **fields: Any) -> Agent[Any, Any]:
+    """Return an agent that demands *choice*."""
+    return scripted(name, *steps, tools=[look], model_settings=ModelSettings(tool_choice=choice), **fields)
+
+
+@pytest.mark.scenario("TR-01")
+async def test_required_choice_is_dropped_once_a_tool_was_used(run_mode: Run) -> None:
+    """For this run's requests; what the agent declares stays."""
+    agent = choosing("required", call("look"), call("look", call_id="x"), say("done"))
+    settings = agent.model_settings
+    await run_mode(agent, "go")
+    assert choices(agent) == ["required", None, None]
+    assert agent.model_settings is settings
+    assert settings.tool_choice == "required"
+
+
+@pytest.mark.scenario("TR-02")
+@pytest.mark.parametrize("choice", ["look", "auto", {"type": "function", "function": {"name": "look"}}])
+async def test_named_choice_and_auto_are_dropped_likewise(run_mode: Run, choice: Any) -> None:
+    """Whatever its form."""
+    agent = choosing(choice, call("look"), say("done"))
+    await run_mode(agent, "go")
+    assert choices(agent) == [choice, None]
+
+
+@pytest.mark.scenario("TR-01")
+async def test_choice_of_the_run_s_configuration_is_dropped_too(run_mode: Run) -> None:
+    """It is laid over the agent's and obeyed by the agent."""
+    agent = choosing("auto", call("look"), say("done"))
+    config = RunConfig(model_settings=ModelSettings(tool_choice="required", temperature=0.5))
+    await run_mode(agent, "go", run_config=config)
+    assert choices(agent) == ["required", None]
+    assert [request.settings.temperature for request in asked(agent)] == [0.5, 0.5]
+
+
+@pytest.mark.scenario("TR-03")
+async def test_choice_stays_while_no_tool_was_used(run_mode: Run) -> None:
+    """A turn without a call changes nothing: here a typed agent that said nothing."""
+    agent = choosing("required", say(""), call("look"), say('{"response": 5}'), output_type=int)
+    await run_mode(agent, "go")
+    assert choices(agent) == ["required", "required", None]
+
+
+@pytest.mark.scenario("TR-04")
+async def test_another_agent_s_use_does_not_count(run_mode: Run) -> None:
+    """Nor does a handoff: the second agent's own choice is still to be obeyed."""
+    second = choosing("required", call("look", call_id="y"), say("done"), name="b")
+    first = choosing("required", call("look", call_id="x"), call("transfer_to_b"), handoffs=[second])
+    await run_mode(first, "go")
+    assert choices(first) == ["required", None]
+    assert choices(second) == ["required", None]
+
+
+@pytest.mark.scenario("TR-04")
+async def test_handing_over_is_no_use_of_a_tool(run_mode: Run) -> None:
+    """An agent that is handed back to still has its choice."""
+    first = choosing("required", call("transfer_to_b"), say("done"))
+    second = scripted("b", call("look", call_id="x"), call("transfer_to_a", call_id="y"), tools=[look])
+    first.handoffs, second.handoffs = [second], [first]
+    await run_mode(first, "go")
+    assert choices(first) == ["required", "required"]
+
+
+@pytest.mark.scenario("TR-05")
+async def test_choice_stays_where_the_agent_says_so(run_mode: Run) -> None:
+    """`reset_tool_choice=False`."""
+    agent = choosing("required", call("look"), call("look", call_id="x"), say("done"), reset_tool_choice=False)
+    await run_mode(agent, "go")
+    assert choices(agent) == ["required", "required", "required"]
+
+
+@pytest.mark.scenario("TR-06")
+async def test_new_run_starts_with_the_declared_choice(run_mode: Run) -> None:
+    """Also with the first one's items as its input."""
+    agent = choosing("required", call("look"), say("one"), call("look", call_id="x"), say("two"))
+    result = await run_mode(agent, "go")
+    await run_mode(agent, result.to_input_list())
+    assert choices(agent) == ["required", None, "required", None]
+
+
+@pytest.mark.scenario("TR-09")
+@pytest.mark.parametrize("choice", ["look", None])
+async def test_after_a_handoff_the_target_s_own_choice_applies(run_mode: Run, choice: Any) -> None:
+    """Not the first agent's, dropped or not."""
+    second = choosing(choice, say("done"), name="b")
+    first = choosing("required", call("transfer_to_b"), handoffs=[second])
+    await run_mode(first, "go")
+    assert choices(first) == ["required"]
+    assert choices(second) == [choice]

@@ -1,0 +1,161 @@
+"""Planning where a response may hold handoffs beside tools: identities, unknown names, names that both have."""
+
+import logging
+from typing import Any
+
+import pytest
+from kit.agents import RunTrace, asked, scripted
+from kit.results import Run, records_of
+
+from agentloop import Agent, ModelBehaviorError, RunConfig, UserError, handoff, tool
+from agentloop import records as r
+from agentloop.testing import ScriptedModel, call, say
+
+
+class Both:
+    """A tool `f(n)` and a handoff to `b`; what happens is kept in `log`."""
+
+    def __init__(self, **handoff_fields: Any) -> None:
+        self.log: list[str] = []
+
+        @tool
+        async def f(n: int = 0) -> str:
+            self.log.append(f"f{n}")
+            return f"f{n}"
+
+        self.f = f
+        self.second = scripted("b", say("done"))
+        self.handoff = handoff(self.second, on_handoff=lambda ctx: self.log.append("handoff"), **handoff_fields)
+
+
+@pytest.mark.scenario("PL-09")
+@pytest.mark.parametrize("order", ["tool-first", "handoff-first"])
+async def test_one_id_for_a_tool_and_a_handoff_fails_before_execution(run_mode: Run, order: str) -> None:
+    """Neither is taken, nor is a sibling run."""
+    both = Both()
+    calls = [call("f", {}, "c"), call("transfer_to_b", {}, "c")]
+    agent = scripted(
+        "a",
+        [call("f", {"n": 9}, "x"), *(calls if order == "tool-first" else calls[::-1])],
+        tools=[both.f],
+        handoffs=[both.handoff],
+    )
+    with pytest.raises(ModelBehaviorError, match="'c'") as caught:
+        await run_mode(agent, "go")
+    assert both.log == []
+    assert caught.value.run_data is not None
+    assert records_of(caught.value.run_data, r.CallStarted) == []
+    assert caught.value.run_data.last_agent is agent
+
+
+@pytest.mark.scenario("PL-09")
+async def test_id_of_an_earlier_turn_s_tool_is_not_a_handoff_s(run_mode: Run) -> None:
+    """The id names the tool call for the whole run."""
+    both = Both()
+    agent = scripted("a", call("f", {}, "c"), call("transfer_to_b", {}, "c"), tools=[both.f], handoffs=[both.handoff])
+    with pytest.raises(ModelBehaviorError, match="'c'"):
+        await run_mode(agent, "go")
+    assert both.log == ["f0"]
+
+
+@pytest.mark.scenario("PL-10")
+@pytest.mark.parametrize("name", ["g", "transfer_to_c"])
+async def test_unknown_name_fails_the_run_before_its_siblings(run_mode: Run, name: str) -> None:
+    """The end of the model call was told; neither tool nor handoff followed."""
+    both = Both()
+    trace = RunTrace()
+    agent = scripted(
+        "a",
+        [call("f", {}, "x"), call("transfer_to_b", {}, "h"), call(name, {}, "c")],
+        tools=[both.f],
+        handoffs=[both.handoff],
+    )
+    with pytest.raises(ModelBehaviorError, match=f"'{name}' not found") as caught:
+        await run_mode(agent, "go", hooks=trace)
+    assert both.log == []
+    assert trace.lines == ["agent_start a", "llm_start a", "llm_end a", "run_end failed"]
+    assert caught.value.run_data is not None
+    assert records_of(caught.value.run_data, r.CallStarted) == []
+    assert asked(both.second) == []
+
+
+@pytest.mark.scenario("PL-16")
+async def test_handoff_wins_over_a_tool_of_its_name(run_mode: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """In what the model is shown and in what its call means; one warning for the run."""
+    both = Both(tool_name="f")
+
+    @tool
+    async def other() -> str:
+        both.log.append("other")
+        return "other"
+
+    agent = scripted("a", call("other"), call("f", {}, "c"), tools=[both.f, other], handoffs=[both.handoff])
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        result = await run_mode(agent, "go")
+    assert result.last_agent is both.second
+    assert both.log == ["other", "handoff"]
+    for request in asked(agent):
+        assert [one.name for one in request.tools] == ["other"]
+        assert [one.name for one in request.handoffs] == ["f"]
+    assert len([record for record in caplog.records if "tool and a handoff named 'f'" in record.message]) == 1
+
+
+@pytest.mark.scenario("PL-16")
+async def test_disabled_handoff_does_not_take_a_tool_s_name(run_mode: Run) -> None:
+    """It isn't there in that turn."""
+    both = Both(tool_name="f", is_enabled=False)
+    agent = scripted("a", call("f", {}, "c"), say("done"), tools=[both.f], handoffs=[both.handoff])
+    result = await run_mode(agent, "go")
+    assert both.log == ["f0"]
+    assert result.last_agent is agent
+
+
+async def test_collision_of_a_tool_and_a_handoff_may_be_an_error(run_mode: Run) -> None:
+    """By the run's policy, before the model is asked."""
+    both = Both(tool_name="f")
+    agent = scripted("a", say("never"), tools=[both.f], handoffs=[both.handoff])
+    with pytest.raises(UserError, match="a tool and a handoff named 'f'"):
+        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+    assert asked(agent) == []
+
+
+@pytest.mark.scenario("PL-17")
+@pytest.mark.parametrize("policy", ["warn", "error"])
+async def test_tool_of_a_namespace_is_no_handoff_s_rival(run_mode: Run, policy: Any) -> None:
+    """Called in the namespace the tool runs; the bare name is the handoff's."""
+    both = Both(tool_name="f")
+
+    @tool(name="f", namespace="ns")
+    async def namespaced() -> str:
+        both.log.append("ns.f")
+        return "ns"
+
+    agent = scripted("a", call("f", {}, "c", "ns"), call("f", {}, "d"), tools=[namespaced], handoffs=[both.handoff])
+    result = await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy=policy))
+    assert both.log == ["ns.f", "handoff"]
+    assert result.last_agent is both.second
+    assert len(asked(agent)) == 2
+    assert asked(agent)[0].tools == (namespaced,)
+
+
+async def test_a_handoff_whose_input_does_not_fit_is_refused_before_any_tool_of_its_response_starts(
+    run_mode: Any,
+) -> None:
+    """The plan is complete before the first side effect."""
+    started: list[str] = []
+
+    @tool
+    async def effect() -> str:
+        started.append("effect")
+        return "done"
+
+    def take(ctx: Any, given: int) -> None:
+        started.append("handoff")
+
+    target = Agent("b", model=ScriptedModel([say("b")]))
+    to_b = handoff(target, on_handoff=take, input_type=int)
+    script = ScriptedModel([[call("effect"), call("transfer_to_b", {"response": "no number"})]])
+    agent = Agent("a", model=script, tools=[effect], handoffs=[to_b])
+    with pytest.raises(ModelBehaviorError):
+        await run_mode(agent, "go")
+    assert started == []

@@ -1,0 +1,463 @@
+"""What else holds of an entry that goes on: guardrails, caps, timeouts, hooks, failures and cancellation."""
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import attrs
+import pytest
+from kit.agents import PASSED, TRIPPED, input_guard, output_guard
+from kit.results import Flight, Run, ToolHooks, agent_with, executing, outputs_in, requests_of, shown, statuses
+from kit.resuming import (
+    Pauses,
+    approving,
+    check_history,
+    free,
+    gated,
+    in_every_way,
+    nothing,
+    stored,
+    waiting,
+)
+from kit.watching import Backend, lasting, time_passes
+
+from agentloop import (
+    Agent,
+    InputGuardrailTripwireTriggered,
+    MaxTurns,
+    OutputGuardrailTripwireTriggered,
+    RunConfig,
+    Runner,
+    RunState,
+    StateError,
+    ToolCallError,
+    ToolContext,
+    tool,
+)
+from agentloop import records as r
+from agentloop.items import HandoffCall
+from agentloop.journal import MemoryJournal
+from agentloop.testing import ScriptedModel, call, respond, say
+
+# ---------------------------------------------------------------------------------------------- runs that are over
+
+
+@pytest.mark.scenario("PL-22")
+@pytest.mark.parametrize("way", ["state", "json", "journal"])
+@pytest.mark.parametrize("approved", [False, True])
+async def test_a_run_that_a_body_ended_is_not_gone_on_with(run_mode: Run, way: str, approved: bool) -> None:
+    """`StateError` names the call and its failure; nothing is executed, the model isn't asked."""
+    ran: list[Any] = []
+
+    @tool(failure_error_function=None, needs_approval=approved)
+    async def breaks() -> str:
+        ran.append("breaks")
+        raise ValueError("the disk is full")
+
+    agent = agent_with([breaks, free(ran)], [call("free", {}, "c1"), call("breaks", {}, "c2")])
+    journal = MemoryJournal()
+    given: Any = "go"
+    if approved:
+        given = (await run_mode(agent, given, journal=journal)).to_state()
+        given.approve("c2")
+    async with Runner.run_streamed(agent, given, journal=journal) as stream:
+        await stream.finished()
+        with pytest.raises(ToolCallError):
+            _ = stream.result
+        with pytest.raises(ToolCallError):
+            async for _ in stream:
+                pass
+    match way:
+        case "state":
+            state = stream.state
+        case "json":
+            state = stored(agent, stream.state)
+        case _:
+            state = await RunState.from_journal(agent, journal)
+    before, asked = list(ran), len(requests_of(agent))
+    with pytest.raises(StateError, match=r"'c2'.*'breaks'.*the disk is full"):
+        await run_mode(agent, state)
+    assert (ran, len(requests_of(agent))) == (before, asked)
+    if way == "journal":
+        with pytest.raises(StateError, match=r"'c2'.*'breaks'.*the disk is full"):
+            await Runner.resume(agent, journal)
+        assert ran == before
+
+
+class BreaksAt(ToolHooks):
+    """Tool hooks of which the end of one call fails."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__()
+        self.call_id = call_id
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        await super().on_tool_end(ctx, agent, tool, outcome)
+        if ctx.tool_call_id == self.call_id:
+            raise RuntimeError("the hook broke")
+
+
+@pytest.mark.scenario("SF-15")
+@pytest.mark.parametrize("breaking", ["c1", "c2", "c3"])
+@in_every_way
+async def test_a_failing_end_hook_of_an_approved_batch_keeps_the_outputs(
+    run_mode: Run, breaking: str, way: str
+) -> None:
+    """Those of the other calls, in model order; the next resume runs none of them again."""
+    ran: list[Any] = []
+    held = {name: anyio.Event() for name in ("c1", "c2", "c3")}
+
+    @tool(needs_approval=True)
+    async def work(ctx: ToolContext[Any]) -> str:
+        """End in reverse order, the one whose hook breaks last."""
+        order = [one for one in ("c3", "c2", "c1") if one != breaking] + [breaking]
+        place = order.index(ctx.tool_call_id)
+        if place:
+            await held[order[place - 1]].wait()
+        ran.append(ctx.tool_call_id)
+        return f"output {ctx.tool_call_id}"
+
+    class Hooks(BreaksAt):
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            held[ctx.tool_call_id].set()
+            await super().on_tool_end(ctx, agent, tool, outcome)
+
+    agent = agent_with([work], [call("work", {}, call_id) for call_id in ("c1", "c2", "c3")])
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    hooks = Hooks(breaking)
+    state = await pauses.state(agent, paused)
+    approving()(state)
+    with pytest.raises(ToolCallError, match="the hook broke") as caught:
+        await pauses.run(agent, state, hooks=hooks)
+    data = caught.value.run_data
+    assert data is not None
+    assert list(outputs_in(data.new_items).items()) == [(one, f"output {one}") for one in ("c1", "c2", "c3")]
+    assert sorted(ran) == ["c1", "c2", "c3"]
+    assert sorted(hooks.seen) == sorted(
+        [f"start:{one}" for one in ("c1", "c2", "c3")] + [f"end:{one}:succeeded" for one in ("c1", "c2", "c3")]
+    )
+
+
+@pytest.mark.scenario("SF-15")
+async def test_a_batch_that_a_failing_end_hook_ended_is_not_gone_on_with() -> None:
+    """The state says so before anything starts; what every call came to is in it."""
+    ran: list[Any] = []
+    agent = agent_with([gated(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2, 3)])
+    state = (await Runner.run(agent, "go")).to_state()
+    approving()(state)
+    async with Runner.run_streamed(agent, state, hooks=BreaksAt("c2")) as stream:
+        with pytest.raises(ToolCallError, match="the hook broke"):
+            async for _ in stream:
+                pass
+    left = stream.state
+    assert sorted(one.call_id for one in left.records if isinstance(one, r.CallSettled)) == ["c1", "c2", "c3"]
+    before = list(ran)
+    for again in (left, stored(agent, left)):
+        with pytest.raises(StateError, match="the hook broke"):
+            await Runner.run(agent, again)
+    assert ran == before
+    assert sorted(ran) == [("gated", 1), ("gated", 2), ("gated", 3)]
+
+
+# ---------------------------------------------------------------------------------------------- times and caps
+
+
+@pytest.mark.scenario("TO-10", "TO-06")
+@in_every_way
+async def test_an_approved_body_has_its_timeout(run_mode: Run, anyio_backend: Backend, way: str) -> None:
+    """As in a fresh run; the time it waited for approval isn't counted."""
+
+    quickly = anyio.Event()
+
+    @tool(timeout=60, needs_approval=True)
+    async def slow() -> str:
+        await quickly.wait()
+        time_passes(60)
+        await anyio.sleep_forever()
+        return "never"
+
+    @tool(timeout=60, needs_approval=True)
+    async def quick() -> str:
+        quickly.set()
+        return "quick"
+
+    agent = agent_with([slow, quick], [call("slow", {}, "c1"), call("quick", {}, "c2")])
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    time_passes(120)
+    async with lasting(anyio_backend, 60):
+        result = await pauses.resume(agent, paused, approving())
+    assert result.final_output == "done"
+    assert shown(agent) == {"c1": "Tool 'slow' timed out after 60 seconds.", "c2": "quick"}
+    assert statuses(result) == ["timed_out", "succeeded"]
+
+
+@pytest.mark.scenario("CO-07")
+@pytest.mark.parametrize("cap", [1, 2, None])
+@in_every_way
+async def test_approved_calls_run_under_the_cap(run_mode: Run, cap: int | None, way: str) -> None:
+    """Of the entry that runs them; their outputs stand in model order."""
+    flight = Flight()
+
+    @tool(needs_approval=True)
+    async def f(n: int) -> int:
+        with flight(n):
+            for _ in range(6 - n):
+                await anyio.lowlevel.checkpoint()
+            return n
+
+    agent = agent_with([f], [call("f", {"n": n}, f"c{n}") for n in range(5)])
+    config = executing(max_function_tool_concurrency=cap)
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=config)
+    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    assert flight.peak == (5 if cap is None else cap)
+    if cap == 1:
+        assert flight.started == [0, 1, 2, 3, 4]
+    assert list(shown(agent).values()) == ["0", "1", "2", "3", "4"]
+    assert result.final_output == "done"
+
+
+@pytest.mark.scenario("CO-07")
+@in_every_way
+async def test_approved_calls_of_a_nested_run_are_under_the_cap_it_inherits(run_mode: Run, way: str) -> None:
+    """Each turn has its own slots."""
+    flight = Flight()
+
+    @tool(needs_approval=True)
+    async def f(n: int) -> int:
+        with flight(n):
+            await anyio.lowlevel.checkpoint()
+            return n
+
+    inner: Agent[Any, Any] = Agent(
+        "inner", model=ScriptedModel([[call("f", {"n": n}, f"n{n}") for n in range(4)], say("inner done")]), tools=[f]
+    )
+    agent = agent_with([inner.as_tool()], call("inner", {"input": "go"}, "i"))
+    config = executing(max_function_tool_concurrency=1)
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=config)
+    assert waiting(paused) == ["n0", "n1", "n2", "n3"]
+    with anyio.fail_after(20):
+        await pauses.resume(agent, paused, approving(), run_config=config)
+    assert (flight.peak, flight.started) == (1, [0, 1, 2, 3])
+    assert shown(agent) == {"i": "inner done"}
+
+
+@pytest.mark.scenario("CO-07")
+@pytest.mark.backends("trio-virtual")
+@in_every_way
+async def test_a_call_that_started_before_a_pause_is_not_skipped_after_it(run_mode: Run, way: str) -> None:
+    """It waits for room behind another call for longer than `queue_timeout`; but nobody may say that it never began."""
+
+    @tool(needs_approval=True)
+    async def slow() -> str:
+        await anyio.sleep(3)
+        return "slow done"
+
+    @tool(needs_approval=True)
+    async def asked() -> str:
+        return "asked"
+
+    inner: Agent[Any, Any] = Agent("inner", model=ScriptedModel([call("asked"), say("inner done")]), tools=[asked])
+    agent = agent_with([slow, inner.as_tool()], [call("slow", call_id="c1"), call("inner", {"input": "go"}, "c2")])
+    config = executing(max_function_tool_concurrency=1, queue_timeout=1)
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=config)
+    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    assert shown(agent) == {"c1": "slow done", "c2": "inner done"}
+    assert result.final_output == "done"
+
+
+# ---------------------------------------------------------------------------------------------- guardrails of runs
+
+
+@pytest.mark.scenario("GI-10")
+@in_every_way
+async def test_a_run_that_goes_on_does_not_ask_its_input_guardrails_again(run_mode: Run, way: str) -> None:
+    """Neither the agent's nor the run configuration's, blocking or not; their results stay."""
+    asked: list[str] = []
+    ran: list[Any] = []
+    agent = agent_with(
+        [gated(ran)],
+        call("gated", {}, "c1"),
+        input_guardrails=[
+            input_guard("blocking", log=asked, parallel=False),
+            input_guard("parallel", log=asked),
+        ],
+    )
+    config = RunConfig(input_guardrails=[input_guard("of the run", log=asked)])
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=config)
+    assert sorted(asked) == ["blocking", "of the run", "parallel"]
+    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    assert result.final_output == "done"
+    assert len(asked) == 3
+    assert [one.guardrail.name for one in result.input_guardrail_results] == ["of the run", "blocking", "parallel"]
+
+
+def two_agents(asked: list[str], judged: list[Any], verdict: Any) -> Agent[Any, Any]:
+    """Return an agent that hands over to one whose guardrail notes what it judges."""
+    from agentloop import input_guardrail
+
+    async def judge(ctx: Any, agent: Any, given: Any) -> Any:
+        asked.append("second")
+        judged.append(given)
+        return verdict
+
+    second: Agent[Any, Any] = Agent(
+        "second",
+        model=ScriptedModel([call("free", {}, "c1"), say("second is done")]),
+        tools=[free([])],
+        input_guardrails=[input_guardrail(judge, name="second")],
+    )
+    return Agent(
+        "first",
+        model=ScriptedModel([respond(HandoffCall("h", "transfer_to_second", "{}"))]),
+        handoffs=[second],
+        input_guardrails=[input_guard("first", log=asked)],
+    )
+
+
+@pytest.mark.scenario("GI-10")
+@in_every_way
+async def test_input_added_to_a_run_is_judged_by_the_agent_at_work(run_mode: Run, way: str) -> None:
+    """And by the run configuration's guardrails: once, and the added input alone; not by the first agent's."""
+    asked: list[str] = []
+    judged: list[Any] = []
+    agent = two_agents(asked, judged, PASSED)
+    config = RunConfig(input_guardrails=[input_guard("of the run", log=asked)])
+    pauses = Pauses(run_mode, way)
+    stopped = await pauses.run(agent, run_config=attrs.evolve(config, stop_when=MaxTurns(2)))
+    assert stopped.status == "stopped"
+    assert sorted(asked) == ["first", "of the run"]
+    result = await pauses.resume(agent, stopped, lambda state: state.add_input("more"), run_config=config)
+    assert result.final_output == "second is done"
+    assert sorted(asked) == ["first", "of the run", "of the run", "second"]
+    assert [[item.text for item in given] if not isinstance(given, str) else [given] for given in judged] == [["more"]]
+
+
+@pytest.mark.scenario("GI-10")
+@in_every_way
+async def test_input_added_to_a_run_that_trips_is_not_shown_to_the_model(run_mode: Run, way: str) -> None:
+    """The tripwire of the agent at work ends the entry before its model is asked."""
+    asked: list[str] = []
+    agent = two_agents(asked, [], TRIPPED)
+    pauses = Pauses(run_mode, way)
+    stopped = await pauses.run(agent, run_config=RunConfig(stop_when=MaxTurns(2)))
+    [second] = agent.handoffs
+    assert isinstance(second, Agent)
+    before = len(requests_of(second))
+    with pytest.raises(InputGuardrailTripwireTriggered):
+        await pauses.resume(agent, stopped, lambda state: state.add_input("more"))
+    assert all("more" not in str(request.items) for request in requests_of(second)[before:])
+    assert asked == ["first", "second"]
+
+
+@pytest.mark.scenario("GO-08")
+@pytest.mark.parametrize("behavior", ["run_llm_again", "stop_on_first_tool"])
+@pytest.mark.parametrize("trips", [True, False])
+@in_every_way
+async def test_the_final_output_of_a_run_that_went_on_is_judged(
+    run_mode: Run, behavior: str, trips: bool, way: str
+) -> None:
+    """The model's message, and an output that an approved tool made."""
+    asked: list[str] = []
+    ran: list[Any] = []
+    agent = agent_with(
+        [gated(ran)],
+        call("gated", {"n": 1}, "c1"),
+        tool_use_behavior=behavior,
+        output_guardrails=[output_guard("judge", TRIPPED if trips else PASSED, log=asked)],
+    )
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert asked == []
+    if trips:
+        with pytest.raises(OutputGuardrailTripwireTriggered):
+            await pauses.resume(agent, paused, approving())
+    else:
+        result = await pauses.resume(agent, paused, approving())
+        assert result.final_output == ("done" if behavior == "run_llm_again" else "gated 1")
+    assert asked == ["judge"]
+    assert ran == [("gated", 1)]
+
+
+# ---------------------------------------------------------------------------------------------- cancellation
+
+
+class HeldFormatter:
+    """A formatter that never comes to an answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.waiting = anyio.Event()
+
+    async def __call__(self, args: Any) -> str:
+        self.asked.append((args.kind, args.call_id))
+        self.waiting.set()
+        await anyio.sleep_forever()
+        return "never"
+
+
+async def cancelled_in(formatter: HeldFormatter, agent: Any, given: Any, journal: Any, config: RunConfig) -> RunState:
+    """Run until the formatter waits, cancel, and return the state that is left."""
+    async with Runner.run_streamed(agent, given, journal=journal, run_config=config) as stream:
+        with anyio.fail_after(5):
+            await formatter.waiting.wait()
+    assert stream.result.status == "cancelled"
+    return stream.state
+
+
+@pytest.mark.scenario("PC-06")
+@pytest.mark.parametrize("nested", [False, True])
+@in_every_way
+async def test_a_run_cancelled_while_a_rejection_is_worded_can_be_stored_and_run_on(
+    run_mode: Run, nested: bool, way: str
+) -> None:
+    """The rejected call is done with, by the default text; the approved sibling runs once, and nothing runs again."""
+    ran: list[Any] = []
+    inner = agent_with(
+        [free(ran), gated(ran), gated(ran, "other")],
+        [call("free", {}, "c1"), call("gated", {}, "c2"), call("other", {}, "c3")],
+    )
+    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1")) if nested else inner
+    formatter = HeldFormatter()
+    config = RunConfig(tool_error_formatter=formatter)
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=config)
+    assert ran == [("free", 0)]
+    state = await pauses.state(agent, paused)
+    state.reject("c2")
+    state.approve("c3")
+    left = await cancelled_in(formatter, agent, state, pauses.journal, config)
+    stored(agent, left)
+    assert ran == [("free", 0)]
+    result = await pauses.resume(agent, left, nothing, run_config=config)
+    assert result.final_output == "done"
+    assert ran == [("free", 0), ("other", 0)]
+    assert shown(inner) == {"c1": "free 0", "c2": "Tool 'gated' was not approved.", "c3": "other 0"}
+    assert formatter.asked == [("approval_rejected", "c2")]
+    check_history(requests_of(inner)[-1].items)
+    check_history(requests_of(agent)[-1].items)
+
+
+@pytest.mark.scenario("PC-06")
+@in_every_way
+async def test_a_run_cancelled_while_a_missing_tool_is_worded_can_be_stored_and_run_on(run_mode: Run, way: str) -> None:
+    """The missing one is done with, by the default text; its sibling had not started, and runs once."""
+    ran: list[Any] = []
+    agent = agent_with([free(ran)], [call("free", {}, "c1"), call("nowhere", {}, "c2")])
+    formatter = HeldFormatter()
+    config = RunConfig(tool_error_formatter=formatter, tool_not_found_behavior="return_error_to_model")
+    pauses = Pauses(run_mode, way)
+    left = await cancelled_in(formatter, agent, "go", pauses.journal, config)
+    stored(agent, left)
+    assert ran == []
+    result = await pauses.resume(agent, left, nothing, run_config=config)
+    assert result.final_output == "done"
+    assert ran == [("free", 0)]
+    assert shown(agent) == {"c1": "free 0", "c2": "Tool 'nowhere' not found."}
+    assert formatter.asked == [("tool_not_found", "c2")]
+    check_history(requests_of(agent)[-1].items)

@@ -1,0 +1,414 @@
+"""What of a run survives in its stored state: contexts, outputs, guardrail results, conversations."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pydantic
+import pytest
+from kit.agents import PASSED, brief, input_guard, output_guard
+from kit.results import Run, outcome_of, outputs_in, records_of, shown
+from kit.stored import approved, by_turn, copy_of
+
+from agentloop import (
+    Agent,
+    GuardrailFunctionOutput,
+    RejectContent,
+    RunConfig,
+    RunContext,
+    Runner,
+    RunState,
+    StateError,
+    ToolContext,
+    handoff,
+    input_guardrail,
+    tool,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
+from agentloop import records as r
+from agentloop.guardrail_results import Allow
+from agentloop.items import AssistantMessage, Reasoning, ToolCall
+from agentloop.testing import call, respond, say
+
+
+@tool(needs_approval=True)
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+@tool(needs_approval=True)
+async def ask_context(ctx: ToolContext[Any]) -> str:
+    """Say what the context is."""
+    return repr(ctx.context)
+
+
+def paying(*before: Any, tools: Any = (), **fields: Any) -> Agent[Any, Any]:
+    """Return an agent that does *before*, asks to pay, and is done."""
+    steps = [*before, call("pay", {"amount": 1}, call_id="p"), say("done")]
+    return Agent("guide", model=by_turn(*steps), tools=[*tools, pay], **fields)
+
+
+# ---------------------------------------------------------------------------------------------- contexts
+
+
+@attrs.define
+class Desk:
+    """An application's context."""
+
+    owner: str
+    papers: list[str] = attrs.field(factory=list)
+
+
+def context_agent() -> Agent[Any, Any]:
+    """Return an agent whose tool tells the context, once approved."""
+    return Agent("guide", model=by_turn(call("ask_context", call_id="c"), say("done")), tools=[ask_context])
+
+
+@pytest.mark.scenario("RS-05")
+async def test_a_mapping_is_stored_exactly(run_mode: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes, keys that aren't text, tuples and all; without a warning."""
+    given = {"owner": "Ann", "n": 1 << 80, "raw": b"\x00\xff", "pairs": {1: "one"}, "$odd": [None, 1.5]}
+    agent = context_agent()
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        state = (await run_mode(agent, "go", context=given)).to_state()
+        restored = copy_of(state)
+    assert caplog.records == []
+    assert restored.context == given
+    assert restored.context is not given
+    restored.approve("c")
+    done = await run_mode(agent, restored)
+    assert outputs_in(done.new_items) == {"c": repr(given)}
+    assert done.context == given
+
+
+@pytest.mark.scenario("RS-05")
+async def test_an_object_goes_through_the_applications_functions(run_mode: Run) -> None:
+    """A serializer one way, a deserializer back."""
+    agent = context_agent()
+    state = (await run_mode(agent, "go", context=Desk("Ann", ["deed"]))).to_state()
+    text = state.to_string(context_serializer=attrs.asdict, strict_context=True)
+    restored = RunState.from_string(agent, text, context_deserializer=lambda data: Desk(**data))
+    assert restored.context == Desk("Ann", ["deed"])
+    data = state.to_json(context_serializer=attrs.asdict)
+    assert RunState.from_json(agent, data, context_deserializer=lambda data: Desk(**data)).context == restored.context
+
+
+@pytest.mark.scenario("RS-05")
+async def test_an_object_without_a_serializer_is_left_out_with_a_warning(
+    run_mode: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of it is stored; the warning names its type alone."""
+    agent = context_agent()
+    state = (await run_mode(agent, "go", context=Desk("canary"))).to_state()
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        text = state.to_string()
+    [warning] = caplog.records
+    assert "Desk" in warning.getMessage()
+    assert "canary" not in warning.getMessage() + text
+    assert RunState.from_string(agent, text).context is None
+
+
+@pytest.mark.scenario("RS-05")
+async def test_strictly_an_object_without_a_serializer_is_an_error(run_mode: Run) -> None:
+    """A mapping and no context at all are none."""
+    agent = context_agent()
+    state = (await run_mode(agent, "go", context=Desk("canary"))).to_state()
+    with pytest.raises(StateError, match="Desk") as caught:
+        state.to_json(strict_context=True)
+    assert "canary" not in str(caught.value)
+    for context in (None, {"owner": "Ann"}):
+        state = (await run_mode(context_agent(), "go", context=context)).to_state()
+        assert RunState.from_json(agent, state.to_json(strict_context=True)).context == context
+
+
+@pytest.mark.scenario("RS-05", "RS-16")
+@pytest.mark.parametrize("when", ["reading", "running"])
+async def test_another_context_takes_the_place_of_the_object_and_approvals_stay(run_mode: Run, when: str) -> None:
+    """Given where the state is read, or where it is run on."""
+    agent = context_agent()
+    state = (await run_mode(agent, "go", context={"owner": "Ann"})).to_state()
+    state.approve("c")
+    if when == "reading":
+        restored = copy_of(state, context=Desk("Bob"))
+        done = await run_mode(agent, restored)
+    else:
+        restored = copy_of(state)
+        done = await run_mode(agent, restored, context=Desk("Bob"))
+        assert restored.context == {"owner": "Ann"}
+    assert done.final_output == "done"
+    assert done.context == Desk("Bob")
+    assert outputs_in(done.new_items) == {"c": repr(Desk("Bob"))}
+
+
+# ---------------------------------------------------------------------------------------------- outputs
+
+
+@dataclasses.dataclass
+class Point:
+    """A dataclass."""
+
+    x: int
+    y: float
+
+
+class Model(pydantic.BaseModel):
+    """A pydantic model."""
+
+    name: str
+    point: dict[str, int]
+
+
+@attrs.frozen
+class Pair:
+    """An attrs class."""
+
+    left: Any
+    right: Any
+
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "pydantic": (Model(name="m", point={"x": 1}), {"name": "m", "point": {"x": 1}}),
+    "dataclass": (Point(1, 2.5), {"x": 1, "y": 2.5}),
+    "attrs": (Pair(1, Pair("a", None)), {"left": 1, "right": {"left": "a", "right": None}}),
+    "tuple": ((1, ("a", (2.0,))), [1, ["a", [2.0]]]),
+    "bytes": (b"\x00\xffraw", b"\x00\xffraw"),
+    "nested bytes": ({"data": [b"\x01"]}, {"data": [b"\x01"]}),
+}
+
+
+@pytest.mark.scenario("RS-07")
+@pytest.mark.parametrize("kind", VALUES)
+async def test_what_a_body_returned_is_kept_as_plain_data(run_mode: Run, kind: str) -> None:
+    """Objects structured by their fields, tuples as lists, bytes as bytes; the model is shown the same text."""
+    value, kept = VALUES[kind]
+
+    @tool
+    async def make() -> Any:
+        """Make."""
+        return value
+
+    agent = paying(call("make", call_id="m"), tools=[make])
+    first = await run_mode(agent, "go")
+    restored = approved(first)
+    [body] = [record for record in records_of(restored, r.BodyEnded) if record.call_id == "m"]
+    assert body.value == kept
+    assert type(body.value) is type(kept)
+    before = outcome_of(first, "m").output
+    done = await run_mode(agent, restored)
+    assert outcome_of(done, "m").output == before
+    assert shown(agent)["m"] == before
+
+
+@pytest.mark.scenario("RS-07")
+async def test_the_applications_own_data_of_a_call_are_kept(run_mode: Run) -> None:
+    """What `custom_data_extractor` gave, structured like outputs."""
+
+    @tool(custom_data_extractor=lambda ctx, value: {"point": Point(1, 2.0), "raw": b"\x01", "of": (value,)})
+    async def make() -> str:
+        """Make."""
+        return "made"
+
+    agent = paying(call("make", call_id="m"), tools=[make])
+    first = await run_mode(agent, "go")
+    assert outcome_of(first, "m").custom_data["point"] == Point(1, 2.0)
+    done = await run_mode(agent, approved(first))
+    assert outcome_of(done, "m").custom_data == {"point": {"x": 1, "y": 2.0}, "raw": b"\x01", "of": ["made"]}
+
+
+# ---------------------------------------------------------------------------------------------- the rest of a run
+
+
+@pytest.mark.scenario("RS-08")
+async def test_guardrail_results_are_kept_and_no_guardrail_judges_twice(run_mode: Run) -> None:
+    """Input ones with their own data, tool ones with their call; those passed aren't asked again."""
+    log: list[str] = []
+
+    @input_guardrail(name="polite")
+    async def polite(ctx: RunContext[Any], agent: Any, given: Any) -> GuardrailFunctionOutput:
+        log.append("polite")
+        return GuardrailFunctionOutput({"score": 0.9}, False)
+
+    @tool_input_guardrail
+    def before(data: Any) -> Allow:
+        return Allow({"seen": data.arguments})
+
+    @tool_output_guardrail
+    def after(data: Any) -> RejectContent:
+        return RejectContent("Hidden.", {"was": data.value})
+
+    @tool(tool_input_guardrails=[before], tool_output_guardrails=[after])
+    async def make(n: int) -> str:
+        """Make."""
+        return "made"
+
+    agent = paying(call("make", {"n": 1}, call_id="m"), tools=[make], input_guardrails=[polite])
+    agent.input_guardrails.append(input_guard("second", PASSED, log=log))
+    agent.output_guardrails.append(output_guard("out", PASSED, log=log))
+    first = await run_mode(agent, "go")
+    done = await run_mode(agent, approved(first))
+    assert sorted(log[:2]) == ["polite", "second"]  # side by side
+    assert log[2:] == ["out"]
+    assert [result.guardrail.name for result in done.input_guardrail_results] == ["polite", "second"]
+    assert done.input_guardrail_results[0].output == GuardrailFunctionOutput({"score": 0.9}, False)
+    assert [result.guardrail.name for result in done.output_guardrail_results] == ["out"]
+    [judged] = done.tool_input_guardrail_results
+    assert (judged.guardrail.name, judged.call.call_id, judged.output) == ("before", "m", Allow({"seen": {"n": 1}}))
+    [hidden] = done.tool_output_guardrail_results
+    assert isinstance(hidden.output, RejectContent)
+    assert hidden.output.output_info == {"was": "made"}
+    assert outcome_of(done, "m").output == "Hidden."
+    text = first.to_state().to_string()
+    assert text.count('"body_ended"') == 1
+    assert '"kept"' not in text, "what an output guardrail had not judged yet is kept nowhere"
+
+
+@pytest.mark.scenario("RS-08", "US-08")
+@pytest.mark.parametrize("message", [None, "Too dear."])
+async def test_rejections_keep_their_words(run_mode: Run, message: str | None) -> None:
+    """The model is told them in whatever process the run goes on."""
+    agent = paying()
+    state = (await run_mode(agent, "go")).to_state()
+    state.reject("p", message=message)
+    done = await run_mode(agent, copy_of(state))
+    assert shown(agent) == {"p": message or "Tool 'pay' was not approved."}
+    assert outcome_of(done, "p").status == "rejected"
+    assert outputs_in(copy_of(done.to_state()).fold.new_items) == shown(agent)
+
+
+@attrs.frozen
+class Order:
+    """What a nested agent is asked for."""
+
+    item: str
+    count: int
+
+
+@pytest.mark.scenario("RS-08", "NA-15")
+async def test_the_structured_input_of_a_nested_run_is_there_again(run_mode: Run) -> None:
+    """What `tool_input` is in a nested run's tools, before a pause and after it."""
+    seen: list[Any] = []
+
+    @tool(needs_approval=True)
+    async def ship(ctx: ToolContext[Any]) -> str:
+        """Ship."""
+        seen.append(ctx.tool_input)
+        return "shipped"
+
+    inner = Agent("inner", model=by_turn(call("ship", call_id="s"), say("inner done")), tools=[ship])
+    nested = inner.as_tool("order", "Orders.", parameters=Order)
+    step = call("order", {"item": "pen", "count": 2}, call_id="o")
+    outer = Agent("outer", model=by_turn(step, say("done")), tools=[nested])
+    done = await run_mode(outer, approved(await run_mode(outer, "go")))
+    assert seen == [Order("pen", 2)]
+    assert shown(outer) == {"o": "inner done"}
+    assert done.final_output == "done"
+
+
+@pytest.mark.scenario("RS-08")
+async def test_reasoning_stands_before_what_it_led_to(run_mode: Run) -> None:
+    """With its ids and what the provider encrypted, as the model is shown it again."""
+    reasoning = Reasoning("rs_1", ("because",), (), "sealed")
+    steps = [
+        respond(reasoning, ToolCall("p", "pay", '{"amount": 1}', provider_data={"id": "fc_1"}), response_id="r1"),
+        say("done"),
+    ]
+    agent = Agent("guide", model=by_turn(*steps), tools=[pay])
+    done = await run_mode(agent, approved(await run_mode(agent, "go")))
+    items = agent.model.requests[1].items  # type: ignore[union-attr]
+    assert brief(items) == ["user:go", "Reasoning", "call:pay#p", "output:paid 1#p"]
+    assert items[1] == reasoning
+    assert items[2].provider_data == {"id": "fc_1"}
+    assert done.raw_responses[0].response_id == "r1"
+
+
+@pytest.mark.scenario("RS-08")
+@pytest.mark.parametrize("by", ["conversation", "response"])
+async def test_a_conversation_that_the_provider_keeps_goes_on(run_mode: Run, by: str) -> None:
+    """By its id, or from the last response; only what is new is sent."""
+    steps = [
+        respond(ToolCall("p", "pay", '{"amount": 1}'), response_id="r1"),
+        respond(AssistantMessage("done"), response_id="r2"),
+    ]
+    agent = Agent("guide", model=by_turn(*steps), tools=[pay])
+    kept: Mapping[str, Any] = {"conversation_id": "conv"} if by == "conversation" else {"previous_response_id": "r0"}
+    done = await run_mode(agent, approved(await run_mode(agent, "go", **kept)))
+    assert done.final_output == "done"
+    request = agent.model.requests[1]  # type: ignore[union-attr]
+    assert (request.conversation_id, request.previous_response_id) == (
+        ("conv", None) if by == "conversation" else (None, "r1")
+    )
+    assert brief(request.items) == ["output:paid 1#p"]
+
+
+@pytest.mark.scenario("RS-08")
+async def test_a_nested_history_stays_one_piece_over_pauses(run_mode: Run) -> None:
+    """What a handoff made of the history before it is what the next agent goes on with, no line of it twice."""
+    config = RunConfig(nest_handoff_history=True)
+
+    def build() -> tuple[Agent[Any, Any], Agent[Any, Any]]:
+        second = Agent("second", tools=[pay])
+        second.model = by_turn(say("-"), call("pay", {"amount": 2}, call_id="p2"), say("end"))
+        first = Agent("first", tools=[pay], handoffs=[handoff(second, tool_name="over")])
+        first.model = by_turn([call("pay", {"amount": 1}, call_id="p1"), call("over", call_id="h")])
+        return first, second
+
+    unpaused, target = build()
+    unpaused.tools = target.tools = [attrs.evolve(pay, needs_approval=False)]
+    whole = await run_mode(unpaused, "go", run_config=config)
+    first, second = build()
+    result = await run_mode(first, "go", run_config=config)
+    while result.status == "interrupted":
+        result = await run_mode(first, approved(result), run_config=config)
+    assert result.final_output == whole.final_output == "end"
+    asked = [[brief(request.items) for request in agent.model.requests] for agent in (target, second)]  # type: ignore[union-attr]
+    assert asked[0] == asked[1]
+    assert brief(result.new_items) == brief(whole.new_items)
+    assert brief(result.to_input_list()) == brief(whole.to_input_list())
+
+
+async def test_a_run_keeps_its_id_and_its_calls_their_keys(run_mode: Run) -> None:
+    """What is passed to other systems stays the same over pauses."""
+    seen: list[tuple[str, str]] = []
+
+    @tool(name="pay", needs_approval=True)
+    async def noted(ctx: ToolContext[Any], amount: int) -> str:
+        """Pay."""
+        seen.append((ctx.run_id, ctx.idempotency_key))
+        return "paid"
+
+    agent = Agent("guide", model=by_turn(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[noted])
+    first = await run_mode(agent, "go")
+    state = approved(first)
+    await run_mode(agent, state)
+    await run_mode(agent, state)
+    [started] = records_of(first, r.RunStarted)
+    assert [run_id for run_id, _ in seen] == [started.run_id] * 2
+    assert len({key for _, key in seen}) == 1
+
+
+async def test_nothing_of_the_state_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of types in stored values are data."""
+    import builtins
+
+    agent = paying()
+    data = (await Runner.run(agent, "go")).to_state().to_json()
+    evil = {"type": "antigravity.Fly", "__class__": "antigravity.Fly", "$import": "antigravity", "$type": "os.system"}
+    data["context"] = {"serialized": False, "value": {"$map": [["payload", {"$map": list(map(list, evil.items()))}]]}}
+    RunState.from_json(agent, data)  # whatever reading imports by itself is there now
+    asked: list[str] = []
+    imported = builtins.__import__
+
+    def watching(name: str, *args: Any, **named: Any) -> Any:
+        asked.append(name)
+        return imported(name, *args, **named)
+
+    monkeypatch.setattr(builtins, "__import__", watching)
+    restored = RunState.from_json(agent, data)
+    monkeypatch.undo()
+    assert restored.context == {"payload": evil}
+    assert "antigravity" not in asked
+    assert "os" not in asked

@@ -1,0 +1,133 @@
+"""States read by other processes, on other backends, and by later versions."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit import child_runs, frozen_state
+from kit.results import Run, outcome_of, outputs_in
+from kit.stored import copy_of
+
+from agentloop import RunState
+
+CHILD = Path(child_runs.__file__)
+
+
+def child(*args: str, given: str = "") -> str:
+    """Run a step of `child_runs` in a process of its own and return what it wrote."""
+    done = subprocess.run(
+        [sys.executable, str(CHILD), *args], input=given, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.real_clock
+@pytest.mark.slow
+@pytest.mark.scenario("RS-18", "LX-65")
+@pytest.mark.parametrize(("first", "second"), [("asyncio", "trio"), ("trio", "asyncio")])
+def test_begun_in_one_process_approved_in_another_and_finished_in_a_third(
+    first: Any, second: Any, tmp_path: Path
+) -> None:
+    """On the other backend; with only the JSON and the definitions. What waited runs once, as approved."""
+    ledger = tmp_path / "ledger"
+    state = child("begin", first, str(ledger))
+    assert ledger.read_text().splitlines() == ["look"]
+    report = json.loads(child("finish", second, str(ledger), given=child("approve", given=state)))
+    assert sorted(ledger.read_text().splitlines()) == ["look", "pay 1", "pay 5"]
+    assert report == {
+        "status": "completed",
+        "output": "done",
+        "calls": {"l": "succeeded", "s": "succeeded", "p": "succeeded", "l2": "replayed"},
+        "outputs": {"l": "seen", "s": "in", "p": "paid 1", "l2": "seen"},
+        "requests": 5,
+        "turns": 3,
+    }
+
+
+@pytest.mark.real_clock
+@pytest.mark.slow
+@pytest.mark.scenario("LX-65")
+def test_what_was_rejected_elsewhere_never_runs_and_the_model_gets_the_reason(tmp_path: Path) -> None:
+    """In the run's own words, and in the nested run's."""
+    ledger = tmp_path / "ledger"
+    state = child("reject", "Not with my money.", given=child("begin", "asyncio", str(ledger)))
+    assert state.count("Not with my money.") == 2
+    report = json.loads(child("finish", "trio", str(ledger), given=state))
+    assert ledger.read_text().splitlines() == ["look"]
+    assert report["status"] == "completed"
+    assert report["calls"]["p"] == "rejected"
+    assert report["outputs"]["p"] == "Not with my money."
+    assert report["calls"]["s"] == "succeeded"
+
+
+# ---------------------------------------------------------------------------------------------- frozen states
+
+
+def frozen() -> RunState:
+    """Return the frozen state, read by the definitions it was made with."""
+    return RunState.from_string(frozen_state.build(), frozen_state.FILE.read_text())
+
+
+@pytest.mark.scenario("RS-03")
+def test_the_frozen_state_is_read_and_means_what_it_meant() -> None:
+    """Its context, what waits, usage, outputs, and what has been decided."""
+    state = frozen()
+    assert state.context == frozen_state.CONTEXT
+    [waiting] = state.interruptions
+    assert (waiting.call.call_id, waiting.call.arguments, waiting.path) == ("inner_pay", '{"amount": 2}', ("nested",))
+    assert state.fold.turn == 2
+    assert state.fold.max_turns == 7
+    assert state.fold.usage.requests == 4
+    assert state.fold.usage.total_tokens == 13
+    assert outputs_in(state.fold.new_items) == {
+        "located": '{"x": 1, "y": 2.5}',
+        "again": '{"x": 1, "y": 2.5}',
+        "peeked": "Hidden.",
+        "failed": "Tool broken failed with: ValueError(no luck)",
+        "own_pay": "paid 10",
+        "other_pay": "Too much.",
+    }
+    assert state.fold.calls["located"].outcome is not None
+    assert state.fold.calls["located"].outcome.custom_data == [1, b"\x01"]
+
+
+@pytest.mark.scenario("RS-03")
+def test_the_frozen_state_is_written_as_it_was_read() -> None:
+    """In the present schema, or (once there is another) brought to it."""
+    data = json.loads(frozen_state.FILE.read_text())
+    written = json.loads(frozen().to_string())
+    assert written["schema"] == RunState.schema_version
+    if data["schema"] == RunState.schema_version:
+        del written["library"], data["library"]
+        assert written == data
+    assert copy_of(frozen()) == frozen()
+
+
+@pytest.mark.scenario("RS-03")
+async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
+    """To the run's end, with what was decided then and is decided now."""
+    state = frozen()
+    [waiting] = state.interruptions
+    state.approve(waiting)
+    done = await run_mode(state.agent, state)
+    assert done.final_output == "all is done"
+    assert done.context == frozen_state.CONTEXT
+    assert outcome_of(done, "nested").output == "inside is done"
+    assert done.usage.requests == 6
+    assert done.usage.total_tokens == 39
+
+
+@pytest.mark.scenario("RS-03")
+async def test_a_state_made_now_has_the_form_of_the_frozen_one() -> None:
+    """What is stored has not changed unseen: kinds of records and their fields are those of the file."""
+    now = frozen_state.without_chance((await frozen_state.make()).to_json())
+    then = json.loads(frozen_state.FILE.read_text())
+    if then["schema"] == now["schema"]:
+        assert [record["kind"] for record in now["records"]] == [record["kind"] for record in then["records"]]
+        assert [sorted(record) for record in now["records"]] == [sorted(record) for record in then["records"]]
+        assert sorted(now) == sorted(then)
+        assert now["graph"] == then["graph"]

@@ -1,0 +1,636 @@
+"""How many calls run at once, in which order they start, and in which order their outputs appear."""
+
+import threading
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import pytest
+from kit.results import (
+    Flight,
+    Rendezvous,
+    Run,
+    agent_with,
+    executing,
+    outcome_of,
+    outputs_in,
+    records_of,
+    requests_of,
+    shown,
+    statuses,
+)
+
+from agentloop import (
+    Agent,
+    ModelSettings,
+    RunConfig,
+    Runner,
+    ToolCallError,
+    ToolExecution,
+    UserError,
+    tool,
+)
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.testing import ScriptedModel, call, normal, say
+
+
+def calls(name: str, count: int) -> list[Any]:
+    """Return *count* calls of a tool of one argument `n`, from 0; their ids are `c0 …`."""
+    return [call(name, {"n": n}, f"c{n}") for n in range(count)]
+
+
+def expected(count: int) -> dict[str, str]:
+    """Return the outputs of `calls` for a tool that answers with its number."""
+    return {f"c{n}": str(n) for n in range(count)}
+
+
+# -- caps
+
+
+@pytest.mark.scenario("CO-01")
+async def test_without_a_cap_all_calls_of_a_turn_are_active_at_once(run_mode: Run) -> None:
+    """Forty bodies that wait for each other."""
+    everyone = Rendezvous(40)
+
+    @tool
+    async def f(n: int) -> int:
+        await everyone.wait()
+        return n
+
+    agent = agent_with([f], calls("f", 40))
+    with anyio.fail_after(20):
+        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=None))
+    assert shown(agent) == expected(40)
+
+
+@pytest.mark.scenario("CO-02")
+@pytest.mark.parametrize("cap", [2, 3])
+async def test_a_cap_is_never_exceeded_and_always_used(run_mode: Run, cap: int) -> None:
+    """Bodies meet in groups of the cap's size; the outputs stand in model order."""
+    flight = Flight()
+    count = 2 * cap
+    groups = [Rendezvous(cap), Rendezvous(cap)]
+
+    @tool
+    async def f(n: int) -> int:
+        with flight(n):
+            await groups[n // cap].wait()
+            return n
+
+    agent = agent_with([f], calls("f", count))
+    with anyio.fail_after(20):
+        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=cap))
+    assert flight.peak == cap
+    assert list(shown(agent).items()) == list(expected(count).items())
+
+
+@pytest.mark.scenario("CO-03")
+async def test_a_cap_of_one_is_sequential_in_model_order(run_mode: Run) -> None:
+    """Whatever each body awaits."""
+    flight = Flight()
+
+    @tool
+    async def f(n: int) -> int:
+        with flight(n):
+            for _ in range(5 - n):
+                await anyio.lowlevel.checkpoint()
+            return n
+
+    agent = agent_with([f], calls("f", 5))
+    await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
+    assert flight.started == flight.ended == [0, 1, 2, 3, 4]
+    assert flight.peak == 1
+
+
+@pytest.mark.scenario("CO-04")
+async def test_with_a_cap_of_one_nothing_starts_after_a_failure(run_mode: Run) -> None:
+    """The queued calls settle unstarted, as cancelled by their sibling."""
+    started: list[int] = []
+
+    @tool(failure_error_function=None)
+    async def f(n: int) -> int:
+        started.append(n)
+        await anyio.lowlevel.checkpoint()
+        raise ValueError("no")
+
+    agent = agent_with([f], calls("f", 4))
+    with pytest.raises(ToolCallError) as caught:
+        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
+    assert started == [0]
+    data = caught.value.run_data
+    assert data is not None
+    assert statuses(data) == ["failed", "cancelled", "cancelled", "cancelled"]
+    for call_id in ("c1", "c2", "c3"):
+        outcome = outcome_of(data, call_id)
+        assert (outcome.cancelled_by, outcome.started_at) == ("sibling", None)
+    assert [record.call_id for record in records_of(data, r.CallStarted)] == ["c0"]
+
+
+@pytest.mark.scenario("CO-05")
+@pytest.mark.parametrize("cap", [0, -1])
+def test_a_cap_below_one_is_refused_at_construction(cap: int) -> None:
+    """Naming the field; None is no limit."""
+    with pytest.raises(ValueError, match="max_function_tool_concurrency"):
+        ToolExecution(max_function_tool_concurrency=cap)
+    assert ToolExecution(max_function_tool_concurrency=None).max_function_tool_concurrency is None
+
+
+@pytest.mark.scenario("CO-06")
+async def test_a_slow_first_call_does_not_keep_later_ones_from_free_slots(run_mode: Run) -> None:
+    """With a cap of two, five calls go through the second slot while the first waits for the last of them."""
+    last = anyio.Event()
+    ended: list[int] = []
+
+    @tool
+    async def f(n: int) -> int:
+        if n == 0:
+            await last.wait()
+        elif n == 5:
+            last.set()
+        ended.append(n)
+        return n
+
+    agent = agent_with([f], calls("f", 6))
+    with anyio.fail_after(20):
+        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=2))
+    assert ended == [1, 2, 3, 4, 5, 0]
+    assert shown(agent) == expected(6)
+
+
+@pytest.mark.scenario("CO-07")
+async def test_a_nested_agent_inherits_the_cap_for_its_own_turn(run_mode: Run) -> None:
+    """Each turn has its own slots: the inner one is sequential too, and the outer slot doesn't starve it."""
+    flight = Flight()
+
+    @tool
+    async def f(n: int) -> int:
+        with flight(n):
+            await anyio.lowlevel.checkpoint()
+            return n
+
+    inner = Agent("inner", model=ScriptedModel([calls("f", 3), say("inner done")]), tools=[f])
+    agent = agent_with([inner.as_tool()], call("inner", {"input": "go"}, "i"))
+    with anyio.fail_after(20):
+        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
+    assert flight.peak == 1
+    assert flight.started == [0, 1, 2]
+    assert shown(agent) == {"i": "inner done"}
+
+
+@pytest.mark.scenario("LX-20")
+async def test_five_hundred_calls_under_a_limit_of_ten(run_mode: Run) -> None:
+    """All run, never more than ten at once, and the results come back in order."""
+    flight = Flight()
+    groups = [Rendezvous(10) for _ in range(50)]
+
+    @tool
+    async def f(n: int) -> int:
+        with flight(n):
+            await groups[n // 10].wait()
+            return n
+
+    agent = agent_with([f], calls("f", 500))
+    with anyio.fail_after(40):
+        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=10))
+    assert flight.peak == 10
+    assert sorted(flight.started) == list(range(500))
+    assert list(shown(agent).items()) == list(expected(500).items())
+
+
+@pytest.mark.scenario("LX-21")
+async def test_calls_past_the_call_cap_of_a_turn_are_refused(run_mode: Run) -> None:
+    """The first hundred run; each of the others is told the same."""
+    ran: list[int] = []
+
+    @tool
+    async def f(n: int) -> int:
+        ran.append(n)
+        return n
+
+    agent = agent_with([f], calls("f", 500))
+    result = await run_mode(agent, "go", run_config=executing(max_calls_per_turn=100))
+    assert sorted(ran) == list(range(100))
+    found = shown(agent)
+    refusal = "Tool 'f' was not started: more than 100 calls in one turn."
+    assert list(found.values()) == [str(n) for n in range(100)] + [refusal] * 400
+    assert statuses(result) == ["succeeded"] * 100 + ["skipped"] * 400
+    assert outcome_of(result, "c100").started_at is None
+
+
+# -- overlap
+
+
+@pytest.mark.scenario("LX-01")
+@pytest.mark.backends("trio-virtual")
+async def test_concurrent_tools_take_as_long_as_the_slowest(run_mode: Run) -> None:
+    """Three of 100 ms each take 100 ms together."""
+
+    @tool
+    async def f(n: int) -> int:
+        await anyio.sleep(0.1)
+        return n
+
+    agent = agent_with([f], calls("f", 3))
+    began = anyio.current_time()
+    await run_mode(agent, "go")
+    assert anyio.current_time() - began == pytest.approx(0.1)
+    assert shown(agent) == expected(3)
+
+
+@pytest.mark.scenario("LX-01")
+async def test_concurrent_tools_overlap(run_mode: Run) -> None:
+    """Three that wait for each other, and all results in the next model input."""
+    everyone = Rendezvous(3)
+
+    @tool
+    async def f(n: int) -> int:
+        await everyone.wait()
+        return n
+
+    agent = agent_with([f], calls("f", 3))
+    with anyio.fail_after(20):
+        await run_mode(agent, "go")
+    assert shown(agent) == expected(3)
+
+
+SEQUENTIAL = [
+    pytest.param({}, RunConfig(tool_execution=ToolExecution(mode="sequential")), id="run"),
+    pytest.param({"tool_execution": "sequential"}, RunConfig(), id="agent"),
+]
+
+
+@pytest.mark.scenario("LX-02")
+@pytest.mark.parametrize(("fields", "config"), SEQUENTIAL)
+async def test_sequential_bodies_run_in_call_order_without_overlap(
+    run_mode: Run, fields: dict[str, Any], config: RunConfig
+) -> None:
+    """By the run's mode or by the agent's."""
+    flight = Flight()
+
+    @tool
+    async def f(n: int) -> int:
+        with flight(n):
+            for _ in range(4 - n):
+                await anyio.lowlevel.checkpoint()
+            return n
+
+    agent = agent_with([f], calls("f", 4), **fields)
+    await run_mode(agent, "go", run_config=config)
+    assert flight.started == flight.ended == [0, 1, 2, 3]
+    assert flight.peak == 1
+
+
+@pytest.mark.scenario("LX-02")
+@pytest.mark.backends("trio-virtual")
+async def test_sequential_tools_take_as_long_as_all_together(run_mode: Run) -> None:
+    """Three of 100 ms take 300 ms."""
+
+    @tool
+    async def f(n: int) -> int:
+        await anyio.sleep(0.1)
+        return n
+
+    agent = agent_with([f], calls("f", 3))
+    began = anyio.current_time()
+    await run_mode(agent, "go", run_config=executing(mode="sequential"))
+    assert anyio.current_time() - began == pytest.approx(0.3)
+
+
+async def test_the_run_s_mode_wins_over_the_agent_s(run_mode: Run) -> None:
+    """`mode="concurrent"` overlaps the calls of a sequential agent."""
+    everyone = Rendezvous(3)
+
+    @tool
+    async def f(n: int) -> int:
+        await everyone.wait()
+        return n
+
+    agent = agent_with([f], calls("f", 3), tool_execution="sequential")
+    with anyio.fail_after(20):
+        await run_mode(agent, "go", run_config=executing(mode="concurrent"))
+    assert shown(agent) == expected(3)
+
+
+@pytest.mark.scenario("CO-08", "LX-17")
+@pytest.mark.real_clock
+async def test_a_blocking_sync_tool_runs_beside_async_ones(run_mode: Run) -> None:
+    """The sync body blocks its thread until an async sibling has run on the loop, and a ticker goes on ticking."""
+    async_ran = threading.Event()
+    sync_in = anyio.Event()
+    ticks = 0
+    three_ticks = threading.Event()
+
+    @tool
+    def blocking() -> str:
+        anyio.from_thread.run_sync(sync_in.set)
+        assert async_ran.wait(20)
+        assert three_ticks.wait(20)
+        return threading.current_thread().name
+
+    @tool
+    async def quick() -> str:
+        await sync_in.wait()
+        async_ran.set()
+        return threading.current_thread().name
+
+    async def ticker() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.sleep(0.001)
+            ticks += 1
+            if ticks >= 3 and async_ran.is_set():
+                three_ticks.set()
+
+    agent = agent_with([blocking, quick], [call("blocking", {}, "s"), call("quick", {}, "a")])
+    async with anyio.create_task_group() as group:
+        group.start_soon(ticker)
+        with anyio.fail_after(20):
+            await run_mode(agent, "go")
+        group.cancel_scope.cancel()
+    found = shown(agent)
+    assert found["a"] == threading.current_thread().name
+    assert found["s"] != found["a"]
+
+
+@pytest.mark.scenario("CO-08")
+@pytest.mark.real_clock
+async def test_sync_tools_run_in_parallel_with_each_other(run_mode: Run) -> None:
+    """Three threads meet at a barrier."""
+    barrier = threading.Barrier(3)
+
+    @tool
+    def f(n: int) -> int:
+        barrier.wait(20)
+        return n
+
+    agent = agent_with([f], calls("f", 3))
+    await run_mode(agent, "go")
+    assert shown(agent) == expected(3)
+
+
+@pytest.mark.scenario("CO-11")
+@pytest.mark.parametrize("parallel", [True, False, None])
+@pytest.mark.parametrize("cap", [1, None])
+async def test_the_provider_s_parallel_calls_and_the_local_cap_are_independent(
+    run_mode: Run, parallel: bool | None, cap: int | None
+) -> None:
+    """The setting goes to the model as it is; the cap alone says how many run at once."""
+    flight = Flight()
+    everyone = Rendezvous(3)
+
+    @tool
+    async def f(n: int) -> int:
+        with flight(n):
+            if cap is None:
+                await everyone.wait()
+            return n
+
+    agent = agent_with([f], calls("f", 3), model_settings=ModelSettings(parallel_tool_calls=parallel))
+    with anyio.fail_after(20):
+        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=cap))
+    assert [request.settings.parallel_tool_calls for request in requests_of(agent)] == [parallel, parallel]
+    assert flight.peak == (3 if cap is None else 1)
+
+
+@pytest.mark.scenario("CO-12")
+async def test_a_run_has_one_log_whatever_starts_its_tasks(run_mode: Run) -> None:
+    """Bodies with and without a first await, one failing: on every backend the same log."""
+
+    @tool
+    async def at_once(n: int) -> int:
+        return n
+
+    @tool
+    async def later(n: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return n
+
+    @tool
+    async def failing(n: int) -> int:
+        raise ValueError(f"no {n}")
+
+    script = [
+        call(name, {"n": n}, f"c{n}") for n, name in enumerate(["later", "at_once", "failing", "later", "at_once"])
+    ]
+    agent = agent_with([at_once, later, failing], script)
+    result = await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=2))
+    kinds = [(record["kind"], record.get("call_id")) for record in normal(result.records)]
+    per_call = [
+        (kind, f"c{n}") for n in range(5) for kind in ("CallStarted", "BodyEnded", "CallSettled", "ItemReleased")
+    ]
+    batch = [row for row in kinds if row[1] is not None]
+    assert batch == per_call
+    assert statuses(result) == ["succeeded", "succeeded", "failed", "succeeded", "succeeded"]
+
+
+@pytest.mark.scenario("CO-12")
+async def test_a_failure_at_once_keeps_no_admitted_sibling_from_starting(run_mode: Run) -> None:
+    """Calls admitted together all start, also where a body runs inside its task's creation; the first is raised."""
+    started: list[int] = []
+
+    @tool(failure_error_function=None)
+    async def f(n: int) -> int:
+        started.append(n)
+        raise ValueError(f"no {n}")
+
+    agent = agent_with([f], calls("f", 3))
+    with pytest.raises(ToolCallError, match="no 0") as caught:
+        await run_mode(agent, "go")
+    assert sorted(started) == [0, 1, 2]
+    assert caught.value.run_data is not None
+    assert statuses(caught.value.run_data) == ["failed", "failed", "failed"]
+
+
+# -- order of outputs and events
+
+
+async def _events(agent: Agent[Any, Any]) -> list[Any]:
+    async with Runner.run_streamed(agent, "go") as stream:
+        return [event async for event in stream]
+
+
+@pytest.mark.scenario("LX-03", "LX-04")
+async def test_settled_events_come_at_once_and_outputs_in_model_order() -> None:
+    """Finishing 2, 3, 1: settled 2, 3, 1, outputs and records 1, 2, 3."""
+    done = [anyio.Event() for _ in range(3)]
+    after = {0: 2, 2: 1}
+
+    @tool
+    async def f(n: int) -> int:
+        if n in after:
+            await done[after[n]].wait()
+        return n
+
+    class _Sets:
+        def on_record(self, record: r.Record) -> None:
+            if isinstance(record, r.CallSettled):
+                done[int(record.call_id[1:])].set()
+
+        def on_still_running(self, report: Any) -> None: ...
+
+        def on_late_result(self, report: Any) -> None: ...
+
+    agent = agent_with([f], calls("f", 3))
+    async with Runner.run_streamed(agent, "go", run_config=RunConfig(instruments=[_Sets()])) as stream:
+        events = [event async for event in stream]
+    settled = [event.call.call_id for event in events if isinstance(event, ev.CallSettled)]
+    outputs = outputs_in(event.item for event in events if isinstance(event, ev.ItemCreated))
+    assert settled == ["c1", "c2", "c0"]
+    assert list(outputs.items()) == list(expected(3).items())
+    assert [one.call.call_id for one in stream.result.calls] == ["c0", "c1", "c2"]
+    released = [record.call_id for record in records_of(stream.result, r.ItemReleased)]
+    assert released == ["c0", "c1", "c2"]
+    assert list(outputs_in(stream.result.new_items)) == ["c0", "c1", "c2"]
+
+
+@pytest.mark.scenario("LX-05")
+async def test_an_early_output_is_delivered_before_a_slow_later_call_finishes() -> None:
+    """The second body ends only when the consumer has seen the first one's output."""
+    seen = anyio.Event()
+
+    @tool
+    async def f(n: int) -> int:
+        if n == 1:
+            await seen.wait()
+        return n
+
+    agent = agent_with([f], calls("f", 2))
+    with anyio.fail_after(20):
+        async with Runner.run_streamed(agent, "go") as stream:
+            async for event in stream:
+                if isinstance(event, ev.ItemCreated) and outputs_in([event.item]) == {"c0": "0"}:
+                    assert not stream.is_complete
+                    seen.set()
+    assert shown(agent) == expected(2)
+
+
+# -- serial, exclusive
+
+
+@pytest.mark.scenario("LX-30")
+async def test_calls_of_a_serial_tool_never_overlap_while_others_do(run_mode: Run) -> None:
+    """Two free calls meet during the first serial one; the serial ones go in model order."""
+    flight, free = Flight(), Rendezvous(3)
+
+    @tool(serial="disk")
+    async def s(n: int) -> int:
+        with flight(n):
+            if n == 0:
+                await free.wait()
+            await anyio.lowlevel.checkpoint()
+            return n
+
+    @tool
+    async def f(n: int) -> int:
+        await free.wait()
+        return n
+
+    script = [call(name, {"n": n}, f"c{n}") for n, name in enumerate("sfsfs")]
+    agent = agent_with([s, f], script)
+    with anyio.fail_after(20):
+        await run_mode(agent, "go")
+    assert flight.peak == 1
+    assert flight.started == [0, 2, 4]
+    assert shown(agent) == expected(5)
+
+
+async def test_two_tools_of_one_serial_group_exclude_each_other_and_two_groups_do_not(run_mode: Run) -> None:
+    """The group is the name, not the tool."""
+    flight, both = Flight(), Rendezvous(2)
+
+    @tool(serial="a")
+    async def one(n: int) -> int:
+        with flight(n):
+            if n == 0:
+                await both.wait()
+            await anyio.lowlevel.checkpoint()
+            return n
+
+    @tool(serial="a")
+    async def two(n: int) -> int:
+        with flight(n):
+            return n
+
+    @tool(serial="b")
+    async def three(n: int) -> int:
+        await both.wait()
+        return n
+
+    script = [call(name, {"n": n}, f"c{n}") for n, name in enumerate(["one", "two", "one", "three"])]
+    agent = agent_with([one, two, three], script)
+    with anyio.fail_after(20):
+        await run_mode(agent, "go")
+    assert (flight.peak, flight.started) == (1, [0, 1, 2])
+
+
+async def test_an_exclusive_call_waits_for_earlier_ones_and_holds_back_later_ones(run_mode: Run) -> None:
+    """Two before it overlap, it runs alone, two after it overlap."""
+    flight = Flight()
+    pairs = [Rendezvous(2), Rendezvous(2)]
+
+    @tool
+    async def f(n: int) -> int:
+        with flight(n):
+            await pairs[n // 3].wait()
+            return n
+
+    @tool(exclusive=True)
+    async def alone(n: int) -> int:
+        assert flight.now == 0
+        assert sorted(flight.ended) == [0, 1]
+        with flight(n):
+            await anyio.lowlevel.checkpoint()
+            assert flight.now == 1
+        return n
+
+    script = [call("alone" if n == 2 else "f", {"n": n}, f"c{n}") for n in range(5)]
+    agent = agent_with([f, alone], script)
+    with anyio.fail_after(20):
+        await run_mode(agent, "go")
+    assert shown(agent) == expected(5)
+    assert flight.started[2] == flight.ended[2] == 2
+
+
+async def test_an_exclusive_call_that_fails_lets_the_later_ones_run(run_mode: Run) -> None:
+    """Its policy is to tell the model; the calls behind it go on."""
+
+    @tool(exclusive=True)
+    async def alone(n: int) -> int:
+        raise ValueError("no")
+
+    @tool
+    async def f(n: int) -> int:
+        return n
+
+    script = [call(name, {"n": n}, f"c{n}") for n, name in enumerate(["alone", "f", "alone"])]
+    agent = agent_with([alone, f], script)
+    result = await run_mode(agent, "go")
+    assert statuses(result) == ["failed", "succeeded", "failed"]
+
+
+# -- a turn's calls one by one in the log
+
+
+async def test_the_log_says_what_a_call_waited_for(run_mode: Run) -> None:
+    """`CallStarted` names the full limits, and how long it stood in the queue."""
+
+    @tool(serial="disk")
+    async def s(n: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return n
+
+    agent = agent_with([s], calls("s", 2))
+    result = await run_mode(agent, "go")
+    first, second = records_of(result, r.CallStarted)
+    assert first.waited_for == ()
+    assert second.waited_for == ("serial:disk",)
+    assert first.queued_at is not None
+    assert first.queued_at <= first.at
+
+
+async def test_an_agent_of_another_category_is_refused() -> None:
+    """The mode is one of two words."""
+    with pytest.raises(UserError, match="tool_execution"):
+        Agent("guide", tool_execution="parallel")  # type: ignore[arg-type]

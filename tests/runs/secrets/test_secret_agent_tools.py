@@ -1,0 +1,381 @@
+"""Secret input of an agent tool: the nested model sees it, and nothing that is shown or stored does."""
+
+import json
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+from kit.results import Run, agent_with, requests_of, shown, statuses
+from kit.secret_cases import CANARIES, PASSWORD, Case, NestedHooks, Reversing
+
+from agentloop import Agent, GuardrailFunctionOutput, RunConfig, RunState, ToolContext, handoff, input_guardrail, tool
+from agentloop import records as r
+from agentloop.cli.show import json_line, plain
+from agentloop.exceptions import StateError
+from agentloop.items import (
+    AssistantMessage,
+    Item,
+    Reasoning,
+    SystemMessage,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.journal import MemoryJournal
+from agentloop.sessions import MemorySession
+from agentloop.testing import ScriptedModel, call, fail, say
+
+pytestmark = pytest.mark.anyio
+
+ASKED = {"input": PASSWORD}
+
+
+@attrs.frozen
+class Login:
+    """A typed input."""
+
+    user: str
+    password: str
+
+
+@pytest.fixture
+def case(run_mode: Run, caplog: pytest.LogCaptureFixture) -> Case:
+    """Return a watched run."""
+    return Case(run_mode, caplog)
+
+
+@tool
+async def look(ctx: ToolContext[Any]) -> str:
+    """Look around."""
+    return "seen"
+
+
+def inner(*steps: Any, **fields: Any) -> Agent[Any, Any]:
+    """Return an agent to be used as a tool."""
+    return Agent("inner", model=ScriptedModel(list(steps) or [call("look", call_id="n1"), say("ok")]), **fields)
+
+
+def asking(agent: Agent[Any, Any], arguments: Any = None, **options: Any) -> Agent[Any, Any]:
+    """Return an agent that asks *agent* once, all it says being secret."""
+    made = agent.as_tool(**{"secret": ("input",), **options})
+    return agent_with([made], call("inner", ASKED if arguments is None else arguments, call_id="c1"))
+
+
+async def test_the_nested_model_sees_the_input_and_nobody_else(case: Case) -> None:
+    """Records, journal, state, spans, hooks, contexts: none shows it; what isn't secret is shown as ever."""
+    nested = inner(tools=[look], hooks=NestedHooks(case.words))
+    result = await case.run(asking(nested))
+    assert statuses(result) == ["succeeded"]
+    assert [item.text for item in requests_of(nested)[0].items] == [PASSWORD]  # type: ignore[union-attr]
+    started = [record for record in result.records if isinstance(record, r.RunStarted) and record.path]
+    assert [item.secret for item in started[0].input] == [True]  # type: ignore[union-attr]
+    assert "'seen'" in await case.read()
+    await case.check()
+
+
+async def test_without_the_mark_it_would_be_seen(case: Case) -> None:
+    """The checks of this page find it where nothing is marked."""
+    await case.run(asking(inner(tools=[look]), secret=()))
+    text = await case.read()
+    assert "hunter2" in text
+
+
+@pytest.mark.parametrize("built", ["json", "text", "items"])
+async def test_a_typed_input_and_what_a_builder_makes_of_it(case: Case, built: str) -> None:
+    """One secret parameter makes the whole input secret: a builder may have put it anywhere."""
+    before: list[Item] = [
+        SystemMessage("be quick"),
+        AssistantMessage("who?"),
+        ToolCall("x", "login", json.dumps({"p": PASSWORD})),
+        ToolOutput("x", PASSWORD),
+        ToolCall("y", "login", f"no JSON {PASSWORD}"),
+        ToolOutput("y", "fine"),
+    ]
+    builders: dict[str, Any] = {
+        "json": None,
+        "text": lambda login: f"{login.user} with {login.password}",
+        "items": lambda login: [*before, UserMessage(f"I am {login.user}, {login.password}")],
+    }
+    seen: list[Any] = []
+
+    @tool
+    async def look(ctx: ToolContext[Any]) -> str:
+        """Look around."""
+        seen.append(ctx.tool_input)
+        return "seen"
+
+    nested = inner(tools=[look], hooks=NestedHooks(case.words))
+    outer = asking(
+        nested,
+        {"user": "ann", "password": PASSWORD},
+        parameters=Login,
+        input_builder=builders[built],
+        secret=("password",),
+    )
+    await case.run(outer)
+    assert seen == [Login("ann", PASSWORD)]
+    assert "hunter2" in requests_of(nested)[0].items[-1].text  # type: ignore[union-attr]
+    await case.check()
+
+
+async def test_what_can_not_be_kept_secret_is_refused(case: Case) -> None:
+    """An item without a place for the mark: the call fails, and shows nothing either."""
+    outer = asking(
+        inner(),
+        {"user": "ann", "password": PASSWORD},
+        parameters=Login,
+        input_builder=lambda login: [Reasoning(summary=(login.password,)), UserMessage("go")],
+        secret=("password",),
+    )
+    result = await case.run(outer)
+    assert statuses(result) == ["failed"]
+    assert shown(outer)["c1"] == "Tool inner failed with: UserTypeError([redacted])"
+    assert "of a call with secret arguments, a Reasoning can't be made" in str(result.calls[0].outcome.error)
+    await case.check()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_errors_that_repeat_the_input(case: Case, raises: bool) -> None:
+    """Of the model, of a tool that marks nothing, of a nested agent: none of their words shows it."""
+
+    @tool
+    async def look() -> str:
+        """Look around."""
+        raise ValueError(f"can't look for {PASSWORD}")
+
+    nested = inner(call("look", call_id="n1"), fail(ValueError(f"no answer to {PASSWORD!r}")), tools=[look])
+    options: dict[str, Any] = {"failure_error_function": None} if raises else {}
+    result = await case.run(asking(nested, **options))
+    assert statuses(result) == ["failed"]
+    assert "hunter2" not in str(shown(nested))
+    assert "ValueError" in str(shown(nested)["n1"])
+    assert (case.error is not None) == raises
+    await case.check()
+
+
+async def test_a_run_nested_deeper_repeats_it_no_more(case: Case) -> None:
+    """What is secret of a call is so in all that runs below it, marked there or not."""
+    deepest = Agent("deepest", model=ScriptedModel([fail(ValueError(f"no answer to {PASSWORD}"))]))
+    between = inner(call("deepest", {"input": "say it"}, call_id="n1"), say("ok"), tools=[deepest.as_tool()])
+    await case.run(asking(between))
+    assert "hunter2" not in str(shown(between))
+    await case.check()
+
+
+async def test_what_guardrails_and_instructions_say_of_it(case: Case) -> None:
+    """Their words are the application's, and may repeat it: they are hidden, and shown in no repr."""
+
+    @input_guardrail
+    async def strict(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput({"looked at": given[0].text})
+
+    @input_guardrail
+    async def broken(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        raise ValueError(f"what is {given[0].text}")
+
+    words: list[str] = []
+
+    def extract(result: Any) -> str:
+        words.append(repr(result) + repr(result.input) + repr(result.input_guardrail_results))
+        return "ok"
+
+    def instructions(ctx: Any, agent: Any) -> str:
+        return f"You know {PASSWORD}."
+
+    nested = inner(say("ok"), input_guardrails=[strict], instructions=instructions)
+    await case.run(asking(nested, custom_output_extractor=extract))
+    assert requests_of(nested)[0].system == f"You know {PASSWORD}."
+    case.words += words
+    await case.check()
+    await case.run(asking(inner(say("ok"), input_guardrails=[strict, broken])))
+    await case.check()
+
+
+async def test_on_stream_that_fails_is_logged_without_it(case: Case) -> None:
+    """Its error may repeat what it was told."""
+
+    def hear(event: Any) -> None:
+        raise ValueError(f"heard {PASSWORD}")
+
+    await case.run(asking(inner(say("ok")), on_stream=hear))
+    assert "on_stream failed" in await case.read()
+    await case.check()
+
+
+async def test_a_history_that_is_told_to_the_next_agent_of_a_nested_run(case: Case) -> None:
+    """It is told what was asked, and the summary is as secret."""
+    second = Agent("second", model=ScriptedModel([say("done")]))
+    first = inner(call("transfer_to_second", call_id="h1"), handoffs=[handoff(second, nest_handoff_history=True)])
+    await case.run(asking(first))
+    (summary,) = requests_of(second)[0].items
+    assert isinstance(summary, AssistantMessage)
+    assert "hunter2" in summary.text
+    assert summary.secret
+    await case.check()
+
+
+async def test_the_command_line_shows_nothing_of_it(run_mode: Run) -> None:
+    """Events as JSON lines, a guardrail's result among them, and what the input itself looks like there."""
+
+    @input_guardrail
+    async def strict(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput({"looked at": given[0].text})
+
+    lines: list[str] = []
+    nested = inner(tools=[look], input_guardrails=[strict])
+    result = await run_mode(
+        asking(nested, on_stream=lambda event: lines.append(json_line({"event": plain(event)}))), "go"
+    )
+    started = [record for record in result.records if isinstance(record, r.RunStarted) and record.path]
+    lines += [json_line({"item": plain(item)}) for item in started[0].input]
+    text = "".join(lines)
+    assert "ok" in text
+    assert '"strict"' in text
+    assert '"kind": "UserMessage"' in text
+    assert not any(canary in text for canary in CANARIES)
+
+
+async def test_a_session_of_the_nested_run_holds_the_conversation_as_it_is(run_mode: Run) -> None:
+    """It is the application's; what comes back from it is as secret as it was."""
+    session = MemorySession()
+    nested = inner(say("one"), say("two"))
+    for _ in range(2):
+        await run_mode(asking(nested, session=session), "go")
+    kept = await session.get_items()
+    assert [item.text for item in kept] == [PASSWORD, "one", PASSWORD, "two"]  # type: ignore[union-attr]
+    assert [item.secret for item in kept] == [True, False, True, False]  # type: ignore[union-attr]
+    assert "hunter2" not in repr(kept)
+
+
+async def test_copies_of_a_secret_input_are_told_from_older_ones(run_mode: Run) -> None:
+    """A `session_input_callback` may copy: what is secret looks alike in reprs, and is kept all the same."""
+    session = MemorySession()
+    nested = inner(say("one"), say("two"))
+    config = RunConfig(session_input_callback=lambda history, new: [attrs.evolve(item) for item in (*history, *new)])
+    for word in ("open sesame", "close sesame"):
+        agent = asking(nested, {"input": word}, session=session, run_config=config)
+        await run_mode(agent, "go")
+    kept = [item.text for item in await session.get_items()]  # type: ignore[union-attr]
+    assert kept == ["open sesame", "one", "close sesame", "two"]
+
+
+# -- pauses and crashes
+
+
+@tool(needs_approval=True)
+async def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+def paying() -> Agent[Any, Any]:
+    """Return an agent that asks one with a secret input, which waits for approval."""
+    return asking(inner(call("pay", call_id="n1"), say("ok"), tools=[pay]))
+
+
+async def test_a_nested_run_that_waited_goes_on_with_its_input(run_mode: Run) -> None:
+    """A codec gives it back: the nested model is shown it again, whatever it was stored in."""
+    codec = Reversing()
+    journal = MemoryJournal(codec=codec)
+    agent = paying()
+    paused = await run_mode(agent, "go", journal=journal)
+    text = paused.to_state().to_string(codec=codec)
+    assert not any(canary in text for canary in CANARIES)
+    for state in (await RunState.from_journal(agent, journal), RunState.from_string(agent, text, codec=codec)):
+        again = paying()
+        nested: Any = again.tools[0].body
+        nested.agent.model = ScriptedModel([say("ok")])
+        again.model = ScriptedModel([say("done")])
+        state = RunState(again, state.records)
+        state.approve("n1")
+        result = await run_mode(again, state)
+        assert result.final_output == "done"
+        first = requests_of(nested.agent)[0].items[0]
+        assert isinstance(first, UserMessage)
+        assert first.text == PASSWORD
+        assert first.secret
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("codec", [None, Reversing()])
+async def test_without_the_codec_the_call_is_named(run_mode: Run, deep: bool, codec: Any) -> None:
+    """Only a digest was stored, or it can't be opened: the run is refused before anything goes on, also deeper down."""
+    agent = paying()
+    if deep:
+        agent = agent_with([agent.as_tool("guide")], call("guide", {"input": "go"}, call_id="d1"))
+    journal = MemoryJournal(codec=codec)
+    await run_mode(agent, "go", journal=journal)
+    journal.codec = None
+    state = await RunState.from_journal(agent, journal)
+    assert state.interruptions
+    state.approve("n1")
+    with pytest.raises(StateError, match="call 'c1' of tool 'inner' needs the secret arguments 'input'"):
+        await run_mode(agent, state)
+
+
+async def test_without_the_codec_what_still_waits_and_what_is_over_need_nothing(run_mode: Run) -> None:
+    """A verdict on another call is acted on; a nested run that is over is not asked again."""
+    other = inner(call("pay", call_id="m1"), say("fine"), tools=[pay])
+    agent = agent_with(
+        [inner(call("pay", call_id="n1"), tools=[pay]).as_tool(secret=("input",)), other.as_tool("other")],
+        [call("inner", ASKED, call_id="c1"), call("other", {"input": "go"}, call_id="c2")],
+    )
+    state = RunState.from_string(agent, (await run_mode(agent, "go")).to_state().to_string())
+    state.approve("m1")
+    result = await run_mode(agent, state)
+    assert result.status == "interrupted"
+    assert statuses(result) == ["succeeded"]
+    assert [request.call.call_id for request in result.interruptions] == ["n1"]
+
+
+async def test_a_plain_call_inside_that_was_approved_is_named(run_mode: Run) -> None:
+    """Before the outer call goes on: inside, its error would be one that the outer model is told."""
+
+    @tool(needs_approval=True, secret=("word",))
+    async def tell(word: str) -> str:
+        """Tell."""
+        return "told"
+
+    nested = Agent("inner", model=ScriptedModel([call("tell", {"word": PASSWORD}, call_id="n1")]), tools=[tell])
+    agent = agent_with([nested.as_tool()], call("inner", {"input": "go"}, call_id="c1"))
+    state = RunState.from_string(agent, (await run_mode(agent, "go")).to_state().to_string())
+    state.approve("n1")
+    with pytest.raises(StateError, match="call 'n1' of tool 'tell' needs the secret arguments 'word'"):
+        await run_mode(agent, state)
+
+
+async def test_input_that_is_secret_by_itself_is_missed_too(run_mode: Run) -> None:
+    """A message that was marked by whoever made it: without the codec no model is shown what is left of it."""
+    agent = agent_with([pay], call("pay", call_id="c1"))
+    paused = await run_mode(agent, [UserMessage(PASSWORD, secret=True)])
+    text = paused.to_state().to_string()
+    assert "hunter2" not in text
+    state = RunState.from_string(agent, text)
+    state.approve("c1")
+    with pytest.raises(StateError, match="needs its secret input"):
+        await run_mode(agent, state)
+
+
+async def test_a_crash_anywhere_shows_nothing_and_is_got_over_with_the_codec(run_mode: Run) -> None:
+    """Cut at every record: what was written has no canary in it, and the codec is enough to go on."""
+    whole = MemoryJournal(codec=Reversing())
+    await run_mode(asking(inner(say("ok"))), "go", journal=whole)
+    lines = await whole.read()
+    for length in range(2, len(lines) + 1):
+        cut = MemoryJournal(codec=Reversing())
+        await cut.append(lines[:length])
+        nested = inner(say("ok"))
+        agent = asking(nested)
+        state = await RunState.from_journal(agent, cut)
+        if state.fold.ended is not None:
+            continue
+        if state.fold.response is not None:
+            agent.model = ScriptedModel([say("done")])
+        with anyio.fail_after(5):
+            result = await run_mode(agent, state, journal=cut)
+        assert result.final_output == "done"
+        for request in requests_of(nested):
+            assert request.items[0].text == PASSWORD  # type: ignore[union-attr]
+        stored = b"\n".join(await cut.read())
+        assert not any(canary.encode() in stored for canary in CANARIES)

@@ -1,0 +1,523 @@
+"""Crashes, simulated: a run's journal is cut after every record, and the run goes on from there."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import attrs
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from kit.crashes import (
+    KINDS,
+    LEAVES,
+    Ledger,
+    Plot,
+    Whole,
+    build,
+    check_history,
+    check_recovered,
+    check_same,
+    config_of,
+    kind_of,
+    lengths,
+    read_cut,
+    recover,
+    to_its_end,
+    told,
+    undisturbed,
+)
+from kit.results import Rendezvous, outcome_of, records_of, shown, statuses
+from kit.stored import Batches, by_turn, journal_of
+
+from agentloop import Agent, RejectContent, Runner, ToolCallError, ToolContext, tool, tool_output_guardrail
+from agentloop import records as r
+from agentloop.abc import Instrument
+from agentloop.exceptions import EarlierFailure
+from agentloop.guardrail_results import ReplaceOutput
+from agentloop.sessions import MemorySession
+from agentloop.testing import ScriptedModel, call, say
+
+WORLDS: dict[str, Plot] = {
+    "calls of every kind": Plot((("plain", "idem", "rerun"), ("guarded", "fails", "plain")), at_once=2, guarded=True),
+    "approvals": Plot((("plain", "asks", "idem"), ("asks", "asks"))),
+    "a nested agent": Plot((("sub", "plain"), ("idem",)), inner=("plain", "idem", "asks")),
+    "two of one nested agent": Plot((("sub", "sub"),), inner=("asks", "plain")),
+    "an approved nested agent": Plot((("asks_sub", "plain"),), inner=("plain", "asks")),
+    "a handoff": Plot((("plain",), ("idem", "plain"), ("asks",)), handoff_after=1, guarded=True),
+    "a handoff beside calls that wait": Plot((("asks", "plain"), ("idem",)), handoff_after=1),
+}
+
+
+async def cut_everywhere(whole: Whole, places: Sequence[int]) -> None:
+    """Recover from the journal cut after each of *places* records, and check what came of it."""
+    for count in places:
+        lines = whole.lines[: 1 + count]
+        try:
+            recovered = await recover(whole, lines)
+            check_recovered(whole, lines, recovered)
+        except Exception as error:
+            error.add_note(f"crashed after {count} of {len(whole.lines) - 1} records; the last: {lines[-1][:200]!r}")
+            raise
+
+
+@pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("world", WORLDS)
+async def test_a_run_recovers_from_a_crash_after_any_record(world: str) -> None:
+    """Nothing that completed runs again, what is in doubt follows its tool, and the end is that of the whole run."""
+    whole = await undisturbed(WORLDS[world])
+    assert set(whole.ledger.count().values()) <= {1, 2}
+    await cut_everywhere(whole, range(1, len(whole.lines) - 1))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+async def test_a_run_recovers_from_a_crash_after_any_batch(world: str) -> None:
+    """As a journal leaves it: whole batches."""
+    whole = await undisturbed(WORLDS[world])
+    await cut_everywhere(whole, whole.ends_of_batches[:-1])
+
+
+@pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio")
+async def test_a_run_recovers_from_crashes_of_its_recoveries() -> None:
+    """Each entry may crash as the first one did."""
+    whole = await undisturbed(WORLDS["a nested agent"])
+    total = len(whole.lines) - 1
+    for count in range(1, total, 3):
+        lines = whole.lines[: 1 + count]
+        for more in (1, 2, 4, 7):
+            once = (await recover(whole, lines)).lines
+            if len(lines) + more >= len(once):
+                break
+            again = once[: len(lines) + more]
+            recovered = await recover(whole, again)
+            cut = read_cut(again[1:])
+            check_same(told(whole.result.new_items), told(recovered.result.new_items))
+            assert recovered.result.final_output == "all is done"
+            for name in cut.finished:
+                assert name not in read_cut(recovered.lines[len(again) :]).started
+            lines = again
+
+
+@pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("also", [False, True])
+async def test_a_session_gets_each_item_once_over_a_crash(also: bool) -> None:
+    """Whether the write that the crash met had been done or not."""
+    plot = Plot((("plain", "idem"), ("asks", "guarded"), ("plain",)), session=True, handoff_after=2)
+    whole = await undisturbed(plot)
+    assert whole.session is not None
+    wanted = told(await whole.session.get_items())
+    faults: list[str] = []
+    for count in range(1, len(whole.lines) - 1):
+        session = await whole.session.as_of(count, also_at=also)
+        recovered = await recover(whole, whole.lines[: 1 + count], session)
+        try:
+            check_same(sorted(wanted), sorted(told(await session.get_items())))
+        except AssertionError:
+            faults.append(f"{count}: {whole.lines[count][:100]!r}")
+        assert recovered.result.final_output == "all is done"
+    assert not faults
+
+
+async def test_a_session_gets_each_item_once_over_two_crashes_right_after_it_was_written() -> None:
+    """What the second life wrote stands behind what the first one had: another order than that of the run's items."""
+
+    def passing() -> Agent[Any, Any]:
+        @tool
+        async def look() -> str:
+            """Look."""
+            return "seen"
+
+        other: Agent[Any, Any] = Agent("other", model=ScriptedModel([say("done")]))
+        turn = [call("look", call_id="c"), call("transfer_to_other", call_id="h")]
+        return Agent("guide", model=by_turn(turn), tools=[look], handoffs=[other])
+
+    async def session_of(items: Sequence[Any]) -> MemorySession:
+        session = MemorySession()
+        await session.add_items(items)
+        return session
+
+    async def cut_behind(journal: Batches, kind: str) -> Batches:
+        lines = await journal.read()
+        [place] = [place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line]
+        return await journal_of(lines[: place + 1])
+
+    first, session = Batches(), MemorySession()
+    await Runner.run(passing(), "go", journal=first, session=session)
+    wanted = await session.get_items()
+    assert [type(item).__name__ for item in wanted[:5]] == [
+        *("UserMessage", "ToolCall", "ToolOutput", "HandoffCall", "HandoffOutput")
+    ]
+    second, session = await cut_behind(first, "batch_ended"), await session_of(wanted[:3])
+    await Runner.resume(passing(), second, session=session)
+    assert await session.get_items() == wanted
+    third, session = await cut_behind(second, "handed_off"), await session_of(wanted[:5])
+    assert not any(b"session_saved" in line for line in await third.read())
+    await Runner.resume(passing(), third, session=session)
+    assert await session.get_items() == wanted
+
+
+class CancelAt(Instrument):
+    """Cancels a scope at the *n*-th record of a run."""
+
+    def __init__(self, n: int, scope: anyio.CancelScope) -> None:
+        self.count, self._n, self._scope = 0, n, scope
+
+    def on_record(self, record: r.Record) -> None:
+        self._n -= 1
+        if self._n == 0:
+            self._scope.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("world", ["calls of every kind", "a nested agent", "a handoff beside calls that wait"])
+async def test_a_run_that_is_cancelled_at_any_record_goes_on_from_its_journal(world: str) -> None:
+    """No body that ended runs again, none that was cut unless its tool says so; the end is that of the whole run."""
+    plot = attrs.evolve(WORLDS[world], session=True)
+    whole = await undisturbed(plot)
+    assert whole.session is not None
+    wanted = sorted(told(await whole.session.get_items()))
+    for count in range(1, len(whole.lines) - 2, 2):
+        journal, session = Batches(), MemorySession()
+        agent = build(plot, Ledger())
+        with anyio.CancelScope() as scope:
+            config = config_of(plot, CancelAt(count, scope))
+            await to_its_end(agent, "go", journal=journal, session=session, run_config=config)
+        lines = await journal.read()
+        if not scope.cancelled_caught or b'"status":"completed"' in lines[-1]:
+            continue
+        recovered = await recover(whole, lines, session)
+        cut, again = read_cut(lines[1:]), read_cut(recovered.lines[len(lines) :]).started
+        assert not again & cut.ended
+        assert {kind_of(name) for name in again & cut.started} <= {"idem", "rerun", "sub", "asks_sub"}
+        assert recovered.result.final_output == "all is done"
+        check_history(recovered.result.to_input_list())
+        check_same(sorted(told(whole.result.new_items)), sorted(told(recovered.result.new_items)))
+        check_same(wanted, sorted(told(await session.get_items())))
+
+
+# ---------------------------------------------------------------------------------------------- what is in doubt
+
+
+async def crashed_at(
+    kind: str, agent: Agent[Any, Any], count: int = 1, *, raises: type[BaseException] | None = None
+) -> Batches:
+    """Return the journal of a run of *agent* up to the *count*-th record of *kind*, that one included.
+
+    *raises* is what the run ends with, if anything.
+    """
+    whole = Batches()
+    with pytest.raises(raises) if raises is not None else nullcontext():
+        await Runner.run(agent, "go", journal=whole)
+    lines = await whole.read()
+    places = [place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line]
+    journal = Batches()
+    await journal.append(lines[: places[count - 1] + 1])
+    return journal
+
+
+def worker(ran: list[str], then: str = "worked", **options: Any) -> Agent[Any, Any]:
+    """Return an agent with one call of a tool with *options*."""
+
+    @tool(**options)
+    async def work(ctx: ToolContext[Any]) -> str:
+        """Work."""
+        ran.append(ctx.idempotency_key)
+        return then
+
+    return Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+
+
+@pytest.mark.scenario("LX-45")
+async def test_by_default_the_model_is_told_that_nobody_knows() -> None:
+    """The body isn't run, no hook hears of a start."""
+    ran: list[str] = []
+    journal = await crashed_at("call_started", worker(ran))
+    ran.clear()
+    agent = worker(ran)
+    done = await Runner.resume(agent, journal)
+    assert ran == []
+    assert statuses(done) == ["unknown"]
+    assert shown(agent) == {"w": "Tool 'work' was interrupted when the run stopped; whether it took effect is unknown."}
+    [started] = records_of(done, r.CallStarted)
+    assert started.attempt == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"in_doubt": "rerun"}, {"idempotent": True}, {"idempotent": True, "in_doubt": "raise"}]
+)
+async def test_what_may_be_run_again_is_with_the_same_key(options: Any) -> None:
+    """As attempt two."""
+    ran: list[str] = []
+    journal = await crashed_at("call_started", worker(ran, **options))
+    [key] = ran
+    done = await Runner.resume(worker(ran, **options), journal)
+    assert ran == [key, key]
+    assert statuses(done) == ["succeeded"]
+    assert [(record.attempt, record.idempotency_key) for record in records_of(done, r.CallStarted)] == [
+        (1, key),
+        (2, key),
+    ]
+    assert [record.attempt for record in records_of(done, r.CallSettled)] == [2]
+
+
+async def test_a_tool_that_says_raise_raises_before_anything_else_starts() -> None:
+    """The error names the call; siblings that had not started stay so."""
+    ran: list[str] = []
+
+    @tool(in_doubt="raise")
+    async def work() -> str:
+        """Work."""
+        ran.append("work")
+        return "worked"
+
+    @tool
+    async def other() -> str:
+        """Do something else."""
+        ran.append("other")
+        return "done"
+
+    agent = Agent("guide", tools=[work, other], tool_execution="sequential")
+    agent.model = by_turn([call("work", call_id="w"), call("other", call_id="o")], say("done"))
+    journal = await crashed_at("call_started", agent)
+    ran.clear()
+    with pytest.raises(ToolCallError, match=r"'w' of tool 'work'.*unknown") as caught:
+        await Runner.resume(agent, journal)
+    assert caught.value.outcome.status == "unknown"
+    assert ran == []
+
+
+async def test_a_body_that_had_ended_is_delivered_and_not_run_again() -> None:
+    """Its value goes through the rest of the steps; the outcome is that of attempt two."""
+    ran: list[str] = []
+    journal = await crashed_at("body_ended", worker(ran))
+    ran.clear()
+    agent = worker(ran)
+    done = await Runner.resume(agent, journal)
+    assert ran == []
+    assert statuses(done) == ["succeeded"]
+    assert shown(agent) == {"w": "worked"}
+    assert [record.attempt for record in records_of(done, r.CallSettled)] == [2]
+
+
+async def test_a_body_that_had_failed_is_told_as_it_would_have_been() -> None:
+    """By the failure policy of the tool, from what was kept of the error."""
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        raise ValueError("no luck")
+
+    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    journal = await crashed_at("body_ended", agent)
+    done = await Runner.resume(agent, journal)
+    assert statuses(done) == ["failed"]
+    assert "ValueError(no luck)" in shown(agent)["w"]
+
+
+async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -> None:
+    """No policy of the tool is asked about something that is no `Exception`, neither before the crash nor after it."""
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        raise Fatal("over")
+
+    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    journal = await crashed_at("body_ended", agent, raises=Fatal)
+    with pytest.raises(EarlierFailure, match=r"Fatal\(over\)"):
+        await Runner.resume(agent, journal)
+    assert shown(agent) == {}
+
+
+async def test_a_body_s_failure_that_is_raised_leaves_after_a_crash_as_it_would_have_before() -> None:
+    """As a `ToolCallError` in the same words; its cause is what was kept of the error."""
+
+    @tool(failure_error_function=None)
+    async def work() -> str:
+        """Work."""
+        raise ValueError("no luck")
+
+    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    journal = await crashed_at("body_ended", agent, raises=ToolCallError)
+    with pytest.raises(ToolCallError, match=r"^Error running tool work: ValueError: no luck$") as caught:
+        await Runner.resume(agent, journal)
+    assert isinstance(caught.value.__cause__, EarlierFailure)
+    assert caught.value.outcome.status == "failed"
+
+
+class Fatal(BaseException):
+    """No `Exception`."""
+
+
+def nests(error: BaseException, *, siblings: int = 0) -> Agent[Any, Any]:
+    """Return an agent that asks another one, whose call raises *error*; so do *siblings* beside it, each its own.
+
+    They do so together, or the first to raise would cut off those that have hardly begun: in which order they begin is
+    the backend's affair.
+    """
+    together = Rendezvous(siblings + 1)
+
+    @tool(failure_error_function=None)
+    async def work(n: int = 0) -> str:
+        """Work."""
+        await together.wait()
+        await anyio.lowlevel.checkpoint()  # who came last hasn't waited
+        if n:
+            raise ValueError(f"no luck {n}")
+        raise error
+
+    calls = [call("work", {"n": n}, call_id=f"w{n}") for n in range(siblings + 1)]
+    inner = Agent("helper", model=by_turn(calls, say("done")), tools=[work])
+    asks = inner.as_tool("ask", "Ask.")
+    return Agent("guide", model=by_turn(call("ask", {"input": "?"}, call_id="a"), say("done")), tools=[asks])
+
+
+FAILS_NESTED = [("body_ended", 1), ("call_settled", 1), ("run_ended", 1), ("body_ended", 2)]
+
+
+@pytest.mark.parametrize(("kind", "count"), FAILS_NESTED)
+async def test_a_nested_run_s_failure_is_told_as_it_would_have_been_without_the_crash(kind: str, count: int) -> None:
+    """Wherever the crash was on its way from the nested body to the outer model."""
+    undisturbed_run = nests(ValueError("no luck"))
+    await Runner.run(undisturbed_run, "go")
+    agent = nests(ValueError("no luck"))
+    journal = await crashed_at(kind, agent, count)
+    done = await Runner.resume(agent, journal)
+    assert statuses(done) == ["failed"]
+    assert shown(agent) == shown(undisturbed_run)
+    assert "ToolCallError(Error running tool work: ValueError: no luck)" in shown(agent)["a"]
+
+
+@pytest.mark.parametrize(("kind", "count"), FAILS_NESTED)
+async def test_what_nobody_answers_ends_the_outer_run_also_after_a_crash_on_its_way(kind: str, count: int) -> None:
+    """No policy around the nested run is asked."""
+    agent = nests(Fatal("over"))
+    journal = await crashed_at(kind, agent, count, raises=Fatal)
+    with pytest.raises(EarlierFailure, match=r"Fatal\(over\)") as caught:
+        await Runner.resume(agent, journal)
+    assert caught.value.fatal
+    assert shown(agent) == {}
+
+
+@pytest.mark.parametrize("error", [ValueError("no luck"), Fatal("over")])
+async def test_of_several_failures_that_were_settled_the_same_one_is_raised_after_a_crash(error: BaseException) -> None:
+    """The first in model order; one that nobody answers before all others."""
+    agent = nests(error, siblings=2)
+    fatal = isinstance(error, Fatal)
+    journal = await crashed_at("item_released", agent, 3, raises=Fatal if fatal else None)
+    told = shown(agent)
+    with pytest.raises(EarlierFailure, match="over") if fatal else nullcontext():
+        await Runner.resume(agent, journal)
+    assert shown(agent) == told
+
+
+async def test_what_an_output_guardrail_had_not_judged_was_not_kept() -> None:
+    """The body isn't run again either: the model is told so."""
+    ran: list[str] = []
+
+    @tool_output_guardrail
+    def judge(data: Any) -> ReplaceOutput:
+        return ReplaceOutput("judged")
+
+    options: dict[str, Any] = {"tool_output_guardrails": [judge], "idempotent": True}
+    journal = await crashed_at("body_ended", worker(ran, "canary", **options))
+    assert b"canary" not in b"".join(await journal.read())
+    ran.clear()
+    agent = worker(ran, "canary", **options)
+    done = await Runner.resume(agent, journal)
+    assert ran == []
+    assert statuses(done) == ["unknown"]
+    assert shown(agent) == {"w": "Tool 'work' finished; its output was not kept."}
+    assert outcome_of(done, "w").body_finished
+
+
+async def test_an_output_that_a_guardrail_replaced_stays_replaced() -> None:
+    """The settled outcome is used as it stands."""
+
+    @tool_output_guardrail
+    def judge(data: Any) -> RejectContent:
+        judged.append("judged")
+        return RejectContent("Hidden.")
+
+    judged: list[str] = []
+    ran: list[str] = []
+    journal = await crashed_at("call_settled", worker(ran, tool_output_guardrails=[judge]))
+    agent = worker(ran, tool_output_guardrails=[judge])
+    await Runner.resume(agent, journal)
+    assert shown(agent) == {"w": "Hidden."}
+    assert judged == ["judged"]
+    assert len(ran) == 1
+
+
+async def test_an_answer_that_is_in_the_journal_is_not_asked_for_again() -> None:
+    """The request is in the usage once; an attempt without an answer is asked again in the same turn."""
+    ran: list[str] = []
+    answered = await crashed_at("model_responded", worker(ran))
+    agent = worker(ran)
+    done = await Runner.resume(agent, answered)
+    assert len(agent.model.requests) == 1  # type: ignore[union-attr]
+    assert done.usage.requests == 2
+    asked = await crashed_at("model_requested", worker(ran))
+    agent = worker(ran)
+    done = await Runner.resume(agent, asked, max_turns=2)
+    assert [request.turn for request in agent.model.requests] == [1, 2]  # type: ignore[union-attr]
+    assert done.final_output == "done"
+
+
+async def test_an_approval_that_was_given_before_the_crash_is_not_asked_again() -> None:
+    """It is durable once the entry that carries it has begun."""
+    ran: list[str] = []
+    journal = Batches()
+    agent = worker(ran, needs_approval=True)
+    first = await Runner.run(agent, "go", journal=journal)
+    state = first.to_state()
+    state.approve("w")
+    await Runner.run(agent, state, journal=journal)
+    lines = await journal.read()
+    place = next(place for place, line in enumerate(lines) if b'"kind":"run_resumed"' in line)
+    ran.clear()
+    done = await Runner.resume(worker(ran, needs_approval=True), await journal_of(lines[: place + 1]))
+    assert done.status == "completed"
+    assert len(ran) == 1
+
+
+# ---------------------------------------------------------------------------------------------- generated runs
+
+_turns = st.lists(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3).map(tuple), min_size=1, max_size=2)
+_plots = st.builds(
+    Plot,
+    turns=_turns.map(tuple),
+    inner=st.lists(st.sampled_from(LEAVES), min_size=1, max_size=2).map(tuple),
+    handoff_after=st.sampled_from((None, 1)),
+    at_once=st.sampled_from((None, 1, 2)),
+    guarded=st.booleans(),
+)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=20,
+    # Explaining a failure traces every line, which takes minutes for a run.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
+@given(plot=_plots, data=st.data())
+def test_generated_runs_recover_on_either_backend(plot: Plot, data: st.DataObject) -> None:
+    """Begun on one, gone on with on the other; cut after any batch, and again after one of the recovery."""
+    one, other = data.draw(st.permutations(["asyncio", "trio"]))
+    whole = anyio.run(undisturbed, plot, backend=one)
+    length = data.draw(st.sampled_from(lengths(whole.batches)[:-1]))
+    lines = whole.lines[:length]
+    recovered = anyio.run(recover, whole, lines, backend=other)
+    check_recovered(whole, lines, recovered)
+    again = data.draw(st.sampled_from(lengths(recovered.batches)[:-1]))
+    more = recovered.lines[:again]
+    twice = anyio.run(recover, whole, more, backend=one)
+    assert twice.result.final_output == "all is done"
+    check_same(told(whole.result.new_items), told(twice.result.new_items))
+    assert not read_cut(twice.lines[again:]).started & read_cut(more[1:]).finished

@@ -1,0 +1,770 @@
+"""Runs with a journal: what it holds, who waits for it, and what becomes of a run whose journal fails."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import attrs
+import pytest
+from kit.results import Run, agent_with, executing, outcome_of, records_of, requests_of, statuses
+from kit.stored import Batches, approved, by_turn, journal_of, turns
+from kit.watching import Backend, Watch, cancelled_at, lasting, natively_cancelled_at, time_passes, watched
+
+from agentloop import (
+    Agent,
+    AgentLoopError,
+    JournalError,
+    Runner,
+    RunState,
+    StateError,
+    ToolContext,
+    UserTypeError,
+    tool,
+)
+from agentloop import records as r
+from agentloop._storage.json_bytes import encode
+from agentloop._storage.record_codec import record_to_json
+from agentloop.journal import FileJournal, MemoryJournal
+from agentloop.testing import call, say
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@tool(needs_approval=True)
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def two_turns(**fields: Any) -> Agent[Any, Any]:
+    """Return an agent that looks, pays, and is done."""
+    steps = [call("look", call_id="l"), call("pay", {"amount": 1}, call_id="p"), say("done")]
+    return Agent("guide", model=by_turn(*steps), tools=[look, pay], **fields)
+
+
+def lines_of(records: Sequence[Any]) -> list[bytes]:
+    """Return records as they stand in a journal."""
+    return [encode(record_to_json(record)) for record in records]
+
+
+def kinds(lines: Sequence[bytes]) -> list[str]:
+    """Return the kinds of the records of a journal."""
+    return [json.loads(line)["kind"] for line in lines]
+
+
+# ---------------------------------------------------------------------------------------------- what it holds
+
+
+async def test_a_journal_holds_the_records_of_the_run_and_of_those_that_go_on(run_mode: Run) -> None:
+    """Behind one header, in their order, each once; verdicts come with the entry that carries them."""
+    journal = MemoryJournal()
+    agent = two_turns()
+    first = await run_mode(agent, "go", journal=journal)
+    head, *lines = await journal.read()
+    assert lines == lines_of(first.records)
+    done = await run_mode(agent, approved(first), journal=journal)
+    again, *lines = await journal.read()
+    assert lines == lines_of(done.records)
+    assert again == head
+    assert kinds(lines).count("verdict_given") == 1
+    told = json.loads(head)
+    [started] = records_of(done, r.RunStarted)
+    assert told["kind"] == "header"
+    assert told["schema"] == RunState.schema_version
+    assert told["run_id"] == started.run_id
+    assert told["graph"]["root"] == "guide"
+    assert set(told["graph"]["agents"]["guide"]["tools"]) == {"look", "pay"}
+
+
+@pytest.mark.real_clock
+async def test_a_journal_in_a_file_gives_the_run_back(run_mode: Run, tmp_path: Path) -> None:
+    """To another object, as it would to another process."""
+    agent = two_turns()
+    async with FileJournal(tmp_path / "run.jsonl") as journal:
+        first = await run_mode(agent, "go", journal=journal)
+    async with FileJournal(tmp_path / "run.jsonl") as journal:
+        state = await RunState.from_journal(agent, journal)
+        assert state == first.to_state()
+        state.approve("p")
+        done = await run_mode(agent, state, journal=journal)
+        assert await RunState.from_journal(agent, journal) == done.to_state()
+    assert done.final_output == "done"
+
+
+async def test_resume_goes_on_with_what_the_journal_holds(run_mode: Run) -> None:
+    """A run that was stopped in between; what `resume` is given else is given to the run."""
+    from agentloop import MaxTurnsExceeded
+
+    journal = MemoryJournal()
+    agent = agent_with([look], call("look", call_id="a"), call("look", call_id="b"))
+    with pytest.raises(MaxTurnsExceeded):
+        await run_mode(agent, "go", journal=journal, max_turns=1)
+    watch = Watch()
+    done = await Runner.resume(agent, journal, max_turns=5, run_config=watched(watch))
+    assert done.final_output == "done"
+    assert watch.records[0] == records_of(done, r.RunResumed)[0]
+    assert turns(done.records) == [1, 2, 3]
+    with pytest.raises(StateError, match="completed"):
+        await Runner.resume(agent, journal)
+
+
+async def test_a_nested_runs_records_are_in_the_same_journal(run_mode: Run) -> None:
+    """And in their order among the outer one's."""
+    inner = Agent("inner", model=by_turn(call("look", call_id="l"), say("in")), tools=[look])
+    outer = Agent("outer", model=by_turn(call("sub", {"input": "x"}, call_id="s"), say("out")))
+    outer.tools = [inner.as_tool("sub", "Sub.")]
+    journal = MemoryJournal()
+    result = await run_mode(outer, "go", journal=journal)
+    _, *lines = await journal.read()
+    assert lines == lines_of(result.records)
+    assert sum(json.loads(line)["path"] == ["s"] for line in lines) > 5
+
+
+async def test_text_that_is_no_unicode_is_kept_in_journal_and_state(run_mode: Run) -> None:
+    """Halves of surrogate pairs that a tool got from a file name, or that the input has."""
+
+    @tool
+    async def name() -> str:
+        """Name."""
+        return "file \udc80"
+
+    journal = MemoryJournal()
+    agent = agent_with([name], call("name", call_id="n"))
+    result = await run_mode(agent, "go \ud800", journal=journal)
+    assert outcome_of(result, "n").output == "file \udc80"
+    assert await RunState.from_journal(agent, journal) == result.to_state()
+
+
+@pytest.mark.parametrize("given", [object(), "path", []])
+async def test_what_is_no_journal_is_refused(run_mode: Run, given: Any) -> None:
+    """Before anything is asked."""
+    agent = two_turns()
+    with pytest.raises(UserTypeError, match="journal"):
+        await run_mode(agent, "go", journal=given)
+    assert requests_of(agent) == []
+
+
+# ---------------------------------------------------------------------------------------------- the gate
+
+
+class Held:
+    """Holds a journal's write of the first batch with a record of *kind* until told to go on."""
+
+    def __init__(self, kind: str, count: int = 1) -> None:
+        self.kind, self.count = kind, count
+        self.reached, self.go = anyio.Event(), anyio.Event()
+
+    async def __call__(self, records: Sequence[bytes]) -> None:
+        """Hold the *count*-th such batch."""
+        if self.kind not in kinds(records) or self.reached.is_set():
+            return
+        self.count -= 1
+        if self.count == 0:
+            self.reached.set()
+            await self.go.wait()
+
+
+async def test_a_body_starts_only_when_its_start_is_durable(run_mode: Run) -> None:
+    """However long the journal takes; hooks and body wait, and then run."""
+    started: list[str] = []
+
+    @tool
+    async def work(n: int) -> str:
+        """Work."""
+        started.append(f"{n}")
+        return "worked"
+
+    agent = agent_with([work], [call("work", {"n": 1}, call_id="a"), call("work", {"n": 2}, call_id="b")])
+    held = Held("call_started")
+    journal = Batches(held)
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            await held.reached.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert started == []
+            assert "call_started" not in kinds(await journal.read())
+            held.go.set()
+
+        group.start_soon(watch)
+        result = await run_mode(agent, "go", journal=journal)
+    assert sorted(started) == ["1", "2"]
+    assert statuses(result) == ["succeeded"] * 2
+
+
+async def test_every_start_is_durable_before_its_body_in_every_run_of_the_tree(run_mode: Run) -> None:
+    """Looked at from within the bodies."""
+    seen: list[bool] = []
+
+    @tool
+    async def work(n: int) -> str:
+        """Work."""
+        starts = [json.loads(line) for batch in journal.batches for line in batch]
+        seen.append(any(one["kind"] == "call_started" and one["call_id"] == f"w{n}" for one in starts))
+        return "worked"
+
+    inner = Agent("inner", model=by_turn([call("work", {"n": n}, call_id=f"w{n}") for n in (1, 2)], say("in")))
+    outer = Agent("outer", tools=[work, inner.as_tool("sub", "Sub.")])
+    inner.tools = [work]
+    outer.model = by_turn(
+        [call("sub", {"input": "x"}, call_id="s"), call("work", {"n": 3}, call_id="w3")],
+        call("work", {"n": 4}, call_id="w4"),
+        say("done"),
+    )
+    journal = Batches()
+    await run_mode(outer, "go", journal=journal, run_config=executing(max_function_tool_concurrency=2))
+    assert seen == [True] * 4
+
+
+@pytest.mark.parametrize("kind", ["call_settled", "batch_ended"])
+async def test_the_next_model_call_waits_for_all_earlier_records(run_mode: Run, kind: str) -> None:
+    """What the model is shown is durable before it is shown."""
+    agent = agent_with([look], call("look", call_id="l"))
+    held = Held(kind)
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            await held.reached.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert len(requests_of(agent)) == 1
+            held.go.set()
+
+        group.start_soon(watch)
+        await run_mode(agent, "go", journal=Batches(held))
+    assert len(requests_of(agent)) == 2
+
+
+async def test_the_first_model_call_waits_for_the_runs_beginning(run_mode: Run) -> None:
+    """A run that nobody could find again asks no model."""
+    agent = agent_with([])
+    held = Held("run_started")
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            await held.reached.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert requests_of(agent) == []
+            held.go.set()
+
+        group.start_soon(watch)
+        await run_mode(agent, "go", journal=Batches(held))
+    assert len(requests_of(agent)) == 1
+
+
+async def test_the_runs_return_waits_for_its_last_record(run_mode: Run) -> None:
+    """A result that is returned is in the journal."""
+    agent = agent_with([look], call("look", call_id="l"))
+    held = Held("run_ended")
+    journal = Batches(held)
+    returned: list[Any] = []
+    async with anyio.create_task_group() as group:
+
+        async def run() -> None:
+            returned.append(await run_mode(agent, "go", journal=journal))
+
+        group.start_soon(run)
+        await held.reached.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert returned == []
+        held.go.set()
+    assert kinds(await journal.read())[-1] == "run_ended"
+
+
+async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
+    """While a write is held the call settles and is told; what gathers meanwhile is one batch."""
+    agent = agent_with([look], call("look", call_id="l"))
+    held, watch = Held("body_ended"), Watch()
+    journal = Batches(held)
+    async with anyio.create_task_group() as group:
+
+        async def look_on() -> None:
+            await held.reached.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert watch.endings() == {"l": ("succeeded", None)}
+            assert watch.of(r.BatchEnded, r.TurnStarted)[-1].turn == 2
+            held.go.set()
+
+        group.start_soon(look_on)
+        await run_mode(agent, "go", journal=journal, run_config=watched(watch))
+    place = next(place for place, batch in enumerate(journal.batches) if "body_ended" in kinds(batch))
+    gathered = [kind for batch in journal.batches[place : place + 2] for kind in kinds(batch)]
+    assert gathered == ["body_ended", "call_settled", "item_released", "batch_ended", "turn_started"]
+
+
+# ---------------------------------------------------------------------------------------------- failing journals
+
+
+class Failing(Batches):
+    """A journal that has room for *room* records: the batch with one more fails."""
+
+    def __init__(self, room: int, error: Exception) -> None:
+        super().__init__()
+        self.room = room
+        self.error = error
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Fail, or keep them."""
+        self.room -= len(records)
+        if self.room < 0:
+            await anyio.lowlevel.checkpoint()
+            raise self.error
+        await super().append(records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [OSError, JournalError])
+async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind: type[Exception]) -> None:
+    """At each record of a run: the error has `run_data`; no body without its start, no model call without its turn."""
+
+    def build(started: list[str]) -> Agent[Any, Any]:
+        @tool
+        async def work(n: int) -> str:
+            """Work."""
+            started.append(f"w{n}")
+            return "worked"
+
+        calls = [[call("work", {"n": n}, call_id=f"w{n}") for n in (2 * turn, 2 * turn + 1)] for turn in range(2)]
+        return Agent("guide", model=by_turn(*calls, say("done")), tools=[work])
+
+    whole = await run_mode(build([]), "go")
+    for room in range(1 + len(whole.records)):  # the header is one more
+        started: list[str] = []
+        error = kind("no space left on the disk")
+        journal, agent, watch = Failing(room, error), build(started), Watch()
+        with pytest.raises(JournalError, match="no space left") as caught:
+            await run_mode(agent, "go", journal=journal, run_config=watched(watch))
+        data = caught.value.run_data
+        assert data is not None
+        assert list(data.records) == watch.records
+        assert error is caught.value or caught.value.__cause__ is error
+        written = [json.loads(line) for batch in journal.batches for line in batch]
+        durable = {one["call_id"] for one in written if one["kind"] == "call_started"}
+        assert set(started) <= durable
+        asked = len(requests_of(agent))
+        assert asked <= sum(one["kind"] == "turn_started" for one in written)
+        # What did become durable is a run that can be gone on with.
+        if written:
+            left = await journal_of([line for batch in journal.batches for line in batch])
+            if kinds(await left.read())[-1] != "run_ended":
+                done = await Runner.resume(build([]), left)
+                assert done.final_output == "done"
+
+
+async def test_running_bodies_are_cancelled_when_the_journal_fails(run_mode: Run) -> None:
+    """And awaited; they are told to the caller as ended with the run, not by themselves."""
+    endings: list[str] = []
+    ready = anyio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        ready.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            endings.append("cancelled")
+        return "never"
+
+    @tool
+    async def then() -> str:
+        """End when the other one has started."""
+        await ready.wait()
+        return "ended"
+
+    agent = agent_with([hold, then], [call("hold", call_id="h"), call("then", call_id="t")])
+
+    async def fail_at_the_end_of_a_body(records: Sequence[bytes]) -> None:
+        if "body_ended" in kinds(records):
+            raise OSError("gone")
+
+    watch = Watch()
+    with pytest.raises(JournalError, match="gone") as caught:
+        await run_mode(agent, "go", journal=Batches(fail_at_the_end_of_a_body), run_config=watched(watch))
+    assert endings == ["cancelled"]
+    assert watch.endings()["h"] == ("cancelled", "parent")
+    assert watch.end == "failed"
+    assert caught.value.run_data is not None
+    assert len(requests_of(agent)) == 1
+
+
+async def test_a_journal_that_fails_at_the_very_end_fails_the_run(run_mode: Run) -> None:
+    """A result that isn't durable isn't given out as one."""
+    agent = agent_with([])
+
+    async def fail_at_the_end(records: Sequence[bytes]) -> None:
+        if "run_ended" in kinds(records):
+            raise OSError("gone")
+
+    with pytest.raises(JournalError, match="gone") as caught:
+        await run_mode(agent, "go", journal=Batches(fail_at_the_end))
+    assert caught.value.run_data is not None
+
+
+async def test_the_runs_own_failure_stays_the_one_when_the_journal_fails_too(run_mode: Run) -> None:
+    """The journal's is a note on it."""
+
+    async def fail_at_the_end(records: Sequence[bytes]) -> None:
+        if "run_ended" in kinds(records):
+            raise OSError("gone")
+
+    from agentloop import ModelBehaviorError
+
+    agent = agent_with([], call("nothing", call_id="x"))
+    with pytest.raises(ModelBehaviorError) as caught:
+        await run_mode(agent, "go", journal=Batches(fail_at_the_end))
+    assert any("gone" in note for note in caught.value.__notes__)
+
+
+# ---------------------------------------------------------------------------------------------- another's journal
+
+
+async def test_a_journal_of_another_run_is_refused(run_mode: Run) -> None:
+    """For a fresh run, for a state of another run, and for a state that is older than the journal."""
+    agent = two_turns()
+    one, two = MemoryJournal(), MemoryJournal()
+    first = await run_mode(agent, "go", journal=one)
+    second = await run_mode(agent, "go", journal=two)
+    before = await one.read()
+    asked = len(requests_of(agent))
+    with pytest.raises(JournalError, match="holds a run already"):
+        await run_mode(agent, "go", journal=one)
+    with pytest.raises(JournalError, match="another run"):
+        await run_mode(agent, approved(second), journal=one)
+    await run_mode(agent, approved(first), journal=one)
+    with pytest.raises(JournalError, match="older"):
+        await run_mode(agent, approved(first), journal=one)
+    assert len(requests_of(agent)) == asked + 1
+    assert (await one.read())[: len(before)] == before
+    mixed = await journal_of([before[0], *(await two.read())[1:]])
+    with pytest.raises(JournalError, match="another run"):
+        await Runner.resume(agent, mixed)
+
+
+async def test_what_the_state_has_and_the_journal_lacks_is_written_first(run_mode: Run) -> None:
+    """A journal that begins with the second entry, or misses some records, holds all of them in the end."""
+    agent = two_turns()
+    held = MemoryJournal()
+    first = await run_mode(agent, "go", journal=held)
+    lines = await held.read()
+    for count in (0, 1, 2, len(lines) - 3, len(lines)):
+        journal = await journal_of(lines[:count])
+        done = await run_mode(agent, approved(first), journal=journal)
+        head, *rest = await journal.read()
+        assert json.loads(head)["kind"] == "header"
+        assert rest == lines_of(done.records)
+        assert done.final_output == "done"
+
+
+@pytest.mark.real_clock
+async def test_a_second_writer_is_refused(run_mode: Run, tmp_path: Path) -> None:
+    """While another object holds the file, and when it has been written to meanwhile; no model is asked."""
+    agent = two_turns()
+    path = tmp_path / "run.jsonl"
+    async with FileJournal(path) as mine:
+        first = await run_mode(agent, "go", journal=mine)
+        asked = len(requests_of(agent))
+        async with FileJournal(path) as other:
+            with pytest.raises(JournalError, match="another journal object or process"):
+                await run_mode(agent, approved(first), journal=other)
+    late = FileJournal(path)
+    state = await RunState.from_journal(agent, late)
+    state.approve("p")
+    async with FileJournal(path) as quick:
+        await run_mode(agent, approved(first), journal=quick)
+    asked_now = len(requests_of(agent))
+    with pytest.raises(JournalError):
+        await run_mode(agent, state, journal=late)
+    await late.aclose()
+    assert asked_now == asked + 1
+    assert len(requests_of(agent)) == asked_now
+
+
+# ---------------------------------------------------------------------------------------------- broken journals
+
+
+@pytest.mark.parametrize("schema", ["3", "0", None, 1])
+async def test_a_journal_of_another_schema_is_refused_with_what_is_supported(schema: Any) -> None:
+    """Nothing runs."""
+    agent = two_turns()
+    journal = MemoryJournal()
+    await Runner.run(agent, "go", journal=journal)
+    head, *lines = await journal.read()
+    changed = {**json.loads(head), "schema": schema}
+    with pytest.raises(StateError, match="supported: 1, 2"):
+        await Runner.resume(agent, await journal_of([encode(changed), *lines]))
+
+
+async def test_a_journal_that_is_empty_or_has_no_header_is_refused() -> None:
+    """As what it is."""
+    agent = two_turns()
+    with pytest.raises(JournalError, match="empty"):
+        await Runner.resume(agent, MemoryJournal())
+    journal = MemoryJournal()
+    await Runner.run(agent, "go", journal=journal)
+    lines = await journal.read()
+    with pytest.raises(JournalError, match="header"):
+        await Runner.resume(agent, await journal_of(lines[1:]))
+    with pytest.raises(StateError, match="no run"):
+        await Runner.resume(agent, await journal_of(lines[:1]))
+
+
+@pytest.mark.real_clock
+async def test_a_journal_that_was_changed_is_refused(run_mode: Run, tmp_path: Path) -> None:
+    """The line is named; nothing runs."""
+    agent = two_turns()
+    path = tmp_path / "run.jsonl"
+    async with FileJournal(path) as journal:
+        await run_mode(agent, "go", journal=journal)
+    asked = len(requests_of(agent))
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"text":"go"', b'"text":"no"'))
+    assert path.read_bytes() != good
+    async with FileJournal(path) as journal:
+        with pytest.raises(JournalError, match="line"):
+            await Runner.resume(agent, journal)
+    assert len(requests_of(agent)) == asked
+
+
+async def test_a_journal_that_cannot_be_read_is_a_journal_error() -> None:
+    """Whatever its `read` raises."""
+
+    class Unreadable(MemoryJournal):
+        async def read(self) -> list[bytes]:
+            raise OSError("no such disk")
+
+    agent = two_turns()
+    for use in (lambda: Runner.resume(agent, Unreadable()), lambda: Runner.run(agent, "go", journal=Unreadable())):
+        with pytest.raises(JournalError, match="no such disk"):
+            await use()
+    assert requests_of(agent) == []
+
+
+# ---------------------------------------------------------------------------------------------- changed definitions
+
+
+async def test_a_changed_schema_of_a_tool_with_a_pending_call_is_refused(run_mode: Run) -> None:
+    """Before anything runs or is written."""
+    journal = MemoryJournal()
+    agent = two_turns()
+    await run_mode(agent, "go", journal=journal)
+    before = await journal.read()
+    changed = two_turns()
+    changed.tools[1] = attrs.evolve(pay, params_json_schema={"type": "object", "properties": {}})
+    with pytest.raises(StateError, match=r"'p'.*'pay'"):
+        await Runner.resume(changed, journal)
+    assert await journal.read() == before
+    assert requests_of(changed) == []
+
+
+async def test_other_changes_are_recorded_and_warned_about_once(
+    run_mode: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In words; an entry with the same changes doesn't say so again."""
+    journal = MemoryJournal()
+    await run_mode(two_turns(), "go", journal=journal)
+
+    def build() -> Agent[Any, Any]:
+        agent = two_turns()
+        extra = attrs.evolve(look, name="listen")
+        agent.tools = [attrs.evolve(look, params_json_schema={"type": "object"}), pay, extra]
+        return agent
+
+    for entry in (1, 2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "agentloop"):
+            state = await RunState.from_journal(build(), journal)
+            if entry == 2:
+                state.approve("p")
+            result = await run_mode(state.agent, state, journal=journal)
+        warned = [record.getMessage() for record in caplog.records]
+        changed = records_of(result, r.GraphChanged)
+        assert len(changed) == 1
+        assert len(warned) == (1 if entry == 1 else 0)
+        if entry == 1:
+            assert "'look'" in warned[0]
+            assert "'listen'" in warned[0]
+        assert any("'listen' is new" in change for change in changed[0].changes)
+        assert any("'look'" in change and "schema" in change for change in changed[0].changes)
+    assert result.final_output == "done"
+    assert kinds(await journal.read()).count("graph_changed") == 1
+
+
+async def test_unchanged_definitions_make_neither_record_nor_warning(
+    run_mode: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though their objects are others."""
+    journal = MemoryJournal()
+    first = await run_mode(two_turns(), "go", journal=journal)
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        done = await run_mode(two_turns(), RunState.from_string(two_turns(), approved(first).to_string()))
+    assert caplog.records == []
+    assert records_of(done, r.GraphChanged) == []
+
+
+# ---------------------------------------------------------------------------------------------- cancellation
+
+
+@pytest.mark.parametrize("cancelled", ["scope", "native"])
+async def test_a_cancelled_runs_last_records_are_durable(cancelled: str, run_mode: Run) -> None:
+    """Its end too, though the journal takes its time: the next entry knows what there was."""
+    ready = anyio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        ready.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    async def slowly(records: Sequence[bytes]) -> None:
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+
+    journal, watch = Batches(slowly), Watch()
+    agent = agent_with([hold, look], [call("look", call_id="l"), call("hold", call_id="h")])
+    cancel = cancelled_at if cancelled == "scope" else natively_cancelled_at
+    await cancel(ready, lambda: run_mode(agent, "go", journal=journal, run_config=watched(watch)))
+    assert watch.end == "cancelled"
+    _, *lines = await journal.read()
+    assert lines == lines_of(watch.records)
+    state = await RunState.from_journal(agent, journal)
+    outcome = state.fold.calls["h"].outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.cancelled_by) == ("cancelled", "parent")
+
+
+async def test_a_journal_that_hangs_is_cut_at_the_cleanup_deadline(anyio_backend: Backend, run_mode: Run) -> None:
+    """A cancelled run returns within the grace, whatever its journal does."""
+    ready = anyio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        ready.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    async def hang(records: Sequence[bytes]) -> None:
+        if "call_settled" in kinds(records) or "run_ended" in kinds(records):
+            await anyio.sleep_forever()
+
+    agent = agent_with([hold], call("hold", call_id="h"))
+    async with lasting(anyio_backend, 0.2):
+        await cancelled_at(
+            ready,
+            lambda: run_mode(agent, "go", journal=Batches(hang), run_config=executing(cleanup_grace=0.2)),
+        )
+
+
+def hogging(ready: anyio.Event, grace: float) -> Agent[Any, Any]:
+    """Return an agent with a call whose clean-up takes all the time there is, which is *grace*."""
+
+    @tool
+    async def hog(ctx: ToolContext[Any]) -> str:
+        """Hog."""
+        try:
+            ready.set()
+            await anyio.sleep_forever()
+        finally:
+            with ctx.cleanup():
+                time_passes(grace)
+                await anyio.sleep_forever()
+        return "never"
+
+    return agent_with([hog], call("hog", call_id="h"))
+
+
+async def test_a_journal_gets_the_end_of_a_run_whose_cleanup_took_all_the_grace(run_mode: Run) -> None:
+    """Its last writes only begin when the deadline has passed: that isn't the journal's fault."""
+    ready = anyio.Event()
+
+    async def waits(records: Sequence[bytes]) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    journal, watch = Batches(waits), Watch()
+    config = watched(watch, cleanup_grace=60)
+    await cancelled_at(ready, lambda: run_mode(hogging(ready, 60), "go", journal=journal, run_config=config))
+    _, *lines = await journal.read()
+    assert kinds(lines)[-1] == "run_ended"
+    assert lines == lines_of(watch.records)
+
+
+async def test_a_journal_that_hangs_after_the_deadline_has_the_grace_once(
+    anyio_backend: Backend, run_mode: Run
+) -> None:
+    """So that a run is over after two of them, whatever hangs."""
+    ready = anyio.Event()
+
+    async def hang(records: Sequence[bytes]) -> None:
+        if "run_ended" in kinds(records):
+            await anyio.sleep_forever()
+
+    journal = Batches(hang)
+    async with lasting(anyio_backend, 0.4):
+        await cancelled_at(
+            ready,
+            lambda: run_mode(hogging(ready, 0.2), "go", journal=journal, run_config=executing(cleanup_grace=0.2)),
+        )
+    assert "run_ended" not in kinds((await journal.read())[1:])
+
+
+async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
+    """As a cancellation does."""
+    ready = anyio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        ready.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    journal = Batches()
+    agent = agent_with([hold], call("hold", call_id="h"))
+    async with Runner.run_streamed(agent, "go", journal=journal) as stream:
+        await ready.wait()
+    assert stream.result.status == "cancelled"
+    _, *lines = await journal.read()
+    assert lines == lines_of(stream.result.records)
+
+
+async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> None:
+    """The call that was cut is told as unknown; the deadline is each entry's own."""
+    from agentloop import RunConfig, RunTimeout
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        time_passes(60)
+        await anyio.sleep_forever()
+        return "never"
+
+    journal = MemoryJournal()
+    agent = Agent("guide", model=by_turn(call("hold", call_id="h"), say("done")), tools=[hold])
+    with pytest.raises(RunTimeout):
+        await run_mode(agent, "go", journal=journal, run_config=RunConfig(timeout=60))
+    done = await Runner.resume(agent, journal, run_config=RunConfig(timeout=60))
+    assert done.final_output == "done"
+    assert outcome_of(done, "h").status == "unknown"
+    first, second = records_of(done, r.CallSettled)
+    assert (first.outcome.status, first.outcome.cancelled_by, first.attempt) == ("cancelled", "deadline", 1)
+    assert (second.outcome.status, second.attempt) == ("unknown", 2)
+
+
+async def test_no_journal_is_closed_by_a_run(run_mode: Run) -> None:
+    """It is the caller's: several entries use it."""
+    journal = MemoryJournal()
+    agent = agent_with([])
+    await run_mode(agent, "go", journal=journal)
+    assert await journal.read()
+    with pytest.raises(AgentLoopError):
+        await run_mode(agent, "go", journal=journal)
+    assert await journal.read()

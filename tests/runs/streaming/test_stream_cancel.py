@@ -1,0 +1,498 @@
+"""Ending a streamed run early: by `cancel`, by leaving the block, by cancelling its consumer."""
+
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from kit.results import ToolHooks, agent_with, records_of, requests_of, shown
+from kit.watching import Backend, HookLog, Watch, lasting, watched
+
+from agentloop import Agent, GuardrailFunctionOutput, RunConfig, Runner, ToolContext, handoff, output_guardrail, tool
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.items import AssistantMessage, ToolCall, ToolOutput
+from agentloop.sessions import MemorySession
+from agentloop.testing import ScriptedModel, call, say, wait
+
+
+@tool
+async def fine() -> str:
+    """Succeed."""
+    return "fine"
+
+
+class Slow:
+    """A tool that waits for ever; `running` is set when its body has begun, `ended` lists what has ended."""
+
+    def __init__(self) -> None:
+        self.running = anyio.Event()
+        self.ended: list[str] = []
+
+        @tool
+        async def slow(ctx: ToolContext[Any]) -> str:
+            self.running.set()
+            try:
+                await anyio.sleep(60)
+            finally:
+                self.ended.append(ctx.tool_call_id)
+            return "never"
+
+        self.tool = slow
+
+
+async def rest_of(stream: Any) -> list[ev.Event]:
+    """Return what is left to iterate."""
+    return [event async for event in stream]
+
+
+# ---------------------------------------------------------------------------------------------- immediate
+
+
+@pytest.mark.scenario("SC-01", "SC-02", "US-11")
+async def test_immediate_cancel_ends_events_and_run() -> None:
+    """No event follows the one in hand; asking twice changes nothing; the result says `cancelled`."""
+    watch, hooks = Watch(), HookLog()
+    agent = agent_with([], [say("a text of several chunks, at sixteen each"), wait(60)], done=None)
+    after: list[ev.Event] = []
+    cancelled = False
+    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=watched(watch)) as stream:
+        async for event in stream:
+            if cancelled:
+                after.append(event)
+            if isinstance(event, ev.TextDelta):
+                stream.cancel()
+                stream.cancel("immediate")
+                cancelled = True
+        assert await rest_of(stream) == []
+    assert after == []
+    assert await rest_of(stream) == []
+    assert stream.is_complete
+    assert stream.error is None
+    assert stream.result.status == "cancelled"
+    assert stream.result.final_output is None
+    assert hooks.run_ends == ["cancelled"]
+    assert watch.end == "cancelled"
+
+
+@pytest.mark.scenario("SC-02")
+async def test_cancel_after_the_end_changes_nothing() -> None:
+    """In either mode: the run has completed."""
+    async with Runner.run_streamed(agent_with([]), "go") as stream:
+        await rest_of(stream)
+        stream.cancel()
+        stream.cancel("after_turn")
+    stream.cancel()
+    assert stream.result.status == "completed"
+    assert stream.result.final_output == "done"
+
+
+@pytest.mark.scenario("SC-03")
+@pytest.mark.parametrize("mode", ["immediate", "after_turn"])
+async def test_cancel_before_the_first_event_asks_no_model(mode: Any) -> None:
+    """At once: no events at all. After the turn: there is none, so what comes is the end alone."""
+    agent = agent_with([])
+    async with Runner.run_streamed(agent, "go") as stream:
+        stream.cancel(mode)
+        events = await rest_of(stream)
+    assert requests_of(agent) == []
+    assert stream.result.status == "cancelled"
+    kinds = [type(event).__name__ for event in events]
+    assert kinds == ([] if mode == "immediate" else ["AgentUpdated", "RunEnded"])
+
+
+@pytest.mark.scenario("SC-04", "SC-05")
+async def test_cancel_wakes_the_consumer_and_ends_a_blocked_model_call(anyio_backend: Backend) -> None:
+    """The consumer waits for an event that won't come, the model for its server: both end at once."""
+    watch = Watch()
+    agent = agent_with([], [say("so far"), wait(60)], done=None)
+    waiting = anyio.Event()
+    async with (
+        lasting(anyio_backend, 0.0),
+        anyio.create_task_group() as group,
+        Runner.run_streamed(agent, "go", run_config=watched(watch)) as stream,
+    ):
+
+        async def cancel() -> None:
+            await waiting.wait()
+            stream.cancel()
+
+        group.start_soon(cancel)
+        async for event in stream:
+            if isinstance(event, ev.TextDelta):
+                waiting.set()
+    assert stream.result.status == "cancelled"
+    [failed] = watch.of(r.ModelFailed)
+    assert failed.error == "cancelled"
+
+
+@pytest.mark.scenario("SC-10")
+async def test_immediate_after_after_turn_is_immediate() -> None:
+    """The stronger one wins, in this order; the other way round too."""
+    for modes in (("after_turn", "immediate"), ("immediate", "after_turn")):
+        slow = Slow()
+        agent = agent_with([slow.tool], call("slow", call_id="c1"))
+        async with Runner.run_streamed(agent, "go") as stream:
+            async for event in stream:
+                if isinstance(event, ev.CallStarted):
+                    await slow.running.wait()
+                    for mode in modes:
+                        stream.cancel(mode)  # type: ignore[arg-type]
+        assert slow.ended == ["c1"]
+        assert stream.result.status == "cancelled"
+        assert len(requests_of(agent)) == 1
+
+
+@pytest.mark.scenario("GO-07")
+async def test_immediate_cancel_during_an_output_guardrail_writes_nothing_of_the_final_turn() -> None:
+    """The session is as the turn found it, but for the input."""
+    judging = anyio.Event()
+
+    @output_guardrail
+    async def slow(ctx: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
+        judging.set()
+        await anyio.sleep(60)
+        return GuardrailFunctionOutput()
+
+    session = MemorySession()
+    agent = agent_with([fine], call("fine", call_id="c1"), output_guardrails=[slow])
+    async with Runner.run_streamed(agent, "go", session=session) as stream:
+        await judging.wait()
+        stream.cancel()
+    kinds = [type(item).__name__ for item in await session.get_items()]
+    assert kinds == ["UserMessage", "ToolCall", "ToolOutput"]
+
+
+# ---------------------------------------------------------------------------------------------- after the turn
+
+
+@pytest.mark.scenario("SC-06", "LX-52")
+@pytest.mark.parametrize("moment", [ev.TurnStarted, ev.TextDelta, ev.CallStarted, ev.CallSettled, ev.ItemCreated])
+async def test_cancel_after_the_turn_completes_it(moment: type[Any]) -> None:
+    """Model call, tools and saves finish, every event is delivered, and the model isn't asked again."""
+    watch, hooks, session = Watch(), ToolHooks(), MemorySession()
+    agent = agent_with([fine], [say("let me see"), call("fine", call_id="c1"), call("fine", call_id="c2")])
+    events = []
+    async with Runner.run_streamed(agent, "go", hooks=hooks, session=session, run_config=watched(watch)) as stream:
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, moment):
+                stream.cancel("after_turn")
+    result = stream.result
+    assert (result.status, result.final_output) == ("cancelled", None)
+    assert len(requests_of(agent)) == 1
+    items = [event.item for event in events if isinstance(event, ev.ItemCreated)]
+    assert [type(item) for item in items] == [AssistantMessage, ToolCall, ToolCall, ToolOutput, ToolOutput]
+    assert tuple(items) == result.new_items
+    assert [type(event).__name__ for event in events[-2:]] == ["TurnEnded", "RunEnded"]
+    assert sorted(line for line in hooks.seen if line.startswith("end")) == ["end:c1:succeeded", "end:c2:succeeded"]
+    assert await session.get_items() == [*result.input, *result.new_items]
+    assert watch.end == "cancelled"
+    assert result.usage.requests == 1
+
+
+@pytest.mark.scenario("SC-06")
+async def test_cancel_after_the_turn_by_a_reader_whom_the_run_waits_for_begins_no_other_turn() -> None:
+    """All of the turn has been done, and the run waits for room: none is under way."""
+    agent = agent_with([fine], call("fine", call_id="c1"))
+    async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=1)) as stream:
+        async for event in stream:
+            if isinstance(event, ev.ItemCreated) and isinstance(event.item, ToolOutput):
+                await anyio.wait_all_tasks_blocked()
+                stream.cancel("after_turn")
+    assert stream.result.status == "cancelled"
+    assert len(requests_of(agent)) == 1
+
+
+@pytest.mark.scenario("SC-06")
+async def test_cancel_after_the_turn_that_answers_changes_nothing() -> None:
+    """The turn brings the final output: the run completes."""
+    async with Runner.run_streamed(agent_with([]), "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.TextDelta):
+                stream.cancel("after_turn")
+    assert (stream.result.status, stream.result.final_output) == ("completed", "done")
+
+
+@pytest.mark.scenario("SC-08")
+@pytest.mark.parametrize("with_tool", [False, True])
+async def test_cancel_after_a_turn_that_hands_over_stops_before_the_targets_first_call(with_tool: bool) -> None:
+    """The handoff is taken and saved, its events come; the target's model is never asked."""
+    session = MemorySession()
+    target = Agent("target", model=ScriptedModel([say("never")]))
+    pieces = [call("transfer_to_target", call_id="h1"), *([call("fine", call_id="c1")] if with_tool else [])]
+    agent = agent_with([fine], pieces, done=None, handoffs=[handoff(target)])
+    events = []
+    async with Runner.run_streamed(agent, "go", session=session) as stream:
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, ev.TurnStarted):
+                stream.cancel("after_turn")
+    assert requests_of(target) == []
+    assert stream.result.status == "cancelled"
+    assert stream.result.last_agent is target
+    assert [event.agent for event in events if isinstance(event, ev.AgentUpdated)] == [agent, target]
+    saved = [type(item).__name__ for item in await session.get_items()]
+    assert saved.count("HandoffCall") == saved.count("HandoffOutput") == 1
+    assert saved.index("HandoffCall") < saved.index("HandoffOutput")
+    assert saved.count("ToolOutput") == with_tool
+
+
+@pytest.mark.scenario("LX-53")
+async def test_cancel_after_the_turn_is_one_runs_own() -> None:
+    """Two runs of one agent at once: the other completes."""
+    second = anyio.Event()
+
+    def step(request: Any) -> Any:
+        return call("wait_for_other") if len(request.items) == 1 else say("done")
+
+    @tool
+    async def wait_for_other() -> str:
+        await second.wait()
+        return "ok"
+
+    agent = Agent("a", model=ScriptedModel([step] * 3), tools=[wait_for_other])
+    async with Runner.run_streamed(agent, "one") as one, Runner.run_streamed(agent, "two") as two:
+        async for event in one:
+            if isinstance(event, ev.CallStarted):
+                one.cancel("after_turn")
+                second.set()
+        await rest_of(two)
+    assert one.result.status == "cancelled"
+    assert (two.result.status, two.result.final_output) == ("completed", "done")
+
+
+@pytest.mark.scenario("SC-06")
+async def test_cancel_after_the_turn_lets_nested_runs_come_to_their_end() -> None:
+    """A nested run is part of its outer turn: all of its own turns are made."""
+    inner = Agent("inner", model=ScriptedModel([call("fine"), call("fine"), say("dug")]), tools=[fine])
+    agent = agent_with([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.CallStarted) and event.path:
+                stream.cancel("after_turn")
+    assert stream.result.status == "cancelled"
+    assert len(requests_of(inner)) == 3
+    assert len(requests_of(agent)) == 1
+    assert [settled.outcome.output for settled in stream.result.calls] == ["dug"]
+
+
+@pytest.mark.scenario("SC-09", "SP-08")
+@pytest.mark.parametrize("mode", ["immediate", "after_turn"])
+async def test_cancel_works_for_a_consumer_that_takes_each_event_in_a_task_of_its_own(mode: Any) -> None:
+    """And suspends before it takes the next, with a buffer of one event."""
+    agent = agent_with([fine], [say("some text of several chunks"), *[call("fine") for _ in range(3)]])
+    events: list[ev.Event] = []
+    over = False
+
+    async def take(stream: Any) -> None:
+        nonlocal over
+        try:
+            event = await anext(stream)
+        except StopAsyncIteration:
+            over = True
+            return
+        events.append(event)
+        if isinstance(event, ev.TextDelta):
+            stream.cancel(mode)
+        await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(5):
+        async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=1)) as stream:
+            while not over:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(take, stream)
+                await anyio.lowlevel.checkpoint()
+    assert stream.result.status == "cancelled"
+    if mode == "immediate":
+        assert isinstance(events[-1], ev.TextDelta)
+    else:
+        assert events[-1] == ev.RunEnded("cancelled", turn=1)
+        assert sum(isinstance(event, ev.CallSettled) for event in events) == 3
+
+
+# ---------------------------------------------------------------------------------------------- the consumer goes
+
+
+@pytest.mark.scenario("SC-12", "SC-13")
+async def test_consumer_cancelled_while_it_waits_ends_the_run_promptly(anyio_backend: Backend) -> None:
+    """Running tools are cancelled and awaited, the block is left, the cancellation goes on."""
+    slow, watch, hooks = Slow(), Watch(), HookLog()
+    agent = agent_with([slow.tool], call("slow", call_id="c1"))
+    finished = False
+    async with lasting(anyio_backend, 0.0), anyio.create_task_group() as group:
+        with anyio.CancelScope() as scope:
+
+            async def cancel() -> None:
+                await slow.running.wait()
+                scope.cancel()
+
+            group.start_soon(cancel)
+            async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=watched(watch)) as stream:
+                await rest_of(stream)
+            finished = True
+    assert not finished
+    assert scope.cancelled_caught
+    assert slow.ended == ["c1"]
+    assert hooks.run_ends == ["cancelled"]
+    assert watch.end == "cancelled"
+    assert watch.endings() == {"c1": ("cancelled", "parent")}
+
+
+@pytest.mark.scenario("SC-12")
+@pytest.mark.parametrize("at", range(14))
+async def test_consumer_may_go_at_every_event(at: int) -> None:
+    """Whatever the event: cancelled or gone by itself, it leaves nothing running and never waits for ever."""
+    for way in ("break", "scope", "error"):
+        watch = Watch()
+        inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
+        agent = agent_with([fine, inner.as_tool()], [say("text"), call("fine"), call("inner", {"input": "x"})])
+        seen = 0
+        config = watched(watch, config=RunConfig(stream_buffer=2))
+        with anyio.fail_after(5):
+            with suppress(KeyError), anyio.CancelScope() as scope:
+                async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+                    async for _ in stream:
+                        seen += 1
+                        if seen <= at:
+                            continue
+                        if way == "break":
+                            break
+                        if way == "error":
+                            raise KeyError(at)
+                        scope.cancel()
+                        await anyio.lowlevel.checkpoint()
+        if way == "scope":
+            assert scope.cancelled_caught
+        else:
+            assert stream.result.status == "cancelled"
+        assert seen == at + 1
+        assert watch.of(r.RunEnded)
+        assert watch.records[-1].path == ()
+        assert isinstance(watch.records[-1], r.RunEnded)
+        started = {(record.path, record.call_id) for record in watch.of(r.CallStarted)}
+        settled = {(record.path, record.call_id) for record in watch.of(r.CallSettled)}
+        assert started <= settled
+
+
+@pytest.mark.scenario("SC-12")
+async def test_block_left_by_one_task_ends_the_iteration_of_another() -> None:
+    """The stream is entered here and read there: who reads gets the end, not an eternal wait."""
+    slow = Slow()
+    agent = agent_with([slow.tool], call("slow", call_id="c1"))
+    events: list[ev.Event] = []
+    ended = anyio.Event()
+
+    async def read(stream: Any) -> None:
+        events.extend(await rest_of(stream))
+        ended.set()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            async with Runner.run_streamed(agent, "go") as stream:
+                group.start_soon(read, stream)
+                await slow.running.wait()
+            await ended.wait()
+    assert slow.ended == ["c1"]
+    assert stream.result.status == "cancelled"
+
+
+@pytest.mark.scenario("SC-12")
+async def test_reader_in_another_task_may_be_cancelled_and_another_go_on() -> None:
+    """Cancelling who reads isn't cancelling the run, whose block another task holds; no event is lost."""
+    gate = anyio.Event()
+
+    @tool
+    async def gated() -> str:
+        await gate.wait()
+        return "ok"
+
+    agent = agent_with([gated], call("gated", call_id="c1"))
+    events: list[ev.Event] = []
+
+    async def read(stream: Any) -> None:
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, ev.CallStarted):
+                begun.set()
+
+    begun = anyio.Event()
+    with anyio.fail_after(5):
+        async with Runner.run_streamed(agent, "go") as stream:
+            async with anyio.create_task_group() as group:
+                group.start_soon(read, stream)
+                await begun.wait()
+                group.cancel_scope.cancel()
+            gate.set()
+            events += await rest_of(stream)
+    assert stream.result.final_output == "done"
+    assert sum(isinstance(event, ev.CallSettled) for event in events) == 1
+    assert [type(event).__name__ for event in events].count("TurnStarted") == 2
+    assert events[-1] == ev.RunEnded("completed", turn=2)
+
+
+@pytest.mark.scenario("SC-14", "LX-54")
+async def test_break_after_the_first_delta_leaves_no_side_effect() -> None:
+    """The call that the model was about to make never starts."""
+    bodies: list[str] = []
+
+    @tool
+    async def effect(ctx: ToolContext[Any]) -> str:
+        bodies.append(ctx.tool_call_id)
+        return "done"
+
+    watch = Watch()
+    agent = agent_with([effect], [say("a text of several chunks, at sixteen each"), call("effect")])
+    config = watched(watch, config=RunConfig(stream_buffer=1))
+    async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+        async for event in stream:
+            if isinstance(event, ev.TextDelta):
+                break
+    records = len(watch.records)
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+    assert bodies == []
+    assert len(watch.records) == records
+    assert watch.of(r.CallStarted) == []
+    assert stream.result.status == "cancelled"
+
+
+@pytest.mark.scenario("LX-47", "SC-12")
+async def test_cancelled_run_ends_with_its_last_record_and_one_shielded_hook() -> None:
+    """Plain and streamed alike: `RunEnded(cancelled)` last, `on_run_end` once, and it may await."""
+    for streamed in (False, True):
+        slow, watch, hooks = Slow(), Watch(), HookLog()
+        agent = agent_with([slow.tool], call("slow", call_id="c1"))
+        async with anyio.create_task_group() as group:
+            with anyio.CancelScope() as scope:
+
+                async def cancel(slow: Slow, scope: anyio.CancelScope) -> None:
+                    await slow.running.wait()
+                    scope.cancel()
+
+                group.start_soon(cancel, slow, scope)
+                if streamed:
+                    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=watched(watch)) as stream:
+                        await rest_of(stream)
+                else:
+                    await Runner.run(agent, "go", hooks=hooks, run_config=watched(watch))
+        assert scope.cancelled_caught
+        assert watch.end == "cancelled"
+        assert hooks.run_ends == ["cancelled"]
+        assert slow.ended == ["c1"]
+
+
+async def test_cancelled_run_keeps_what_it_completed() -> None:
+    """The turn before is in the session and in the result; the cut one leaves complete pairs alone."""
+    slow, session = Slow(), MemorySession()
+    agent = agent_with([fine, slow.tool], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow")])
+    async with Runner.run_streamed(agent, "go", session=session) as stream:
+        async for event in stream:
+            if isinstance(event, ev.ItemCreated) and isinstance(event.item, ToolOutput) and event.item.call_id == "c2":
+                await slow.running.wait()
+                stream.cancel()
+    assert list(shown(agent)) == ["c1"]
+    saved = [item for item in await session.get_items() if isinstance(item, ToolCall | ToolOutput)]
+    assert [item.call_id for item in saved] == ["c1", "c1", "c2", "c2"]
+    assert [record.status for record in records_of(stream.result, r.RunEnded)] == ["cancelled"]
