@@ -5,14 +5,10 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.ending import Fatal
 
 from agentloop._core.failure_choice import Failure, choose
 from agentloop.exceptions import ToolCancelledError
-
-
-class Fatal(BaseException):
-    """Neither an error nor a cancellation."""
-
 
 FATAL_LATE = Failure(index=9, error=Fatal("fatal late"), phase="body")
 FATAL = Failure(index=8, error=KeyboardInterrupt("fatal"), phase="body")

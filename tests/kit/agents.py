@@ -1,182 +1,128 @@
-"""What the scenario tests of whole runs share: guardrails, hooks that write down events, short looks at items."""
+"""Agents that follow a script, with their tools, guardrails and configuration."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
 
-import anyio
-import anyio.lowlevel
 import attrs
 
 from agentloop import (
     Agent,
-    AgentHooks,
+    FunctionTool,
     GuardrailFunctionOutput,
     InputGuardrail,
+    Instrument,
     OutputGuardrail,
-    RunHooks,
+    RunConfig,
+    RunResult,
+    ToolExecution,
     input_guardrail,
     output_guardrail,
+    tool,
 )
-from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, UserMessage
-from agentloop.testing import ScriptedModel
+from agentloop.testing import ScriptedModel, call, say
+from agentloop.usage import RequestUsage
+
+Run: TypeAlias = Callable[..., Awaitable[RunResult[Any]]]
+"""What the `run_mode` fixture gives."""
+
+# ---------------------------------------------------------------------------------------------- agents and scripts
+
+
+def make_agent(tools: Iterable[Any], *steps: Any, done: str | None = "done", **fields: Any) -> Agent[Any, Any]:
+    """Return an agent named `guide` that follows *steps*, then says *done* (unless None)."""
+    script = [*steps, say(done)] if done is not None else list(steps)
+    return Agent("guide", model=ScriptedModel(script), tools=list(tools), **fields)
+
+
+def script_agent(name: str, *steps: Any, **fields: Any) -> Agent[Any, Any]:
+    """Return an agent whose model follows *steps* and nothing else."""
+    return Agent(name, model=ScriptedModel(steps), **fields)
+
+
+def call_each(*names: str) -> list[Any]:
+    """Return one step of a script: a call of each tool in *names*, with ids `c1`, `c2` and so on."""
+    return [call(name, call_id=f"c{index}") for index, name in enumerate(names, 1)]
+
+
+def script_turns(*steps: Any) -> ScriptedModel:
+    """Return a model that answers turn n of a run with the n-th step, however often and in whatever process.
+
+    A step that is callable gets the request and returns the answer.
+    """
+
+    def pick(request: Any) -> Any:
+        assert 1 <= request.turn <= len(steps), f"there is no step for turn {request.turn}"
+        step = steps[request.turn - 1]
+        return step(request) if callable(step) else step
+
+    return ScriptedModel([pick] * 200)
+
+
+def make_usage(tokens: int) -> RequestUsage:
+    """Return the usage of a request of *tokens* tokens in all, one of them output."""
+    return RequestUsage(input_tokens=tokens - 1, output_tokens=1, total_tokens=tokens)
+
+
+def configure_run(*instruments: Instrument, config: RunConfig | None = None, **execution: Any) -> RunConfig:
+    """Return *config* (or the default) with these instruments and these fields of `ToolExecution`."""
+    return attrs.evolve(config or RunConfig(), instruments=instruments, tool_execution=ToolExecution(**execution))
+
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+@tool
+async def fine() -> str:
+    """Succeed."""
+    return "fine"
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def make_gated_tool(ran: list[Any], name: str = "gated", **options: Any) -> FunctionTool:
+    """Return a tool of one number that needs approval; each run of its body appends `(name, n)` to *ran*."""
+
+    async def work(n: int = 0) -> str:
+        ran.append((name, n))
+        return f"{name} {n}"
+
+    options.setdefault("needs_approval", True)
+    return tool(name=name, **options)(work)
+
+
+def make_free_tool(ran: list[Any], name: str = "free", **options: Any) -> FunctionTool:
+    """Return a tool like that of `make_gated_tool` which needs no approval."""
+    return make_gated_tool(ran, name, needs_approval=False, **options)
+
+
+# ---------------------------------------------------------------------------------------------- guardrails
 
 TRIPPED = GuardrailFunctionOutput("no", True)
 PASSED = GuardrailFunctionOutput("fine")
 
 
-def scripted(name: str, *steps: Any, **fields: Any) -> Agent[Any, Any]:
-    """Return an agent whose model follows *steps*."""
-    return Agent(name, model=ScriptedModel(steps), **fields)
-
-
-def asked(agent: Agent[Any, Any]) -> list[Any]:
-    """Return what the agent's model was asked."""
-    assert isinstance(agent.model, ScriptedModel)
-    return agent.model.requests
-
-
-def brief(items: Iterable[Item]) -> list[str]:
-    """Return one line for each item: what it is, and its text or call."""
-    lines: list[str] = []
-    for item in items:
-        match item:
-            case UserMessage():
-                lines.append(f"user:{item.text}")
-            case AssistantMessage():
-                lines.append(f"says:{item.text}")
-            case ToolCall(call_id=call_id, name=name):
-                lines.append(f"call:{name}#{call_id}")
-            case ToolOutput(call_id=call_id, output=output):
-                lines.append(f"output:{output}#{call_id}")
-            case HandoffCall(call_id=call_id, name=name):
-                lines.append(f"handoff:{name}#{call_id}")
-            case HandoffOutput(call_id=call_id, output=output):
-                lines.append(f"handed:{output}#{call_id}")
-            case _:
-                lines.append(type(item).__name__)
-    return lines
-
-
-def input_guard(
+def make_input_guard(
     name: str, answer: Any = PASSED, *, parallel: bool = True, log: list[str] | None = None
 ) -> InputGuardrail:
-    """Return an input guardrail that answers at once (or raises *answer*), and writes its name into *log*."""
+    """Return an input guardrail that gives *answer* at once, or raises it, and appends its name to *log*."""
+    return input_guardrail(_answer_at_once(name, answer, log), name=name, run_in_parallel=parallel)
 
-    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
+
+def make_output_guard(name: str, answer: Any = PASSED, *, log: list[str] | None = None) -> OutputGuardrail:
+    """Return an output guardrail that gives *answer* at once, or raises it, and appends its name to *log*."""
+    return output_guardrail(_answer_at_once(name, answer, log), name=name)
+
+
+def _answer_at_once(name: str, answer: Any, log: list[str] | None) -> Callable[..., Awaitable[Any]]:
+    async def guard(ctx: Any, agent: Any, judged: Any) -> Any:
         if log is not None:
             log.append(name)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    return input_guardrail(guard, name=name, run_in_parallel=parallel)
-
-
-def output_guard(name: str, answer: Any = PASSED, *, log: list[str] | None = None) -> OutputGuardrail:
-    """Return an output guardrail that answers at once (or raises *answer*), and writes its name into *log*."""
-
-    async def guard(ctx: Any, agent: Any, output: Any) -> Any:
-        if log is not None:
-            log.append(name)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    return output_guardrail(guard, name=name)
-
-
-@attrs.define
-class Held:
-    """Something that starts, waits, and says how it ended: `started`, `go` to let it end, `ending`."""
-
-    started: anyio.Event = attrs.field(factory=anyio.Event)
-    go: anyio.Event = attrs.field(factory=anyio.Event)
-    ending: str = ""
-    clean_up: Callable[[], None] = lambda: None
-
-    async def __call__(self) -> None:
-        """Wait for `go`; a cancellation takes some steps of cleaning up before it goes on."""
-        self.started.set()
-        try:
-            await self.go.wait()
-            self.ending = "returned"
-        except BaseException:
-            self.ending = "cancelled"
-            with anyio.CancelScope(shield=True):
-                for _ in range(3):
-                    await anyio.lowlevel.checkpoint()
-            self.ending = "cleaned up"
-            self.clean_up()
-            raise
-
-
-class RunTrace(RunHooks):
-    """Writes every event of a run into *lines*."""
-
-    def __init__(self, lines: list[str] | None = None, mark: str = "") -> None:
-        self.lines = [] if lines is None else lines
-        self.mark = mark
-        self.seen: list[tuple[str, tuple[Any, ...]]] = []
-
-    def _add(self, line: str, *args: Any) -> None:
-        self.lines.append(self.mark + line)
-        self.seen.append((line, args))
-
-    async def on_run_end(self, ctx: Any, outcome: Any) -> None:
-        self._add(f"run_end {outcome.status}", ctx, outcome)
-
-    async def on_agent_start(self, ctx: Any, agent: Any) -> None:
-        self._add(f"agent_start {agent.name}", ctx, agent)
-
-    async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
-        self._add(f"agent_end {agent.name}", ctx, agent, output)
-
-    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-        self._add(f"llm_start {agent.name}", ctx, agent, system, input)
-
-    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
-        self._add(f"llm_end {agent.name}", ctx, agent, response)
-
-    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        self._add(f"tool_start {tool.name}", ctx, agent, tool)
-
-    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        self._add(f"tool_end {tool.name}", ctx, agent, tool, outcome)
-
-    async def on_handoff(self, ctx: Any, from_agent: Any, to_agent: Any) -> None:
-        self._add(f"handoff {from_agent.name} {to_agent.name}", ctx, from_agent, to_agent)
-
-    def args_of(self, start: str) -> tuple[Any, ...]:
-        """Return what the first event whose line begins with *start* was given."""
-        return next(args for line, args in self.seen if line.startswith(start))
-
-
-class AgentTrace(AgentHooks):
-    """Writes every event of an agent into *lines*."""
-
-    def __init__(self, lines: list[str], mark: str = "") -> None:
-        self.lines, self.mark = lines, mark
-
-    async def on_start(self, ctx: Any, agent: Any) -> None:
-        self.lines.append(f"{self.mark}start {agent.name}")
-
-    async def on_end(self, ctx: Any, agent: Any, output: Any) -> None:
-        self.lines.append(f"{self.mark}end {agent.name}")
-
-    async def on_handoff_out(self, ctx: Any, agent: Any, to_agent: Any) -> None:
-        self.lines.append(f"{self.mark}out {agent.name} {to_agent.name}")
-
-    async def on_handoff_in(self, ctx: Any, agent: Any, from_agent: Any) -> None:
-        self.lines.append(f"{self.mark}in {agent.name} {from_agent.name}")
-
-    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-        self.lines.append(f"{self.mark}llm_start {agent.name}")
-
-    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
-        self.lines.append(f"{self.mark}llm_end {agent.name}")
-
-    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        self.lines.append(f"{self.mark}tool_start {tool.name}")
-
-    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        self.lines.append(f"{self.mark}tool_end {tool.name}")
+    return guard

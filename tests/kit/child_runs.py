@@ -1,12 +1,13 @@
-"""A program that begins, decides on and goes on with runs, each step in a process of its own.
+"""A program whose steps begin runs, decide on them and resume them, each in a process of its own.
 
-    python child_runs.py begin BACKEND LEDGER            writes the state of a run that waits to standard output
-    python child_runs.py approve                         reads a state, approves (or rejects) all that waits, writes it
-    python child_runs.py reject MESSAGE
-    python child_runs.py finish BACKEND LEDGER           reads a state, runs it on, writes a report
-    python child_runs.py batch BACKEND LEDGER FOLDER     runs several at once, each with a journal in FOLDER, or goes on
+    begin BACKEND LEDGER            writes the state of a run that waits to standard output
+    approve                         reads a state, approves every call that waits, writes the state
+    reject MESSAGE                  reads a state, rejects every call that waits, writes the state
+    finish BACKEND LEDGER           reads a state, resumes it, writes a report
+    batch BACKEND LEDGER FOLDER     runs several at once, each with a journal in FOLDER, or resumes them
 
-The tools append what they do to the file LEDGER, so that whoever started the processes sees what ran, and how often.
+The tools append what they do to the file LEDGER, so that the parent process sees what ran, and how often.
+`make_command` gives the command line of a step, `ENVIRONMENT` its environment.
 """
 
 from __future__ import annotations
@@ -28,17 +29,16 @@ from agentloop import (
     tool,
 )
 from agentloop.journal import FileJournal
-from agentloop.testing import ScriptedModel, call, say
-from agentloop.usage import RequestUsage
+from agentloop.testing import call, say
+from kit.agents import make_usage, script_turns
+
+_PATH = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _PATH))}
 
 
-def by_turn(*steps: Any) -> ScriptedModel:
-    """Return a model that answers the run's n-th turn with the n-th step."""
-
-    def pick(request: Any) -> Any:
-        return steps[request.turn - 1]
-
-    return ScriptedModel([pick] * 50)
+def make_command(*args: str) -> list[str]:
+    """Return the command line of a step; `-P` keeps the working folder out of the child's import path."""
+    return [sys.executable, "-P", "-m", "kit.child_runs", *args]
 
 
 class Ledger:
@@ -48,17 +48,13 @@ class Ledger:
         self._path = path
 
     def write(self, *words: str) -> None:
-        """Append a line and let the disk have it."""
+        """Append a line and flush it to the disk."""
         with open(self._path, "ab", buffering=0) as file:
             file.write((" ".join(words) + "\n").encode())
             os.fsync(file.fileno())
 
 
-def usage() -> RequestUsage:
-    return RequestUsage(input_tokens=10, output_tokens=1, total_tokens=11)
-
-
-def waiting_agent(ledger: Ledger) -> Agent[Any, Any]:
+def make_waiting_agent(ledger: Ledger) -> Agent[Any, Any]:
     """Return an agent with a nested one; both have a call that waits."""
 
     @tool(needs_approval=True)
@@ -73,14 +69,16 @@ def waiting_agent(ledger: Ledger) -> Agent[Any, Any]:
         ledger.write("look")
         return "seen"
 
-    inner = Agent("inner", tools=[pay], model=by_turn(call("pay", {"amount": 5}, call_id="q"), say("in", usage())))
+    inner = Agent(
+        "inner", tools=[pay], model=script_turns(call("pay", {"amount": 5}, call_id="q"), say("in", make_usage(11)))
+    )
     outer = Agent("outer", tools=[look, pay, inner.as_tool("sub", "Sub.")])
     first = [
         call("look", call_id="l"),
         call("sub", {"input": "x"}, call_id="s"),
         call("pay", {"amount": 1}, call_id="p"),
     ]
-    outer.model = by_turn(first, call("look", call_id="l2"), say("done", usage()))
+    outer.model = script_turns(first, call("look", call_id="l2"), say("done", make_usage(11)))
     return outer
 
 
@@ -88,8 +86,8 @@ TURNS = 4
 RUNS = 6
 
 
-def journaled_agent(ledger: Ledger, run: int) -> Agent[Any, Any]:
-    """Return an agent that does two things a turn, one idempotent and one not; bodies take a hundredth of a second."""
+def make_journaled_agent(ledger: Ledger, run: int) -> Agent[Any, Any]:
+    """Return an agent with two calls a turn, one of them idempotent; bodies take a hundredth of a second."""
 
     async def work(ctx: ToolContext[Any], n: int) -> str:
         ledger.write("start", ctx.tool_name, str(n), ctx.idempotency_key)
@@ -105,11 +103,11 @@ def journaled_agent(ledger: Ledger, run: int) -> Agent[Any, Any]:
         [call(name, {"n": 100 * run + turn}, call_id=f"{name}{turn}") for name in ("once", "idem")]
         for turn in range(1, TURNS)
     ]
-    return Agent("worker", tools=tools, model=by_turn(*steps, say(f"{run} is done", usage())))
+    return Agent("worker", tools=tools, model=script_turns(*steps, say(f"{run} is done", make_usage(11))))
 
 
-def report_of(state: RunState) -> dict[str, Any]:
-    """Return what a parent process wants to know of a run."""
+def make_report(state: RunState) -> dict[str, Any]:
+    """Return what a parent process checks of a run."""
     fold = state.fold
     assert fold.ended is not None
     outcomes = {call_id: call.outcome for call_id, call in fold.calls.items() if call.outcome is not None}
@@ -123,9 +121,9 @@ def report_of(state: RunState) -> dict[str, Any]:
     }
 
 
-async def journaled(ledger: Ledger, path: Path, run: int) -> RunState:
-    """Begin the run of the journal at *path*, go on with it, or return it if it is complete."""
-    agent = journaled_agent(ledger, run)
+async def run_journaled(ledger: Ledger, path: Path, run: int) -> RunState:
+    """Begin the run of the journal at *path*, or resume it; return its state, at once if it is complete."""
+    agent = make_journaled_agent(ledger, run)
     async with FileJournal(path, fsync="never") as journal:
         if not await journal.read():
             result = await Runner.run(agent, f"run {run}", journal=journal)
@@ -138,27 +136,28 @@ async def journaled(ledger: Ledger, path: Path, run: int) -> RunState:
     return ended
 
 
-async def batch(ledger: Ledger, folder: Path) -> list[dict[str, Any]]:
-    """Do all runs of the folder, at once, and return their reports in order."""
+async def run_batch(ledger: Ledger, folder: Path) -> list[dict[str, Any]]:
+    """Run or resume all runs of *folder* at once, and return their reports in order."""
     states: dict[int, RunState] = {}
 
-    async def one(run: int) -> None:
-        states[run] = await journaled(ledger, folder / f"{run}.jsonl", run)
+    async def run_one(run: int) -> None:
+        states[run] = await run_journaled(ledger, folder / f"{run}.jsonl", run)
 
     async with anyio.create_task_group() as group:
         for run in range(RUNS):
-            group.start_soon(one, run)
-    return [report_of(states[run]) for run in range(RUNS)]
+            group.start_soon(run_one, run)
+    return [make_report(states[run]) for run in range(RUNS)]
 
 
 def main(what: str, *args: str) -> None:
+    """Do the step *what*."""
     match what:
         case "begin":
             backend, ledger = args
-            result = Runner.run_sync(waiting_agent(Ledger(ledger)), "go", backend=backend)  # type: ignore[arg-type]
+            result = Runner.run_sync(make_waiting_agent(Ledger(ledger)), "go", backend=backend)  # type: ignore[arg-type]
             print(result.to_state().to_string())
         case "approve" | "reject":
-            state = RunState.from_string(waiting_agent(Ledger(os.devnull)), sys.stdin.read())
+            state = RunState.from_string(make_waiting_agent(Ledger(os.devnull)), sys.stdin.read())
             for waiting in state.interruptions:
                 if what == "approve":
                     state.approve(waiting)
@@ -167,13 +166,13 @@ def main(what: str, *args: str) -> None:
             print(state.to_string())
         case "finish":
             backend, ledger = args
-            agent = waiting_agent(Ledger(ledger))
+            agent = make_waiting_agent(Ledger(ledger))
             state = RunState.from_string(agent, sys.stdin.read())
             result = Runner.run_sync(agent, state, backend=backend)  # type: ignore[arg-type]
-            print(json.dumps(report_of(result.to_state())))
+            print(json.dumps(make_report(result.to_state())))
         case "batch":
             backend, ledger, folder = args
-            print(json.dumps(anyio.run(batch, Ledger(ledger), Path(folder), backend=backend)))
+            print(json.dumps(anyio.run(run_batch, Ledger(ledger), Path(folder), backend=backend)))
         case _:
             raise SystemExit(f"no {what!r}")
 

@@ -1,4 +1,7 @@
-"""Crashes in tests: a world whose tools write down what they do, its journal cut, and what a resume may do."""
+"""A run whose journal is cut at any record, and what is promised of the run that goes on.
+
+The tools of such a run write into a `Ledger` what they do, so that a test sees which body ran how often.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
-from kit.stored import Batches, by_turn
 
 from agentloop import (
     Agent,
@@ -30,10 +32,12 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop.abc import Instrument
-from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput
+from agentloop.items import Item, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, say
-from agentloop.usage import RequestUsage
+from kit.agents import make_usage, script_turns
+from kit.results import check_history
+from kit.resuming import BatchJournal, approve
 
 Kind: TypeAlias = Literal["plain", "idem", "rerun", "guarded", "asks", "fails", "sub", "asks_sub"]
 LEAVES: tuple[Kind, ...] = ("plain", "idem", "rerun", "guarded", "asks", "fails")
@@ -42,7 +46,7 @@ KINDS: tuple[Kind, ...] = (*LEAVES, "sub", "asks_sub")
 
 @attrs.frozen
 class Plot:
-    """What happens in a run: the calls of each turn; after which turn another agent takes over; how much at once."""
+    """What happens in a run: the calls of each turn, where another agent takes over, how much runs at once."""
 
     turns: tuple[tuple[Kind, ...], ...]
     inner: tuple[Kind, ...] = ("plain",)
@@ -54,32 +58,28 @@ class Plot:
 
 @attrs.define
 class Ledger:
-    """What the bodies did: one entry for each time one ran, as (kind, place of the call, idempotency key)."""
+    """What the bodies did: one entry for each run of a body, as (kind, id of the call, idempotency key)."""
 
     ran: list[tuple[str, str, str]] = attrs.field(factory=list)
 
     def count(self) -> Counter[str]:
-        """Return how often the body of each call ran."""
+        """Return how often the body of each call ran, by call id."""
         return Counter(name for _, name, _ in self.ran)
 
     def keys(self) -> dict[str, set[str]]:
-        """Return the idempotency keys that each call was given."""
+        """Return the idempotency keys that each call was given, by call id."""
         found: dict[str, set[str]] = {}
         for _, name, key in self.ran:
             found.setdefault(name, set()).add(key)
         return found
 
 
-def _usage(n: int) -> RequestUsage:
-    return RequestUsage(input_tokens=n, output_tokens=1, total_tokens=n + 1)
-
-
 @tool_output_guardrail
-def _hides(data: Any) -> RejectContent:
+def _hide(data: Any) -> RejectContent:
     return RejectContent("Hidden.")
 
 
-def _tools(ledger: Ledger) -> list[FunctionTool]:
+def _make_tools(ledger: Ledger) -> list[FunctionTool]:
     async def body(ctx: ToolContext[Any], n: int) -> str:
         ledger.ran.append((ctx.tool_name, ctx.tool_call_id, ctx.idempotency_key))
         if ctx.tool_name == "fails":
@@ -90,15 +90,15 @@ def _tools(ledger: Ledger) -> list[FunctionTool]:
         "plain": {},
         "idem": {"idempotent": True},
         "rerun": {"in_doubt": "rerun"},
-        "guarded": {"tool_output_guardrails": [_hides]},
+        "guarded": {"tool_output_guardrails": [_hide]},
         "asks": {"needs_approval": True},
         "fails": {},
     }
     return [tool(body, name=name, description=name, **option) for name, option in options.items()]
 
 
-def calls_of(kinds: Sequence[Kind], where: str) -> list[Any]:
-    """Return the model's calls of one turn; every one has arguments and an id of its own."""
+def make_calls(kinds: Sequence[Kind], where: str) -> list[Any]:
+    """Return the model's calls of one turn; each has arguments and an id of its own."""
     made: list[Any] = []
     for place, kind in enumerate(kinds):
         call_id = f"{where}{place}.{kind}"
@@ -107,19 +107,21 @@ def calls_of(kinds: Sequence[Kind], where: str) -> list[Any]:
     return made
 
 
-def build(plot: Plot, ledger: Ledger) -> Agent[Any, Any]:
-    """Return the agent of *plot*, as it is defined in every process."""
-    tools = _tools(ledger)
+def build_agent(plot: Plot, ledger: Ledger) -> Agent[Any, Any]:
+    """Return the agent of *plot*, as every process defines it."""
+    tools = _make_tools(ledger)
     inner = Agent("inner", tools=list(tools))
-    inner.model = by_turn([*calls_of(plot.inner, "n"), say("asking", _usage(3))], say("inner is done", _usage(4)))
+    inner.model = script_turns(
+        [*make_calls(plot.inner, "n"), say("asking", make_usage(3))], say("inner is done", make_usage(4))
+    )
     tools += [inner.as_tool("sub", "Sub."), inner.as_tool("asks_sub", "Sub.", needs_approval=True)]
     steps: list[Any] = []
     for turn, kinds in enumerate(plot.turns, 1):
         over = [call("over", call_id="over")] if plot.handoff_after == turn else []
-        steps.append([*calls_of(kinds, f"t{turn}."), *over, say(f"turn {turn}", _usage(turn))])
-    steps.append(say("all is done", _usage(100)))
-    target = Agent("target", tools=list(tools), model=by_turn(*steps))
-    root = Agent("root", tools=list(tools), model=by_turn(*steps))
+        steps.append([*make_calls(kinds, f"t{turn}."), *over, say(f"turn {turn}", make_usage(turn))])
+    steps.append(say("all is done", make_usage(100)))
+    target = Agent("target", tools=list(tools), model=script_turns(*steps))
+    root = Agent("root", tools=list(tools), model=script_turns(*steps))
     root.handoffs = [handoff(target, tool_name="over")]
     if plot.guarded:
 
@@ -137,8 +139,8 @@ def build(plot: Plot, ledger: Ledger) -> Agent[Any, Any]:
 
 
 @attrs.define(eq=False)
-class Counting(Instrument):
-    """Counts the records of a run."""
+class RecordCounter(Instrument):
+    """Counts the records that a run shows its instruments."""
 
     count: int = 0
 
@@ -147,21 +149,21 @@ class Counting(Instrument):
 
 
 class NotedSession(MemorySession):
-    """A session that notes at which length of the log it was written to."""
+    """A session that notes how long the log was at each write."""
 
-    def __init__(self, counting: Counting) -> None:
+    def __init__(self, counter: RecordCounter) -> None:
         super().__init__()
-        self._counting = counting
+        self._counter = counter
         self.writes: list[tuple[int, list[Item]]] = []
 
     async def add_items(self, items: Iterable[Item]) -> None:
         """Keep and note *items*."""
         items = list(items)
-        self.writes.append((self._counting.count, items))
+        self.writes.append((self._counter.count, items))
         await super().add_items(items)
 
     async def as_of(self, count: int, *, also_at: bool) -> MemorySession:
-        """Return the session as a crash at *count* records left it, what was being written then included or not."""
+        """Return the session as a crash at *count* records leaves it; *also_at* keeps what was being written then."""
         session = MemorySession()
         for at, items in self.writes:
             if at < count or (also_at and at == count):
@@ -169,36 +171,35 @@ class NotedSession(MemorySession):
         return session
 
 
-def config_of(plot: Plot, *instruments: Instrument) -> RunConfig:
-    """Return how the runs of *plot* are run."""
+def configure_plot(plot: Plot, *instruments: Instrument) -> RunConfig:
+    """Return the configuration of the runs of *plot*."""
     execution = ToolExecution(max_function_tool_concurrency=plot.at_once) if plot.at_once else ToolExecution()
     return RunConfig(tool_execution=execution, instruments=instruments)
 
 
-async def to_its_end(agent: Agent[Any, Any], given: Any, **options: Any) -> RunResult[Any]:
-    """Run *agent*, and approve whatever waits until nothing does."""
+async def run_to_end(agent: Agent[Any, Any], given: Any, **options: Any) -> RunResult[Any]:
+    """Run *agent* until it completes, and approve every call that waits on the way."""
     result = await Runner.run(agent, given, **options)
     for _ in range(8):
         if result.status != "interrupted":
             break
         state: RunState = result.to_state()
-        for waiting in state.interruptions:
-            state.approve(waiting)
-        for counting in options["run_config"].instruments:
-            counting.count = len(state.records)  # verdicts are records that no instrument is shown
+        approve()(state)
+        for counter in options["run_config"].instruments:
+            counter.count = len(state.records)  # verdicts are records that no instrument is shown
         result = await Runner.run(agent, state, **options)
     assert result.status == "completed"
     return result
 
 
-def lengths(batches: Sequence[Sequence[bytes]]) -> list[int]:
+def count_lines(batches: Sequence[Sequence[bytes]]) -> list[int]:
     """Return how many lines a journal has after each batch."""
     return list(itertools.accumulate(map(len, batches)))
 
 
 @attrs.frozen
-class Whole:
-    """A run that nothing disturbed, and its journal."""
+class WholeRun:
+    """A run that was not disturbed, and its journal."""
 
     plot: Plot
     result: RunResult[Any]
@@ -209,24 +210,24 @@ class Whole:
 
     @property
     def ends_of_batches(self) -> list[int]:
-        """How many records there are after each batch (the header isn't one)."""
-        return [length - 1 for length in lengths(self.batches)]
+        """The number of records after each batch (the header isn't one)."""
+        return [length - 1 for length in count_lines(self.batches)]
 
 
-async def undisturbed(plot: Plot) -> Whole:
+async def run_undisturbed(plot: Plot) -> WholeRun:
     """Run *plot* from its beginning to its end."""
-    ledger, journal, counting = Ledger(), Batches(), Counting()
-    session = NotedSession(counting) if plot.session else None
-    agent = build(plot, ledger)
-    config = config_of(plot, counting)
-    result = await to_its_end(agent, "go", journal=journal, session=session, run_config=config)
+    ledger, journal, counter = Ledger(), BatchJournal(), RecordCounter()
+    session = NotedSession(counter) if plot.session else None
+    agent = build_agent(plot, ledger)
+    config = configure_plot(plot, counter)
+    result = await run_to_end(agent, "go", journal=journal, session=session, run_config=config)
     assert result.final_output == "all is done"
-    return Whole(plot, result, await journal.read(), journal.batches, ledger, session)
+    return WholeRun(plot, result, await journal.read(), journal.batches, ledger, session)
 
 
 @attrs.define
-class Cut:
-    """What a log says of its calls, by the id each has in the whole tree."""
+class LoggedCalls:
+    """What a log says of its calls, by the name each has in the whole tree."""
 
     started: set[str] = attrs.field(factory=set)
     ended: set[str] = attrs.field(factory=set)
@@ -236,7 +237,7 @@ class Cut:
 
     @property
     def in_doubt(self) -> set[str]:
-        """Calls that have started and nobody knows more."""
+        """Calls that started and of which the log says no more."""
         return self.started - self.ended - self.settled
 
     @property
@@ -245,57 +246,45 @@ class Cut:
         return self.ended | self.settled
 
 
-def read_cut(lines: Sequence[bytes]) -> Cut:
-    """Return what *lines* (without the header) say of calls."""
-    cut = Cut()
+def read_calls(lines: Sequence[bytes]) -> LoggedCalls:
+    """Return what the *lines* of a journal (without the header) say of calls."""
+    calls = LoggedCalls()
     for line in lines:
         record = json.loads(line)
         if "call_id" not in record:
             continue
-        name = named(record["path"], record["call_id"])
+        name = name_call(record["path"], record["call_id"])
         match record["kind"]:
             case "call_started":
-                cut.started.add(name)
-                cut.keys[name] = record["idempotency_key"]
+                calls.started.add(name)
+                calls.keys[name] = record["idempotency_key"]
             case "body_ended":
-                cut.ended.add(name)
+                calls.ended.add(name)
                 if record.get("kept") or record.get("failed"):
-                    cut.kept.add(name)
+                    calls.kept.add(name)
             case "call_settled":
-                cut.settled.add(name)
-    return cut
+                calls.settled.add(name)
+    return calls
 
 
-def named(path: Sequence[str], call_id: str) -> str:
-    """Return what the tests call a call: the ledger's names are ids, so nested calls of two parents share theirs."""
+def name_call(path: Sequence[str], call_id: str) -> str:
+    """Return the name of a call in the whole tree: its path and its id.
+
+    The ledger knows ids alone, so nested calls of two parents share a name there.
+    """
     return "/".join((*path, call_id))
 
 
-def kind_of(name: str) -> str:
-    """Return the kind of the call of that name."""
+def read_kind(name: str) -> str:
+    """Return the kind of the call that is named *name*."""
     return name.rpartition(".")[2]
-
-
-def check_history(items: Iterable[Item]) -> None:
-    """Check that every call has exactly one output, behind it, and no output is without its call."""
-    calls: set[str] = set()
-    answered: set[str] = set()
-    for item in items:
-        if isinstance(item, ToolCall | HandoffCall):
-            assert item.call_id not in calls, f"call {item.call_id} twice"
-            calls.add(item.call_id)
-        elif isinstance(item, ToolOutput | HandoffOutput):
-            assert item.call_id in calls, f"output {item.call_id} before its call"
-            assert item.call_id not in answered, f"output {item.call_id} twice"
-            answered.add(item.call_id)
-    assert calls == answered, f"calls without output: {calls - answered}"
 
 
 UNKNOWN = ("whether it took effect is unknown.", "its output was not kept.")
 
 
-def told(items: Iterable[Item]) -> list[str]:
-    """Return the items in words, outputs that are unknown left out: what an uncrashed run and this one share."""
+def describe_known(items: Iterable[Item]) -> list[str]:
+    """Return one line for each item, with `?` for an output that is unknown after a crash."""
     lines = []
     for item in items:
         if isinstance(item, ToolOutput):
@@ -307,7 +296,7 @@ def told(items: Iterable[Item]) -> list[str]:
 
 
 def check_same(whole: Sequence[str], crashed: Sequence[str]) -> None:
-    """Check that two runs told the same, but for what is unknown in the crashed one."""
+    """Check that two lists of `describe_known` are equal, but for what is unknown in the crashed run."""
     assert len(whole) == len(crashed), (list(whole), list(crashed))
     for one, other in zip(whole, crashed, strict=True):
         if other.endswith("?"):
@@ -317,85 +306,89 @@ def check_same(whole: Sequence[str], crashed: Sequence[str]) -> None:
 
 
 @attrs.frozen
-class Recovered:
-    """A run that was gone on with after a crash."""
+class RecoveredRun:
+    """A run that was resumed after a crash."""
 
     result: RunResult[Any]
     ledger: Ledger
     lines: list[bytes]
     batches: list[list[bytes]]
-    """What it wrote; the first one is what it found."""
+    """What the journal was given; the first batch is what the crash left."""
 
 
-async def recover(whole: Whole, lines: Sequence[bytes], session: MemorySession | None = None) -> Recovered:
-    """Go on with the journal *lines* (header included) in a new process, so to say."""
-    ledger, journal = Ledger(), Batches()
+async def recover(whole: WholeRun, lines: Sequence[bytes], session: MemorySession | None = None) -> RecoveredRun:
+    """Resume from the journal *lines* (header included), with definitions made anew as in another process."""
+    ledger, journal = Ledger(), BatchJournal()
     await journal.append(lines)
-    agent = build(whole.plot, ledger)
+    agent = build_agent(whole.plot, ledger)
     state = await RunState.from_journal(agent, journal)
-    result = await to_its_end(agent, state, journal=journal, session=session, run_config=config_of(whole.plot))
-    return Recovered(result, ledger, await journal.read(), journal.batches)
+    result = await run_to_end(agent, state, journal=journal, session=session, run_config=configure_plot(whole.plot))
+    return RecoveredRun(result, ledger, await journal.read(), journal.batches)
 
 
-def check_recovered(whole: Whole, lines: Sequence[bytes], recovered: Recovered) -> None:
-    """Check everything that is promised of a run that crashed with *lines* (header included) in its journal."""
-    cut = read_cut(lines[1:])
+def check_recovered(whole: WholeRun, lines: Sequence[bytes], recovered: RecoveredRun) -> None:
+    """Check every promise about a run that crashed with *lines* (header included) in its journal and was resumed."""
+    cut = read_calls(lines[1:])
     ran = recovered.ledger.count()
     result = recovered.result
-    again = _started_since(recovered.lines[len(lines) :])
+    again = _count_starts(recovered.lines[len(lines) :])
     for name in cut.finished:
         assert name not in again, f"{name} had finished, and was started again"
     for name in cut.in_doubt:
-        kind = kind_of(name)
+        kind = read_kind(name)
         if kind in ("sub", "asks_sub"):
             continue
         if kind in ("idem", "rerun"):
             assert again[name] == 1, f"{name} was in doubt and is to be run again, once"
-            assert set(_keys(recovered.lines, name)) == {cut.keys[name]}
+            assert set(_list_keys(recovered.lines, name)) == {cut.keys[name]}
         else:
             assert name not in again, f"{name} was in doubt and must not be run again"
-            assert _status(result, name) == "unknown"
-    everything = set(_started_since(whole.lines[1:]))
+            assert _find_status(result, name) == "unknown"
+    everything = set(_count_starts(whole.lines[1:]))
     for name in everything - cut.started:
         assert again[name] == 1, f"{name} had not started, and is to run once"
-    assert sum(ran.values()) == sum(count for name, count in again.items() if kind_of(name) not in ("sub", "asks_sub"))
-    unknown = [name for name in everything if _status(result, name) == "unknown"]
+    assert sum(ran.values()) == sum(
+        count for name, count in again.items() if read_kind(name) not in ("sub", "asks_sub")
+    )
+    unknown = [name for name in everything if _find_status(result, name) == "unknown"]
     for name in unknown:
         assert name in cut.in_doubt or name in cut.ended - cut.kept - cut.settled, f"{name} is unknown for no reason"
     assert result.final_output == whole.result.final_output
     assert result.usage.total_tokens == whole.result.usage.total_tokens
     assert result.usage.requests == whole.result.usage.requests
-    check_same(told(whole.result.new_items), told(result.new_items))
+    check_same(describe_known(whole.result.new_items), describe_known(result.new_items))
     check_history(result.to_input_list())
-    check_history(result.new_items)
-    assert _turns(result.records) == _turns(whole.result.records)
+    check_history(result.new_items, in_order=False)
+    assert _list_turns(result.records) == _list_turns(whole.result.records)
     assert result.last_agent.name == whole.result.last_agent.name
     assert recovered.lines[: len(lines)] == list(lines)
 
 
-def _started_since(lines: Sequence[bytes]) -> Counter[str]:
+def _count_starts(lines: Sequence[bytes]) -> Counter[str]:
     records = map(json.loads, lines)
-    return Counter(named(record["path"], record["call_id"]) for record in records if record["kind"] == "call_started")
+    return Counter(
+        name_call(record["path"], record["call_id"]) for record in records if record["kind"] == "call_started"
+    )
 
 
-def _keys(lines: Sequence[bytes], name: str) -> list[str]:
+def _list_keys(lines: Sequence[bytes], name: str) -> list[str]:
     records = map(json.loads, lines[1:])
     return [
         record["idempotency_key"]
         for record in records
-        if record["kind"] == "call_started" and named(record["path"], record["call_id"]) == name
+        if record["kind"] == "call_started" and name_call(record["path"], record["call_id"]) == name
     ]
 
 
-def _status(result: RunResult[Any], name: str) -> str | None:
+def _find_status(result: RunResult[Any], name: str) -> str | None:
     settled = [
         record.outcome.status
         for record in result.records
-        if isinstance(record, r.CallSettled) and named(record.path, record.call_id) == name
+        if isinstance(record, r.CallSettled) and name_call(record.path, record.call_id) == name
     ]
     return settled[-1] if settled else None
 
 
-def _turns(records: Iterable[r.Record]) -> list[tuple[tuple[str, ...], int]]:
-    """Return the turns of all runs of the tree; one that was begun again after a crash counts once."""
+def _list_turns(records: Iterable[r.Record]) -> list[tuple[tuple[str, ...], int]]:
+    """Return path and number of the turns of the whole tree; one that began again after a crash counts once."""
     return sorted({(record.path, record.turn) for record in records if isinstance(record, r.TurnStarted)})

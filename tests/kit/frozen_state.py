@@ -1,8 +1,8 @@
-"""The run whose state is frozen under `tests/fixtures`, and how that file is made.
+"""The run whose stored state is frozen under `tests/fixtures`, and how that file is made.
 
 A released schema's file is never made again. As long as the schema is not released, after a change of what is stored:
 
-    python tests/kit/frozen_state.py
+    PYTHONPATH=tests python -m kit.frozen_state
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from agentloop import (
 from agentloop.exceptions import ModelTransportError
 from agentloop.guardrail_results import Allow
 from agentloop.items import Reasoning, ToolCall
-from agentloop.model_events import ModelRequest
 from agentloop.sessions import MemorySession
-from agentloop.testing import ScriptedModel, call, fail, respond, say
+from agentloop.testing import call, fail, respond, say
 from agentloop.usage import RequestUsage
+from kit.agents import script_turns
 
 FILE = Path(__file__).parents[1] / "fixtures" / "state-schema-1.json"
 CONTEXT = {"owner": "Ann", "raw": b"\x00\xff", "limit": 1 << 70}
@@ -94,22 +94,14 @@ async def polite(ctx: RunContext[Any], agent: Any, given: Any) -> GuardrailFunct
     return GuardrailFunctionOutput({"score": 0.5}, False)
 
 
-def _by_turn(*steps: Any) -> ScriptedModel:
-    def pick(request: ModelRequest) -> Any:
-        step = steps[request.turn - 1]
-        return step() if callable(step) else step
-
-    return ScriptedModel([pick] * 9)
-
-
-def build() -> Agent[Any, Any]:
-    """Return the agent of the run: guarded, handing over to one that has a nested agent and another of its name."""
+def build_agent() -> Agent[Any, Any]:
+    """Return the agent of the run: guarded, with a handoff to one that has a nested agent of its own name."""
     usage = RequestUsage(input_tokens=10, output_tokens=3, total_tokens=13, cached_tokens=2)
     inner = Agent(
         "clerk",
         instructions="You work inside.",
         tools=[pay],
-        model=_by_turn(call("pay", {"amount": 2}, call_id="inner_pay"), say("inside is done", usage)),
+        model=script_turns(call("pay", {"amount": 2}, call_id="inner_pay"), say("inside is done", usage)),
     )
     calls = [
         call("inside", {"input": "please"}, call_id="nested"),
@@ -120,10 +112,10 @@ def build() -> Agent[Any, Any]:
     clerk = Agent("clerk", instructions="You work at the desk.", tool_execution="sequential")
     clerk.tools = [pay, inner.as_tool("inside", "Asks inside.")]
     clerk.model_settings = ModelSettings(retry=ModelRetrySettings(1, initial_delay=0.0, jitter=False))
-    clerk.model = _by_turn(say("-"), lambda: next(answers), say("all is done", usage))
+    clerk.model = script_turns(say("-"), lambda request: next(answers), say("all is done", usage))
     root = Agent("guide", tools=[locate, peek, broken], input_guardrails=[polite], tool_execution="sequential")
     root.handoffs = [handoff(clerk, tool_name="over", nest_handoff_history=True)]
-    root.model = _by_turn(
+    root.model = script_turns(
         [
             respond(Reasoning("rs_1", ("because",)), usage=usage, response_id="resp_1"),
             respond(ToolCall("located", "locate", '{"place": "there"}', provider_data={"id": "fc_1"})),
@@ -145,9 +137,9 @@ class _Stop(RunHooks):
         self.stop()
 
 
-async def make() -> RunState:
-    """Return the state of a run of three entries: stopped after a turn, given input, and waiting for a last verdict."""
-    root, session, hooks = build(), MemorySession(), _Stop()
+async def make_state() -> RunState:
+    """Return the state of a run of three entries: stopped after a turn, given input, and paused for a last verdict."""
+    root, session, hooks = build_agent(), MemorySession(), _Stop()
     async with Runner.run_streamed(
         root, "Please.", context=CONTEXT, max_turns=7, session=session, hooks=hooks
     ) as stream:
@@ -163,22 +155,22 @@ async def make() -> RunState:
     return waiting
 
 
-def without_chance(value: Any) -> Any:
-    """Return the JSON of a state with ids and times that are always the same."""
+def fix_chance(value: Any) -> Any:
+    """Return the JSON of a state with constants in place of ids and times."""
     if isinstance(value, list):
-        return [without_chance(member) for member in value]
+        return [fix_chance(member) for member in value]
     if not isinstance(value, dict):
         return value
     fixed = {"answer": 0.5, "duration": 0.25, "idempotency_key": "0" * 32, "library": "0.0.0"}
     return {
-        key: 1_700_000_000.5 if key in _BY_CHANCE else fixed.get(key, without_chance(member))
+        key: 1_700_000_000.5 if key in _BY_CHANCE else fixed.get(key, fix_chance(member))
         for key, member in value.items()
     }
 
 
 def main() -> None:
     """Make the file."""
-    data = without_chance(anyio.run(make).to_json())
+    data = fix_chance(anyio.run(make_state).to_json())
     text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False)
     for record in data["records"]:
         if record["kind"] == "run_started" and not record["path"]:

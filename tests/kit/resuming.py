@@ -1,20 +1,19 @@
-"""What the tests of pauses share: the ways from a paused run to the next entry, tools that ask, and looks at pauses."""
+"""Pauses, verdicts, stored states and journals."""
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from kit.results import Run
 
-from agentloop import FunctionTool, RunResult, RunState, tool
-from agentloop import records as r
-from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput
+from agentloop import Agent, RunResult, RunState
 from agentloop.journal import MemoryJournal
+from kit.agents import Run
+
+# ---------------------------------------------------------------------------------------------- pauses
 
 WAYS = ("direct", "json", "journal")
 in_every_way = pytest.mark.parametrize("way", WAYS)
-"""The state itself goes on, or what its JSON text says, or what the run's journal says."""
+"""A run goes on from the state itself, from its JSON text, or from the run's journal."""
 
 
 class Pauses:
@@ -38,7 +37,7 @@ class Pauses:
             return state
         if self.journal is not None:
             return await RunState.from_journal(agent, self.journal)
-        return stored(agent, state)
+        return copy_state(state, agent)
 
     async def resume(self, agent: Any, source: Any, decide: Callable[[RunState], None], **options: Any) -> Any:
         """Go on from *source* once *decide* has decided on its state."""
@@ -47,36 +46,11 @@ class Pauses:
         return await self.run(agent, state, **options)
 
 
-def stored(agent: Any, state: RunState, **options: Any) -> RunState:
-    """Return what the JSON text of *state* says to another process."""
-    again = RunState.from_json(agent, json.loads(json.dumps(state.to_json())), **options)
-    assert again == state
-    return again
+# ---------------------------------------------------------------------------------------------- verdicts
 
 
-def gated(ran: list[Any], name: str = "gated", **options: Any) -> FunctionTool:
-    """Return a tool of one number that has to be approved and notes its runs."""
-
-    async def work(n: int = 0) -> str:
-        ran.append((name, n))
-        return f"{name} {n}"
-
-    options.setdefault("needs_approval", True)
-    return tool(name=name, **options)(work)
-
-
-def free(ran: list[Any], name: str = "free", **options: Any) -> FunctionTool:
-    """Return a tool like `gated` that needs nobody's approval."""
-    return gated(ran, name, needs_approval=False, **options)
-
-
-def waiting(source: Any) -> list[str]:
-    """Return the ids of the calls that wait, in order."""
-    return [request.call.call_id for request in source.interruptions]
-
-
-def approving(*calls: Any, **options: Any) -> Callable[[RunState], None]:
-    """Return what approves *calls*, or all that wait."""
+def approve(*calls: Any, **options: Any) -> Callable[[RunState], None]:
+    """Return a function that approves *calls* of a state, or all that wait."""
 
     def decide(state: RunState) -> None:
         for call in calls or state.interruptions:
@@ -85,8 +59,8 @@ def approving(*calls: Any, **options: Any) -> Callable[[RunState], None]:
     return decide
 
 
-def rejecting(*calls: Any, **options: Any) -> Callable[[RunState], None]:
-    """Return what rejects *calls*, or all that wait."""
+def reject(*calls: Any, **options: Any) -> Callable[[RunState], None]:
+    """Return a function that rejects *calls* of a state, or all that wait."""
 
     def decide(state: RunState) -> None:
         for call in calls or state.interruptions:
@@ -95,30 +69,55 @@ def rejecting(*calls: Any, **options: Any) -> Callable[[RunState], None]:
     return decide
 
 
-def nothing(state: RunState) -> None:
-    """Decide nothing."""
+def decide_nothing(state: RunState) -> None:
+    """Leave every call of *state* waiting."""
 
 
-def count_of(result: Any, kind: type, call_id: str | None = None) -> int:
-    """Return how many records of a kind a log holds, of one call if it is named."""
-    return sum(isinstance(one, kind) and call_id in (None, getattr(one, "call_id", None)) for one in result.records)
+# ---------------------------------------------------------------------------------------------- stored states
 
 
-def requests_for(result: Any) -> list[str]:
-    """Return the ids of the calls that were asked about, in the order of the log."""
-    return [record.call_id for record in result.records if isinstance(record, r.ApprovalRequested)]
+def copy_state(state: RunState, agent: Agent[Any, Any] | None = None, **options: Any) -> RunState:
+    """Return what another process reads from the JSON text of *state*; fail if it is not equal."""
+    again = RunState.from_string(agent or state.agent, state.to_string(), **options)
+    assert again == state
+    return again
 
 
-def check_history(items: Iterable[Item]) -> None:
-    """Check that every call has one output after it, and that the outputs of a batch stand in the calls' order."""
-    open_calls: list[str] = []
-    seen: set[str] = set()
-    for item in items:
-        if isinstance(item, ToolCall | HandoffCall):
-            assert item.call_id not in seen, f"{item.call_id} is called twice"
-            seen.add(item.call_id)
-            open_calls.append(item.call_id)
-        elif isinstance(item, ToolOutput | HandoffOutput):
-            assert open_calls, f"an output of {item.call_id} that no call waits for"
-            assert item.call_id == open_calls.pop(0), f"{item.call_id} is out of order, or answered twice"
-    assert not open_calls, f"calls without an output: {open_calls}"
+def restore_paused(result: RunResult[Any]) -> RunState:
+    """Return the state of a run that waits for verdicts, as read from its text."""
+    assert result.status == "interrupted"
+    return copy_state(result.to_state())
+
+
+def restore_approved(result: RunResult[Any]) -> RunState:
+    """Return the state of a run that waits, as read from its text, with every call approved."""
+    state = restore_paused(result)
+    approve()(state)
+    return state
+
+
+# ---------------------------------------------------------------------------------------------- journals
+
+
+async def make_journal(lines: Sequence[bytes]) -> MemoryJournal:
+    """Return a journal that holds *lines*."""
+    journal = MemoryJournal()
+    if lines:
+        await journal.append(lines)
+    return journal
+
+
+class BatchJournal(MemoryJournal):
+    """A journal that keeps what it was given batch by batch; *before* is awaited ahead of every write."""
+
+    def __init__(self, before: Callable[[Sequence[bytes]], Any] | None = None) -> None:
+        super().__init__()
+        self.batches: list[list[bytes]] = []
+        self._before = before
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Keep *records* as one batch."""
+        if self._before is not None:
+            await self._before(records)
+        await super().append(records)
+        self.batches.append(list(records))

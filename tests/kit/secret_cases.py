@@ -1,4 +1,4 @@
-"""What the tests of secrets share: canaries, a run with everything watched, and a codec."""
+"""Runs of which everything readable is searched for a secret."""
 
 import logging
 import traceback
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kit.results import Run
 
 from agentloop import AgentHooks, Instrument, RunConfig, RunHooks, Span
 from agentloop._storage.record_codec import encode, record_to_json
 from agentloop.exceptions import AgentLoopError
 from agentloop.journal import MemoryJournal
 from agentloop.records import Record
+from kit.agents import Run
 
 PASSWORD = "hunter2 é\"quote'\\slash\nline"
 OUTPUT = "output-7731 é\"quote'\\slash\nline"
@@ -20,8 +20,8 @@ OUTPUT = "output-7731 é\"quote'\\slash\nline"
 CANARIES = ("hunter2", "slash", "quote'", "output-7731")
 
 
-class Watcher(Instrument):
-    """Keeps the reprs of all it is told, taken at once and again at the end."""
+class ReprInstrument(Instrument):
+    """Keeps all it is told, and the repr of each at that moment."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -32,72 +32,62 @@ class Watcher(Instrument):
         self.words.append(repr(value))
 
     def on_record(self, record: Record) -> None:
-        """Keep it."""
         self._keep(record)
         self.words.append(encode(record_to_json(record)).decode())
 
     def on_span_start(self, span: Span) -> None:
-        """Keep it."""
         self._keep((span.name, dict(span.data), span.error))
 
     def on_span_end(self, span: Span) -> None:
-        """Keep it."""
         self._keep((span.name, dict(span.data), span.error))
 
     def on_late_result(self, report: Any) -> None:
-        """Keep it."""
         self._keep(report)
 
     def on_still_running(self, report: Any) -> None:
-        """Keep it."""
         self._keep(report)
 
 
-class Hooks(RunHooks):
-    """Keeps the reprs of what hooks are given."""
+class ReprHooks(RunHooks):
+    """Keeps the reprs of what the hooks of a run are given."""
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
 
     async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        """Keep it."""
         self.words.append(repr(ctx))
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        """Keep it."""
         self.words += [repr(ctx), repr(outcome)]
 
     async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-        """Keep it."""
         self.words.append(repr(input))
 
     async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
-        """Keep it."""
         self.words.append(repr(response))
 
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
-        """Keep it."""
         self.words.append(repr(outcome))
 
 
-class Case:
-    """Runs an agent with everything watched, and says what could be read of it all."""
+class SecretCase:
+    """Runs an agent with instruments, hooks, journal and log captured, and gathers all that could be read there."""
 
     def __init__(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
         self._run = run
         self._caplog = caplog
         caplog.set_level(logging.DEBUG)
-        self.watcher = Watcher()
+        self.watcher = ReprInstrument()
         self.words = self.watcher.words
         self.journal = MemoryJournal()
         self.error: Exception | None = None
         self.result: Any = None
 
     async def run(self, agent: Any, given: Any = "go", *, journal: bool = True, **config: Any) -> Any:
-        """Run to the end, whatever it is."""
+        """Run *agent* to its end, a failure included; return the result or the error's data."""
         options: dict[str, Any] = {"journal": self.journal} if journal else {}
         options["run_config"] = RunConfig(instruments=(self.watcher,), **config)
-        options["hooks"] = Hooks(self.words)
+        options["hooks"] = ReprHooks(self.words)
         try:
             self.result = await self._run(agent, given, **options)
         except Exception as error:
@@ -105,7 +95,7 @@ class Case:
         return self.result if self.error is None else getattr(self.error, "run_data", None)
 
     async def read(self) -> str:
-        """Return everything that could be read."""
+        """Return everything that could be read, in one text."""
         words = [*self.words, *map(repr, self.watcher.told), self._caplog.text]
         words += [repr(getattr(record, "args", ())) for record in self._caplog.records]
         words += (line.decode() for line in await self.journal.read())
@@ -116,7 +106,7 @@ class Case:
         return "\n".join(words)
 
     async def check(self) -> None:
-        """No canary anywhere, and something was read at all."""
+        """Check that no canary is in what could be read, and that there was something to read."""
         text = await self.read()
         assert "CallSettled(" in text or "ApprovalRequested(" in text
         for canary in CANARIES:
@@ -125,7 +115,7 @@ class Case:
 
 
 def _words_of(error: BaseException) -> Iterator[str]:
-    """Give what an error of the library's says, with its notes; a cause of the application's own is its own."""
+    """Give what an error of the library says, with its notes; an error of the application may say what it likes."""
     if isinstance(error, AgentLoopError):
         yield from (str(error), repr(error), *getattr(error, "__notes__", ()))
         yield repr(vars(error))
@@ -148,14 +138,14 @@ def _words_of_data(data: Any) -> Iterator[str]:
         yield repr(data.to_input_list("all"))
 
 
-class Reversing:
-    """A codec that anybody could open; it tells seal from open."""
+class ReversingCodec:
+    """A codec that anybody could open; `open` refuses what `seal` has not made."""
 
     def __init__(self) -> None:
         self.sealed = 0
 
     def seal(self, data: bytes) -> bytes:
-        """Return the bytes backwards, after a mark and a count, so that nothing is sealed alike."""
+        """Return the bytes backwards, after a mark and a count, so that no two sealed values are equal."""
         self.sealed += 1
         return b"sealed:%d:" % self.sealed + data[::-1]
 
@@ -167,28 +157,23 @@ class Reversing:
         return data[::-1]
 
 
-class NestedHooks(AgentHooks):
-    """Keeps the reprs of what hooks of a nested run's agent are given."""
+class ReprAgentHooks(AgentHooks):
+    """Keeps the reprs of what the hooks of an agent are given."""
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
 
     async def on_start(self, ctx: Any, agent: Any) -> None:
-        """Keep it."""
         self.words.append(repr(ctx))
 
     async def on_end(self, ctx: Any, agent: Any, output: Any) -> None:
-        """Keep it."""
         self.words.append(repr(ctx))
 
     async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-        """Keep it."""
         self.words += [repr(ctx), repr(input)]
 
     async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        """Keep it."""
         self.words.append(repr(ctx))
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        """Keep it."""
         self.words += [repr(ctx), repr(outcome)]

@@ -1,72 +1,20 @@
-"""What the scenario tests of tool execution share: short ways to build a run, to watch it, and to end it early."""
+"""Instruments and hooks that keep what they are told."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
 import anyio.lowlevel
 import attrs
-import pytest
-import trio
-import trio.testing
 
-from agentloop import (
-    Agent,
-    AgentHooks,
-    CallOutcome,
-    FunctionTool,
-    RunConfig,
-    RunHooks,
-    Span,
-    ToolContext,
-    ToolExecution,
-    Trace,
-)
+from agentloop import AgentHooks, CallOutcome, RunHooks, Span, ToolContext, Trace
 from agentloop import records as r
 from agentloop.abc import Instrument, LateResult, StillRunning
-from agentloop.items import ToolOutput
-from agentloop.testing import ScriptedModel, call, say
-from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
 
-Backend = tuple[str, dict[str, Any]]
-
-
-def agent_that_calls(*names: str, tools: Sequence[FunctionTool], then: str = "done", **fields: Any) -> Agent[Any, Any]:
-    """Return an agent whose model calls *names* in one turn, with ids `c1 …`, and then says *then*."""
-    calls = [call(name, call_id=f"c{index}") for index, name in enumerate(names, 1)]
-    return Agent("tester", model=ScriptedModel([calls, say(then)]), tools=list(tools), **fields)
-
-
-def script(*steps: Any, tools: Sequence[FunctionTool], **fields: Any) -> Agent[Any, Any]:
-    """Return an agent whose model follows *steps*."""
-    return Agent("tester", model=ScriptedModel(steps), tools=list(tools), **fields)
-
-
-def model_of(agent: Agent[Any, Any]) -> ScriptedModel:
-    """Return the agent's scripted model."""
-    assert isinstance(agent.model, ScriptedModel)
-    return agent.model
-
-
-def outputs(items: Iterable[Any]) -> dict[str, Any]:
-    """Return the outputs among *items* by call id, in their order."""
-    return {item.call_id: item.output for item in items if isinstance(item, ToolOutput)}
-
-
-def shown(agent: Agent[Any, Any], request: int = 1) -> dict[str, Any]:
-    """Return the tool outputs the model was shown in its *request*-th request (from 0)."""
-    return outputs(model_of(agent).requests[request].items)
-
-
-def endings(calls: Iterable[Any]) -> list[tuple[str, str, str | None]]:
-    """Return id, status and canceller of each settled call of a result or of an error's data."""
-    return [(settled.call.call_id, settled.outcome.status, settled.outcome.cancelled_by) for settled in calls]
+# ---------------------------------------------------------------------------------------------- instruments
 
 
 class Watch(Instrument):
-    """Keeps all that an instrument is told."""
+    """Keeps the records of a run and the reports on its calls."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -87,7 +35,7 @@ class Watch(Instrument):
         return [record for record in self.records if isinstance(record, kinds)]
 
     def outcome(self, call_id: str) -> CallOutcome:
-        """Return the one outcome of a call."""
+        """Return the one outcome of a call; fail if it settled twice or never."""
         [settled] = [record for record in self.of(r.CallSettled) if record.call_id == call_id]
         outcome: CallOutcome = settled.outcome
         return outcome
@@ -130,19 +78,20 @@ class SpanWatch(Watch):
         self.traces.append(("end", trace))
 
     def spans_of(self, kind: str) -> list[Span]:
-        """Return the ended spans of *kind*, in the order of their start."""
+        """Return the ended spans of *kind*, in the order of their start; fail if a span has not ended."""
         assert {id(span) for span in self.started} == {id(span) for span in self.ended}
         assert len(self.started) == len(self.ended)
         return [span for span in self.started if span.kind == kind]
 
 
-def watched(watch: Watch, *, config: RunConfig | None = None, **execution: Any) -> RunConfig:
-    """Return a configuration with *watch* as its instrument and *execution* as its tool execution."""
-    return attrs.evolve(config or RunConfig(), instruments=(watch,), tool_execution=ToolExecution(**execution))
+# ---------------------------------------------------------------------------------------------- hooks
 
 
-class HookLog(RunHooks):
-    """Writes down what tool hooks are given; `at_start` and `at_end` are called first, if given."""
+class ToolHookLog(RunHooks):
+    """Keeps what the tool hooks of a run are given, by call id.
+
+    `at_start` and `at_end` are awaited before the event is kept; what they raise leaves the hook.
+    """
 
     def __init__(
         self,
@@ -151,6 +100,8 @@ class HookLog(RunHooks):
         at_end: Callable[[str, CallOutcome], Awaitable[None]] | None = None,
     ) -> None:
         self.at_start, self.at_end = at_start, at_end
+        self.seen: list[str] = []
+        """One line for each event: `start:ID`, `end:ID:STATUS`."""
         self.started: list[str] = []
         self.ended: list[tuple[str, str, str | None]] = []
         self.outcomes: dict[str, CallOutcome] = {}
@@ -158,13 +109,16 @@ class HookLog(RunHooks):
 
     async def on_tool_start(self, ctx: ToolContext[Any], agent: Any, tool: Any) -> None:
         self.started.append(ctx.tool_call_id)
+        self.seen.append(f"start:{ctx.tool_call_id}")
         if self.at_start is not None:
             await self.at_start(ctx.tool_call_id)
 
     async def on_tool_end(self, ctx: ToolContext[Any], agent: Any, tool: Any, outcome: CallOutcome) -> None:
+        assert ctx.tool_call_id not in self.outcomes
         if self.at_end is not None:
             await self.at_end(ctx.tool_call_id, outcome)
         self.ended.append((ctx.tool_call_id, outcome.status, outcome.cancelled_by))
+        self.seen.append(f"end:{ctx.tool_call_id}:{outcome.status}")
         self.outcomes[ctx.tool_call_id] = outcome
 
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
@@ -172,100 +126,107 @@ class HookLog(RunHooks):
         self.run_ends.append(outcome.status)
 
 
+class RunHookLog(RunHooks):
+    """Appends a line for every event of a run to *lines*, after *mark*, and keeps what each event was given."""
+
+    def __init__(self, lines: list[str] | None = None, mark: str = "") -> None:
+        self.lines = [] if lines is None else lines
+        self.mark = mark
+        self.seen: list[tuple[str, tuple[Any, ...]]] = []
+
+    def _add(self, line: str, *args: Any) -> None:
+        self.lines.append(self.mark + line)
+        self.seen.append((line, args))
+
+    async def on_run_end(self, ctx: Any, outcome: Any) -> None:
+        self._add(f"run_end {outcome.status}", ctx, outcome)
+
+    async def on_agent_start(self, ctx: Any, agent: Any) -> None:
+        self._add(f"agent_start {agent.name}", ctx, agent)
+
+    async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
+        self._add(f"agent_end {agent.name}", ctx, agent, output)
+
+    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
+        self._add(f"llm_start {agent.name}", ctx, agent, system, input)
+
+    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
+        self._add(f"llm_end {agent.name}", ctx, agent, response)
+
+    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+        self._add(f"tool_start {tool.name}", ctx, agent, tool)
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        self._add(f"tool_end {tool.name}", ctx, agent, tool, outcome)
+
+    async def on_handoff(self, ctx: Any, from_agent: Any, to_agent: Any) -> None:
+        self._add(f"handoff {from_agent.name} {to_agent.name}", ctx, from_agent, to_agent)
+
+    def args_of(self, start: str) -> tuple[Any, ...]:
+        """Return what the first event whose line begins with *start* was given."""
+        return next(args for line, args in self.seen if line.startswith(start))
+
+
 class AgentHookLog(AgentHooks):
-    """Writes tool hooks of one agent into a list shared with others."""
+    """Appends a line for every event of an agent to *lines*, after *mark*."""
 
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
+    def __init__(self, lines: list[str], mark: str = "") -> None:
+        self.lines, self.mark = lines, mark
 
-    async def on_tool_start(self, ctx: ToolContext[Any], agent: Any, tool: Any) -> None:
-        self.lines.append("agent start")
+    async def on_start(self, ctx: Any, agent: Any) -> None:
+        self.lines.append(f"{self.mark}start {agent.name}")
 
-    async def on_tool_end(self, ctx: ToolContext[Any], agent: Any, tool: Any, outcome: CallOutcome) -> None:
-        self.lines.append("agent end")
+    async def on_end(self, ctx: Any, agent: Any, output: Any) -> None:
+        self.lines.append(f"{self.mark}end {agent.name}")
+
+    async def on_handoff_out(self, ctx: Any, agent: Any, to_agent: Any) -> None:
+        self.lines.append(f"{self.mark}out {agent.name} {to_agent.name}")
+
+    async def on_handoff_in(self, ctx: Any, agent: Any, from_agent: Any) -> None:
+        self.lines.append(f"{self.mark}in {agent.name} {from_agent.name}")
+
+    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
+        self.lines.append(f"{self.mark}llm_start {agent.name}")
+
+    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
+        self.lines.append(f"{self.mark}llm_end {agent.name}")
+
+    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+        self.lines.append(f"{self.mark}tool_start {tool.name}")
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        self.lines.append(f"{self.mark}tool_end {tool.name}")
 
 
-# ---------------------------------------------------------------------------------------------- time
+# ---------------------------------------------------------------------------------------------- bodies
 
 
-def time_passes(seconds: float) -> None:
-    """Put the running loop's clock forward: what is due by then is due now, on a real clock too.
+@attrs.define
+class Flight:
+    """Counts how many bodies are in flight at once, and keeps the order of their starts and ends.
 
-    So a deadline can be so far away that no pause of the machine reaches it, and comes when what has to be done before
-    it is done.
+    A body enters `with flight(NAME):` for as long as it is in flight.
     """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        clock: Any = trio.lowlevel.current_clock()
-        if isinstance(clock, trio.testing.MockClock):
-            clock.jump(seconds)
-        else:
-            object.__setattr__(clock, "offset", clock.offset + seconds)  # it is frozen
-    else:
-        assert not isinstance(loop, ClockworkLoop), "its time is its own"
-        until_now = loop.time
-        loop.time = lambda: until_now() + seconds  # type: ignore[method-assign]
+
+    now: int = 0
+    peak: int = 0
+    started: list[Any] = attrs.field(factory=list)
+    ended: list[Any] = attrs.field(factory=list)
+
+    def __call__(self, name: Any) -> "_Seat":
+        return _Seat(self, name)
 
 
-def is_virtual(backend: Backend) -> bool:
-    """Tell whether time jumps on this backend: nothing then takes longer than it says."""
-    return "clock" in backend[1] or backend[1].get("loop_factory") is ClockworkLoop
+@attrs.define
+class _Seat:
+    flight: Flight
+    name: Any
 
+    def __enter__(self) -> None:
+        self.flight.now += 1
+        self.flight.peak = max(self.flight.peak, self.flight.now)
+        self.flight.started.append(self.name)
 
-@asynccontextmanager
-async def lasting(backend: Backend, seconds: float, slack: float = 5.0) -> AsyncIterator[None]:
-    """Check how long the block takes: exactly *seconds* on a virtual clock, up to *slack* more on a real one."""
-    start = anyio.current_time()
-    yield
-    took = anyio.current_time() - start
-    if is_virtual(backend):
-        assert took == pytest.approx(seconds, abs=1e-6)  # the sum of a few floats, no waiting
-    else:
-        assert seconds - 0.01 <= took <= seconds + slack
-
-
-# ---------------------------------------------------------------------------------------------- ending runs early
-
-
-async def cancelled_at(ready: anyio.Event, run: Callable[[], Awaitable[Any]]) -> None:
-    """Await *run* in a scope that is cancelled when *ready* is set; fail unless the cancellation propagates."""
-    finished = False
-    async with anyio.create_task_group() as group:
-        with anyio.CancelScope() as scope:
-
-            async def cancel() -> None:
-                await ready.wait()
-                scope.cancel()
-
-            group.start_soon(cancel)
-            await run()
-            finished = True
-        assert not finished, "the run returned although its caller was cancelled"
-        assert scope.cancelled_caught
-        group.cancel_scope.cancel()
-
-
-async def natively_cancelled_at(ready: anyio.Event, run: Callable[[], Awaitable[Any]]) -> None:
-    """Await *run* in an asyncio task that gets `Task.cancel()` when *ready* is set; fail unless that is what leaves."""
-    counts: list[int] = []
-
-    async def host() -> None:
-        try:
-            await run()
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            counts.append(task.cancelling())
-
-    task = asyncio.create_task(host())
-    await ready.wait()
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        pass
-    else:
-        raise AssertionError("the run returned although its caller was cancelled")
-    assert task.cancelled()
-    assert counts == [1], f"cancelling() is {counts}: the one native cancellation is to be left as it came"
+    def __exit__(self, *_: object) -> None:
+        self.flight.now -= 1
+        self.flight.ended.append(self.name)

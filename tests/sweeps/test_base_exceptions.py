@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from kit.ending import Fatal
 from sweeps.raising_programs import PROGRAMS, STAGES, Points, Program, run_plain, run_streamed
 from sweeps.stepping import Backend, run_once
 from sweeps.test_cancel_sweep import check_log
@@ -17,11 +18,6 @@ from sweeps.test_cancel_sweep import check_log
 from agentloop import AgentHooks, RunHooks
 from agentloop import records as r
 from agentloop.testing.simulation._stepping import Stepped
-
-
-class Fatal(BaseException):
-    """What no policy answers."""
-
 
 KINDS: list[type[BaseException]] = [Fatal, KeyboardInterrupt, SystemExit, GeneratorExit]
 MODES = {"plain": run_plain, "streamed": run_streamed}

@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.watching import Watch, watched
+from kit.agents import configure_run
+from kit.watching import Watch
 from sweeps.stepping import COMBINATIONS, Kind, Program, Stepped, run_once
 
 from agentloop import Agent, Runner, ToolContext, tool
@@ -95,7 +96,7 @@ def prepared(names: tuple[str, ...], watch: Watch, cap: int | None) -> Program:
     """Return a run whose first turn calls *names* and whose second says something."""
     model = ScriptedModel([[call(name, call_id=name) for name in names], say("done")])
     agent: Agent[Any, Any] = Agent("swept", model=model, tools=[tool(name=name)(body) for name, body in BODIES.items()])
-    config = watched(watch, max_function_tool_concurrency=cap)
+    config = configure_run(watch, max_function_tool_concurrency=cap)
 
     async def program() -> Any:
         return await Runner.run(agent, "go", run_config=config)
@@ -190,5 +191,5 @@ async def test_cancel_call_and_parent_in_one_pass_end_as_the_parents(anyio_backe
             "swept", model=ScriptedModel([call("torn", call_id="c1"), say("done")]), tools=[torn]
         )
         with anyio.CancelScope() as scope:
-            await Runner.run(agent, "go", run_config=watched(watch))
+            await Runner.run(agent, "go", run_config=configure_run(watch))
         assert watch.endings() == {"c1": ("cancelled", "parent")}

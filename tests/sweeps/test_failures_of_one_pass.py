@@ -1,19 +1,18 @@
 """Six calls that fail in one scheduler pass: the first in model order is raised, always, with the others as notes."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.watching import Watch, watched
+from kit.agents import Run, configure_run
+from kit.watching import Watch
 from sweeps.stepping import run_once
 
-from agentloop import Agent, Runner, RunResult, ToolCallError, tool
+from agentloop import Agent, Runner, ToolCallError, tool
 from agentloop import records as r
 from agentloop.testing import ScriptedModel, call, say
 
-Run = Callable[..., Awaitable[RunResult[Any]]]
 REPEATS = 200
 WAYS = ("sleep(0)", "equal sleeps", "one event", "at once")
 
@@ -69,7 +68,7 @@ def test_first_of_six_in_model_order_is_raised_in_every_task_order(backend: str,
         for _ in range(repeats):
             watch = Watch()
             with pytest.raises(ToolCallError) as caught:
-                await Runner.run(six_that_fail(way), "go", run_config=watched(watch))
+                await Runner.run(six_that_fail(way), "go", run_config=configure_run(watch))
             check(caught.value, watch)
 
     seen = run_once(backend, program, at=None, seed=1)
@@ -84,7 +83,7 @@ async def test_first_of_six_in_model_order_is_raised_on_the_backends_own_loop(wa
     for _ in range(REPEATS):
         watch = Watch()
         with pytest.raises(ToolCallError) as caught:
-            await Runner.run(six_that_fail(way), "go", run_config=watched(watch))
+            await Runner.run(six_that_fail(way), "go", run_config=configure_run(watch))
         check(caught.value, watch)
 
 
@@ -95,5 +94,5 @@ async def test_first_of_six_in_model_order_is_raised_after_equal_virtual_sleeps(
     for _ in range(50):
         watch = Watch()
         with pytest.raises(ToolCallError) as caught:
-            await run_mode(six_that_fail("equal sleeps"), "go", run_config=watched(watch))
+            await run_mode(six_that_fail("equal sleeps"), "go", run_config=configure_run(watch))
         check(caught.value, watch)

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import pytest
-from kit.watching import time_passes
+from kit.ending import advance_clock
 
 from agentloop import Agent, Capacity, RunConfig, Runner, tool
 from agentloop import testing as t
@@ -229,7 +229,7 @@ async def test_thread_that_outlives_its_run_is_named() -> None:
 
     @tool(abandon_on_cancel=True, timeout=60)
     def hangs() -> str:
-        anyio.from_thread.run_sync(time_passes, 60)
+        anyio.from_thread.run_sync(advance_clock, 60)
         go_on.wait(10)
         return "late"
 

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.watching import cancelled_at, time_passes
+from kit.ending import advance_clock, cancel_when
 
 from agentloop import (
     Agent,
@@ -230,7 +230,7 @@ def test_a_body_that_cancelled_itself_too_late() -> None:
         """Hold up the loop past the time limit, then give up."""
         ran("late")
         await anyio.sleep(0.01)
-        time_passes(60)
+        advance_clock(60)
         raise asyncio.CancelledError("enough")
 
     agent = Agent("a", tools=[double, late], model=scripted([call("late"), call("double", {"n": 1})], say("done")))
@@ -698,7 +698,7 @@ def test_a_log_cut_off_in_a_cancellation_is_replayed_as_far_as_it_goes(recorded_
     kept = Records()
 
     async def main() -> None:
-        await cancelled_at(all_begun, lambda: Runner.run(agent, "go", run_config=RunConfig(instruments=[kept])))
+        await cancel_when(all_begun, lambda: Runner.run(agent, "go", run_config=RunConfig(instruments=[kept])))
 
     anyio.run(main, backend=recorded_on)
     assert kept.records[-1].status == "cancelled"
@@ -792,7 +792,7 @@ def test_a_loop_that_was_late() -> None:
 
         async def hold_up() -> None:
             await settled.wait()
-            time_passes(80)
+            advance_clock(80)
 
         async with anyio.create_task_group() as group:
             group.start_soon(hold_up)

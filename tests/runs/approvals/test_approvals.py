@@ -4,19 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kit.results import Run, ToolHooks, agent_with, outcome_of, outputs_in, requests_of, shown, statuses
-from kit.resuming import (
-    Pauses,
-    approving,
-    count_of,
-    free,
-    gated,
-    in_every_way,
-    nothing,
-    rejecting,
-    requests_for,
-    waiting,
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
+from kit.results import (
+    count_records,
+    find_outcome,
+    read_approval_requests,
+    read_outputs,
+    read_requests,
+    read_shown_outputs,
+    read_statuses,
+    read_waiting,
 )
+from kit.resuming import Pauses, approve, decide_nothing, in_every_way, reject
+from kit.watching import ToolHookLog
 
 from agentloop import RunConfig, RunContext, Runner, ToolErrorArgs, UserError, tool
 from agentloop import events as ev
@@ -33,13 +33,13 @@ DEFAULT = "Tool 'gated' was not approved."
 async def test_a_call_that_needs_approval_pauses_the_run_before_any_side_effect(run_mode: Run) -> None:
     """The interruption names tool, arguments, call and agent; there is no final output."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {"n": 7}, "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 7}, "c1"))
     result = await run_mode(agent, "go")
     assert ran == []
     assert (result.status, result.final_output) == ("interrupted", None)
     assert result.interruptions == (ApprovalRequest(ToolCall("c1", "gated", '{"n": 7}'), "guide", ()),)
-    assert count_of(result, r.CallStarted) == 0
-    assert len(requests_of(agent)) == 1
+    assert count_records(result, r.CallStarted) == 0
+    assert len(read_requests(agent)) == 1
     assert isinstance(result.records[-1], r.RunEnded)
     assert result.records[-1].status == "interrupted"
 
@@ -50,12 +50,12 @@ async def test_a_free_call_beside_a_gated_one_runs_and_its_output_is_kept(run_mo
     """The gated one waits, whichever stands first."""
     ran: list[Any] = []
     names = [first, "free" if first == "gated" else "gated"]
-    agent = agent_with([gated(ran), free(ran)], [call(name, {"n": 1}, name) for name in names])
+    agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call(name, {"n": 1}, name) for name in names])
     result = await run_mode(agent, "go")
     assert ran == [("free", 1)]
-    assert outputs_in(result.new_items) == {"free": "free 1"}
-    assert outcome_of(result, "free").status == "succeeded"
-    assert waiting(result) == ["gated"]
+    assert read_outputs(result.new_items) == {"free": "free 1"}
+    assert find_outcome(result, "free").status == "succeeded"
+    assert read_waiting(result) == ["gated"]
     assert result.status == "interrupted"
 
 
@@ -74,11 +74,11 @@ async def test_needs_approval_decides_by_the_arguments(run_mode: Run, kind: str)
     async def large_async(ctx: RunContext[Any], arguments: dict[str, Any], call_id: str) -> bool:
         return large(ctx, arguments, call_id)
 
-    pay = gated(ran, "pay", needs_approval=large if kind == "sync" else large_async)
-    agent = agent_with([pay], [call("pay", {"n": n}, f"c{n}") for n in (5, 50, 7)])
+    pay = make_gated_tool(ran, "pay", needs_approval=large if kind == "sync" else large_async)
+    agent = make_agent([pay], [call("pay", {"n": n}, f"c{n}") for n in (5, 50, 7)])
     result = await run_mode(agent, "go", context=app)
     assert sorted(ran) == [("pay", 5), ("pay", 7)]
-    assert waiting(result) == ["c50"]
+    assert read_waiting(result) == ["c50"]
     assert sorted(seen, key=lambda one: one[2]) == [
         (app, {"n": 5}, "c5"),
         (app, {"n": 50}, "c50"),
@@ -97,14 +97,14 @@ async def test_arguments_nobody_can_judge_need_approval(run_mode: Run, text: str
         asked.append(call_id)
         return False
 
-    agent = agent_with([gated(ran, needs_approval=never)], call("gated", text, "c1"))
+    agent = make_agent([make_gated_tool(ran, needs_approval=never)], call("gated", text, "c1"))
     pauses = Pauses(run_mode, "json")
     paused = await pauses.run(agent)
-    assert waiting(paused) == ["c1"]
-    result = await pauses.resume(agent, paused, approving())
+    assert read_waiting(paused) == ["c1"]
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
-    assert statuses(result) == ["failed"]
-    assert shown(agent)["c1"]
+    assert read_statuses(result) == ["failed"]
+    assert read_shown_outputs(agent)["c1"]
     assert (ran, asked) == ([], [])
 
 
@@ -112,8 +112,8 @@ async def test_arguments_nobody_can_judge_need_approval(run_mode: Run, text: str
 async def test_a_call_that_waits_fires_no_hook_and_shows_no_output(run_mode: Run) -> None:
     """Tool hooks come once, in the entry that runs it."""
     ran: list[Any] = []
-    hooks = ToolHooks()
-    agent = agent_with([gated(ran), free(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")])
+    hooks = ToolHookLog()
+    agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")])
     paused = await run_mode(agent, "go", hooks=hooks)
     assert hooks.seen == ["start:c2", "end:c2:succeeded"]
     state = paused.to_state()
@@ -125,7 +125,7 @@ async def test_a_call_that_waits_fires_no_hook_and_shows_no_output(run_mode: Run
 @pytest.mark.scenario("AP-22")
 async def test_the_stream_of_a_pause_shows_the_question_and_no_output_of_what_waits() -> None:
     """`ApprovalRequested`, no `CallStarted` and no `ItemCreated` of an output; these come with the next entry."""
-    agent = agent_with([gated([])], call("gated", {"n": 3}, "c1"))
+    agent = make_agent([make_gated_tool([])], call("gated", {"n": 3}, "c1"))
     async with Runner.run_streamed(agent, "go") as stream:
         first = [event async for event in stream]
     [request] = [event.request for event in first if isinstance(event, ev.ApprovalRequested)]
@@ -149,7 +149,7 @@ async def test_the_stream_of_a_pause_shows_the_question_and_no_output_of_what_wa
 
 
 @pytest.mark.scenario("AP-06")
-@pytest.mark.parametrize("decide", [approving(), rejecting()])
+@pytest.mark.parametrize("decide", [approve(), reject()])
 @in_every_way
 async def test_needs_approval_is_asked_once_for_a_call(run_mode: Run, decide: Any, way: str) -> None:
     """Not again when the run goes on, without a verdict, and with either one."""
@@ -159,11 +159,11 @@ async def test_needs_approval_is_asked_once_for_a_call(run_mode: Run, decide: An
         asked.append(call_id)
         return True
 
-    agent = agent_with([gated([], needs_approval=needed)], call("gated", {}, "c1"))
+    agent = make_agent([make_gated_tool([], needs_approval=needed)], call("gated", {}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     assert asked == ["c1"]
-    paused = await pauses.resume(agent, paused, nothing)
+    paused = await pauses.resume(agent, paused, decide_nothing)
     assert paused.status == "interrupted"
     result = await pauses.resume(agent, paused, decide)
     assert result.final_output == "done"
@@ -171,7 +171,7 @@ async def test_needs_approval_is_asked_once_for_a_call(run_mode: Run, decide: An
 
 
 @pytest.mark.scenario("AP-06")
-@pytest.mark.parametrize("decide", [approving(always=True), rejecting(always=True)])
+@pytest.mark.parametrize("decide", [approve(always=True), reject(always=True)])
 @in_every_way
 async def test_needs_approval_is_not_asked_where_a_verdict_on_all_calls_is_known(
     run_mode: Run, decide: Any, way: str
@@ -183,8 +183,8 @@ async def test_needs_approval_is_not_asked_where_a_verdict_on_all_calls_is_known
         asked.append(call_id)
         return True
 
-    tool_ = gated([], needs_approval=needed)
-    agent = agent_with([tool_], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
+    tool_ = make_gated_tool([], needs_approval=needed)
+    agent = make_agent([tool_], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
     pauses = Pauses(run_mode, way)
     result = await pauses.resume(agent, await pauses.run(agent), decide)
     assert result.final_output == "done"
@@ -200,13 +200,13 @@ async def test_needs_approval_is_not_asked_where_a_verdict_on_all_calls_is_known
 async def test_a_rejected_call_never_runs_and_the_model_is_told(run_mode: Run, way: str) -> None:
     """The standard text, no body, no tool hooks; the run goes on to the model."""
     ran: list[Any] = []
-    hooks = ToolHooks()
-    agent = agent_with([gated(ran)], call("gated", {}, "c1"))
+    hooks = ToolHookLog()
+    agent = make_agent([make_gated_tool(ran)], call("gated", {}, "c1"))
     pauses = Pauses(run_mode, way)
-    result = await pauses.resume(agent, await pauses.run(agent, hooks=hooks), rejecting(), hooks=hooks)
+    result = await pauses.resume(agent, await pauses.run(agent, hooks=hooks), reject(), hooks=hooks)
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": DEFAULT}
-    assert statuses(result) == ["rejected"]
+    assert read_shown_outputs(agent) == {"c1": DEFAULT}
+    assert read_statuses(result) == ["rejected"]
     assert result.calls[0].outcome.started_at is None
     assert (ran, hooks.seen) == ([], [])
 
@@ -243,12 +243,12 @@ async def test_who_words_a_rejection(
 ) -> None:
     """The verdict's own message, else the run's formatter, else the standard text."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {}, "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {}, "c1"))
     config = RunConfig(tool_error_formatter=formatter)
     pauses = Pauses(run_mode, "json")
     paused = await pauses.run(agent, run_config=config)
-    await pauses.resume(agent, paused, rejecting(message=message), run_config=config)
-    assert shown(agent) == {"c1": told}
+    await pauses.resume(agent, paused, reject(message=message), run_config=config)
+    assert read_shown_outputs(agent) == {"c1": told}
     assert ran == []
 
 
@@ -260,20 +260,20 @@ async def test_who_words_a_rejection(
 async def test_a_tool_approved_for_good_does_not_pause_again(run_mode: Run, way: str) -> None:
     """Later calls of it with new ids run; another tool still pauses, and what was said holds over that pause too."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran), gated(ran, "other")],
+    agent = make_agent(
+        [make_gated_tool(ran), make_gated_tool(ran, "other")],
         call("gated", {"n": 1}, "c1"),
         [call("gated", {"n": 2}, "c2"), call("other", {"n": 3}, "o1")],
         call("gated", {"n": 4}, "c3"),
     )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving(always=True))
-    assert waiting(paused) == ["o1"]
+    paused = await pauses.resume(agent, await pauses.run(agent), approve(always=True))
+    assert read_waiting(paused) == ["o1"]
     assert ran == [("gated", 1), ("gated", 2)]
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert ran == [("gated", 1), ("gated", 2), ("other", 3), ("gated", 4)]
-    assert requests_for(result) == ["c1", "o1"]
+    assert read_approval_requests(result) == ["c1", "o1"]
 
 
 @pytest.mark.scenario("AP-10")
@@ -281,12 +281,12 @@ async def test_a_tool_approved_for_good_does_not_pause_again(run_mode: Run, way:
 async def test_an_approval_for_good_releases_the_calls_that_wait_beside_it(run_mode: Run, way: str) -> None:
     """The verdict on one call is one on all calls of its tool, those of the same turn included."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)])
+    agent = make_agent([make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)])
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     state = await pauses.state(agent, paused)
     state.approve("c1", always=True)
-    assert waiting(state) == []
+    assert read_waiting(state) == []
     result = await pauses.run(agent, state)
     assert result.final_output == "done"
     assert sorted(ran) == [("gated", 1), ("gated", 2)]
@@ -297,13 +297,13 @@ async def test_an_approval_for_good_releases_the_calls_that_wait_beside_it(run_m
 async def test_a_tool_rejected_for_good_is_rejected_with_the_same_words(run_mode: Run, way: str) -> None:
     """Later calls of it don't pause and don't run."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    result = await pauses.resume(agent, paused, rejecting(always=True, message="never do that"))
+    result = await pauses.resume(agent, paused, reject(always=True, message="never do that"))
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "never do that", "c2": "never do that"}
-    assert statuses(result) == ["rejected", "rejected"]
+    assert read_shown_outputs(agent) == {"c1": "never do that", "c2": "never do that"}
+    assert read_statuses(result) == ["rejected", "rejected"]
     assert ran == []
 
 
@@ -316,8 +316,8 @@ async def test_a_verdict_on_one_call_beats_the_one_on_all(
 ) -> None:
     """Whichever was given first; the calls that nobody spoke of go by the one on all."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran)],
+    agent = make_agent(
+        [make_gated_tool(ran)],
         [call("gated", {"n": n}, f"c{n}") for n in (1, 2)],
         call("gated", {"n": 3}, "c3"),
     )
@@ -336,22 +336,22 @@ async def test_a_verdict_on_one_call_beats_the_one_on_all(
     assert result.final_output == "done"
     assert ran == ([("gated", 1)] if reverse else [("gated", 2), ("gated", 3)])
     exact, sticky = ("succeeded", "rejected") if reverse else ("rejected", "succeeded")
-    assert statuses(result) == [exact, sticky, sticky]
+    assert read_statuses(result) == [exact, sticky, sticky]
 
 
 @pytest.mark.scenario("AP-13")
-@pytest.mark.parametrize("decide", [approving(), rejecting()])
+@pytest.mark.parametrize("decide", [approve(), reject()])
 @in_every_way
 async def test_a_verdict_on_one_call_says_nothing_of_the_next(run_mode: Run, decide: Any, way: str) -> None:
     """The same tool with the same arguments and another id pauses again."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 1}, "c2"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 1}, "c2"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.resume(agent, await pauses.run(agent), decide)
     assert paused.status == "interrupted"
-    assert waiting(paused) == ["c2"]
+    assert read_waiting(paused) == ["c2"]
     before = list(ran)
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert ran == [*before, ("gated", 1)]
 
@@ -377,13 +377,13 @@ async def test_namespaced_and_bare_tools_of_one_name_are_decided_on_apart(
 
     calls = [call("send", {}, "m", namespace="mail"), call("send", {}, "b")]
     first, second = calls if namespaced_first else calls[::-1]
-    agent = agent_with([in_mail, bare], first, second)
+    agent = make_agent([in_mail, bare], first, second)
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving(always=True))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve(always=True))
     names = ["mail.send", "send"] if namespaced_first else ["send", "mail.send"]
     assert ran == names[:1]
-    assert waiting(paused) == [second.call_id]
-    result = await pauses.resume(agent, paused, approving(always=True))
+    assert read_waiting(paused) == [second.call_id]
+    result = await pauses.resume(agent, paused, approve(always=True))
     assert result.final_output == "done"
     assert ran == names
 
@@ -412,11 +412,11 @@ async def test_the_last_verdict_before_the_run_goes_on_holds(
         for verdict, options in verdicts:
             getattr(state, verdict)("c1", **options)
 
-    agent = agent_with([gated(ran)], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, "json")
     result = await pauses.resume(agent, await pauses.run(agent), decide)
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": told}
+    assert read_shown_outputs(agent) == {"c1": told}
     assert len(ran) == told.startswith("gated")
 
 
@@ -426,12 +426,14 @@ async def test_edited_arguments_are_those_of_one_call_also_where_the_approval_is
 ) -> None:
     """Other calls of the tool, beside it and later, run with their own."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)], call("gated", {"n": 3}, "c3"))
+    agent = make_agent(
+        [make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)], call("gated", {"n": 3}, "c3")
+    )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    result = await pauses.resume(agent, paused, approving("c1", arguments={"n": 9}, always=True))
+    result = await pauses.resume(agent, paused, approve("c1", arguments={"n": 9}, always=True))
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "gated 9", "c2": "gated 2", "c3": "gated 3"}
+    assert read_shown_outputs(agent) == {"c1": "gated 9", "c2": "gated 2", "c3": "gated 3"}
     assert sorted(ran) == [("gated", 2), ("gated", 3), ("gated", 9)]
 
 
@@ -439,10 +441,10 @@ async def test_edited_arguments_are_those_of_one_call_also_where_the_approval_is
 async def test_an_approver_may_mend_arguments_that_do_not_parse(run_mode: Run, way: str) -> None:
     """The body runs with what the approver wrote."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", "{bad", "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", "{bad", "c1"))
     pauses = Pauses(run_mode, way)
-    result = await pauses.resume(agent, await pauses.run(agent), approving(arguments={"n": 4}))
-    assert statuses(result) == ["succeeded"]
+    result = await pauses.resume(agent, await pauses.run(agent), approve(arguments={"n": 4}))
+    assert read_statuses(result) == ["succeeded"]
     assert ran == [("gated", 4)]
 
 
@@ -453,8 +455,9 @@ async def test_a_needs_approval_that_raises_fails_the_run_before_anything_starts
     def broken(ctx: Any, arguments: Any, call_id: str) -> bool:
         raise LookupError("no such rule")
 
-    agent = agent_with(
-        [gated(ran, needs_approval=broken), free(ran)], [call("free", {}, "c1"), call("gated", {}, "c2")]
+    agent = make_agent(
+        [make_gated_tool(ran, needs_approval=broken), make_free_tool(ran)],
+        [call("free", {}, "c1"), call("gated", {}, "c2")],
     )
     with pytest.raises(LookupError, match="no such rule"):
         await run_mode(agent, "go")
@@ -467,17 +470,17 @@ async def test_a_call_that_waits_holds_up_nobody_in_sequential_mode(run_mode: Ru
     ran: list[Any] = []
     calls = [call("free", {"n": n}, f"c{n}") for n in (1, 2)]
     calls.insert(place, call("gated", {}, "g"))
-    agent = agent_with([gated(ran), free(ran)], calls, tool_execution="sequential")
+    agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], calls, tool_execution="sequential")
     result = await run_mode(agent, "go")
     assert ran == [("free", 1), ("free", 2)]
-    assert list(outputs_in(result.new_items)) == ["c1", "c2"]
-    assert waiting(result) == ["g"]
+    assert list(read_outputs(result.new_items)) == ["c1", "c2"]
+    assert read_waiting(result) == ["g"]
 
 
 @pytest.mark.parametrize("bad", [7, None, object()])
 async def test_what_is_no_call_and_no_verdict_is_refused(run_mode: Run, bad: Any) -> None:
     """Naming the argument; nothing is decided."""
-    agent = agent_with([gated([])], call("gated", {}, "c1"))
+    agent = make_agent([make_gated_tool([])], call("gated", {}, "c1"))
     state = (await run_mode(agent, "go")).to_state()
     with pytest.raises(UserError, match="call"):
         state.approve(bad)
@@ -486,4 +489,4 @@ async def test_what_is_no_call_and_no_verdict_is_refused(run_mode: Run, bad: Any
             state.reject("c1", message=bad)
         with pytest.raises(UserError, match="arguments"):
             state.approve("c1", arguments=bad)
-    assert waiting(state) == ["c1"]
+    assert read_waiting(state) == ["c1"]

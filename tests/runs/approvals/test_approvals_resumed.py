@@ -7,21 +7,19 @@ from typing import Any
 
 import attrs
 import pytest
-from kit.results import Run, agent_with, outcome_of, outputs_in, requests_of, shown, statuses
-from kit.resuming import (
-    Pauses,
-    approving,
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
+from kit.results import (
     check_history,
-    count_of,
-    free,
-    gated,
-    in_every_way,
-    nothing,
-    rejecting,
-    requests_for,
-    stored,
-    waiting,
+    count_records,
+    find_outcome,
+    read_approval_requests,
+    read_outputs,
+    read_requests,
+    read_shown_outputs,
+    read_statuses,
+    read_waiting,
 )
+from kit.resuming import Pauses, approve, copy_state, decide_nothing, in_every_way, reject
 
 from agentloop import (
     Agent,
@@ -48,18 +46,18 @@ async def test_the_approved_call_runs_and_the_finished_one_does_not_run_again(
     """The model is shown the outputs in the order of the calls, whichever was made first."""
     ran: list[Any] = []
     names = [first, "free" if first == "gated" else "gated"]
-    agent = agent_with([gated(ran), free(ran)], [call(name, {"n": 1}, name) for name in names])
+    agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call(name, {"n": 1}, name) for name in names])
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    assert outputs_in(paused.new_items) == {"free": "free 1"}
-    result = await pauses.resume(agent, paused, approving())
+    assert read_outputs(paused.new_items) == {"free": "free 1"}
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert ran == [("free", 1), ("gated", 1)]
-    assert list(shown(agent).items()) == [(name, f"{name} 1") for name in names]
-    check_history(requests_of(agent)[-1].items)
-    assert outputs_in(result.new_items) == {"free": "free 1", "gated": "gated 1"}
-    assert statuses(result) == ["succeeded", "succeeded"]
-    assert len(requests_of(agent)) == 2
+    assert list(read_shown_outputs(agent).items()) == [(name, f"{name} 1") for name in names]
+    check_history(read_requests(agent)[-1].items)
+    assert read_outputs(result.new_items) == {"free": "free 1", "gated": "gated 1"}
+    assert read_statuses(result) == ["succeeded", "succeeded"]
+    assert len(read_requests(agent)) == 2
 
 
 @pytest.mark.scenario("AP-03")
@@ -67,17 +65,17 @@ async def test_the_approved_call_runs_and_the_finished_one_does_not_run_again(
 async def test_outputs_of_three_entries_stand_in_the_order_of_their_calls(run_mode: Run, way: str) -> None:
     """The last of three is approved first, then the first; the free one stands between them."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran), free(ran)],
+    agent = make_agent(
+        [make_gated_tool(ran), make_free_tool(ran)],
         [call("gated", {"n": 1}, "c1"), call("free", {"n": 2}, "c2"), call("gated", {"n": 3}, "c3")],
     )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving("c3"))
-    assert set(outputs_in(paused.new_items)) == {"c2", "c3"}
-    result = await pauses.resume(agent, paused, approving("c1"))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve("c3"))
+    assert set(read_outputs(paused.new_items)) == {"c2", "c3"}
+    result = await pauses.resume(agent, paused, approve("c1"))
     assert [n for _, n in ran] == [2, 3, 1]
-    assert list(shown(agent)) == ["c1", "c2", "c3"]
-    check_history(requests_of(agent)[-1].items)
+    assert list(read_shown_outputs(agent)) == ["c1", "c2", "c3"]
+    check_history(read_requests(agent)[-1].items)
     assert result.final_output == "done"
 
 
@@ -89,22 +87,22 @@ async def test_of_two_that_wait_the_approved_one_runs_and_the_other_goes_on_wait
 ) -> None:
     """It is asked about once, stands once among the interruptions, and the model is not asked before it is decided."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)])
+    agent = make_agent([make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)])
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving(approved))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve(approved))
     other = "c2" if approved == "c1" else "c1"
     assert paused.status == "interrupted"
-    assert waiting(paused) == [other]
-    assert waiting(await pauses.state(agent, paused)) == [other]
+    assert read_waiting(paused) == [other]
+    assert read_waiting(await pauses.state(agent, paused)) == [other]
     assert ran == [("gated", int(approved[1:]))]
-    assert list(outputs_in(paused.new_items)) == [approved]
-    assert len(requests_of(agent)) == 1
-    result = await pauses.resume(agent, paused, rejecting(other, message="no"))
+    assert list(read_outputs(paused.new_items)) == [approved]
+    assert len(read_requests(agent)) == 1
+    result = await pauses.resume(agent, paused, reject(other, message="no"))
     assert result.final_output == "done"
     assert len(ran) == 1
-    assert requests_for(result) == ["c1", "c2"]
-    assert outputs_in(result.new_items)[other] == "no"
-    check_history(requests_of(agent)[-1].items)
+    assert read_approval_requests(result) == ["c1", "c2"]
+    assert read_outputs(result.new_items)[other] == "no"
+    check_history(read_requests(agent)[-1].items)
 
 
 @pytest.mark.scenario("AP-15")
@@ -112,24 +110,24 @@ async def test_of_two_that_wait_the_approved_one_runs_and_the_other_goes_on_wait
 async def test_a_run_nobody_decided_on_pauses_again_without_asking_the_model(run_mode: Run, way: str) -> None:
     """As often as it is resumed; and the one entry more does no harm to what is decided then."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran), free(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")])
+    agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")])
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     for _ in range(2):
-        paused = await pauses.resume(agent, paused, nothing)
+        paused = await pauses.resume(agent, paused, decide_nothing)
         assert (paused.status, paused.final_output) == ("interrupted", None)
-        assert waiting(paused) == ["c1"]
-        assert len(requests_of(agent)) == 1
-    result = await pauses.resume(agent, paused, approving())
+        assert read_waiting(paused) == ["c1"]
+        assert len(read_requests(agent)) == 1
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert ran == [("free", 0), ("gated", 0)]
-    assert requests_for(result) == ["c1"]
+    assert read_approval_requests(result) == ["c1"]
 
 
 async def test_an_approved_run_is_over_once_and_the_state_it_went_on_from_stays(run_mode: Run) -> None:
     """A state that has been run on is as it was: another entry from it is an entry of its own."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {}, "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {}, "c1"))
     state = (await run_mode(agent, "go")).to_state()
     state.approve("c1")
     before = list(state.records)
@@ -147,14 +145,16 @@ async def test_of_two_equal_idempotent_calls_the_rejected_one_is_not_answered_by
 ) -> None:
     """The model gets the reason, not the output of the call that was approved before."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran, idempotent=True)], [call("gated", {"n": 1}, call_id) for call_id in ("c1", "c2")])
+    agent = make_agent(
+        [make_gated_tool(ran, idempotent=True)], [call("gated", {"n": 1}, call_id) for call_id in ("c1", "c2")]
+    )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving("c1"))
-    assert waiting(paused) == ["c2"]
-    result = await pauses.resume(agent, paused, rejecting("c2", message="once is enough"))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve("c1"))
+    assert read_waiting(paused) == ["c2"]
+    result = await pauses.resume(agent, paused, reject("c2", message="once is enough"))
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "gated 1", "c2": "once is enough"}
-    assert statuses(result) == ["succeeded", "rejected"]
+    assert read_shown_outputs(agent) == {"c1": "gated 1", "c2": "once is enough"}
+    assert read_statuses(result) == ["succeeded", "rejected"]
     assert ran == [("gated", 1)]
 
 
@@ -162,25 +162,29 @@ async def test_of_two_equal_idempotent_calls_the_rejected_one_is_not_answered_by
 async def test_edited_arguments_of_an_equal_idempotent_call_run(run_mode: Run, way: str) -> None:
     """What the approver wrote has no receipt, though what the model wrote has one."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran, idempotent=True)], [call("gated", {"n": 1}, call_id) for call_id in ("c1", "c2")])
+    agent = make_agent(
+        [make_gated_tool(ran, idempotent=True)], [call("gated", {"n": 1}, call_id) for call_id in ("c1", "c2")]
+    )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving("c1"))
-    result = await pauses.resume(agent, paused, approving("c2", arguments={"n": 9}))
-    assert shown(agent) == {"c1": "gated 1", "c2": "gated 9"}
-    assert statuses(result) == ["succeeded", "succeeded"]
+    paused = await pauses.resume(agent, await pauses.run(agent), approve("c1"))
+    result = await pauses.resume(agent, paused, approve("c2", arguments={"n": 9}))
+    assert read_shown_outputs(agent) == {"c1": "gated 1", "c2": "gated 9"}
+    assert read_statuses(result) == ["succeeded", "succeeded"]
 
 
 @in_every_way
 async def test_arguments_edited_to_those_of_an_earlier_call_are_a_hit(run_mode: Run, way: str) -> None:
     """The tool is idempotent: its body doesn't run for them again."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran, idempotent=True)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
+    agent = make_agent(
+        [make_gated_tool(ran, idempotent=True)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2")
+    )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving())
-    result = await pauses.resume(agent, paused, approving(arguments={"n": 1}))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve())
+    result = await pauses.resume(agent, paused, approve(arguments={"n": 1}))
     assert result.final_output == "done"
     assert ran == [("gated", 1)]
-    assert statuses(result) == ["succeeded", "replayed"]
+    assert read_statuses(result) == ["succeeded", "replayed"]
 
 
 @pytest.mark.scenario("LX-40")
@@ -188,16 +192,16 @@ async def test_arguments_edited_to_those_of_an_earlier_call_are_a_hit(run_mode: 
 async def test_an_idempotent_call_completed_before_a_pause_is_a_hit_after_it(run_mode: Run, way: str) -> None:
     """In the turn of the resumed entry, under a new id."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran), free(ran, idempotent=True)],
+    agent = make_agent(
+        [make_gated_tool(ran), make_free_tool(ran, idempotent=True)],
         [call("free", {"n": 1}, "c1"), call("gated", {}, "c2")],
         call("free", {"n": 1}, "c3"),
     )
     pauses = Pauses(run_mode, way)
-    result = await pauses.resume(agent, await pauses.run(agent), approving())
-    assert statuses(result) == ["succeeded", "succeeded", "replayed"]
+    result = await pauses.resume(agent, await pauses.run(agent), approve())
+    assert read_statuses(result) == ["succeeded", "succeeded", "replayed"]
     assert ran == [("free", 1), ("gated", 0)]
-    assert shown(agent)["c3"] == "free 1"
+    assert read_shown_outputs(agent)["c3"] == "free 1"
 
 
 # ---------------------------------------------------------------------------------------------- what no longer fits
@@ -217,7 +221,7 @@ async def test_an_idempotent_call_completed_before_a_pause_is_a_hit_after_it(run
 async def test_an_interruption_of_another_call_is_refused(run_mode: Run, changed: dict[str, Any], verdict: str) -> None:
     """A verdict on a call that isn't the one that was asked about decides nothing."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran), gated(ran, "other")], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran), make_gated_tool(ran, "other")], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, "json")
     state = await pauses.state(agent, await pauses.run(agent))
     [request] = state.interruptions
@@ -237,7 +241,7 @@ async def test_an_interruption_of_another_call_is_refused(run_mode: Run, changed
 async def test_an_interruption_that_differs_in_spelling_alone_is_the_same_call(run_mode: Run) -> None:
     """Key order and white space of the arguments say nothing."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", '{"n": 1}', "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", '{"n": 1}', "c1"))
     state = (await run_mode(agent, "go")).to_state()
     [request] = state.interruptions
     state.approve(attrs.evolve(request, call=attrs.evolve(request.call, arguments='{ "n" : 1 }')))
@@ -259,7 +263,7 @@ def _calls_within(value: Any) -> list[dict[str, Any]]:
 async def test_an_approval_does_not_fit_arguments_changed_in_the_stored_state(run_mode: Run) -> None:
     """The body runs with neither: somebody is asked again, about the arguments as they stand now."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"))
     state = (await run_mode(agent, "go")).to_state()
     state.approve("c1")
     data = json.loads(json.dumps(state.to_json()))
@@ -270,7 +274,7 @@ async def test_an_approval_does_not_fit_arguments_changed_in_the_stored_state(ru
     paused = await run_mode(agent, RunState.from_json(agent, data))
     assert ran == []
     assert [(one.call.call_id, one.call.arguments) for one in paused.interruptions] == [("c1", '{"n": 2}')]
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("AP-16")
@@ -278,15 +282,15 @@ async def test_an_approval_does_not_fit_arguments_changed_in_the_stored_state(ru
 async def test_a_model_that_uses_an_approved_id_for_other_arguments_fails_the_run(run_mode: Run, way: str) -> None:
     """Before anything of that turn starts."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran), free(ran)],
+    agent = make_agent(
+        [make_gated_tool(ran), make_free_tool(ran)],
         call("gated", {"n": 1}, "c1"),
         [call("free", {}, "f"), call("gated", {"n": 2}, "c1")],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     with pytest.raises(ModelBehaviorError, match="c1"):
-        await pauses.resume(agent, paused, approving())
+        await pauses.resume(agent, paused, approve())
     assert ran == [("gated", 1)]
 
 
@@ -299,12 +303,12 @@ async def test_the_tool_that_stands_there_now_is_dispatched(
     old: list[Any] = []
     new: list[Any] = []
     newest: list[Any] = []
-    agent = agent_with([gated(old)], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(old)], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    agent.tools[:] = [gated(new), gated(newest)]  # type: ignore[index]
+    agent.tools[:] = [make_gated_tool(new), make_gated_tool(newest)]  # type: ignore[index]
     with caplog.at_level(logging.WARNING, "agentloop"):
-        result = await pauses.resume(agent, paused, approving())
+        result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert (old, new, newest) == ([], [], [("gated", 1)])
     assert sum("'gated'" in record.getMessage() and "tools" in record.getMessage() for record in caplog.records) == 1
@@ -315,14 +319,15 @@ async def test_the_tool_that_stands_there_now_is_dispatched(
 async def test_an_approved_call_of_a_tool_that_is_gone_fails_the_run(run_mode: Run, way: str) -> None:
     """The missing-tool policy applies: an error before anything of the batch starts."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran), gated(ran, "other")], [call("other", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2")]
+    agent = make_agent(
+        [make_gated_tool(ran), make_gated_tool(ran, "other")],
+        [call("other", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2")],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     del agent.tools[0]  # type: ignore[attr-defined]
     with pytest.raises(ModelBehaviorError, match="gated"):
-        await pauses.resume(agent, paused, approving())
+        await pauses.resume(agent, paused, approve())
     assert ran == []
 
 
@@ -333,18 +338,19 @@ async def test_an_approved_call_of_a_tool_that_is_gone_is_answered_where_the_pol
 ) -> None:
     """The model is told, and the other call runs."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran), gated(ran, "other")], [call("gated", {"n": 1}, "c1"), call("other", {"n": 2}, "c2")]
+    agent = make_agent(
+        [make_gated_tool(ran), make_gated_tool(ran, "other")],
+        [call("gated", {"n": 1}, "c1"), call("other", {"n": 2}, "c2")],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     del agent.tools[0]  # type: ignore[attr-defined]
     config = RunConfig(tool_not_found_behavior="return_error_to_model")
-    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    result = await pauses.resume(agent, paused, approve(), run_config=config)
     assert result.final_output == "done"
     assert ran == [("other", 2)]
-    assert str(shown(agent)["c1"]).startswith("Tool 'gated' not found.")
-    assert shown(agent)["c2"] == "other 2"
+    assert str(read_shown_outputs(agent)["c1"]).startswith("Tool 'gated' not found.")
+    assert read_shown_outputs(agent)["c2"] == "other 2"
 
 
 @pytest.mark.scenario("AP-17")
@@ -355,23 +361,23 @@ async def test_a_replaced_agent_tool_fails_before_side_effects(run_mode: Run, by
     ran: list[Any] = []
 
     def helper(name: str) -> Agent[Any, Any]:
-        return Agent(name, model=ScriptedModel([call("gated", {}, "n1"), say("dug")]), tools=[gated(ran)])
+        return Agent(name, model=ScriptedModel([call("gated", {}, "n1"), say("dug")]), tools=[make_gated_tool(ran)])
 
     async def dig(input: str) -> str:
         ran.append("function")
         return input
 
-    agent = agent_with(
-        [helper("first").as_tool("dig"), gated(ran, "other")],
+    agent = make_agent(
+        [helper("first").as_tool("dig"), make_gated_tool(ran, "other")],
         [call("dig", {"input": "x"}, "c1"), call("other", {}, "c2")],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    assert waiting(paused) == ["n1", "c2"]
+    assert read_waiting(paused) == ["n1", "c2"]
     replacement = helper("second").as_tool("dig") if by == "another agent" else tool(dig)
     agent.tools[0] = replacement  # type: ignore[index]
     with pytest.raises(StateError, match=r"'dig'|'first'"):
-        await pauses.resume(agent, paused, approving())
+        await pauses.resume(agent, paused, approve())
     assert ran == []
 
 
@@ -384,7 +390,7 @@ async def test_a_pause_after_a_handoff_goes_on_with_the_second_agent(run_mode: R
     """The interruption names it, and the caller passes the agent the run began with."""
     ran: list[Any] = []
     second: Agent[Any, Any] = Agent(
-        "second", model=ScriptedModel([call("gated", {}, "c1"), say("second is done")]), tools=[gated(ran)]
+        "second", model=ScriptedModel([call("gated", {}, "c1"), say("second is done")]), tools=[make_gated_tool(ran)]
     )
     first: Agent[Any, Any] = Agent(
         "first", model=ScriptedModel([respond(HandoffCall("h", "transfer_to_second", "{}"))]), handoffs=[second]
@@ -393,12 +399,12 @@ async def test_a_pause_after_a_handoff_goes_on_with_the_second_agent(run_mode: R
     paused = await pauses.run(first)
     assert paused.interruptions == (ApprovalRequest(ToolCall("c1", "gated", "{}"), "second", ()),)
     assert paused.last_agent is second
-    result = await pauses.resume(first, paused, approving())
+    result = await pauses.resume(first, paused, approve())
     assert result.final_output == "second is done"
     assert result.last_agent is second
     assert ran == [("gated", 0)]
-    assert len(requests_of(first)) == 1
-    assert count_of(result, r.HandedOff) == 1
+    assert len(read_requests(first)) == 1
+    assert count_records(result, r.HandedOff) == 1
 
 
 @pytest.mark.scenario("AP-18")
@@ -406,7 +412,7 @@ async def test_a_pause_after_a_handoff_goes_on_with_the_second_agent(run_mode: R
 async def test_a_verdict_for_good_binds_the_agent_it_was_given_for(run_mode: Run, way: str) -> None:
     """The same tool used by another agent of the run pauses again."""
     ran: list[Any] = []
-    shared = gated(ran)
+    shared = make_gated_tool(ran)
     second: Agent[Any, Any] = Agent(
         "second", model=ScriptedModel([call("gated", {"n": 2}, "c2"), say("over")]), tools=[shared]
     )
@@ -417,15 +423,15 @@ async def test_a_verdict_for_good_binds_the_agent_it_was_given_for(run_mode: Run
         handoffs=[second],
     )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(first, await pauses.run(first), approving(always=True))
+    paused = await pauses.resume(first, await pauses.run(first), approve(always=True))
     assert [(one.agent, one.call.call_id) for one in paused.interruptions] == [("second", "c2")]
-    result = await pauses.resume(first, paused, rejecting())
+    result = await pauses.resume(first, paused, reject())
     assert result.final_output == "over"
     assert ran == [("gated", 1)]
 
 
 @pytest.mark.scenario("AP-21")
-@pytest.mark.parametrize("decide", [approving(), rejecting(message="no")])
+@pytest.mark.parametrize("decide", [approve(), reject(message="no")])
 @in_every_way
 async def test_a_handoff_beside_a_call_that_waits_is_taken_when_that_is_decided(
     run_mode: Run, decide: Callable[[RunState], None], way: str
@@ -436,21 +442,21 @@ async def test_a_handoff_beside_a_call_that_waits_is_taken_when_that_is_decided(
     first: Agent[Any, Any] = Agent(
         "first",
         model=ScriptedModel([respond(ToolCall("c1", "gated", "{}"), HandoffCall("h", "transfer_to_second", "{}"))]),
-        tools=[gated(ran)],
+        tools=[make_gated_tool(ran)],
         handoffs=[second],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(first)
     assert paused.last_agent is first
-    paused = await pauses.resume(first, paused, nothing)
+    paused = await pauses.resume(first, paused, decide_nothing)
     assert paused.last_agent is first
-    assert count_of(paused, r.HandedOff) == 0
+    assert count_records(paused, r.HandedOff) == 0
     result = await pauses.resume(first, paused, decide)
     assert result.final_output == "second is done"
     assert result.last_agent is second
-    assert outputs_in(result.new_items) == {"c1": "gated 0" if ran else "no"}
-    assert count_of(result, r.HandedOff) == 1
-    assert len(requests_of(second)) == 1
+    assert read_outputs(result.new_items) == {"c1": "gated 0" if ran else "no"}
+    assert count_records(result, r.HandedOff) == 1
+    assert len(read_requests(second)) == 1
 
 
 @pytest.mark.scenario("AP-23")
@@ -459,8 +465,8 @@ async def test_a_handoff_beside_a_call_that_waits_is_taken_when_that_is_decided(
 async def test_a_tools_output_is_final_when_every_call_is_decided(run_mode: Run, names: list[str], way: str) -> None:
     """The first in model order, whichever was made first; the model is not asked again."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran), free(ran)],
+    agent = make_agent(
+        [make_gated_tool(ran), make_free_tool(ran)],
         [call(name, {"n": 1}, name) for name in names],
         done=None,
         tool_use_behavior="stop_on_first_tool",
@@ -468,18 +474,18 @@ async def test_a_tools_output_is_final_when_every_call_is_decided(run_mode: Run,
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     assert (paused.status, paused.final_output) == ("interrupted", None)
-    paused = await pauses.resume(agent, paused, nothing)
+    paused = await pauses.resume(agent, paused, decide_nothing)
     assert (paused.status, paused.final_output) == ("interrupted", None)
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert (result.status, result.final_output) == ("completed", f"{names[0]} 1")
     assert ran == [("free", 1), ("gated", 1)]
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 # ---------------------------------------------------------------------------------------------- parity
 
 
-@pytest.mark.parametrize("decide", [approving(), rejecting()])
+@pytest.mark.parametrize("decide", [approve(), reject()])
 async def test_all_ways_to_go_on_leave_one_and_the_same_log(
     run_mode: Callable[..., Awaitable[Any]], decide: Callable[[RunState], None]
 ) -> None:
@@ -487,13 +493,15 @@ async def test_all_ways_to_go_on_leave_one_and_the_same_log(
     logs: list[Any] = []
     for way in ("direct", "json", "journal"):
         ran: list[Any] = []
-        agent = agent_with([gated(ran), free(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")])
+        agent = make_agent(
+            [make_gated_tool(ran), make_free_tool(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")]
+        )
         pauses = Pauses(run_mode, way)
         paused = await pauses.run(agent)
-        stored(agent, paused.to_state())
+        copy_state(paused.to_state(), agent)
         result = await pauses.resume(agent, paused, decide)
-        stored(agent, result.to_state())
-        assert outcome_of(result, "c2").output == "free 0"
+        copy_state(result.to_state(), agent)
+        assert find_outcome(result, "c2").output == "free 0"
         logs.append(normal(result.records))
     assert logs[0] == logs[1] == logs[2]
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kit.results import Run, agent_with, requests_of
-from kit.resuming import Pauses, approving, free, gated, in_every_way, waiting
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
+from kit.results import read_requests, read_waiting
+from kit.resuming import Pauses, approve, in_every_way
 
 from agentloop import Agent, FunctionTool, ModelBehaviorError, RunState, StateError, tool
 from agentloop import records as r
@@ -44,15 +45,15 @@ Builder = Callable[..., tuple[Agent[Any, Any], Agent[Any, Any]]]
 
 def alone(ran: list[Any], *steps: Any) -> tuple[Agent[Any, Any], Agent[Any, Any]]:
     """Return an agent that pays, twice over: the one to run, and the one whose model says *steps*."""
-    agent = agent_with([paying(ran), free(ran)], *steps)
+    agent = make_agent([paying(ran), make_free_tool(ran)], *steps)
     return agent, agent
 
 
 def nested(ran: list[Any], *steps: Any) -> tuple[Agent[Any, Any], Agent[Any, Any]]:
     """Return an agent that asks one that pays."""
-    inner = Agent("inner", model=ScriptedModel([*steps, say("in")]), tools=[paying(ran), free(ran)])
+    inner = Agent("inner", model=ScriptedModel([*steps, say("in")]), tools=[paying(ran), make_free_tool(ran)])
     asks = inner.as_tool("ask", "asks", failure_error_function=None)
-    return agent_with([asks], call("ask", {"input": "x"}, "s1")), inner
+    return make_agent([asks], call("ask", {"input": "x"}, "s1")), inner
 
 
 in_both = pytest.mark.parametrize("build", [alone, nested])
@@ -71,9 +72,9 @@ async def test_an_approved_id_that_is_called_again_otherwise_ends_the_run_first(
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     with pytest.raises(ModelBehaviorError, match="'p1'") as caught:
-        await pauses.resume(agent, paused, approving(always=True))
+        await pauses.resume(agent, paused, approve(always=True))
     assert ran == [("pay", first["to"], first.get("n", 0))]
-    assert len(requests_of(asker)) == 2
+    assert len(read_requests(asker)) == 2
     assert caught.value.run_data is not None
     started = [one.call_id for one in caught.value.run_data.records if isinstance(one, r.CallStarted)]
     assert started.count("p1") == 1
@@ -85,10 +86,10 @@ async def test_an_approved_id_under_another_tool_ends_the_run_first(run_mode: Ru
     """One that the verdict would hold for by its words, `always` included."""
     ran: list[Any] = []
     same = {"to": "a", "n": 1}
-    agent = agent_with([paying(ran), paying(ran, "send")], call("pay", same, "p1"), call("send", same, "p1"))
+    agent = make_agent([paying(ran), paying(ran, "send")], call("pay", same, "p1"), call("send", same, "p1"))
     pauses = Pauses(run_mode, "json")
     with pytest.raises(ModelBehaviorError, match="'p1'"):
-        await pauses.resume(agent, await pauses.run(agent), approving(always=True))
+        await pauses.resume(agent, await pauses.run(agent), approve(always=True))
     assert ran == [("pay", "a", 1)]
 
 
@@ -127,7 +128,7 @@ async def test_an_approval_whose_stored_arguments_were_changed_is_asked_for_agai
     paused = await run_mode(agent, with_stored_call(agent, state, arguments=changed))
     assert ran == []
     assert [(one.call.call_id, one.call.arguments) for one in paused.interruptions] == [("p1", changed)]
-    assert len(requests_of(asker)) == 1
+    assert len(read_requests(asker)) == 1
     again = paused.to_state()
     again.approve("p1")
     result = await run_mode(agent, again)
@@ -139,14 +140,14 @@ async def test_an_approval_whose_stored_arguments_were_changed_is_asked_for_agai
 async def test_a_stored_call_that_leads_to_another_tool_is_asked_about_again(run_mode: Run) -> None:
     """The verdict was on the tool that stood there; a sibling that was approved as it is runs."""
     ran: list[Any] = []
-    tools = [paying(ran), paying(ran, "send"), gated(ran, "other")]
-    agent = agent_with(tools, [call("pay", {"to": "a"}, "p1"), call("other", {}, "o1")])
+    tools = [paying(ran), paying(ran, "send"), make_gated_tool(ran, "other")]
+    agent = make_agent(tools, [call("pay", {"to": "a"}, "p1"), call("other", {}, "o1")])
     state = (await run_mode(agent, "go")).to_state()
     state.approve("p1")
     state.approve("o1")
     paused = await run_mode(agent, with_stored_call(agent, state, name="send"))
     assert ran == [("other", 0)]
-    assert waiting(paused) == ["p1"]
+    assert read_waiting(paused) == ["p1"]
     assert paused.interruptions[0].call.name == "send"
 
 
@@ -154,19 +155,19 @@ async def test_a_stored_call_that_leads_to_another_tool_is_asked_about_again(run
 async def test_a_verdict_that_was_moved_to_a_changed_call_approves_nothing(run_mode: Run) -> None:
     """Approving the interruption of before, with the call as it was, is refused; so is its record."""
     ran: list[Any] = []
-    agent = agent_with([paying(ran)], call("pay", {"to": "a"}, "p1"))
+    agent = make_agent([paying(ran)], call("pay", {"to": "a"}, "p1"))
     state = (await run_mode(agent, "go")).to_state()
     [request] = state.interruptions
     changed = with_stored_call(agent, state, arguments='{"to": "b"}')
     paused = (await run_mode(agent, changed)).to_state()
     with pytest.raises(StateError, match="'p1'"):
         paused.approve(request)
-    assert waiting(paused) == ["p1"]
+    assert read_waiting(paused) == ["p1"]
     state.approve("p1")
     verdict = state.records[-1]
     assert isinstance(verdict, r.VerdictGiven)
     moved = RunState(agent, [*paused.records, verdict])
-    assert waiting(await run_mode(agent, moved)) == ["p1"]
+    assert read_waiting(await run_mode(agent, moved)) == ["p1"]
     assert ran == []
 
 
@@ -174,7 +175,7 @@ async def test_a_verdict_that_was_moved_to_a_changed_call_approves_nothing(run_m
 async def test_a_call_that_is_spelt_otherwise_is_the_approved_one(run_mode: Run) -> None:
     """Key order and white space say nothing, in the store and in the model's next response."""
     ran: list[Any] = []
-    agent = agent_with(
+    agent = make_agent(
         [paying(ran)], call("pay", '{"to": "a", "n": 1}', "p1"), call("pay", '{ "n":1, "to":"a" }', "p1")
     )
     state = (await run_mode(agent, "go")).to_state()

@@ -6,9 +6,9 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.results import Run, agent_with, executing, outcome_of, requests_of, shown, statuses
-from kit.resuming import Pauses, approving, free, gated, in_every_way, nothing, rejecting, waiting
-from kit.stored import by_turn, journal_of
+from kit.agents import Run, configure_run, make_agent, make_free_tool, make_gated_tool, script_turns
+from kit.results import find_outcome, read_requests, read_shown_outputs, read_statuses, read_waiting
+from kit.resuming import Pauses, approve, decide_nothing, in_every_way, make_journal, reject
 
 from agentloop import Agent, FunctionTool, ModelBehaviorError, RunConfig, RunState
 from agentloop import records as r
@@ -52,8 +52,8 @@ every_sort = pytest.mark.parametrize("sort", SORTS)
 
 def two_gated(ran: list[Any], enabled: Any, *more: Any) -> Agent[Any, Any]:
     """Return an agent whose calls p1 of `pay` and o1 of `other` wait."""
-    return agent_with(
-        [gated(ran, "pay", is_enabled=enabled), gated(ran, "other"), *more],
+    return make_agent(
+        [make_gated_tool(ran, "pay", is_enabled=enabled), make_gated_tool(ran, "other"), *more],
         [call("pay", {"n": 1}, "p1"), call("other", {"n": 2}, "o1")],
     )
 
@@ -73,11 +73,11 @@ async def test_an_approved_call_of_a_disabled_tool_is_refused_alone(
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=config)
     turn_off(agent, switch)
-    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    result = await pauses.resume(agent, paused, approve(), run_config=config)
     assert result.final_output == "done"
     assert ran == [("other", 2)]
-    assert shown(agent) == {"p1": GONE, "o1": "other 2"}
-    refused = outcome_of(result, "p1")
+    assert read_shown_outputs(agent) == {"p1": GONE, "o1": "other 2"}
+    refused = find_outcome(result, "p1")
     assert (refused.status, refused.started_at) == ("skipped", None)
 
 
@@ -92,16 +92,16 @@ async def test_a_disabled_tool_s_call_waits_for_its_verdict_as_before(run_mode: 
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     turn_off(agent, switch)
-    paused = await pauses.resume(agent, paused, approving("o1"))
-    assert waiting(paused) == ["p1"]
+    paused = await pauses.resume(agent, paused, approve("o1"))
+    assert read_waiting(paused) == ["p1"]
     assert ran == [("other", 2)]
     if sort == "field":
-        result = await pauses.resume(agent, paused, rejecting("p1", message="no"))
-        assert shown(agent) == {"p1": "no", "o1": "other 2"}
+        result = await pauses.resume(agent, paused, reject("p1", message="no"))
+        assert read_shown_outputs(agent) == {"p1": "no", "o1": "other 2"}
     else:
         switch.on = True
-        result = await pauses.resume(agent, paused, approving("p1"))
-        assert shown(agent) == {"p1": "pay 1", "o1": "other 2"}
+        result = await pauses.resume(agent, paused, approve("p1"))
+        assert read_shown_outputs(agent) == {"p1": "pay 1", "o1": "other 2"}
     assert result.final_output == "done"
 
 
@@ -119,12 +119,12 @@ async def test_a_tool_that_goes_off_at_any_question_of_the_resume_is_refused_alo
     paused = await run_mode(agent, "go")
     switch.on, switch.asked = False, 0
     state = paused.to_state()
-    approving()(state)
+    approve()(state)
     result = await run_mode(agent, state)
     assert result.final_output == "done"
     assert ("other", 2) in ran
-    assert outcome_of(result, "p1").status in ("skipped", "succeeded")
-    assert (outcome_of(result, "p1").status == "skipped") == (("pay", 1) not in ran)
+    assert find_outcome(result, "p1").status in ("skipped", "succeeded")
+    assert (find_outcome(result, "p1").status == "skipped") == (("pay", 1) not in ran)
 
 
 @pytest.mark.scenario("RP-08")
@@ -136,13 +136,13 @@ async def test_a_call_in_a_queue_is_refused_alone_after_a_crash(run_mode: Run, s
         switch = Switch()
         agent = Agent(
             "guide",
-            model=by_turn([call("other", {"n": 2}, "o1"), call("pay", {"n": 1}, "p1")], say("done")),
-            tools=[free(ran, "other"), free(ran, "pay", is_enabled=SORTS[sort](switch))],
+            model=script_turns([call("other", {"n": 2}, "o1"), call("pay", {"n": 1}, "p1")], say("done")),
+            tools=[make_free_tool(ran, "other"), make_free_tool(ran, "pay", is_enabled=SORTS[sort](switch))],
         )
         journal = MemoryJournal()
-        config = executing(mode="sequential")
+        config = configure_run(mode="sequential")
         await run_mode(agent, "go", journal=journal, run_config=config)
-        state = await RunState.from_journal(agent, await journal_of((await journal.read())[:kept]))
+        state = await RunState.from_journal(agent, await make_journal((await journal.read())[:kept]))
         if state.fold.response is None or state.fold.ended is not None or state.fold.turn > 1:
             continue  # the model is asked about other tools, or the batch is over
         settled = {one.call_id for one in state.records if isinstance(one, r.CallSettled)}
@@ -151,9 +151,9 @@ async def test_a_call_in_a_queue_is_refused_alone_after_a_crash(run_mode: Run, s
         result = await run_mode(agent, state, run_config=config)
         assert result.final_output == "done"
         if "p1" not in settled | started:
-            assert outcome_of(result, "p1").output == GONE
+            assert find_outcome(result, "p1").output == GONE
         elif "p1" not in settled:
-            assert outcome_of(result, "p1").status in ("unknown", "succeeded")
+            assert find_outcome(result, "p1").status in ("unknown", "succeeded")
 
 
 @pytest.mark.scenario("RP-08")
@@ -166,19 +166,19 @@ async def test_a_started_call_of_a_disabled_tool_is_in_doubt(run_mode: Run, opti
     switch = Switch()
     agent = Agent(
         "guide",
-        model=by_turn(call("pay", {"n": 1}, "p1"), say("done")),
-        tools=[free(ran, "pay", is_enabled=switch, **options)],
+        model=script_turns(call("pay", {"n": 1}, "p1"), say("done")),
+        tools=[make_free_tool(ran, "pay", is_enabled=switch, **options)],
     )
     journal = MemoryJournal()
     await run_mode(agent, "go", journal=journal)
     lines = await journal.read()
     places = [n for n, line in enumerate(lines) if b'"call_started"' in line]
-    state = await RunState.from_journal(agent, await journal_of(lines[: places[0] + 1]))
+    state = await RunState.from_journal(agent, await make_journal(lines[: places[0] + 1]))
     turn_off(agent, switch)
     result = await run_mode(agent, state)
     assert ran == [("pay", 1)]
-    assert statuses(result) == ["unknown"]
-    assert "was interrupted" in str(outcome_of(result, "p1").output)
+    assert read_statuses(result) == ["unknown"]
+    assert "was interrupted" in str(find_outcome(result, "p1").output)
 
 
 @pytest.mark.scenario("RP-08")
@@ -190,18 +190,18 @@ async def test_a_disabled_tool_of_a_nested_run_is_refused_alone(run_mode: Run, w
     inner = Agent(
         "inner",
         model=ScriptedModel([[call("pay", {"n": 1}, "p1"), call("other", {"n": 2}, "o1")], say("inner done")]),
-        tools=[gated(ran, "pay", is_enabled=inner_switch), gated(ran, "other")],
+        tools=[make_gated_tool(ran, "pay", is_enabled=inner_switch), make_gated_tool(ran, "other")],
     )
     asks: FunctionTool = inner.as_tool("ask", "asks", is_enabled=outer_switch)
-    agent = agent_with([asks], call("ask", {"input": "x"}, "c1"))
+    agent = make_agent([asks], call("ask", {"input": "x"}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    assert waiting(paused) == ["p1", "o1"]
+    assert read_waiting(paused) == ["p1", "o1"]
     inner_switch.on = outer_switch.on = False
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
-    assert shown(inner) == {"p1": GONE, "o1": "other 2"}
-    assert shown(agent) == {"c1": "inner done"}
+    assert read_shown_outputs(inner) == {"p1": GONE, "o1": "other 2"}
+    assert read_shown_outputs(agent) == {"c1": "inner done"}
 
 
 @pytest.mark.scenario("RP-08", "PL-13")
@@ -212,18 +212,18 @@ async def test_a_tool_that_was_off_when_the_model_was_asked_is_unknown_afterward
     switch.on = False
     agent = Agent(
         "guide",
-        model=by_turn([call("pay", {"n": 1}, "p1"), call("other", {"n": 2}, "o1")], say("done")),
-        tools=[gated(ran, "pay", is_enabled=switch), gated(ran, "other")],
+        model=script_turns([call("pay", {"n": 1}, "p1"), call("other", {"n": 2}, "o1")], say("done")),
+        tools=[make_gated_tool(ran, "pay", is_enabled=switch), make_gated_tool(ran, "other")],
     )
     journal = MemoryJournal()
     with pytest.raises(ModelBehaviorError, match=r"'pay' not found"):
         await run_mode(agent, "go", journal=journal)
     lines = await journal.read()
-    state = await RunState.from_journal(agent, await journal_of(lines[:-1]))
+    state = await RunState.from_journal(agent, await make_journal(lines[:-1]))
     with pytest.raises(ModelBehaviorError, match=r"'pay' not found"):
         await run_mode(agent, state)
     assert ran == []
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("RP-08")
@@ -235,6 +235,6 @@ async def test_an_entry_that_decides_nothing_leaves_a_disabled_tool_s_call_waiti
     pauses = Pauses(run_mode, "json")
     paused = await pauses.run(agent)
     switch.on = False
-    paused = await pauses.resume(agent, paused, nothing)
-    assert waiting(paused) == ["p1", "o1"]
-    assert len(requests_of(agent)) == 1
+    paused = await pauses.resume(agent, paused, decide_nothing)
+    assert read_waiting(paused) == ["p1", "o1"]
+    assert len(read_requests(agent)) == 1

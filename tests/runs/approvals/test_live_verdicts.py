@@ -4,8 +4,9 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.results import Rendezvous, agent_with, outputs_in, records_of, shown
-from kit.resuming import count_of, free, gated, requests_for
+from kit.agents import make_agent, make_free_tool, make_gated_tool
+from kit.ending import Rendezvous
+from kit.results import count_records, find_records, read_approval_requests, read_outputs, read_shown_outputs
 
 from agentloop import (
     Agent,
@@ -46,7 +47,7 @@ async def test_a_verdict_given_while_needs_approval_is_asked_wins(verdict: str, 
         await go.wait()
         return answer
 
-    agent = agent_with([gated(ran, needs_approval=needed)], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran, needs_approval=needed)], call("gated", {"n": 1}, "c1"))
     async with Runner.run_streamed(agent, "go") as stream, anyio.create_task_group() as group:
 
         async def decide() -> None:
@@ -59,9 +60,9 @@ async def test_a_verdict_given_while_needs_approval_is_asked_wins(verdict: str, 
     assert events
     result = stream.result
     assert result.final_output == "done"
-    assert requests_for(result) == []
+    assert read_approval_requests(result) == []
     assert ran == ([("gated", 1)] if verdict == "approve" else [])
-    assert shown(agent) == {"c1": "gated 1" if verdict == "approve" else "somebody said no"}
+    assert read_shown_outputs(agent) == {"c1": "gated 1" if verdict == "approve" else "somebody said no"}
 
 
 @pytest.mark.scenario("AP-19")
@@ -83,8 +84,8 @@ async def test_a_verdict_given_while_a_guardrail_judges_before_approval_wins(ver
         asked.append(call_id)
         return True
 
-    gate = gated(ran, needs_approval=needed if needs == "callable" else True, tool_input_guardrails=[judge])
-    agent = agent_with([gate], call("gated", {"n": 1}, "c1"))
+    gate = make_gated_tool(ran, needs_approval=needed if needs == "callable" else True, tool_input_guardrails=[judge])
+    agent = make_agent([gate], call("gated", {"n": 1}, "c1"))
     config = RunConfig(tool_execution=ToolExecution(pre_approval_tool_input_guardrails=True))
     async with Runner.run_streamed(agent, "go", run_config=config) as stream, anyio.create_task_group() as group:
 
@@ -98,7 +99,7 @@ async def test_a_verdict_given_while_a_guardrail_judges_before_approval_wins(ver
     assert events
     result = stream.result
     assert result.final_output == "done"
-    assert (requests_for(result), asked) == ([], [])
+    assert (read_approval_requests(result), asked) == ([], [])
     assert ran == ([("gated", 1)] if verdict == "approve" else [])
 
 
@@ -117,7 +118,9 @@ async def test_a_verdict_given_while_a_policy_is_asked_wins(verdict: str) -> Non
             await go.wait()
             return Ask()
 
-    agent = agent_with([gated(ran), gated(ran, "other")], [call("gated", {"n": 1}, "c1"), call("other", {}, "c2")])
+    agent = make_agent(
+        [make_gated_tool(ran), make_gated_tool(ran, "other")], [call("gated", {"n": 1}, "c1"), call("other", {}, "c2")]
+    )
     state = (await Runner.run(agent, "go")).to_state()
     state.approve("c2")
     config = RunConfig(policies=[Slow()])
@@ -146,8 +149,9 @@ async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run
         await both.wait()
         return "slow"
 
-    agent = agent_with(
-        [gated(ran), free(ran), slow], [call("gated", {"n": 1}, "c1"), call("free", {}, "c2"), call("slow", {}, "c3")]
+    agent = make_agent(
+        [make_gated_tool(ran), make_free_tool(ran), slow],
+        [call("gated", {"n": 1}, "c1"), call("free", {}, "c2"), call("slow", {}, "c3")],
     )
     created: list[Item] = []
     approved = False
@@ -155,7 +159,9 @@ async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run
         async for event in stream:
             if isinstance(event, ev.ItemCreated):
                 created.append(event.item)
-            now = "c2" in outputs_in(created) if when == "after a sibling" else isinstance(event, ev.ApprovalRequested)
+            now = (
+                "c2" in read_outputs(created) if when == "after a sibling" else isinstance(event, ev.ApprovalRequested)
+            )
             if now and not approved:
                 approved = True
                 stream.approve("c1")
@@ -163,10 +169,10 @@ async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run
     result = stream.result
     assert result.final_output == "done"
     assert sorted(ran) == [("free", 0), ("gated", 1)]
-    assert list(shown(agent).items()) == [("c1", "gated 1"), ("c2", "free 0"), ("c3", "slow")]
-    assert outputs_in(created) == {"c1": "gated 1", "c2": "free 0", "c3": "slow"}
-    assert outputs_in(result.new_items) == outputs_in(created)
-    assert count_of(result, r.RunEnded) == 1
+    assert list(read_shown_outputs(agent).items()) == [("c1", "gated 1"), ("c2", "free 0"), ("c3", "slow")]
+    assert read_outputs(created) == {"c1": "gated 1", "c2": "free 0", "c3": "slow"}
+    assert read_outputs(result.new_items) == read_outputs(created)
+    assert count_records(result, r.RunEnded) == 1
     with pytest.raises(UserError):
         stream.approve("c1")
 
@@ -184,9 +190,9 @@ async def test_a_verdict_on_a_nested_call_saves_the_pause_while_outer_siblings_r
         return "slow"
 
     inner: Agent[Any, Any] = Agent(
-        "inner", model=ScriptedModel([call("gated", {"n": 1}, "n1"), say("dug")]), tools=[gated(ran)]
+        "inner", model=ScriptedModel([call("gated", {"n": 1}, "n1"), say("dug")]), tools=[make_gated_tool(ran)]
     )
-    agent = agent_with([inner.as_tool("dig"), slow], [call("dig", {"input": "x"}, "c1"), call("slow", {}, "c2")])
+    agent = make_agent([inner.as_tool("dig"), slow], [call("dig", {"input": "x"}, "c1"), call("slow", {}, "c2")])
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.RunEnded) and event.path == ("c1",) and event.status == "interrupted":
@@ -196,15 +202,15 @@ async def test_a_verdict_on_a_nested_call_saves_the_pause_while_outer_siblings_r
     result = stream.result
     assert result.final_output == "done"
     assert ran == ([("gated", 1)] if verdict == "approve" else [])
-    assert list(shown(agent).items()) == [("c1", "dug"), ("c2", "slow")]
-    assert [one.status for one in records_of(result, r.RunEnded) if not one.path] == ["completed"]
-    assert (count_of(result, r.CallStarted, "c1"), count_of(result, r.CallSettled, "c1")) == (1, 1)
+    assert list(read_shown_outputs(agent).items()) == [("c1", "dug"), ("c2", "slow")]
+    assert [one.status for one in find_records(result, r.RunEnded) if not one.path] == ["completed"]
+    assert (count_records(result, r.CallStarted, "c1"), count_records(result, r.CallSettled, "c1")) == (1, 1)
 
 
 async def test_a_live_verdict_on_a_call_that_does_not_wait_is_refused() -> None:
     """On an unknown id, on a call that has ended, on one that nobody asked about."""
     ran: list[Any] = []
-    agent = agent_with([free(ran)], call("free", {}, "c1"))
+    agent = make_agent([make_free_tool(ran)], call("free", {}, "c1"))
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.CallSettled):

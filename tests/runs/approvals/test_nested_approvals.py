@@ -8,20 +8,19 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.results import Run, ToolHooks, agent_with, outputs_in, requests_of, shown, statuses
-from kit.resuming import (
-    Pauses,
-    approving,
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
+from kit.results import (
     check_history,
-    count_of,
-    free,
-    gated,
-    in_every_way,
-    nothing,
-    rejecting,
-    requests_for,
-    waiting,
+    count_records,
+    read_approval_requests,
+    read_outputs,
+    read_requests,
+    read_shown_outputs,
+    read_statuses,
+    read_waiting,
 )
+from kit.resuming import Pauses, approve, decide_nothing, in_every_way, reject
+from kit.watching import ToolHookLog
 
 from agentloop import (
     Agent,
@@ -54,7 +53,7 @@ def stateless(
 
     def answer(request: ModelRequest) -> Any:
         check_history(request.items)
-        return decide(request, outputs_in(request.items))
+        return decide(request, read_outputs(request.items))
 
     return Agent(name, model=FunctionModel(answer), tools=tools)
 
@@ -87,16 +86,18 @@ def many_diggers(ran: list[Any]) -> Agent[Any, Any]:
 async def test_a_nested_pause_surfaces_on_the_outer_run(run_mode: Run) -> None:
     """With the nested agent's name and the path to it; the outer call has no output, its sibling has."""
     ran: list[Any] = []
-    inner = digger(gated(ran))
-    agent = agent_with([inner.as_tool("dig"), free(ran)], [call("dig", {"input": "x"}, "o1"), call("free", {}, "o2")])
+    inner = digger(make_gated_tool(ran))
+    agent = make_agent(
+        [inner.as_tool("dig"), make_free_tool(ran)], [call("dig", {"input": "x"}, "o1"), call("free", {}, "o2")]
+    )
     result = await run_mode(agent, "go")
     assert (result.status, result.final_output) == ("interrupted", None)
     assert result.interruptions == (ApprovalRequest(ToolCall("n1", "gated", '{"n": 1}'), "digger", ("o1",)),)
     assert result.to_state().interruptions == result.interruptions
-    assert outputs_in(result.new_items) == {"o2": "free 0"}
-    assert statuses(result) == ["succeeded"]
+    assert read_outputs(result.new_items) == {"o2": "free 0"}
+    assert read_statuses(result) == ["succeeded"]
     assert ran == [("free", 0)]
-    assert (len(requests_of(inner)), len(requests_of(agent))) == (1, 1)
+    assert (len(read_requests(inner)), len(read_requests(agent))) == (1, 1)
 
 
 @pytest.mark.scenario("NA-03", "AP-15")
@@ -104,18 +105,18 @@ async def test_a_nested_pause_surfaces_on_the_outer_run(run_mode: Run) -> None:
 async def test_a_nested_pause_nobody_decided_on_asks_no_model(run_mode: Run, way: str) -> None:
     """It is there again, once."""
     ran: list[Any] = []
-    inner = digger(gated(ran))
-    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    inner = digger(make_gated_tool(ran))
+    agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     for _ in range(2):
-        paused = await pauses.resume(agent, paused, nothing)
-        assert waiting(paused) == ["n1"]
-    assert (len(requests_of(inner)), len(requests_of(agent))) == (1, 1)
-    result = await pauses.resume(agent, paused, approving())
+        paused = await pauses.resume(agent, paused, decide_nothing)
+        assert read_waiting(paused) == ["n1"]
+    assert (len(read_requests(inner)), len(read_requests(agent))) == (1, 1)
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert ran == [("gated", 1)]
-    assert requests_for(result) == ["n1"]
+    assert read_approval_requests(result) == ["n1"]
 
 
 # ---------------------------------------------------------------------------------------------- the verdict
@@ -127,8 +128,8 @@ async def test_a_nested_pause_nobody_decided_on_asks_no_model(run_mode: Run, way
 async def test_a_nested_call_approved_on_the_outer_state_runs_once(run_mode: Run, by: str, way: str) -> None:
     """Its run goes on where it was, and the outer call gets its answer; nothing of the first entry is needed."""
     ran: list[Any] = []
-    inner = digger(gated(ran))
-    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    inner = digger(make_gated_tool(ran))
+    agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     state = await pauses.state(agent, paused)
@@ -141,11 +142,11 @@ async def test_a_nested_call_approved_on_the_outer_state_runs_once(run_mode: Run
     result = await pauses.run(agent, state)
     assert result.final_output == "done"
     assert ran == [("gated", 1)]
-    assert shown(inner) == {"n1": "gated 1"}
-    assert shown(agent) == {"o1": "dug"}
-    assert (len(requests_of(inner)), len(requests_of(agent))) == (2, 2)
+    assert read_shown_outputs(inner) == {"n1": "gated 1"}
+    assert read_shown_outputs(agent) == {"o1": "dug"}
+    assert (len(read_requests(inner)), len(read_requests(agent))) == (2, 2)
     assert result.usage.requests == 4
-    assert statuses(result) == ["succeeded"]
+    assert read_statuses(result) == ["succeeded"]
 
 
 @pytest.mark.scenario("NA-05")
@@ -156,14 +157,14 @@ async def test_a_nested_call_rejected_on_the_outer_state_tells_the_nested_model(
 ) -> None:
     """The nested run goes on, and the outer one gets what it made of it."""
     ran: list[Any] = []
-    inner = digger(gated(ran))
-    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    inner = digger(make_gated_tool(ran))
+    agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
-    result = await pauses.resume(agent, await pauses.run(agent), rejecting(message=message))
+    result = await pauses.resume(agent, await pauses.run(agent), reject(message=message))
     assert result.final_output == "done"
     assert ran == []
-    assert shown(inner) == {"n1": told}
-    assert shown(agent) == {"o1": "dug"}
+    assert read_shown_outputs(inner) == {"n1": told}
+    assert read_shown_outputs(agent) == {"o1": "dug"}
 
 
 @pytest.mark.scenario("NA-02")
@@ -172,16 +173,16 @@ async def test_a_nested_call_rejected_on_the_outer_state_tells_the_nested_model(
 async def test_verdicts_for_good_hold_for_their_own_run(run_mode: Run, sticky: str, way: str) -> None:
     """One and the same tool in both agents: a verdict on all its calls in the one says nothing in the other."""
     ran: list[Any] = []
-    shared = gated(ran)
+    shared = make_gated_tool(ran)
     inner = digger(shared, steps=[call("gated", {"n": 1}, "n1"), call("gated", {"n": 2}, "n2"), say("dug")])
-    agent = agent_with(
+    agent = make_agent(
         [inner.as_tool("dig"), shared],
         [call("gated", {"n": 10}, "o1"), call("dig", {"input": "x"}, "o2")],
         call("gated", {"n": 20}, "o3"),
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    assert waiting(paused) == ["o1", "n1"]
+    assert read_waiting(paused) == ["o1", "n1"]
 
     def decide(state: RunState) -> None:
         first, second = state.interruptions
@@ -189,8 +190,8 @@ async def test_verdicts_for_good_hold_for_their_own_run(run_mode: Run, sticky: s
         state.approve(second, always=sticky == "nested")
 
     paused = await pauses.resume(agent, paused, decide)
-    assert waiting(paused) == (["n2"] if sticky == "outer" else ["o3"])
-    result = await pauses.resume(agent, paused, approving())
+    assert read_waiting(paused) == (["n2"] if sticky == "outer" else ["o3"])
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert sorted(ran) == [("gated", n) for n in (1, 2, 10, 20)]
 
@@ -201,17 +202,17 @@ async def test_a_nested_verdict_for_good_ends_with_its_run(run_mode: Run, way: s
     """The next call of the agent tool is another run, and pauses again."""
     ran: list[Any] = []
     inner = many_diggers(ran)
-    agent = agent_with(
+    agent = make_agent(
         [inner.as_tool("dig")], call("dig", {"input": "east"}, "o1"), call("dig", {"input": "west"}, "o2")
     )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving(always=True))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve(always=True))
     assert ran == ["east"]
     assert [request.path for request in paused.interruptions] == [("o2",)]
-    result = await pauses.resume(agent, paused, rejecting(message="no"))
+    result = await pauses.resume(agent, paused, reject(message="no"))
     assert result.final_output == "done"
     assert ran == ["east"]
-    assert shown(agent) == {"o1": "east: found east", "o2": "west: no"}
+    assert read_shown_outputs(agent) == {"o1": "east: found east", "o2": "west: no"}
 
 
 # ---------------------------------------------------------------------------------------------- many at once
@@ -224,7 +225,7 @@ async def test_two_calls_of_one_agent_tool_have_a_state_each(run_mode: Run, firs
     """Their own calls have equal ids: the interruption tells them apart, the bare id doesn't."""
     ran: list[Any] = []
     inner = many_diggers(ran)
-    agent = agent_with(
+    agent = make_agent(
         [inner.as_tool("dig")], [call("dig", {"input": "east"}, "o1"), call("dig", {"input": "west"}, "o2")]
     )
     pauses = Pauses(run_mode, way)
@@ -243,11 +244,11 @@ async def test_two_calls_of_one_agent_tool_have_a_state_each(run_mode: Run, firs
     assert ran == [place[first]]
     [(other, _)] = by_path.items()
     assert [one.path for one in paused.interruptions] == [(other,)]
-    assert list(outputs_in(paused.new_items)) == [first]
-    result = await pauses.resume(agent, paused, rejecting(message="no"))
+    assert list(read_outputs(paused.new_items)) == [first]
+    result = await pauses.resume(agent, paused, reject(message="no"))
     assert result.final_output == "done"
     assert ran == [place[first]]
-    assert list(shown(agent).items()) == [
+    assert list(read_shown_outputs(agent).items()) == [
         (outer, f"{place[outer]}: found {place[outer]}" if outer == first else f"{place[outer]}: no")
         for outer in ("o1", "o2")
     ]
@@ -270,14 +271,14 @@ async def test_two_restored_copies_of_a_state_do_not_interfere(run_mode: Run) ->
     text = (await run_mode(agent, "east")).to_state().to_string()
     one, other = RunState.from_string(agent, text), RunState.from_string(agent, text)
     one.approve("n1")
-    assert waiting(other) == ["n1"]
+    assert read_waiting(other) == ["n1"]
     other.reject("n1", message="no")
     rejected = await run_mode(agent, other)
     assert (rejected.final_output, ran) == ("so east: no", [])
     approved = await run_mode(agent, one)
     assert (approved.final_output, ran) == ("so east: found east", ["east"])
     third = RunState.from_string(agent, text)
-    assert waiting(third) == ["n1"]
+    assert read_waiting(third) == ["n1"]
     assert (await run_mode(agent, third)).status == "interrupted"
     assert ran == ["east"]
 
@@ -319,7 +320,7 @@ async def test_a_fresh_run_does_not_see_what_another_one_waits_for(run_mode: Run
     assert ran == []
     assert (await run_mode(agent, first)).final_output == "so east: found east"
     state = second.to_state()
-    assert waiting(state) == ["n1"]
+    assert read_waiting(state) == ["n1"]
     state.approve("n1")
     assert (await run_mode(agent, state)).final_output == "so west: found west"
     assert ran == ["east", "west"]
@@ -329,38 +330,38 @@ async def test_a_fresh_run_does_not_see_what_another_one_waits_for(run_mode: Run
 
 
 @pytest.mark.scenario("NA-13")
-@pytest.mark.parametrize("decide", [approving(), rejecting(message="no")])
+@pytest.mark.parametrize("decide", [approve(), reject(message="no")])
 @in_every_way
 async def test_a_verdict_two_runs_deep_reaches_its_owner(
     run_mode: Run, decide: Callable[[RunState], None], way: str
 ) -> None:
     """Every run on the way goes on where it was, once."""
     ran: list[Any] = []
-    innermost = digger(gated(ran), name="innermost")
+    innermost = digger(make_gated_tool(ran), name="innermost")
     middle: Agent[Any, Any] = Agent(
         "middle",
         model=ScriptedModel([[call("down", {"input": "y"}, "m1"), call("free", {}, "m2")], say("middle done")]),
-        tools=[innermost.as_tool("down"), free(ran)],
+        tools=[innermost.as_tool("down"), make_free_tool(ran)],
     )
-    agent = agent_with([middle.as_tool("down")], call("down", {"input": "x"}, "o1"))
+    agent = make_agent([middle.as_tool("down")], call("down", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     assert [(one.path, one.agent, one.call.call_id) for one in paused.interruptions] == [
         (("o1", "m1"), "innermost", "n1")
     ]
     assert ran == [("free", 0)]
-    paused = await pauses.resume(agent, paused, nothing)
-    assert waiting(paused) == ["n1"]
+    paused = await pauses.resume(agent, paused, decide_nothing)
+    assert read_waiting(paused) == ["n1"]
     result = await pauses.resume(agent, paused, decide)
     assert result.final_output == "done"
     approved = ("gated", 1) in ran
     assert ran == ([("free", 0), ("gated", 1)] if approved else [("free", 0)])
-    assert shown(innermost) == {"n1": "gated 1" if approved else "no"}
-    assert shown(middle) == {"m1": "dug", "m2": "free 0"}
-    assert shown(agent) == {"o1": "middle done"}
-    assert [len(requests_of(one)) for one in (agent, middle, innermost)] == [2, 2, 2]
+    assert read_shown_outputs(innermost) == {"n1": "gated 1" if approved else "no"}
+    assert read_shown_outputs(middle) == {"m1": "dug", "m2": "free 0"}
+    assert read_shown_outputs(agent) == {"o1": "middle done"}
+    assert [len(read_requests(one)) for one in (agent, middle, innermost)] == [2, 2, 2]
     for one in (agent, middle, innermost):
-        check_history(requests_of(one)[-1].items)
+        check_history(read_requests(one)[-1].items)
 
 
 @pytest.mark.scenario("NA-13")
@@ -368,29 +369,30 @@ async def test_a_verdict_two_runs_deep_reaches_its_owner(
 async def test_calls_of_every_depth_wait_side_by_side(run_mode: Run, way: str) -> None:
     """In the order of their places in the tree; they may be decided on one after the other, in any order."""
     ran: list[Any] = []
-    innermost = digger(gated(ran, "gated"), name="innermost")
+    innermost = digger(make_gated_tool(ran, "gated"), name="innermost")
     middle: Agent[Any, Any] = Agent(
         "middle",
         model=ScriptedModel([[call("down", {"input": "y"}, "m1"), call("mid", {}, "m2")], say("middle done")]),
-        tools=[innermost.as_tool("down"), gated(ran, "mid")],
+        tools=[innermost.as_tool("down"), make_gated_tool(ran, "mid")],
     )
-    agent = agent_with(
-        [middle.as_tool("down"), gated(ran, "top")], [call("top", {}, "o1"), call("down", {"input": "x"}, "o2")]
+    agent = make_agent(
+        [middle.as_tool("down"), make_gated_tool(ran, "top")],
+        [call("top", {}, "o1"), call("down", {"input": "x"}, "o2")],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    assert waiting(paused) == ["o1", "n1", "m2"]
-    paused = await pauses.resume(agent, paused, approving("m2"))
-    assert (ran, waiting(paused)) == ([("mid", 0)], ["o1", "n1"])
+    assert read_waiting(paused) == ["o1", "n1", "m2"]
+    paused = await pauses.resume(agent, paused, approve("m2"))
+    assert (ran, read_waiting(paused)) == ([("mid", 0)], ["o1", "n1"])
     gone_on = [record.path for record in paused.records if isinstance(record, r.RunResumed)]
     assert gone_on == [(), ("o2",)], "a run in which nothing was decided isn't entered"
-    paused = await pauses.resume(agent, paused, rejecting("o1"))
-    assert (ran, waiting(paused)) == ([("mid", 0)], ["n1"])
-    result = await pauses.resume(agent, paused, approving("n1"))
+    paused = await pauses.resume(agent, paused, reject("o1"))
+    assert (ran, read_waiting(paused)) == ([("mid", 0)], ["n1"])
+    result = await pauses.resume(agent, paused, approve("n1"))
     assert result.final_output == "done"
     assert ran == [("mid", 0), ("gated", 1)]
-    assert list(shown(agent)) == ["o1", "o2"]
-    assert list(shown(middle)) == ["m1", "m2"]
+    assert list(read_shown_outputs(agent)) == ["o1", "o2"]
+    assert list(read_shown_outputs(middle)) == ["m1", "m2"]
 
 
 @pytest.mark.scenario("NA-13", "AP-18")
@@ -398,19 +400,19 @@ async def test_calls_of_every_depth_wait_side_by_side(run_mode: Run, way: str) -
 async def test_a_nested_run_that_paused_after_a_handoff_goes_on_with_its_second_agent(run_mode: Run, way: str) -> None:
     """As the caller's own run does."""
     ran: list[Any] = []
-    second = digger(gated(ran), name="second")
+    second = digger(make_gated_tool(ran), name="second")
     first: Agent[Any, Any] = Agent(
         "first", model=ScriptedModel([respond(HandoffCall("h", "transfer_to_second", "{}"))]), handoffs=[second]
     )
-    agent = agent_with([first.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    agent = make_agent([first.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     assert [(one.agent, one.path) for one in paused.interruptions] == [("second", ("o1",))]
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert ran == [("gated", 1)]
-    assert shown(agent) == {"o1": "dug"}
-    assert (len(requests_of(first)), len(requests_of(second))) == (1, 2)
+    assert read_shown_outputs(agent) == {"o1": "dug"}
+    assert (len(read_requests(first)), len(read_requests(second))) == (1, 2)
 
 
 # ---------------------------------------------------------------------------------------------- hooks
@@ -420,19 +422,21 @@ async def test_a_nested_run_that_paused_after_a_handoff_goes_on_with_its_second_
 @in_every_way
 async def test_the_outer_calls_hooks_fire_once_over_a_pause(run_mode: Run, way: str) -> None:
     """The start when it began, the end when it has its answer; one `CallStarted`, one `CallSettled`."""
-    hooks = ToolHooks()
-    inner = digger(gated([]), steps=[call("gated", {"n": 1}, "n1"), call("gated", {"n": 2}, "n2"), say("dug")])
-    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    hooks = ToolHookLog()
+    inner = digger(
+        make_gated_tool([]), steps=[call("gated", {"n": 1}, "n1"), call("gated", {"n": 2}, "n2"), say("dug")]
+    )
+    agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, hooks=hooks)
     assert hooks.seen == ["start:o1"]
-    paused = await pauses.resume(agent, paused, nothing, hooks=hooks)
-    paused = await pauses.resume(agent, paused, approving(), hooks=hooks)
-    assert (hooks.seen, waiting(paused)) == (["start:o1"], ["n2"])
-    result = await pauses.resume(agent, paused, approving(), hooks=hooks)
+    paused = await pauses.resume(agent, paused, decide_nothing, hooks=hooks)
+    paused = await pauses.resume(agent, paused, approve(), hooks=hooks)
+    assert (hooks.seen, read_waiting(paused)) == (["start:o1"], ["n2"])
+    result = await pauses.resume(agent, paused, approve(), hooks=hooks)
     assert result.final_output == "done"
     assert hooks.seen == ["start:o1", "end:o1:succeeded"]
-    assert (count_of(result, r.CallStarted, "o1"), count_of(result, r.CallSettled, "o1")) == (1, 1)
+    assert (count_records(result, r.CallStarted, "o1"), count_records(result, r.CallSettled, "o1")) == (1, 1)
 
 
 @in_every_way
@@ -450,12 +454,12 @@ async def test_the_outer_calls_guardrails_judge_once_over_a_pause(run_mode: Run,
         judged.append(data.output)
         return Allow()
 
-    dig = digger(gated([])).as_tool("dig", tool_input_guardrails=[before], tool_output_guardrails=[after])
-    agent = agent_with([dig], call("dig", {"input": "x"}, "o1"))
+    dig = digger(make_gated_tool([])).as_tool("dig", tool_input_guardrails=[before], tool_output_guardrails=[after])
+    agent = make_agent([dig], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     assert judged == [{"input": "x"}]
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert judged == [{"input": "x"}, "dug"]
 
@@ -463,8 +467,8 @@ async def test_the_outer_calls_guardrails_judge_once_over_a_pause(run_mode: Run,
 @pytest.mark.scenario("NA-14")
 async def test_a_resumed_outer_call_makes_no_second_start_event() -> None:
     """Its output item comes in the entry that settles it."""
-    inner = digger(gated([]))
-    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
+    inner = digger(make_gated_tool([]))
+    agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
     seen: list[list[str]] = []
     given: Any = "go"
     for _ in range(2):
@@ -478,7 +482,7 @@ async def test_a_resumed_outer_call_makes_no_second_start_event() -> None:
                         lines.append(f"output {item.call_id}")
         seen.append(lines)
         given = stream.state
-        approving()(given)
+        approve()(given)
     assert seen == [
         ["CallStarted o1"],
         ["CallStarted n1", "CallSettled n1", "output n1", "CallSettled o1", "output o1"],
@@ -492,32 +496,32 @@ async def test_a_resumed_outer_call_makes_no_second_start_event() -> None:
 async def test_an_agent_tool_that_needs_approval_does_not_begin_its_run(run_mode: Run, way: str) -> None:
     """Approved it begins it, and that run's own pauses come after; the approval is not asked for again."""
     ran: list[Any] = []
-    hooks = ToolHooks()
-    inner = digger(gated(ran))
-    agent = agent_with([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "x"}, "o1"))
+    hooks = ToolHookLog()
+    inner = digger(make_gated_tool(ran))
+    agent = make_agent([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, hooks=hooks)
     assert paused.interruptions == (ApprovalRequest(ToolCall("o1", "dig", '{"input": "x"}'), "guide", ()),)
-    assert (requests_of(inner), hooks.seen) == ([], [])
-    paused = await pauses.resume(agent, paused, approving(), hooks=hooks)
+    assert (read_requests(inner), hooks.seen) == ([], [])
+    paused = await pauses.resume(agent, paused, approve(), hooks=hooks)
     assert [(one.path, one.call.call_id) for one in paused.interruptions] == [(("o1",), "n1")]
-    result = await pauses.resume(agent, paused, approving(), hooks=hooks)
+    result = await pauses.resume(agent, paused, approve(), hooks=hooks)
     assert result.final_output == "done"
     assert ran == [("gated", 1)]
     assert hooks.seen == ["start:o1", "end:o1:succeeded"]
-    assert requests_for(result) == ["o1", "n1"]
+    assert read_approval_requests(result) == ["o1", "n1"]
 
 
 @in_every_way
 async def test_a_rejected_agent_tool_never_begins_its_run(run_mode: Run, way: str) -> None:
     """The outer model is told."""
-    inner = digger(gated([]))
-    agent = agent_with([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "x"}, "o1"))
+    inner = digger(make_gated_tool([]))
+    agent = make_agent([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
-    result = await pauses.resume(agent, await pauses.run(agent), rejecting())
+    result = await pauses.resume(agent, await pauses.run(agent), reject())
     assert result.final_output == "done"
-    assert shown(agent) == {"o1": "Tool 'dig' was not approved."}
-    assert requests_of(inner) == []
+    assert read_shown_outputs(agent) == {"o1": "Tool 'dig' was not approved."}
+    assert read_requests(inner) == []
 
 
 @in_every_way
@@ -525,14 +529,14 @@ async def test_an_agent_tool_runs_on_the_input_that_was_approved(run_mode: Run, 
     """Edited by the approver; the nested run goes on with it over a pause of its own."""
     ran: list[Any] = []
     inner = many_diggers(ran)
-    agent = agent_with([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "east"}, "o1"))
+    agent = make_agent([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "east"}, "o1"))
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving(arguments={"input": "west"}))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve(arguments={"input": "west"}))
     assert [json.loads(one.call.arguments) for one in paused.interruptions] == [{"place": "west"}]
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
     assert ran == ["west"]
-    assert shown(agent) == {"o1": "west: found west"}
+    assert read_shown_outputs(agent) == {"o1": "west: found west"}
 
 
 async def test_needs_approval_of_an_agent_tool_judges_its_input(run_mode: Run) -> None:
@@ -544,25 +548,25 @@ async def test_needs_approval_of_an_agent_tool_judges_its_input(run_mode: Run) -
         seen.append((arguments, call_id))
         return bool(arguments["input"] == "west")
 
-    inner = stateless([free(ran)], lambda request, outputs: say(f"dug {asked_for(request)}"), "digger")
-    agent = agent_with(
+    inner = stateless([make_free_tool(ran)], lambda request, outputs: say(f"dug {asked_for(request)}"), "digger")
+    agent = make_agent(
         [inner.as_tool("dig", needs_approval=far)],
         [call("dig", {"input": "east"}, "o1"), call("dig", {"input": "west"}, "o2")],
     )
     result = await run_mode(agent, "go")
-    assert waiting(result) == ["o2"]
-    assert outputs_in(result.new_items) == {"o1": "dug east"}
+    assert read_waiting(result) == ["o2"]
+    assert read_outputs(result.new_items) == {"o1": "dug east"}
     assert sorted(seen, key=str) == [({"input": "east"}, "o1"), ({"input": "west"}, "o2")]
 
 
 @in_every_way
 async def test_a_nested_run_words_rejections_by_its_own_configuration(run_mode: Run, way: str) -> None:
     """Where its agent tool has one: also in the entry after the pause."""
-    inner = digger(gated([]))
+    inner = digger(make_gated_tool([]))
     own = RunConfig(tool_error_formatter=lambda args: "the nested words")
-    agent = agent_with([inner.as_tool("dig", run_config=own)], call("dig", {"input": "x"}, "o1"))
+    agent = make_agent([inner.as_tool("dig", run_config=own)], call("dig", {"input": "x"}, "o1"))
     outer = RunConfig(tool_error_formatter=lambda args: "the outer words")
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=outer)
-    await pauses.resume(agent, paused, rejecting(), run_config=outer)
-    assert shown(inner) == {"n1": "the nested words"}
+    await pauses.resume(agent, paused, reject(), run_config=outer)
+    assert read_shown_outputs(inner) == {"n1": "the nested words"}

@@ -6,19 +6,18 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.results import Flight, Rendezvous, Run, ToolHooks, agent_with, requests_of, shown, statuses
-from kit.resuming import (
-    Pauses,
-    approving,
-    count_of,
-    free,
-    gated,
-    in_every_way,
-    nothing,
-    rejecting,
-    requests_for,
-    waiting,
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
+from kit.ending import Rendezvous
+from kit.results import (
+    count_records,
+    read_approval_requests,
+    read_requests,
+    read_shown_outputs,
+    read_statuses,
+    read_waiting,
 )
+from kit.resuming import Pauses, approve, decide_nothing, in_every_way, reject
+from kit.watching import Flight, ToolHookLog
 
 from agentloop import (
     Agent,
@@ -81,11 +80,11 @@ async def test_a_policy_sees_the_call_and_allows_it(run_mode: Run, kind: type[Sa
     ran: list[Any] = []
     app = object()
     policy = kind(lambda pending: Allow() if not ran else ValueError("asked too late"))
-    one = free(ran)
-    agent = agent_with([one], [call("free", {"n": 1}, "c1"), call("free", {"n": 2}, "c2")])
+    one = make_free_tool(ran)
+    agent = make_agent([one], [call("free", {"n": 1}, "c1"), call("free", {"n": 2}, "c2")])
     result = await run_mode(agent, "go", run_config=ruled(policy), context=app)
     assert sorted(ran) == [("free", 1), ("free", 2)]
-    assert statuses(result) == ["succeeded", "succeeded"]
+    assert read_statuses(result) == ["succeeded", "succeeded"]
     first, second = sorted(policy.seen, key=lambda pending: pending.call.call_id)
     assert first.call == ToolCall("c1", "free", '{"n": 1}')
     assert first.tool is one
@@ -102,16 +101,16 @@ async def test_a_denied_call_never_runs_and_the_model_is_told(
 ) -> None:
     """Nobody is asked, no hook fires, the siblings run and the run goes on."""
     ran: list[Any] = []
-    hooks = ToolHooks()
+    hooks = ToolHookLog()
     policy = kind(lambda pending: Deny(message) if pending.arguments == {"n": 1} else Allow())
-    agent = agent_with([free(ran)], [call("free", {"n": 1}, "c1"), call("free", {"n": 2}, "c2")])
+    agent = make_agent([make_free_tool(ran)], [call("free", {"n": 1}, "c1"), call("free", {"n": 2}, "c2")])
     result = await run_mode(agent, "go", run_config=ruled(policy), hooks=hooks)
     assert result.final_output == "done"
     assert ran == [("free", 2)]
-    assert statuses(result) == ["rejected", "succeeded"]
-    assert shown(agent) == {"c1": told, "c2": "free 2"}
+    assert read_statuses(result) == ["rejected", "succeeded"]
+    assert read_shown_outputs(agent) == {"c1": told, "c2": "free 2"}
     assert hooks.seen == ["start:c2", "end:c2:succeeded"]
-    assert requests_for(result) == []
+    assert read_approval_requests(result) == []
 
 
 @in_every_way
@@ -119,16 +118,16 @@ async def test_a_policy_may_ask_about_a_call_of_a_tool_that_needs_no_approval(ru
     """The call waits like any other; approved it runs, and the policy that still asks has its answer."""
     ran: list[Any] = []
     policy = Saying(Ask("it is Friday"))
-    agent = agent_with([free(ran)], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool(ran)], call("free", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=ruled(policy))
-    assert (paused.status, waiting(paused), ran) == ("interrupted", ["c1"], [])
-    paused = await pauses.resume(agent, paused, nothing, run_config=ruled(policy))
-    assert (paused.status, waiting(paused), ran) == ("interrupted", ["c1"], [])
-    result = await pauses.resume(agent, paused, approving(), run_config=ruled(policy))
+    assert (paused.status, read_waiting(paused), ran) == ("interrupted", ["c1"], [])
+    paused = await pauses.resume(agent, paused, decide_nothing, run_config=ruled(policy))
+    assert (paused.status, read_waiting(paused), ran) == ("interrupted", ["c1"], [])
+    result = await pauses.resume(agent, paused, approve(), run_config=ruled(policy))
     assert result.final_output == "done"
     assert ran == [("free", 1)]
-    assert requests_for(result) == ["c1"]
+    assert read_approval_requests(result) == ["c1"]
 
 
 @in_every_way
@@ -136,10 +135,10 @@ async def test_an_approval_for_good_answers_a_policy_that_asks(run_mode: Run, wa
     """Later calls of the tool don't pause."""
     ran: list[Any] = []
     config = ruled(Saying(Ask()))
-    agent = agent_with([free(ran)], call("free", {"n": 1}, "c1"), call("free", {"n": 2}, "c2"))
+    agent = make_agent([make_free_tool(ran)], call("free", {"n": 1}, "c1"), call("free", {"n": 2}, "c2"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=config)
-    result = await pauses.resume(agent, paused, approving(always=True), run_config=config)
+    result = await pauses.resume(agent, paused, approve(always=True), run_config=config)
     assert result.final_output == "done"
     assert ran == [("free", 1), ("free", 2)]
 
@@ -165,45 +164,45 @@ async def test_the_strictest_answer_holds_and_every_policy_is_asked(
     """Deny over ask over allow; an exception, or something else than an answer, denies."""
     ran: list[Any] = []
     policies = [Saying(answer) for answer in answers]
-    agent = agent_with([free(ran)], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool(ran)], call("free", {"n": 1}, "c1"))
     result = await run_mode(agent, "go", run_config=ruled(*policies))
     assert [len(policy.seen) for policy in policies] == [1] * len(policies)
     match holds:
         case "runs":
             assert (result.status, ran) == ("completed", [("free", 1)])
         case "waits":
-            assert (result.status, ran, waiting(result)) == ("interrupted", [], ["c1"])
+            assert (result.status, ran, read_waiting(result)) == ("interrupted", [], ["c1"])
         case told:
             assert (result.status, ran) == ("completed", [])
-            assert statuses(result) == ["rejected"]
-            assert shown(agent) == {"c1": told}
+            assert read_statuses(result) == ["rejected"]
+            assert read_shown_outputs(agent) == {"c1": told}
 
 
 async def test_a_policy_that_fails_is_logged_and_its_error_stays_inside(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The model is not told what broke."""
-    agent = agent_with([free([])], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool([])], call("free", {"n": 1}, "c1"))
     with caplog.at_level(logging.WARNING, "agentloop"):
         await run_mode(agent, "go", run_config=ruled(Saying(ValueError("the table of rules is gone"))))
     assert any("denied" in record.getMessage() for record in caplog.records)
-    assert shown(agent) == {"c1": NOT_APPROVED}
+    assert read_shown_outputs(agent) == {"c1": NOT_APPROVED}
 
 
 async def test_arguments_that_do_not_parse_are_none_for_a_policy(run_mode: Run) -> None:
     """It may deny such a call; allowed, the call is answered with its fault."""
     policy = Saying(Allow())
-    agent = agent_with([free([])], call("free", "{broken", "c1"))
+    agent = make_agent([make_free_tool([])], call("free", "{broken", "c1"))
     result = await run_mode(agent, "go", run_config=ruled(policy))
     assert [pending.arguments for pending in policy.seen] == [None]
-    assert statuses(result) == ["failed"]
+    assert read_statuses(result) == ["failed"]
 
 
 @pytest.mark.parametrize("wrong", [object(), Allow(), lambda call: Allow()])
 async def test_what_is_no_policy_is_refused_before_the_run(wrong: Any) -> None:
     """Naming its place."""
     with pytest.raises(UserError, match=r"policies\[0\]"):
-        await Runner.run(agent_with([]), "go", run_config=ruled(wrong))
+        await Runner.run(make_agent([]), "go", run_config=ruled(wrong))
 
 
 async def test_policies_judge_the_calls_of_nested_runs(run_mode: Run) -> None:
@@ -211,9 +210,11 @@ async def test_policies_judge_the_calls_of_nested_runs(run_mode: Run) -> None:
     ran: list[Any] = []
     policy = Saying(lambda pending: Deny("not down there") if pending.path else Allow())
     inner: Agent[Any, Any] = Agent(
-        "inner", model=ScriptedModel([call("free", {"n": 1}, "n1"), say("dug")]), tools=[free(ran)]
+        "inner", model=ScriptedModel([call("free", {"n": 1}, "n1"), say("dug")]), tools=[make_free_tool(ran)]
     )
-    agent = agent_with([inner.as_tool("dig"), free(ran)], [call("dig", {"input": "x"}, "o1"), call("free", {}, "o2")])
+    agent = make_agent(
+        [inner.as_tool("dig"), make_free_tool(ran)], [call("dig", {"input": "x"}, "o1"), call("free", {}, "o2")]
+    )
     result = await run_mode(agent, "go", run_config=ruled(policy))
     assert result.final_output == "done"
     assert ran == [("free", 0)]
@@ -222,7 +223,7 @@ async def test_policies_judge_the_calls_of_nested_runs(run_mode: Run) -> None:
         ((), "o2"),
         (("o1",), "n1"),
     ]
-    assert shown(inner) == {"n1": "not down there"}
+    assert read_shown_outputs(inner) == {"n1": "not down there"}
 
 
 # ---------------------------------------------------------------------------------------------- denial is final
@@ -234,15 +235,15 @@ async def test_policies_judge_the_calls_of_nested_runs(run_mode: Run) -> None:
 async def test_no_approval_releases_a_denied_call(run_mode: Run, always: bool, way: str) -> None:
     """Neither one that came before the denial, nor one that is made with other arguments."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     config = ruled(Saying(Deny("the law says no")))
-    result = await pauses.resume(agent, paused, approving(always=always), run_config=config)
+    result = await pauses.resume(agent, paused, approve(always=always), run_config=config)
     assert result.final_output == "done"
     assert ran == []
-    assert shown(agent) == {"c1": "the law says no", "c2": "the law says no"}
-    assert statuses(result) == ["rejected", "rejected"]
+    assert read_shown_outputs(agent) == {"c1": "the law says no", "c2": "the law says no"}
+    assert read_statuses(result) == ["rejected", "rejected"]
 
 
 @pytest.mark.scenario("LX-68")
@@ -255,10 +256,10 @@ async def test_a_denied_call_is_not_put_to_anybody(run_mode: Run) -> None:
         asked.append(call_id)
         return True
 
-    agent = agent_with([gated(ran, needs_approval=needed)], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran, needs_approval=needed)], call("gated", {"n": 1}, "c1"))
     result = await run_mode(agent, "go", run_config=ruled(Saying(Deny("no"))))
     assert result.final_output == "done"
-    assert (ran, asked, requests_for(result)) == ([], [], [])
+    assert (ran, asked, read_approval_requests(result)) == ([], [], [])
 
 
 @pytest.mark.scenario("LX-39")
@@ -268,10 +269,10 @@ async def test_a_call_that_a_policy_refused_leaves_no_receipt(run_mode: Run, tur
     ran: list[Any] = []
     policy = Saying(lambda pending: Deny("not this one") if pending.call.call_id == "c1" else Allow())
     calls = [call("free", {"n": 1}, "c1"), call("free", {"n": 1}, "c2"), call("free", {"n": 1}, "c3")]
-    agent = agent_with([free(ran, idempotent=True)], *([calls] if turns == 1 else [calls[0], calls[1:]]))
+    agent = make_agent([make_free_tool(ran, idempotent=True)], *([calls] if turns == 1 else [calls[0], calls[1:]]))
     result = await run_mode(agent, "go", run_config=ruled(policy))
     assert ran == [("free", 1)]
-    assert statuses(result) == ["rejected", "succeeded", "replayed"]
+    assert read_statuses(result) == ["rejected", "succeeded", "replayed"]
 
 
 @pytest.mark.scenario("LX-39")
@@ -279,12 +280,14 @@ async def test_a_call_that_a_policy_refused_leaves_no_receipt(run_mode: Run, tur
 async def test_a_rejected_idempotent_call_leaves_no_receipt(run_mode: Run, way: str) -> None:
     """An equal call under another id runs once it is approved."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran, idempotent=True)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 1}, "c2"))
+    agent = make_agent(
+        [make_gated_tool(ran, idempotent=True)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 1}, "c2")
+    )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), rejecting())
-    assert (ran, waiting(paused)) == ([], ["c2"])
-    result = await pauses.resume(agent, paused, approving())
-    assert statuses(result) == ["rejected", "succeeded"]
+    paused = await pauses.resume(agent, await pauses.run(agent), reject())
+    assert (ran, read_waiting(paused)) == ([], ["c2"])
+    result = await pauses.resume(agent, paused, approve())
+    assert read_statuses(result) == ["rejected", "succeeded"]
     assert ran == [("gated", 1)]
 
 
@@ -318,17 +321,17 @@ async def test_an_approved_call_runs_once_with_the_arguments_that_were_approved(
         return Allow()
 
     pay = tool(needs_approval=True, tool_input_guardrails=[judge])(paying(ran))
-    agent = agent_with([pay], call("pay", {"n": 1000}, "c1"))
+    agent = make_agent([pay], call("pay", {"n": 1000}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    result = await pauses.resume(agent, paused, approving(arguments=edited))
+    result = await pauses.resume(agent, paused, approve(arguments=edited))
     assert result.final_output == "done"
     assert ran == [9]
     assert texts == ['{"n": 9}']
     [started] = [record for record in result.records if isinstance(record, r.CallStarted)]
     assert started.arguments == '{"n": 9}'
-    assert shown(agent) == {"c1": "paid 9"}
-    [asked] = [item for item in requests_of(agent)[-1].items if isinstance(item, ToolCall)]
+    assert read_shown_outputs(agent) == {"c1": "paid 9"}
+    [asked] = [item for item in read_requests(agent)[-1].items if isinstance(item, ToolCall)]
     assert asked.arguments == '{"n": 1000}'
 
 
@@ -349,15 +352,15 @@ async def test_edited_arguments_are_judged_by_the_policies_again(
         return Deny("that is too much") if sum_ > 100 else Ask() if sum_ > 10 else Allow()
 
     policy = Saying(by_sum)
-    agent = agent_with([tool(paying(ran))], call("pay", {"n": 20}, "c1"))
+    agent = make_agent([tool(paying(ran))], call("pay", {"n": 20}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=ruled(policy))
-    assert waiting(paused) == ["c1"]
+    assert read_waiting(paused) == ["c1"]
     asked = len(policy.seen)
-    result = await pauses.resume(agent, paused, approving(arguments={"n": n}), run_config=ruled(policy))
+    result = await pauses.resume(agent, paused, approve(arguments={"n": n}), run_config=ruled(policy))
     assert result.final_output == "done"
     assert ran == ran_with
-    assert shown(agent) == {"c1": told}
+    assert read_shown_outputs(agent) == {"c1": told}
     assert [pending.arguments for pending in policy.seen[asked:]] == [{"n": n}]
 
 
@@ -368,14 +371,14 @@ async def test_edited_arguments_that_do_not_fit_the_tool_are_refused_where_they_
 ) -> None:
     """The approver is told which argument is wrong, and may give others; the model hears of neither."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     with pytest.raises(UserError, match=r"\bn\b"):
-        await pauses.resume(agent, paused, approving(arguments={"n": "many"}))
-    result = await pauses.resume(agent, paused, approving(arguments={"n": 2}))
+        await pauses.resume(agent, paused, approve(arguments={"n": "many"}))
+    result = await pauses.resume(agent, paused, approve(arguments={"n": 2}))
     assert ran == [("gated", 2)]
-    assert statuses(result) == ["succeeded"]
+    assert read_statuses(result) == ["succeeded"]
 
 
 @pytest.mark.scenario("LX-67")
@@ -383,17 +386,17 @@ async def test_edited_arguments_that_do_not_fit_the_tool_are_refused_where_they_
 async def test_an_edited_idempotent_call_has_the_receipt_of_what_ran(run_mode: Run, way: str) -> None:
     """Not that of what the model wrote: an equal call of the edited arguments is a hit, one of the first ones runs."""
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran, idempotent=True)],
+    agent = make_agent(
+        [make_gated_tool(ran, idempotent=True)],
         call("gated", {"n": 1}, "c1"),
         [call("gated", {"n": 9}, "c2"), call("gated", {"n": 1}, "c3")],
     )
     pauses = Pauses(run_mode, way)
-    paused = await pauses.resume(agent, await pauses.run(agent), approving(arguments={"n": 9}))
+    paused = await pauses.resume(agent, await pauses.run(agent), approve(arguments={"n": 9}))
     assert ran == [("gated", 9)]
-    assert waiting(paused) == ["c3"]
-    result = await pauses.resume(agent, paused, approving())
-    assert statuses(result) == ["succeeded", "replayed", "succeeded"]
+    assert read_waiting(paused) == ["c3"]
+    result = await pauses.resume(agent, paused, approve())
+    assert read_statuses(result) == ["succeeded", "replayed", "succeeded"]
     assert ran == [("gated", 9), ("gated", 1)]
 
 
@@ -407,12 +410,12 @@ async def test_arguments_rewritten_by_a_guardrail_are_judged_by_the_policies(run
         return Rewrite({"n": 500})
 
     policy = Saying(lambda pending: Deny("that is too much") if pending.arguments["n"] > 100 else Allow())
-    agent = agent_with([free(ran, tool_input_guardrails=[enlarge])], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool(ran, tool_input_guardrails=[enlarge])], call("free", {"n": 1}, "c1"))
     result = await run_mode(agent, "go", run_config=ruled(policy))
     assert ran == []
     assert [pending.arguments for pending in policy.seen] == [{"n": 1}, {"n": 500}]
-    assert statuses(result) == ["rejected"]
-    assert shown(agent) == {"c1": "that is too much"}
+    assert read_statuses(result) == ["rejected"]
+    assert read_shown_outputs(agent) == {"c1": "that is too much"}
 
 
 BEFORE = ToolExecution(pre_approval_tool_input_guardrails=True)
@@ -429,7 +432,7 @@ async def test_arguments_rewritten_before_the_approval_are_those_that_are_asked_
 
     policy = Saying(Ask())
     config = ruled(policy, tool_execution=BEFORE)
-    agent = agent_with([gated(ran, tool_input_guardrails=[halve])], call("gated", {"n": 100}, "c1"))
+    agent = make_agent([make_gated_tool(ran, tool_input_guardrails=[halve])], call("gated", {"n": 100}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=config)
     [request] = paused.interruptions
@@ -449,11 +452,11 @@ async def test_a_denial_of_rewritten_arguments_comes_before_any_pause(run_mode: 
         return Rewrite({"n": 500})
 
     policy = Saying(lambda pending: Deny("that is too much") if pending.arguments["n"] > 100 else Ask())
-    agent = agent_with([gated(ran, tool_input_guardrails=[enlarge])], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran, tool_input_guardrails=[enlarge])], call("gated", {"n": 1}, "c1"))
     result = await run_mode(agent, "go", run_config=ruled(policy, tool_execution=BEFORE))
     assert result.final_output == "done"
-    assert (ran, requests_for(result)) == ([], [])
-    assert shown(agent) == {"c1": "that is too much"}
+    assert (ran, read_approval_requests(result)) == ([], [])
+    assert read_shown_outputs(agent) == {"c1": "that is too much"}
 
 
 async def test_a_denied_call_is_not_put_to_the_guardrails(run_mode: Run) -> None:
@@ -465,9 +468,9 @@ async def test_a_denied_call_is_not_put_to_the_guardrails(run_mode: Run) -> None
         judged.append(data.arguments)
         return RejectContent("no")
 
-    agent = agent_with([gated([], tool_input_guardrails=[judge])], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool([], tool_input_guardrails=[judge])], call("gated", {"n": 1}, "c1"))
     await run_mode(agent, "go", run_config=ruled(Saying(Deny("denied")), tool_execution=BEFORE))
-    assert (judged, shown(agent)) == ([], {"c1": "denied"})
+    assert (judged, read_shown_outputs(agent)) == ([], {"c1": "denied"})
 
 
 # ---------------------------------------------------------------------------------------------- the pause and siblings
@@ -489,7 +492,7 @@ async def test_no_sibling_is_running_when_a_pause_is_delivered(size: int) -> Non
             return "slow"
 
     calls = [call("slow", {"n": n}, f"s{n}") for n in range(size)]
-    agent = agent_with([gated([]), slow], [*calls, call("gated", {}, "c1")])
+    agent = make_agent([make_gated_tool([]), slow], [*calls, call("gated", {}, "c1")])
     kinds: list[str] = []
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
@@ -501,7 +504,7 @@ async def test_no_sibling_is_running_when_a_pause_is_delivered(size: int) -> Non
                 assert (flight.now, len(flight.ended)) == (0, size)
     assert kinds.index("ApprovalRequested") < kinds.index("CallStarted")
     assert kinds[-1] == "RunEnded"
-    assert count_of(stream.result, r.CallSettled) == size
+    assert count_records(stream.result, r.CallSettled) == size
 
 
 @pytest.mark.scenario("LX-70")
@@ -516,15 +519,15 @@ async def test_what_siblings_did_before_the_pause_is_in_the_transcript(run_mode:
         raise ValueError("no luck")
 
     policy = Saying(lambda pending: Deny("denied") if pending.arguments == {"n": 5} else Allow())
-    agent = agent_with(
-        [gated(ran), free(ran), breaks],
+    agent = make_agent(
+        [make_gated_tool(ran), make_free_tool(ran), breaks],
         [call("breaks", {}, "c1"), call("gated", {}, "c2"), call("free", {"n": 5}, "c3"), call("free", {}, "c4")],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=ruled(policy))
-    result = await pauses.resume(agent, paused, approving())
+    result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
-    assert list(shown(agent).items()) == [
+    assert list(read_shown_outputs(agent).items()) == [
         ("c1", "Tool breaks failed with: ValueError(no luck)"),
         ("c2", "gated 0"),
         ("c3", "denied"),
@@ -549,10 +552,10 @@ async def test_who_asks_and_why_stands_in_the_record_and_on_the_interruption(run
         Dear(Ask("it is dear")),
         Saying(Allow()),
     ]
-    agent = agent_with([free([])], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool([])], call("free", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=ruled(*policies))
-    paused = await pauses.resume(agent, paused, nothing, run_config=ruled(*policies))
+    paused = await pauses.resume(agent, paused, decide_nothing, run_config=ruled(*policies))
     (request,) = paused.interruptions
     assert (request.policy, request.reason) == ("Saying, Dear", "it is Friday; it is dear")
     (asked,) = [record for record in paused.records if isinstance(record, r.ApprovalRequested)]
@@ -566,8 +569,8 @@ async def test_a_tool_that_asks_by_itself_gives_no_reason(run_mode: Run) -> None
         (False, [Dear(Ask())], ("Dear", None)),
         (True, [Dear(Ask("dear"))], ("Dear", "dear")),
     ):
-        made = gated([], "free", needs_approval=needs)
-        paused = await run_mode(agent_with([made], call("free", {"n": 1}, "c1")), "go", run_config=ruled(*policies))
+        made = make_gated_tool([], "free", needs_approval=needs)
+        paused = await run_mode(make_agent([made], call("free", {"n": 1}, "c1")), "go", run_config=ruled(*policies))
         (request,) = paused.interruptions
         assert (request.policy, request.reason) == wanted
 
@@ -586,7 +589,7 @@ async def test_a_reason_repeats_no_secret_of_the_call(run_mode: Run) -> None:
         return kind(f"he says {pending.arguments['word']}")
 
     steps = [call("tell", {"word": "opensesame"}, "c1"), call("tell", {"word": "closesesame"}, "c2")]
-    paused = await run_mode(agent_with([tell], steps), "go", run_config=ruled(Saying(decide)))
+    paused = await run_mode(make_agent([tell], steps), "go", run_config=ruled(Saying(decide)))
     (request,) = paused.interruptions
     assert request.reason == "[redacted]"
     assert [settled.outcome.output for settled in paused.calls] == ["he says closesesame"]  # for the model alone
@@ -604,7 +607,7 @@ async def test_an_event_asks_for_the_call_as_the_guardrails_have_made_it() -> No
         policies=[Dear(Ask("dear"))], tool_execution=ToolExecution(pre_approval_tool_input_guardrails=True)
     )
     ran: list[Any] = []
-    agent = agent_with([free(ran, tool_input_guardrails=[doubled])], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool(ran, tool_input_guardrails=[doubled])], call("free", {"n": 1}, "c1"))
     async with Runner.run_streamed(agent, "go", run_config=config) as stream:
         asked = [event.request async for event in stream if isinstance(event, ev.ApprovalRequested)]
     assert stream.result.interruptions == tuple(asked)
@@ -620,7 +623,7 @@ async def test_an_event_asks_for_the_call_as_the_guardrails_have_made_it() -> No
 def test_a_replay_asks_for_the_same_reason(backend: Any) -> None:
     """To the byte; the policy itself isn't asked again."""
     policy = Dear(Ask("it is dear"))
-    agent = agent_with([free([])], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool([])], call("free", {"n": 1}, "c1"))
     config = ruled(policy)
     recorded = Runner.run_sync(agent, "go", run_config=config)
     asked = len(policy.seen)

@@ -1,17 +1,17 @@
 """How a failing call becomes a text for the model, or the error that ends the run."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import attrs
 import pytest
-from kit.watching import HookLog, Watch, agent_that_calls, endings, script, shown, watched
+from kit.agents import Run, call_each, configure_run, make_agent
+from kit.results import read_endings, read_shown_outputs
+from kit.watching import ToolHookLog, Watch
 
-from agentloop import ModelBehaviorError, RunResult, ToolCallError, UserError, default_tool_error_function, tool
-from agentloop.testing import call, say
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
+from agentloop import ModelBehaviorError, ToolCallError, UserError, default_tool_error_function, tool
+from agentloop.testing import call
 
 
 def failing(error: Callable[[], BaseException], name: str = "fails", **options: Any) -> Any:
@@ -26,20 +26,20 @@ def failing(error: Callable[[], BaseException], name: str = "fails", **options: 
 @pytest.mark.scenario("FC-01", "LX-07")
 async def test_failure_text_names_type_and_message(run_mode: Run) -> None:
     """The model gets `Tool NAME failed with: TYPE(MESSAGE)`, the run goes on, one result is an error."""
-    agent = agent_that_calls("fails", tools=[failing(lambda: ConnectionError("after 30s"))])
+    agent = make_agent([failing(lambda: ConnectionError("after 30s"))], call_each("fails"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "Tool fails failed with: ConnectionError(after 30s)"}
-    assert endings(result.calls) == [("c1", "failed", None)]
+    assert read_shown_outputs(agent) == {"c1": "Tool fails failed with: ConnectionError(after 30s)"}
+    assert read_endings(result.calls) == [("c1", "failed", None)]
     assert isinstance(result.calls[0].outcome.error, ConnectionError)
 
 
 @pytest.mark.scenario("FC-01", "LX-08")
 async def test_failure_text_has_neither_the_second_line_nor_secrets(run_mode: Run) -> None:
     """What stands on later lines, and what looks like a key, stays out."""
-    agent = agent_that_calls("fails", tools=[failing(lambda: ValueError("refused api_key=abc\nsecond line"))])
+    agent = make_agent([failing(lambda: ValueError("refused api_key=abc\nsecond line"))], call_each("fails"))
     await run_mode(agent, "go")
-    [text] = shown(agent).values()
+    [text] = read_shown_outputs(agent).values()
     assert text.startswith("Tool fails failed with: ValueError(refused api_key=")
     assert "abc" not in text
     assert "second line" not in text
@@ -53,9 +53,9 @@ async def test_failure_text_of_a_group_names_every_leaf(run_mode: Run) -> None:
         inner = ExceptionGroup("inner", [KeyError("k"), OSError("disk full")])
         return ExceptionGroup("several", [ValueError("bad value"), inner])
 
-    agent = agent_that_calls("fails", tools=[failing(group)])
+    agent = make_agent([failing(group)], call_each("fails"))
     await run_mode(agent, "go")
-    [text] = shown(agent).values()
+    [text] = read_shown_outputs(agent).values()
     for part in ("ValueError(bad value)", "KeyError('k')", "OSError(disk full)"):
         assert part in text
 
@@ -64,9 +64,9 @@ async def test_failure_text_of_a_group_names_every_leaf(run_mode: Run) -> None:
 @pytest.mark.timeout(10)
 async def test_failure_text_is_bounded(run_mode: Run) -> None:
     """A huge message neither fills the context nor holds up the event loop."""
-    agent = agent_that_calls("fails", tools=[failing(lambda: ValueError("x" * 200_000))])
+    agent = make_agent([failing(lambda: ValueError("x" * 200_000))], call_each("fails"))
     await run_mode(agent, "go")
-    [text] = shown(agent).values()
+    [text] = read_shown_outputs(agent).values()
     assert len(text) < 5_000
 
 
@@ -78,10 +78,10 @@ async def test_error_whose_text_fails_is_still_told(run_mode: Run) -> None:
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    agent = agent_that_calls("fails", tools=[failing(Broken)])
+    agent = make_agent([failing(Broken)], call_each("fails"))
     result = await run_mode(agent, "go")
-    assert "Broken" in shown(agent)["c1"]
-    assert endings(result.calls) == [("c1", "failed", None)]
+    assert "Broken" in read_shown_outputs(agent)["c1"]
+    assert read_endings(result.calls) == [("c1", "failed", None)]
 
 
 def takes_number(ran: list[int], **options: Any) -> Any:
@@ -98,16 +98,13 @@ def takes_number(ran: list[int], **options: Any) -> Any:
 async def test_undecodable_arguments_have_a_text_of_their_own(run_mode: Run) -> None:
     """The raw text is quoted, the body doesn't run, the model may try again."""
     ran: list[int] = []
-    agent = script(
-        call("number", '{"n": ', call_id="c1"),
-        call("number", {"n": 3}, call_id="c2"),
-        say("done"),
-        tools=[takes_number(ran)],
+    agent = make_agent(
+        [takes_number(ran)], call("number", '{"n": ', call_id="c1"), call("number", {"n": 3}, call_id="c2")
     )
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Arguments of tool number aren't valid JSON: '{\"n\": '"}
+    assert read_shown_outputs(agent, 1) == {"c1": "Arguments of tool number aren't valid JSON: '{\"n\": '"}
     assert ran == [3]
-    assert endings(result.calls) == [("c1", "failed", None), ("c2", "succeeded", None)]
+    assert read_endings(result.calls) == [("c1", "failed", None), ("c2", "succeeded", None)]
     assert result.calls[0].outcome.started_at is None
 
 
@@ -122,11 +119,9 @@ async def test_arguments_that_are_no_object_go_to_the_failure_function(run_mode:
         return "not an object"
 
     ran: list[int] = []
-    agent = script(
-        call("number", text, call_id="c1"), say("done"), tools=[takes_number(ran, failure_error_function=words)]
-    )
+    agent = make_agent([takes_number(ran, failure_error_function=words)], call("number", text, call_id="c1"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "not an object"}
+    assert read_shown_outputs(agent) == {"c1": "not an object"}
     assert [type(error) for error in seen] == [ModelBehaviorError]
     assert ran == []
 
@@ -136,13 +131,13 @@ async def test_arguments_that_are_no_object_go_to_the_failure_function(run_mode:
 async def test_arguments_that_do_not_fit_take_the_same_path(run_mode: Run, arguments: dict[str, Any]) -> None:
     """A wrong type, a missing and an unknown argument are told by the tool's failure policy; no hook fires."""
     ran: list[int] = []
-    hooks = HookLog()
-    agent = script(call("number", arguments, call_id="c1"), say("done"), tools=[takes_number(ran)])
+    hooks = ToolHookLog()
+    agent = make_agent([takes_number(ran)], call("number", arguments, call_id="c1"))
     result = await run_mode(agent, "go", hooks=hooks)
-    text = shown(agent)["c1"]
+    text = read_shown_outputs(agent)["c1"]
     assert text.startswith("Tool number failed with: ModelBehaviorError(")
     assert ran == []
-    assert endings(result.calls) == [("c1", "failed", None)]
+    assert read_endings(result.calls) == [("c1", "failed", None)]
     assert (hooks.started, hooks.ended) == ([], [])
 
 
@@ -151,9 +146,7 @@ async def test_arguments_that_do_not_fit_take_the_same_path(run_mode: Run, argum
 async def test_bad_arguments_without_a_failure_function_are_the_models_fault(run_mode: Run, text: str) -> None:
     """`ModelBehaviorError` leaves the run: not the user's error, nor the tool's."""
     ran: list[int] = []
-    agent = script(
-        call("number", text, call_id="c1"), say("done"), tools=[takes_number(ran, failure_error_function=None)]
-    )
+    agent = make_agent([takes_number(ran, failure_error_function=None)], call("number", text, call_id="c1"))
     with pytest.raises(ModelBehaviorError) as caught:
         await run_mode(agent, "go")
     assert not isinstance(caught.value, UserError)
@@ -169,9 +162,9 @@ async def test_async_failure_function_is_awaited(run_mode: Run) -> None:
         await anyio.sleep(0.01)
         return f"{ctx.tool_name}: {error}"
 
-    agent = agent_that_calls("fails", tools=[failing(lambda: ValueError("broken"), failure_error_function=words)])
+    agent = make_agent([failing(lambda: ValueError("broken"), failure_error_function=words)], call_each("fails"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "fails: broken"}
+    assert read_shown_outputs(agent) == {"c1": "fails: broken"}
 
 
 @pytest.mark.scenario("FC-07")
@@ -182,9 +175,9 @@ async def test_failure_function_that_raises_fails_the_run_with_a_wrapped_error(r
         raise LookupError("no words")
 
     watch = Watch()
-    agent = agent_that_calls("fails", tools=[failing(lambda: ValueError("broken"), failure_error_function=words)])
+    agent = make_agent([failing(lambda: ValueError("broken"), failure_error_function=words)], call_each("fails"))
     with pytest.raises(ToolCallError, match="Error running tool fails: LookupError: no words") as caught:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
     assert isinstance(caught.value.__cause__, LookupError)
     assert watch.outcome("c1").status == "failed"
     assert watch.end == "failed"
@@ -196,9 +189,9 @@ async def test_unhandled_failure_raises_the_original(run_mode: Run, function: An
     """No function, or one that answers None: a `ToolCallError` caused by the original, with call and outcome."""
     original = ValueError("broken")
     watch = Watch()
-    agent = agent_that_calls("fails", tools=[failing(lambda: original, failure_error_function=function)])
+    agent = make_agent([failing(lambda: original, failure_error_function=function)], call_each("fails"))
     with pytest.raises(ToolCallError) as caught:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
     assert str(caught.value) == "Error running tool fails: ValueError: broken"
     assert caught.value.__cause__ is original
     assert caught.value.tool == "fails"
@@ -215,9 +208,9 @@ async def test_copy_of_a_tool_uses_its_own_name_and_policy(run_mode: Run) -> Non
     first = failing(lambda: ValueError("broken"), name="first")
     second = attrs.evolve(first, name="second")
     third = attrs.evolve(first, name="third", failure_error_function=lambda ctx, error: f"{ctx.tool_name}'s words")
-    agent = agent_that_calls("first", "second", "third", tools=[first, second, third])
+    agent = make_agent([first, second, third], call_each("first", "second", "third"))
     await run_mode(agent, "go")
-    assert shown(agent) == {
+    assert read_shown_outputs(agent) == {
         "c1": "Tool first failed with: ValueError(broken)",
         "c2": "Tool second failed with: ValueError(broken)",
         "c3": "third's words",
@@ -230,15 +223,15 @@ async def test_default_function_may_be_called_by_ones_own(run_mode: Run) -> None
     def words(ctx: Any, error: Exception) -> str:
         return default_tool_error_function(ctx, error) + " Try later."
 
-    agent = agent_that_calls("fails", tools=[failing(lambda: ValueError("broken"), failure_error_function=words)])
+    agent = make_agent([failing(lambda: ValueError("broken"), failure_error_function=words)], call_each("fails"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool fails failed with: ValueError(broken) Try later."}
+    assert read_shown_outputs(agent) == {"c1": "Tool fails failed with: ValueError(broken) Try later."}
 
 
 async def test_failure_function_that_returns_something_else_is_a_users_error(run_mode: Run) -> None:
     """Neither text nor None: the error names tool and field."""
-    agent = agent_that_calls(
-        "fails", tools=[failing(lambda: ValueError("broken"), failure_error_function=lambda ctx, error: 3)]
+    agent = make_agent(
+        [failing(lambda: ValueError("broken"), failure_error_function=lambda ctx, error: 3)], call_each("fails")
     )
     with pytest.raises(UserError, match="failure_error_function"):
         await run_mode(agent, "go")

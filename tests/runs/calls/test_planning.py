@@ -5,7 +5,16 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.results import Run, agent_with, calls_in, outcome_of, outputs_in, records_of, requests_of, shown, statuses
+from kit.agents import Run, make_agent
+from kit.results import (
+    find_outcome,
+    find_records,
+    read_call_ids,
+    read_outputs,
+    read_requests,
+    read_shown_outputs,
+    read_statuses,
+)
 
 from agentloop import (
     Agent,
@@ -58,13 +67,13 @@ class Counted:
 async def test_identical_calls_of_one_response_are_one_call(run_mode: Run) -> None:
     """One body, one call item, one output item."""
     f = Counted()
-    agent = agent_with(f.tools, [call("f", {"n": 1}, "c"), call("f", {"n": 1}, "c")])
+    agent = make_agent(f.tools, [call("f", {"n": 1}, "c"), call("f", {"n": 1}, "c")])
     result = await run_mode(agent, "go")
     assert f.ran == [1]
-    assert calls_in(result.new_items) == ["c"]
-    assert outputs_in(result.new_items) == {"c": "f1"}
-    assert calls_in(requests_of(agent)[1].items) == ["c"]
-    assert statuses(result) == ["succeeded"]
+    assert read_call_ids(result.new_items) == ["c"]
+    assert read_outputs(result.new_items) == {"c": "f1"}
+    assert read_call_ids(read_requests(agent)[1].items) == ["c"]
+    assert read_statuses(result) == ["succeeded"]
 
 
 @pytest.mark.scenario("PL-02")
@@ -74,48 +83,48 @@ async def test_identical_calls_of_one_response_are_one_call(run_mode: Run) -> No
 async def test_one_id_for_two_calls_fails_before_anything_starts(run_mode: Run, second: Any) -> None:
     """Neither of the two runs, nor a sibling."""
     f = Counted()
-    agent = agent_with(f.tools, [call("other", {}, "a"), call("f", {"n": 1}, "c"), second])
+    agent = make_agent(f.tools, [call("other", {}, "a"), call("f", {"n": 1}, "c"), second])
     with pytest.raises(ModelBehaviorError, match="'c'") as caught:
         await run_mode(agent, "go")
     assert f.ran == []
     assert caught.value.run_data is not None
-    assert records_of(caught.value.run_data, r.CallStarted) == []
-    assert len(requests_of(agent)) == 1
+    assert find_records(caught.value.run_data, r.CallStarted) == []
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("PL-03")
 async def test_equal_calls_with_their_own_ids_both_run(run_mode: Run) -> None:
     """The same tool and arguments are not the same call."""
     f = Counted()
-    agent = agent_with(f.tools, [call("f", {"n": 1}, "c1"), call("f", {"n": 1}, "c2")])
+    agent = make_agent(f.tools, [call("f", {"n": 1}, "c1"), call("f", {"n": 1}, "c2")])
     result = await run_mode(agent, "go")
     assert f.ran == [1, 1]
-    assert outputs_in(result.new_items) == {"c1": "f1", "c2": "f1"}
+    assert read_outputs(result.new_items) == {"c1": "f1", "c2": "f1"}
 
 
 @pytest.mark.scenario("PL-04")
 async def test_repeated_call_id_in_a_later_turn_is_answered_not_run(run_mode: Run) -> None:
     """The committed output is reused; no second item, record or event."""
     f = Counted()
-    agent = agent_with(f.tools, call("f", {"n": 1}, "c"), call("f", {"n": 1}, "c"))
+    agent = make_agent(f.tools, call("f", {"n": 1}, "c"), call("f", {"n": 1}, "c"))
     result = await run_mode(agent, "go")
     assert f.ran == [1]
-    assert calls_in(result.new_items) == ["c"]
-    assert outputs_in(result.new_items) == {"c": "f1"}
-    assert shown(agent) == {"c": "f1"}
-    assert calls_in(requests_of(agent)[2].items) == ["c"]
+    assert read_call_ids(result.new_items) == ["c"]
+    assert read_outputs(result.new_items) == {"c": "f1"}
+    assert read_shown_outputs(agent) == {"c": "f1"}
+    assert read_call_ids(read_requests(agent)[2].items) == ["c"]
     assert len(result.calls) == 1
-    assert len(records_of(result, r.CallSettled)) == 1
+    assert len(find_records(result, r.CallSettled)) == 1
     assert result.final_output == "done"
 
 
 async def test_repeated_call_beside_a_new_one_leaves_only_the_new_one(run_mode: Run) -> None:
     """The new call runs as if the repeated one hadn't been there."""
     f = Counted()
-    agent = agent_with(f.tools, call("f", {"n": 1}, "c"), [call("f", {"n": 1}, "c"), call("f", {"n": 2}, "d")])
+    agent = make_agent(f.tools, call("f", {"n": 1}, "c"), [call("f", {"n": 1}, "c"), call("f", {"n": 2}, "d")])
     result = await run_mode(agent, "go")
     assert f.ran == [1, 2]
-    assert outputs_in(result.new_items) == {"c": "f1", "d": "f2"}
+    assert read_outputs(result.new_items) == {"c": "f1", "d": "f2"}
 
 
 @pytest.mark.scenario("PL-05")
@@ -125,31 +134,31 @@ async def test_repeated_call_beside_a_new_one_leaves_only_the_new_one(run_mode: 
 async def test_reused_id_in_a_later_turn_fails_before_execution(run_mode: Run, second: Any) -> None:
     """The id was f(1)'s; what else the response asks for doesn't start either."""
     f = Counted()
-    agent = agent_with(f.tools, call("f", {"n": 1}, "c"), [call("other", {}, "a"), second])
+    agent = make_agent(f.tools, call("f", {"n": 1}, "c"), [call("other", {}, "a"), second])
     with pytest.raises(ModelBehaviorError, match="'c'") as caught:
         await run_mode(agent, "go")
     assert f.ran == [1]
     assert caught.value.run_data is not None
-    assert outputs_in(caught.value.run_data.new_items) == {"c": "f1"}
+    assert read_outputs(caught.value.run_data.new_items) == {"c": "f1"}
 
 
 @pytest.mark.scenario("PL-06")
 async def test_reasoning_of_a_repeated_call_is_dropped(run_mode: Run) -> None:
     """Only the first turn's reasoning is left, in the items and in what the model sees next."""
     f = Counted()
-    agent = agent_with(
+    agent = make_agent(
         f.tools, [reason("first"), call("f", {"n": 1}, "c")], [reason("again"), call("f", {"n": 1}, "c")]
     )
     result = await run_mode(agent, "go")
     assert [item.summary for item in result.new_items if isinstance(item, Reasoning)] == [("first",)]
-    assert [item.summary for item in requests_of(agent)[2].items if isinstance(item, Reasoning)] == [("first",)]
+    assert [item.summary for item in read_requests(agent)[2].items if isinstance(item, Reasoning)] == [("first",)]
 
 
 @pytest.mark.scenario("PL-06")
 async def test_no_event_tells_of_a_repeated_call_or_its_reasoning() -> None:
     """A stream shows the item of neither, and no call."""
     f = Counted()
-    agent = agent_with(f.tools, [call("f", {"n": 1}, "c")], [reason("again"), call("f", {"n": 1}, "c")])
+    agent = make_agent(f.tools, [call("f", {"n": 1}, "c")], [reason("again"), call("f", {"n": 1}, "c")])
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]
     second = [event for event in events if event.turn == 2]
@@ -168,10 +177,10 @@ async def test_key_order_and_blanks_do_not_make_another_invocation(run_mode: Run
         return "ok"
 
     first = call("f", '{"a":1,"b":2}', "c")
-    agent = agent_with([f], [first, call("f", again, "c")], call("f", again, "c"))
+    agent = make_agent([f], [first, call("f", again, "c")], call("f", again, "c"))
     result = await run_mode(agent, "go")
     assert ran == [(1, 2)]
-    assert outputs_in(result.new_items) == {"c": "ok"}
+    assert read_outputs(result.new_items) == {"c": "ok"}
 
 
 @pytest.mark.scenario("PL-07")
@@ -184,7 +193,7 @@ async def test_an_explicit_null_makes_another_invocation(run_mode: Run) -> None:
         ran.append((a, b))
         return "ok"
 
-    agent = agent_with([f], call("f", {"a": 1}, "c"), call("f", {"a": 1, "b": None}, "c"))
+    agent = make_agent([f], call("f", {"a": 1}, "c"), call("f", {"a": 1, "b": None}, "c"))
     with pytest.raises(ModelBehaviorError):
         await run_mode(agent, "go")
     assert ran == [(1, None)]
@@ -200,7 +209,7 @@ async def test_a_call_without_an_id_fails_before_anything_is_asked(run_mode: Run
         asked.append(args)
 
     config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=formatter)
-    agent = agent_with(f.tools, [call("nobody", {}, "x"), call("other", {}, "a"), call("f", {"n": 1}, "")])
+    agent = make_agent(f.tools, [call("nobody", {}, "x"), call("other", {}, "a"), call("f", {"n": 1}, "")])
     with pytest.raises(ModelBehaviorError, match="id"):
         await run_mode(agent, "go", run_config=config)
     assert (f.ran, asked) == ([], [])
@@ -219,7 +228,7 @@ async def test_an_unknown_tool_ends_the_run_before_its_siblings_start(run_mode: 
         async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
             ended.append(response)
 
-    agent = agent_with(f.tools, [call("other", {}), call("nobody", {})])
+    agent = make_agent(f.tools, [call("other", {}), call("nobody", {})])
     with pytest.raises(ModelBehaviorError, match="nobody"):
         await run_mode(agent, "go", hooks=Hooks())
     assert f.ran == []
@@ -230,12 +239,12 @@ async def test_an_unknown_tool_ends_the_run_before_its_siblings_start(run_mode: 
 async def test_an_unknown_tool_is_answered_and_its_siblings_run(run_mode: Run) -> None:
     """By policy; the answer names what was asked for, and the outcome never started."""
     f = Counted()
-    agent = agent_with(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
+    agent = make_agent(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
     result = await run_mode(agent, "go", run_config=ANSWERING)
-    assert shown(agent) == {"x": "Tool 'zzz' not found.", "a": "f1"}
+    assert read_shown_outputs(agent) == {"x": "Tool 'zzz' not found.", "a": "f1"}
     assert f.ran == [1]
     assert result.final_output == "done"
-    missing = outcome_of(result, "x")
+    missing = find_outcome(result, "x")
     assert (missing.status, missing.started_at, missing.body_finished) == ("failed", None, False)
 
 
@@ -255,9 +264,9 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_names(run_mode: Run)
     async def delete() -> str:
         return "gone"
 
-    agent = agent_with([read_file, read_files, delete], [call("readfile", {}, "x"), call("delete", {}, "d")])
+    agent = make_agent([read_file, read_files, delete], [call("readfile", {}, "x"), call("delete", {}, "d")])
     await run_mode(agent, "go", run_config=ANSWERING)
-    assert shown(agent) == {
+    assert read_shown_outputs(agent) == {
         "x": "Tool 'readfile' not found. Did you mean 'read_file' or 'read_files'?",
         "d": "gone",
     }
@@ -268,23 +277,23 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_names(run_mode: Run)
 async def test_unknown_names_past_the_cap_are_refused_as_any_call(run_mode: Run, behavior: Any) -> None:
     """They don't end the run, and the calls within the cap do what they did."""
     f = Counted()
-    agent = agent_with(f.tools, [call("f", {"n": 1}, "a"), call("zzz", {}, "x"), call("f", {"n": 2}, "b")])
+    agent = make_agent(f.tools, [call("f", {"n": 1}, "a"), call("zzz", {}, "x"), call("f", {"n": 2}, "b")])
     config = RunConfig(tool_not_found_behavior=behavior, tool_execution=ToolExecution(max_calls_per_turn=1))
     result = await run_mode(agent, "go", run_config=config)
     assert f.ran == [1]
-    assert shown(agent) == {
+    assert read_shown_outputs(agent) == {
         "a": "f1",
         "x": "Tool 'zzz' was not started: more than 1 calls in one turn.",
         "b": "Tool 'f' was not started: more than 1 calls in one turn.",
     }
-    assert statuses(result) == ["succeeded", "skipped", "skipped"]
+    assert read_statuses(result) == ["succeeded", "skipped", "skipped"]
 
 
 @pytest.mark.scenario("RP-12")
 async def test_an_unknown_name_within_the_cap_still_ends_the_run(run_mode: Run) -> None:
     """Before any sibling, as ever."""
     f = Counted()
-    agent = agent_with(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
+    agent = make_agent(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
     with pytest.raises(ModelBehaviorError, match="Tool 'zzz' not found"):
         await run_mode(agent, "go", run_config=RunConfig(tool_execution=ToolExecution(max_calls_per_turn=1)))
     assert f.ran == []
@@ -332,7 +341,7 @@ async def test_no_text_for_the_model_is_longer_than_outputs_may_be(run_mode: Run
         tool(gives, name="off", is_enabled=_once()),
     ]
     names = [*(each.name for each in tools), "unknown" * 100, "givs", "past the cap" * 100]
-    agent = agent_with(tools, [call(name, {}, f"c{n}") for n, name in enumerate(names)])
+    agent = make_agent(tools, [call(name, {}, f"c{n}") for n, name in enumerate(names)])
     config = RunConfig(
         policies=[_Verbose()],
         tool_not_found_behavior="return_error_to_model",
@@ -340,7 +349,7 @@ async def test_no_text_for_the_model_is_longer_than_outputs_may_be(run_mode: Run
         tool_execution=ToolExecution(max_output_chars=limit, max_calls_per_turn=len(names) - 1),
     )
     result = await run_mode(agent, "go", run_config=config)
-    texts = shown(agent)
+    texts = read_shown_outputs(agent)
     assert len(texts) == len(names)
     assert max(len(str(text)) for text in texts.values()) <= limit
     assert {settled.outcome.output for settled in result.calls} == set(texts.values())
@@ -378,10 +387,10 @@ async def _async_words(args: ToolErrorArgs) -> str:
 @pytest.mark.scenario("PL-12")
 async def test_the_formatter_words_an_unknown_tool(run_mode: Run) -> None:
     """It may be async, and is told which text it would replace."""
-    agent = agent_with([], call("zzz", {}, "x"))
+    agent = make_agent([], call("zzz", {}, "x"))
     config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=_async_words)
     await run_mode(agent, "go", run_config=config)
-    assert shown(agent) == {"x": "no such thing"}
+    assert read_shown_outputs(agent) == {"x": "no such thing"}
 
 
 @pytest.mark.scenario("PL-12")
@@ -391,10 +400,10 @@ async def test_a_formatter_without_words_leaves_the_default(
 ) -> None:
     """None is a choice; raising or giving no text is logged once."""
     caplog.set_level(logging.WARNING, "agentloop")
-    agent = agent_with([], call("zzz", {}, "x"))
+    agent = make_agent([], call("zzz", {}, "x"))
     config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=formatter)
     await run_mode(agent, "go", run_config=config)
-    assert shown(agent) == {"x": "Tool 'zzz' not found."}
+    assert read_shown_outputs(agent) == {"x": "Tool 'zzz' not found."}
     assert len(caplog.records) == logs
 
 
@@ -421,7 +430,7 @@ async def test_a_tool_disabled_while_the_model_thought_fails_the_run_in_planning
         f.ran.append("fickle")
         return "no"
 
-    agent = agent_with([*f.tools, fickle], [call("other", {}), call("fickle", {})])
+    agent = make_agent([*f.tools, fickle], [call("other", {}), call("fickle", {})])
     with pytest.raises(ModelBehaviorError, match=r"'fickle'.*'guide'"):
         await run_mode(agent, "go")
     assert f.ran == []
@@ -438,11 +447,11 @@ async def test_a_tool_disabled_while_its_call_waited_is_refused_alone(run_mode: 
         f.ran.append("fickle")
         return "no"
 
-    agent = agent_with([*f.tools, fickle], [call("f", {"n": 1}, "a"), call("fickle", {}, "b")])
+    agent = make_agent([*f.tools, fickle], [call("f", {"n": 1}, "a"), call("fickle", {}, "b")])
     result = await run_mode(agent, "go")
     assert f.ran == [1]
-    assert shown(agent) == {"a": "f1", "b": "Tool 'fickle' is no longer available."}
-    refused = outcome_of(result, "b")
+    assert read_shown_outputs(agent) == {"a": "f1", "b": "Tool 'fickle' is no longer available."}
+    refused = find_outcome(result, "b")
     assert (refused.status, refused.started_at) == ("skipped", None)
 
 
@@ -473,11 +482,11 @@ async def test_is_enabled_raising_cancels_its_siblings_and_ends_the_run(run_mode
     async def two() -> str:
         return ""
 
-    agent = agent_with([one, two])
+    agent = make_agent([one, two])
     with pytest.raises(LookupError, match="no answer"):
         await run_mode(agent, "go")
     assert cancelled == ["slow"]
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
 
 
 def _two_of_one_name() -> list[Any]:
@@ -498,10 +507,10 @@ async def test_of_two_tools_with_one_name_the_last_is_shown_and_dispatched(
 ) -> None:
     """One warning names it, however many turns there are."""
     caplog.set_level(logging.WARNING, "agentloop")
-    agent = agent_with(_two_of_one_name(), call("f", {}, "a"), call("f", {}, "b"))
+    agent = make_agent(_two_of_one_name(), call("f", {}, "a"), call("f", {}, "b"))
     await run_mode(agent, "go")
-    assert [[shown.description for shown in request.tools] for request in requests_of(agent)] == [["last"]] * 3
-    assert shown(agent) == {"a": "last", "b": "last"}
+    assert [[shown.description for shown in request.tools] for request in read_requests(agent)] == [["last"]] * 3
+    assert read_shown_outputs(agent) == {"a": "last", "b": "last"}
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "'f'" in caplog.text
 
@@ -509,10 +518,10 @@ async def test_of_two_tools_with_one_name_the_last_is_shown_and_dispatched(
 @pytest.mark.scenario("PL-15", "LX-26")
 async def test_two_tools_with_one_name_are_an_error_by_policy(run_mode: Run) -> None:
     """Before the model is asked; construction never fails for it."""
-    agent = agent_with(_two_of_one_name())
+    agent = make_agent(_two_of_one_name())
     with pytest.raises(UserError, match=r"first.*last|'f'.*'f'"):
         await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("LX-26")
@@ -527,9 +536,9 @@ async def test_a_disabled_tool_does_not_collide(run_mode: Run) -> None:
     async def on() -> str:
         return "on"
 
-    agent = agent_with([on, off], call("f", {}, "a"))
+    agent = make_agent([on, off], call("f", {}, "a"))
     await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
-    assert shown(agent) == {"a": "on"}
+    assert read_shown_outputs(agent) == {"a": "on"}
 
 
 @pytest.mark.scenario("PL-18")
@@ -545,13 +554,13 @@ async def test_a_bare_name_does_not_reach_into_namespaces(run_mode: Run) -> None
         return "b"
 
     tools = [in_a, in_b]
-    agent = agent_with(tools, [call("f", {}, "x"), call("f", {}, "y", "a"), call("f", {}, "z", "b")])
+    agent = make_agent(tools, [call("f", {}, "x"), call("f", {}, "y", "a"), call("f", {}, "z", "b")])
     await run_mode(agent, "go", run_config=ANSWERING)
-    found = shown(agent)
+    found = read_shown_outputs(agent)
     assert str(found["x"]).startswith("Tool 'f' not found.")
     assert (found["y"], found["z"]) == ("a", "b")
     with pytest.raises(ModelBehaviorError, match="'f'"):
-        await run_mode(agent_with(tools, call("f", {})), "go")
+        await run_mode(make_agent(tools, call("f", {})), "go")
 
 
 @pytest.mark.scenario("PL-19")
@@ -567,10 +576,10 @@ async def test_a_tool_added_by_a_tool_can_be_called_next_turn(run_mode: Run) -> 
         agent.tools.append(late)  # type: ignore[attr-defined]
         return "grown"
 
-    agent = agent_with([grow], call("grow", {}, "a"), call("late", {}, "b"))
+    agent = make_agent([grow], call("grow", {}, "a"), call("late", {}, "b"))
     await run_mode(agent, "go")
-    assert [[t.name for t in request.tools] for request in requests_of(agent)][:2] == [["grow"], ["grow", "late"]]
-    assert shown(agent) == {"a": "grown", "b": "late"}
+    assert [[t.name for t in request.tools] for request in read_requests(agent)][:2] == [["grow"], ["grow", "late"]]
+    assert read_shown_outputs(agent) == {"a": "grown", "b": "late"}
 
 
 @pytest.mark.scenario("PL-20", "LX-03")
@@ -588,11 +597,11 @@ async def test_outputs_follow_the_calls_whatever_finishes_first(run_mode: Run) -
         finished[n].set()
         return f"f{n}"
 
-    agent = agent_with([f], [call("f", {"n": n}, f"c{n}") for n in (1, 2, 3)])
+    agent = make_agent([f], [call("f", {"n": n}, f"c{n}") for n in (1, 2, 3)])
     result = await run_mode(agent, "go")
     assert order == [2, 3, 1]
-    assert list(outputs_in(result.new_items).items()) == [("c1", "f1"), ("c2", "f2"), ("c3", "f3")]
-    assert list(shown(agent)) == ["c1", "c2", "c3"]
+    assert list(read_outputs(result.new_items).items()) == [("c1", "f1"), ("c2", "f2"), ("c3", "f3")]
+    assert list(read_shown_outputs(agent)) == ["c1", "c2", "c3"]
     assert [settled.call.call_id for settled in result.calls] == ["c1", "c2", "c3"]
 
 
@@ -600,11 +609,11 @@ async def test_outputs_follow_the_calls_whatever_finishes_first(run_mode: Run) -
 async def test_a_response_of_hosted_calls_alone_leads_to_another_turn(run_mode: Run) -> None:
     """It is no answer: the model is asked again, and the item stays in the history."""
     hosted = HostedToolCall("web_search", {"query": "x"})
-    agent = agent_with([], respond(hosted))
+    agent = make_agent([], respond(hosted))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert len(requests_of(agent)) == 2
-    assert hosted in requests_of(agent)[1].items
+    assert len(read_requests(agent)) == 2
+    assert hosted in read_requests(agent)[1].items
 
 
 @pytest.mark.scenario("LX-29")
@@ -617,7 +626,7 @@ async def test_prose_that_looks_like_a_call_is_prose(run_mode: Run) -> None:
         ran.append(path)
         return "gone"
 
-    agent = agent_with([rm], say('I will run rm(path=\'/etc\') now: {"name": "rm"}'), done=None)
+    agent = make_agent([rm], say('I will run rm(path=\'/etc\') now: {"name": "rm"}'), done=None)
     result = await run_mode(agent, "go")
     assert ran == []
     assert result.calls == ()
@@ -646,7 +655,7 @@ async def test_one_agent_is_shown_what_is_enabled_now(run_mode: Run) -> None:
         "guide", model=ScriptedModel([call("switch"), call("f"), say("done")]), tools=[f, switch]
     )
     await run_mode(agent, "go", context=context)
-    assert [[t.name for t in request.tools] for request in requests_of(agent)] == [
+    assert [[t.name for t in request.tools] for request in read_requests(agent)] == [
         ["switch"],
         ["f", "switch"],
         ["f", "switch"],

@@ -5,18 +5,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.results import (
-    Flight,
-    Rendezvous,
-    Run,
-    agent_with,
-    executing,
-    outcome_of,
-    records_of,
-    shown,
-    statuses,
-)
-from kit.watching import time_passes
+from kit.agents import Run, configure_run, make_agent
+from kit.ending import Rendezvous, advance_clock
+from kit.results import find_outcome, find_records, read_shown_outputs, read_statuses
+from kit.watching import Flight
 
 from agentloop import (
     Agent,
@@ -64,25 +56,25 @@ async def test_an_equal_call_of_a_later_turn_is_answered_with_the_first_output(r
     async def between() -> str:
         return "x"
 
-    agent = agent_with([f.tool, between], call("f", {"n": 1}, "a"), call("between", {}, "b"), call("f", {"n": 1}, "c"))
+    agent = make_agent([f.tool, between], call("f", {"n": 1}, "a"), call("between", {}, "b"), call("f", {"n": 1}, "c"))
     result = await run_mode(agent, "go")
     assert f.ran == [(1, "m")]
-    assert shown(agent) == {"a": "run 1", "b": "x", "c": "run 1"}
-    assert statuses(result) == ["succeeded", "succeeded", "replayed"]
-    assert outcome_of(result, "c").value == "run 1"
-    assert [record.call_id for record in records_of(result, r.CallStarted)] == ["a", "b"]
+    assert read_shown_outputs(agent) == {"a": "run 1", "b": "x", "c": "run 1"}
+    assert read_statuses(result) == ["succeeded", "succeeded", "replayed"]
+    assert find_outcome(result, "c").value == "run 1"
+    assert [record.call_id for record in find_records(result, r.CallStarted)] == ["a", "b"]
 
 
 @pytest.mark.scenario("LX-32")
 async def test_equal_calls_of_one_batch_share_one_body(run_mode: Run) -> None:
     """Each has a result with its own id."""
     f = Remembered()
-    agent = agent_with([f.tool], [call("f", {"n": 1}, f"c{i}") for i in range(4)])
+    agent = make_agent([f.tool], [call("f", {"n": 1}, f"c{i}") for i in range(4)])
     result = await run_mode(agent, "go")
     assert f.ran == [(1, "m")]
-    assert shown(agent) == {f"c{i}": "run 1" for i in range(4)}
-    assert statuses(result) == ["succeeded", "replayed", "replayed", "replayed"]
-    assert len({record.call_id for record in records_of(result, r.CallSettled)}) == 4
+    assert read_shown_outputs(agent) == {f"c{i}": "run 1" for i in range(4)}
+    assert read_statuses(result) == ["succeeded", "replayed", "replayed", "replayed"]
+    assert len({record.call_id for record in find_records(result, r.CallSettled)}) == 4
 
 
 async def test_a_waiting_equal_call_holds_no_slot(run_mode: Run) -> None:
@@ -101,11 +93,11 @@ async def test_a_waiting_equal_call_holds_no_slot(run_mode: Run) -> None:
         await both.wait()
         return "g"
 
-    agent = agent_with([f, g], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"), call("g", {}, "c")])
+    agent = make_agent([f, g], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"), call("g", {}, "c")])
     with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=2))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=2))
     assert ran == ["f"]
-    assert shown(agent) == {"a": "f", "b": "f", "c": "g"}
+    assert read_shown_outputs(agent) == {"a": "f", "b": "f", "c": "g"}
 
 
 @pytest.mark.scenario("LX-33")
@@ -114,10 +106,10 @@ async def test_key_order_makes_no_difference(run_mode: Run, turns: int) -> None:
     """Inside a batch and across turns."""
     f = Remembered()
     pair = [call("f", '{"n":1,"unit":"km"}', "a"), call("f", '{ "unit" : "km", "n" : 1 }', "b")]
-    agent = agent_with([f.tool], *([pair] if turns == 1 else pair))
+    agent = make_agent([f.tool], *([pair] if turns == 1 else pair))
     result = await run_mode(agent, "go")
     assert f.ran == [(1, "km")]
-    assert statuses(result) == ["succeeded", "replayed"]
+    assert read_statuses(result) == ["succeeded", "replayed"]
 
 
 @pytest.mark.scenario("LX-34")
@@ -129,17 +121,17 @@ async def test_a_default_omitted_and_one_given_are_equal(run_mode: Run, turns: i
     pair = [call("f", {"n": 1}, "a"), call("f", {"n": 1, "unit": "m"}, "b")]
     if not default_first:
         pair.reverse()
-    agent = agent_with([f.tool], *([pair] if turns == 1 else pair))
+    agent = make_agent([f.tool], *([pair] if turns == 1 else pair))
     result = await run_mode(agent, "go")
     assert f.ran == [(1, "m")]
-    assert statuses(result) == ["succeeded", "replayed"]
+    assert read_statuses(result) == ["succeeded", "replayed"]
 
 
 @pytest.mark.scenario("LX-43")
 async def test_a_hit_has_a_settled_event_and_took_no_time() -> None:
     """Status `replayed`; it never started, so there is no start event."""
     f = Remembered()
-    agent = agent_with([f.tool], call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"))
+    agent = make_agent([f.tool], call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"))
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]
     [settled] = [event for event in events if isinstance(event, ev.CallSettled) and event.call.call_id == "b"]
@@ -157,9 +149,9 @@ async def test_a_duplicate_gets_the_truncated_content(run_mode: Run) -> None:
     async def f() -> str:
         return "".join(str(n) for n in range(2000))
 
-    agent = agent_with([f], [call("f", {}, "a"), call("f", {}, "b")], call("f", {}, "c"))
-    await run_mode(agent, "go", run_config=executing(max_output_chars=200))
-    found = shown(agent)
+    agent = make_agent([f], [call("f", {}, "a"), call("f", {}, "b")], call("f", {}, "c"))
+    await run_mode(agent, "go", run_config=configure_run(max_output_chars=200))
+    found = read_shown_outputs(agent)
     assert found["a"] == found["b"] == found["c"]
     assert len(found["a"]) <= 200
     assert "characters cut" in str(found["a"])
@@ -173,20 +165,20 @@ async def test_a_replaced_output_is_what_a_hit_gets(run_mode: Run) -> None:
         return ReplaceOutput("clean")
 
     f = Remembered(tool_output_guardrails=[guard])
-    agent = agent_with([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b")], call("f", {"n": 1}, "c"))
+    agent = make_agent([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b")], call("f", {"n": 1}, "c"))
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"a": "clean", "b": "clean", "c": "clean"}
-    assert outcome_of(result, "c").value == "clean"
+    assert read_shown_outputs(agent) == {"a": "clean", "b": "clean", "c": "clean"}
+    assert find_outcome(result, "c").value == "clean"
 
 
 async def test_nested_runs_and_other_runs_have_receipts_of_their_own(run_mode: Run) -> None:
     """A receipt belongs to one run."""
     f = Remembered()
     inner = Agent("inner", model=ScriptedModel([call("f", {"n": 1}), say("inner")]), tools=[f.tool])
-    agent = agent_with([f.tool, inner.as_tool()], call("f", {"n": 1}, "a"), call("inner", {"input": "x"}, "i"))
+    agent = make_agent([f.tool, inner.as_tool()], call("f", {"n": 1}, "a"), call("inner", {"input": "x"}, "i"))
     await run_mode(agent, "go")
     assert len(f.ran) == 2
-    await run_mode(agent_with([f.tool], call("f", {"n": 1}, "a")), "go")
+    await run_mode(make_agent([f.tool], call("f", {"n": 1}, "a")), "go")
     assert len(f.ran) == 3
 
 
@@ -197,19 +189,19 @@ async def test_nested_runs_and_other_runs_have_receipts_of_their_own(run_mode: R
 async def test_other_arguments_run(run_mode: Run) -> None:
     """Each of them once."""
     f = Remembered()
-    agent = agent_with([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 2}, "b")], call("f", {"n": 1, "unit": "x"}))
+    agent = make_agent([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 2}, "b")], call("f", {"n": 1, "unit": "x"}))
     result = await run_mode(agent, "go")
     assert sorted(f.ran) == [(1, "m"), (1, "x"), (2, "m")]
-    assert statuses(result) == ["succeeded"] * 3
+    assert read_statuses(result) == ["succeeded"] * 3
 
 
 async def test_an_equal_call_of_another_tool_runs(run_mode: Run) -> None:
     """The key holds the tool's lookup key."""
     f, g = Remembered(), Remembered(namespace="ns")
-    agent = agent_with([f.tool, g.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b", "ns")])
+    agent = make_agent([f.tool, g.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b", "ns")])
     result = await run_mode(agent, "go")
     assert (f.ran, g.ran) == ([(1, "m")], [(1, "m")])
-    assert statuses(result) == ["succeeded", "succeeded"]
+    assert read_statuses(result) == ["succeeded", "succeeded"]
 
 
 @pytest.mark.scenario("LX-37")
@@ -222,10 +214,10 @@ async def test_every_call_of_a_tool_that_is_not_idempotent_runs(run_mode: Run) -
         ran.append(n)
         return n
 
-    agent = agent_with([f], [call("f", {"n": 1}), call("f", {"n": 1})], call("f", {"n": 1}))
+    agent = make_agent([f], [call("f", {"n": 1}), call("f", {"n": 1})], call("f", {"n": 1}))
     result = await run_mode(agent, "go")
     assert ran == [1, 1, 1]
-    assert statuses(result) == ["succeeded"] * 3
+    assert read_statuses(result) == ["succeeded"] * 3
 
 
 class Fickle:
@@ -255,7 +247,7 @@ class Fickle:
             if how == "cancelled":
                 ctx.cancel_call(ctx.tool_call_id, "gave up")
             if how == "timed out":
-                time_passes(60)
+                advance_clock(60)
             await anyio.sleep_forever()
             return "never"
 
@@ -273,11 +265,11 @@ async def test_only_success_leaves_a_receipt(run_mode: Run, how: str, turns: int
     """The next equal call runs, a third one is answered with its output."""
     f = Fickle(how)
     calls = [call("f", {"n": 1}, call_id) for call_id in "abc"]
-    agent = agent_with([f.tool], *([calls] if turns == 1 else calls))
+    agent = make_agent([f.tool], *([calls] if turns == 1 else calls))
     result = await run_mode(agent, "go")
     assert f.ran == 2
-    assert statuses(result) == [FIRST_ENDINGS[how], "succeeded", "replayed"]
-    found = shown(agent)
+    assert read_statuses(result) == [FIRST_ENDINGS[how], "succeeded", "replayed"]
+    found = read_shown_outputs(agent)
     assert (found["b"], found["c"]) == ("run 2", "run 2")
 
 
@@ -287,11 +279,11 @@ async def test_a_refused_call_leaves_no_receipt(run_mode: Run, turns: int) -> No
     """A guardrail refuses the first and permits the second: the body runs on the second."""
     f = Fickle("refused")
     calls = [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b")]
-    agent = agent_with([f.tool], *([calls] if turns == 1 else calls))
+    agent = make_agent([f.tool], *([calls] if turns == 1 else calls))
     result = await run_mode(agent, "go")
     assert f.ran == 1
-    assert statuses(result) == ["rejected", "succeeded"]
-    assert shown(agent) == {"a": "not now", "b": "run 1"}
+    assert read_statuses(result) == ["rejected", "succeeded"]
+    assert read_shown_outputs(agent) == {"a": "not now", "b": "run 1"}
 
 
 async def test_of_waiting_equal_calls_one_at_a_time_tries_again(run_mode: Run) -> None:
@@ -309,11 +301,11 @@ async def test_of_waiting_equal_calls_one_at_a_time_tries_again(run_mode: Run) -
                 raise ValueError("no")
         return "at last"
 
-    agent = agent_with([f], [call("f", {"n": 1}, f"c{i}") for i in range(6)])
+    agent = make_agent([f], [call("f", {"n": 1}, f"c{i}") for i in range(6)])
     result = await run_mode(agent, "go")
     assert flight.peak == 1
     assert len(attempts) == 4
-    assert statuses(result) == ["failed"] * 3 + ["succeeded"] + ["replayed"] * 2
+    assert read_statuses(result) == ["failed"] * 3 + ["succeeded"] + ["replayed"] * 2
 
 
 async def test_a_first_call_that_ends_the_run_leaves_the_waiting_one_unstarted(run_mode: Run) -> None:
@@ -326,11 +318,11 @@ async def test_a_first_call_that_ends_the_run_leaves_the_waiting_one_unstarted(r
         await anyio.lowlevel.checkpoint()
         raise ValueError("no")
 
-    agent = agent_with([f], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b")])
+    agent = make_agent([f], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b")])
     with pytest.raises(ToolCallError) as caught:
         await run_mode(agent, "go")
     assert ran == [1]
-    waiting = outcome_of(caught.value.run_data, "b")
+    waiting = find_outcome(caught.value.run_data, "b")
     assert (waiting.status, waiting.cancelled_by, waiting.started_at) == ("cancelled", "sibling", None)
 
 
@@ -352,13 +344,13 @@ async def test_a_waiting_equal_call_can_be_cancelled_alone(run_mode: Run) -> Non
         go.set()
         return "c"
 
-    agent = agent_with([f, canceller], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"), call("canceller", {}, "c")])
+    agent = make_agent([f, canceller], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"), call("canceller", {}, "c")])
     with anyio.fail_after(20):
         result = await run_mode(agent, "go")
-    assert statuses(result) == ["succeeded", "cancelled", "succeeded"]
-    cancelled = outcome_of(result, "b")
+    assert read_statuses(result) == ["succeeded", "cancelled", "succeeded"]
+    cancelled = find_outcome(result, "b")
     assert (cancelled.cancelled_by, cancelled.started_at) == ("caller", None)
-    assert shown(agent)["b"] == "Tool f failed with: ToolCancelledError(not needed)"
+    assert read_shown_outputs(agent)["b"] == "Tool f failed with: ToolCancelledError(not needed)"
 
 
 # -- rewritten arguments
@@ -376,13 +368,13 @@ def _rewriting(to: dict[str, Any]) -> Any:
 async def test_the_receipt_of_a_rewritten_call_is_for_what_ran(run_mode: Run) -> None:
     """Calls rewritten to the same arguments run once; the record says with which."""
     f = Remembered(tool_input_guardrails=[_rewriting({"n": 7})])
-    agent = agent_with([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 2}, "b")], call("f", {"n": 3}, "c"))
+    agent = make_agent([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 2}, "b")], call("f", {"n": 3}, "c"))
     result = await run_mode(agent, "go")
     assert f.ran == [(7, "m")]
-    assert shown(agent) == {"a": "run 1", "b": "run 1", "c": "run 1"}
-    assert statuses(result).count("succeeded") == 1
-    assert statuses(result).count("replayed") == 2
-    [started] = records_of(result, r.CallStarted)
+    assert read_shown_outputs(agent) == {"a": "run 1", "b": "run 1", "c": "run 1"}
+    assert read_statuses(result).count("succeeded") == 1
+    assert read_statuses(result).count("replayed") == 2
+    [started] = find_records(result, r.CallStarted)
     assert started.arguments == '{"n": 7}'
 
 
@@ -395,17 +387,17 @@ async def test_the_idempotency_key_is_one_call_s_own(run_mode: Run) -> None:
         keys[ctx.tool_call_id] = ctx.idempotency_key
         return "ok"
 
-    agent = agent_with([f], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b")])
+    agent = make_agent([f], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b")])
     result = await run_mode(agent, "go")
     assert len(set(keys.values())) == 2
     assert all(keys.values())
-    assert {record.call_id: record.idempotency_key for record in records_of(result, r.CallStarted)} == keys
+    assert {record.call_id: record.idempotency_key for record in find_records(result, r.CallStarted)} == keys
 
 
 async def test_sequential_mode_answers_equal_calls_too(run_mode: Run) -> None:
     """The second of two is a replay by the time its turn comes."""
     f = Remembered()
-    agent = agent_with([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"), call("f", {"n": 2}, "c")])
-    result = await run_mode(agent, "go", run_config=executing(mode="sequential"))
+    agent = make_agent([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"), call("f", {"n": 2}, "c")])
+    result = await run_mode(agent, "go", run_config=configure_run(mode="sequential"))
     assert f.ran == [(1, "m"), (2, "m")]
-    assert statuses(result) == ["succeeded", "replayed", "succeeded"]
+    assert read_statuses(result) == ["succeeded", "replayed", "succeeded"]

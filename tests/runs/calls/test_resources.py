@@ -7,26 +7,16 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.watching import (
-    Backend,
-    Watch,
-    agent_that_calls,
-    cancelled_at,
-    endings,
-    lasting,
-    script,
-    shown,
-    time_passes,
-    watched,
-)
+from kit.agents import Run, call_each, configure_run, make_agent
+from kit.ending import Backend, advance_clock, cancel_when, check_duration
+from kit.results import read_endings, read_shown_outputs
+from kit.watching import Watch
 
-from agentloop import Agent, RunConfig, Runner, RunResult, RunTimeout, ToolContext, tool
+from agentloop import Agent, RunConfig, Runner, RunTimeout, ToolContext, tool
 from agentloop import records as r
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.resources import Resources
 from agentloop.testing import ScriptedModel, call, say
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
 
 
 class Shelf:
@@ -69,12 +59,8 @@ async def test_resource_is_entered_on_first_need_and_once_per_run(run_mode: Run)
         shelf.lines.append("idle")
         return "nothing"
 
-    agent = script(
-        call("idles", call_id="c1"),
-        call("uses", call_id="c2"),
-        call("uses", call_id="c3"),
-        say("done"),
-        tools=[uses, idles],
+    agent = make_agent(
+        [uses, idles], call("idles", call_id="c1"), call("uses", call_id="c2"), call("uses", call_id="c3")
     )
     result = await run_mode(agent, "go")
     assert shelf.lines == ["idle", "enter pool", "use", "use", "leave pool"]
@@ -90,10 +76,10 @@ async def test_concurrent_first_uses_share_one_entry(run_mode: Run) -> None:
     async def uses(ctx: ToolContext[Any]) -> str:
         return await ctx.resource(pool)
 
-    agent = agent_that_calls(*["uses"] * 5, tools=[uses])
+    agent = make_agent([uses], call_each(*["uses"] * 5))
     await run_mode(agent, "go")
     assert shelf.lines == ["enter pool", "leave pool"]
-    assert set(shown(agent).values()) == {"pool1"}
+    assert set(read_shown_outputs(agent).values()) == {"pool1"}
 
 
 async def test_resources_are_left_in_reverse_order(run_mode: Run) -> None:
@@ -107,7 +93,7 @@ async def test_resources_are_left_in_reverse_order(run_mode: Run) -> None:
             await ctx.resource(factory)
         return "used"
 
-    await run_mode(agent_that_calls("uses", tools=[uses]), "go")
+    await run_mode(make_agent([uses], call_each("uses")), "go")
     assert shelf.lines[3:] == ["leave three", "leave two", "leave one"]
 
 
@@ -128,7 +114,7 @@ async def test_each_run_has_its_own_entry(run_mode: Run) -> None:
         return value
 
     async def once() -> None:
-        await run_mode(agent_that_calls("uses", tools=[uses]), "go")
+        await run_mode(make_agent([uses], call_each("uses")), "go")
 
     async with anyio.create_task_group() as group:
         group.start_soon(once)
@@ -153,14 +139,12 @@ async def test_failing_entry_is_seen_by_its_waiters_and_tried_again_by_the_next(
     async def uses(ctx: ToolContext[Any]) -> str:
         return await ctx.resource(flaky)
 
-    agent = script(
-        [call("uses", call_id="c1"), call("uses", call_id="c2")], call("uses", call_id="c3"), say("done"), tools=[uses]
-    )
+    agent = make_agent([uses], [call("uses", call_id="c1"), call("uses", call_id="c2")], call("uses", call_id="c3"))
     result = await run_mode(agent, "go")
     assert len(tries) == 2
-    assert [status for _, status, _ in endings(result.calls)] == ["failed", "failed", "succeeded"]
+    assert [status for _, status, _ in read_endings(result.calls)] == ["failed", "failed", "succeeded"]
     text = "Tool uses failed with: ConnectionError(not yet)"
-    assert shown(agent) == {"c1": text, "c2": text}
+    assert read_shown_outputs(agent, 1) == {"c1": text, "c2": text}
 
 
 async def test_resource_is_entered_and_left_in_one_task(run_mode: Run) -> None:
@@ -178,9 +162,9 @@ async def test_resource_is_entered_and_left_in_one_task(run_mode: Run) -> None:
         await ctx.resource(structured)
         return "used"
 
-    agent = agent_that_calls("uses", "uses", tools=[uses])
+    agent = make_agent([uses], call_each("uses", "uses"))
     result = await run_mode(agent, "go")
-    assert [status for _, status, _ in endings(result.calls)] == ["succeeded", "succeeded"]
+    assert [status for _, status, _ in read_endings(result.calls)] == ["succeeded", "succeeded"]
 
 
 async def test_resource_is_usable_by_bodies_that_wind_up_and_left_after_them_on_cancel(run_mode: Run) -> None:
@@ -207,8 +191,8 @@ async def test_resource_is_usable_by_bodies_that_wind_up_and_left_after_them_on_
                 shelf.lines.append(f"cleaned up with {await ctx.resource(pool)}")
         return "never"
 
-    agent = agent_that_calls("uses", tools=[uses])
-    await cancelled_at(started, lambda: run_mode(agent, "go", run_config=watched(watch)))
+    agent = make_agent([uses], call_each("uses"))
+    await cancel_when(started, lambda: run_mode(agent, "go", run_config=configure_run(watch)))
     assert shelf.lines == ["cleaned up with pool", "left"]
     assert watch.end == "cancelled"
 
@@ -224,7 +208,7 @@ async def test_resource_is_left_when_the_run_fails(run_mode: Run) -> None:
         raise ValueError("broken")
 
     with pytest.raises(Exception, match="broken"):
-        await run_mode(agent_that_calls("uses", tools=[uses]), "go")
+        await run_mode(make_agent([uses], call_each("uses")), "go")
     assert shelf.lines == ["enter pool", "leave pool"]
 
 
@@ -236,12 +220,12 @@ async def test_resource_is_left_when_the_run_times_out(run_mode: Run) -> None:
     @tool
     async def uses(ctx: ToolContext[Any]) -> str:
         await ctx.resource(pool)
-        time_passes(60)
+        advance_clock(60)
         await anyio.sleep_forever()
         return "never"
 
     with pytest.raises(RunTimeout):
-        await run_mode(agent_that_calls("uses", tools=[uses]), "go", run_config=RunConfig(timeout=60))
+        await run_mode(make_agent([uses], call_each("uses")), "go", run_config=RunConfig(timeout=60))
     assert shelf.lines == ["enter pool", "leave pool"]
 
 
@@ -262,8 +246,8 @@ async def test_run_cancelled_while_a_resource_is_entered_gives_it_up(run_mode: R
     async def uses(ctx: ToolContext[Any]) -> str:
         return await ctx.resource(slow)
 
-    async with lasting(anyio_backend, 0):
-        await cancelled_at(entering, lambda: run_mode(agent_that_calls("uses", tools=[uses]), "go"))
+    async with check_duration(anyio_backend, 0):
+        await cancel_when(entering, lambda: run_mode(make_agent([uses], call_each("uses")), "go"))
     assert lines == ["given up"]
 
 
@@ -290,9 +274,9 @@ async def test_call_cancelled_while_it_waits_for_an_entry_takes_nothing_from_the
     async def patient(ctx: ToolContext[Any]) -> str:
         return await ctx.resource(pool)
 
-    agent = agent_that_calls("impatient", "patient", tools=[impatient, patient])
+    agent = make_agent([impatient, patient], call_each("impatient", "patient"))
     result = await run_mode(agent, "go")
-    assert [status for _, status, _ in endings(result.calls)] == ["timed_out", "succeeded"]
+    assert [status for _, status, _ in read_endings(result.calls)] == ["timed_out", "succeeded"]
     assert shelf.lines == ["enter", "leave"]
 
 
@@ -315,7 +299,7 @@ async def test_failing_exit_fails_a_run_that_had_nothing_else_to_raise(run_mode:
         return "used"
 
     with pytest.raises(ValueError, match="can't close"):
-        await run_mode(agent_that_calls("uses", tools=[uses]), "go", run_config=watched(watch))
+        await run_mode(make_agent([uses], call_each("uses")), "go", run_config=configure_run(watch))
     assert shelf.lines == ["enter outer", "enter inner", "leave inner", "leave outer"]
     assert watch.end == "failed"
 
@@ -335,7 +319,7 @@ async def test_failing_exit_is_secondary_to_another_error(run_mode: Run) -> None
         raise LookupError("first")
 
     with pytest.raises(Exception, match="first") as caught:
-        await run_mode(agent_that_calls("uses", tools=[uses]), "go")
+        await run_mode(make_agent([uses], call_each("uses")), "go")
     assert any("can't close" in note for note in caught.value.__notes__)
 
 
@@ -360,9 +344,9 @@ async def test_exit_is_cut_at_the_cleanup_deadline_and_the_next_one_still_entere
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("uses", tools=[uses])
-    async with lasting(anyio_backend, 0.2):
-        await cancelled_at(started, lambda: run_mode(agent, "go", run_config=watched(watch, cleanup_grace=0.2)))
+    agent = make_agent([uses], call_each("uses"))
+    async with check_duration(anyio_backend, 0.2):
+        await cancel_when(started, lambda: run_mode(agent, "go", run_config=configure_run(watch, cleanup_grace=0.2)))
     assert [record.section for record in watch.of(r.CleanupCut)] == ["resource exit"]
     assert watch.end == "cancelled"
 
@@ -385,12 +369,11 @@ async def test_nested_run_uses_its_own_entry_and_leaves_it_with_its_call(run_mod
         return await ctx.resource(pool)
 
     inner: Agent[Any, Any] = Agent("inner", model=ScriptedModel([call("uses"), say("inner done")]), tools=[uses])
-    agent = script(
+    agent = make_agent(
+        [uses, inner.as_tool()],
         call("uses", call_id="c1"),
         call("inner", {"input": "go"}, call_id="c2"),
         call("uses", call_id="c3"),
-        say("done"),
-        tools=[uses, inner.as_tool()],
     )
     await run_mode(agent, "go")
     assert shelf.lines == ["use", "enter", "use", "enter", "leave", "use", "leave"]
@@ -411,7 +394,7 @@ async def test_resource_that_ends_by_itself_is_not_handed_out_any_more() -> None
         return await ctx.resource(fatal)
 
     with pytest.raises(SystemExit):
-        await Runner.run(agent_that_calls("uses", tools=[uses]), "go", run_config=watched(watch))
+        await Runner.run(make_agent([uses], call_each("uses")), "go", run_config=configure_run(watch))
 
 
 async def ended_while_entering(

@@ -5,7 +5,8 @@ from typing import Any
 
 import attrs
 import pytest
-from kit.results import Run, agent_with, executing, outcome_of, outputs_in, shown, statuses
+from kit.agents import Run, configure_run, make_agent
+from kit.results import find_outcome, read_outputs, read_shown_outputs, read_statuses
 
 from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserValueError, tool
 from agentloop._engine.calls.output_text import cut_text
@@ -23,9 +24,9 @@ async def test_a_long_result_keeps_its_head_and_tail(run_mode: Run, limit: int) 
     async def f() -> str:
         return text
 
-    agent = agent_with([f], call("f", {}, "a"))
-    result = await run_mode(agent, "go", run_config=executing(max_output_chars=limit))
-    output = str(shown(agent)["a"])
+    agent = make_agent([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go", run_config=configure_run(max_output_chars=limit))
+    output = str(read_shown_outputs(agent)["a"])
     assert len(output) <= limit
     head, _, rest = output.partition("\n[… ")
     notice, _, tail = rest.partition(" …]\n")
@@ -35,7 +36,7 @@ async def test_a_long_result_keeps_its_head_and_tail(run_mode: Run, limit: int) 
     assert abs(len(head) - len(tail)) <= 1
     cut = len(text) - len(head) - len(tail)
     assert notice == f"{cut} of {len(text)} characters cut"
-    assert outcome_of(result, "a").value == text
+    assert find_outcome(result, "a").value == text
 
 
 @pytest.mark.scenario("LX-27")
@@ -46,12 +47,12 @@ async def test_a_result_at_the_limit_is_whole(run_mode: Run) -> None:
     async def f(n: int) -> str:
         return "x" * n
 
-    agent = agent_with([f], call("f", {"n": 500}, "a"))
-    await run_mode(agent, "go", run_config=executing(max_output_chars=500))
-    assert shown(agent) == {"a": "x" * 500}
-    agent = agent_with([f], call("f", {"n": 100_000}, "a"))
-    await run_mode(agent, "go", run_config=executing(max_output_chars=None))
-    assert shown(agent) == {"a": "x" * 100_000}
+    agent = make_agent([f], call("f", {"n": 500}, "a"))
+    await run_mode(agent, "go", run_config=configure_run(max_output_chars=500))
+    assert read_shown_outputs(agent) == {"a": "x" * 500}
+    agent = make_agent([f], call("f", {"n": 100_000}, "a"))
+    await run_mode(agent, "go", run_config=configure_run(max_output_chars=None))
+    assert read_shown_outputs(agent) == {"a": "x" * 100_000}
 
 
 @pytest.mark.scenario("LX-27")
@@ -73,9 +74,9 @@ async def test_text_parts_are_bounded_and_other_parts_are_not(run_mode: Run) -> 
     async def f() -> Any:
         return [Text("x" * 1000), image]
 
-    agent = agent_with([f], call("f", {}, "a"))
-    await run_mode(agent, "go", run_config=executing(max_output_chars=200))
-    text, second = shown(agent)["a"]
+    agent = make_agent([f], call("f", {}, "a"))
+    await run_mode(agent, "go", run_config=configure_run(max_output_chars=200))
+    text, second = read_shown_outputs(agent)["a"]
     assert isinstance(text, Text)
     assert len(text.text) <= 200
     assert second == image
@@ -89,10 +90,10 @@ async def test_a_long_failure_text_is_bounded_too(run_mode: Run) -> None:
     async def f() -> str:
         raise ValueError
 
-    agent = agent_with([f], call("f", {}, "a"))
-    await run_mode(agent, "go", run_config=executing(max_output_chars=300))
-    assert len(shown(agent)["a"]) <= 300
-    assert "of 5000 characters cut" in str(shown(agent)["a"])
+    agent = make_agent([f], call("f", {}, "a"))
+    await run_mode(agent, "go", run_config=configure_run(max_output_chars=300))
+    assert len(read_shown_outputs(agent)["a"]) <= 300
+    assert "of 5000 characters cut" in str(read_shown_outputs(agent)["a"])
 
 
 class Store:
@@ -116,10 +117,10 @@ async def test_oversize_results_go_to_the_store_under_their_own_keys(run_mode: R
     async def f(n: int) -> str:
         return f"{n}" * (1000 if n else 10)
 
-    agent = agent_with([f], [call("f", {"n": n}, f"c{n}") for n in (1, 2, 0)])
+    agent = make_agent([f], [call("f", {"n": n}, f"c{n}") for n in (1, 2, 0)])
     config = RunConfig(tool_execution=ToolExecution(max_output_chars=200), output_store=store)
     await run_mode(agent, "go", run_config=config)
-    found = shown(agent)
+    found = read_shown_outputs(agent)
     assert found["c0"] == "0" * 10
     assert len(store.kept) == 2
     for key, (asked, data) in store.kept.items():
@@ -139,12 +140,12 @@ async def test_falsy_values_are_values(run_mode: Run, value: Any, text: str) -> 
     async def f() -> Any:
         return value
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"a": text}
-    assert statuses(result) == ["succeeded"]
-    assert outcome_of(result, "a").value is value or outcome_of(result, "a").value == value
-    assert outputs_in(result.new_items) == {"a": text}
+    assert read_shown_outputs(agent) == {"a": text}
+    assert read_statuses(result) == ["succeeded"]
+    assert find_outcome(result, "a").value is value or find_outcome(result, "a").value == value
+    assert read_outputs(result.new_items) == {"a": text}
 
 
 @attrs.frozen
@@ -178,10 +179,10 @@ async def test_any_python_value_has_a_text(run_mode: Run, value: Any, text: str)
     async def f() -> Any:
         return value
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"a": text}
-    assert outcome_of(result, "a").value is value
+    assert read_shown_outputs(agent) == {"a": text}
+    assert find_outcome(result, "a").value is value
 
 
 async def test_not_a_number_has_a_text_too(run_mode: Run) -> None:
@@ -191,10 +192,10 @@ async def test_not_a_number_has_a_text_too(run_mode: Run) -> None:
     async def f() -> float:
         return float("nan")
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"a": "nan"}
-    assert statuses(result) == ["succeeded"]
+    assert read_shown_outputs(agent) == {"a": "nan"}
+    assert read_statuses(result) == ["succeeded"]
 
 
 PARTS = [Text("see"), Image("https://example.org/a.png", "low"), File(url="https://example.org/b.pdf", filename="b")]
@@ -216,9 +217,9 @@ async def test_parts_stay_parts(run_mode: Run, value: Any, parts: Any) -> None:
     async def f() -> Any:
         return value
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"a": parts}
+    assert read_shown_outputs(agent) == {"a": parts}
 
 
 async def test_parts_beside_other_values_are_values(run_mode: Run) -> None:
@@ -228,9 +229,9 @@ async def test_parts_beside_other_values_are_values(run_mode: Run) -> None:
     async def f() -> Any:
         return [Text("a"), 1]
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"a": '[{"text": "a"}, 1]'}
+    assert read_shown_outputs(agent) == {"a": '[{"text": "a"}, 1]'}
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -247,10 +248,10 @@ async def test_custom_data_stands_beside_the_output(run_mode: Run, kind: str) ->
     async def f() -> str:
         return "four"
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     result = await run_mode(agent, "go")
-    assert outcome_of(result, "a").custom_data == {"call": "a", "length": 4}
-    assert shown(agent) == {"a": "four"}
+    assert find_outcome(result, "a").custom_data == {"call": "a", "length": 4}
+    assert read_shown_outputs(agent) == {"a": "four"}
 
 
 async def test_custom_data_is_not_asked_for_of_a_failure(run_mode: Run) -> None:
@@ -263,9 +264,9 @@ async def test_custom_data_is_not_asked_for_of_a_failure(run_mode: Run) -> None:
     async def f() -> str:
         raise ValueError("no")
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     result = await run_mode(agent, "go")
-    assert statuses(result) == ["failed"]
+    assert read_statuses(result) == ["failed"]
 
 
 async def test_a_tool_made_final_output_of_a_text_agent_is_text(run_mode: Run) -> None:
@@ -288,7 +289,7 @@ async def test_a_tool_made_final_output_of_a_text_agent_is_text(run_mode: Run) -
         )
         result = await run_mode(agent, "go")
         assert result.final_output == wanted
-        assert statuses(result) == ["succeeded", "succeeded"]
+        assert read_statuses(result) == ["succeeded", "succeeded"]
 
 
 async def test_items_of_a_result_make_the_next_run_s_input(run_mode: Run) -> None:
@@ -298,7 +299,7 @@ async def test_items_of_a_result_make_the_next_run_s_input(run_mode: Run) -> Non
     async def f() -> int:
         return 0
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     result = await run_mode(agent, "go")
     items = result.to_input_list()
     assert [type(item).__name__ for item in items] == ["UserMessage", "ToolCall", "ToolOutput", "AssistantMessage"]

@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,23 +11,14 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import pytest
-from kit.watching import (
-    Backend,
-    Watch,
-    agent_that_calls,
-    cancelled_at,
-    endings,
-    lasting,
-    shown,
-    time_passes,
-    watched,
-)
+from kit.agents import Run, call_each, configure_run, make_agent
+from kit.ending import Backend, advance_clock, cancel_when, check_duration
+from kit.results import read_endings, read_shown_outputs
+from kit.watching import Watch
 
 from agentloop import Agent, Allow, Runner, RunResult, ToolContext, open_runtime, tool, tool_input_guardrail
 from agentloop import records as r
 from agentloop._engine.runtime.threads import Threads, ThreadSlot
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
 
 pytestmark = pytest.mark.real_clock
 
@@ -69,11 +60,11 @@ async def test_blocking_sync_body_does_not_stall_the_loop(run_mode: Run) -> None
             await anyio.sleep(0.002)
         enough.set()
 
-    agent = agent_that_calls("blocks", tools=[blocks])
+    agent = make_agent([blocks], call_each("blocks"))
     async with anyio.create_task_group() as group:
         group.start_soon(tick)
         await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "free"}
+    assert read_shown_outputs(agent) == {"c1": "free"}
 
 
 @pytest.mark.scenario("CO-08")
@@ -91,9 +82,9 @@ async def test_sync_bodies_run_at_once_and_beside_async_ones(run_mode: Run) -> N
         from_async.set()
         return "signalled"
 
-    agent = agent_that_calls("meets", "meets", "meets", "signals", tools=[meets, signals])
+    agent = make_agent([meets, signals], call_each("meets", "meets", "meets", "signals"))
     await run_mode(agent, "go")
-    assert list(shown(agent).values()) == ["met", "met", "met", "signalled"]
+    assert list(read_shown_outputs(agent).values()) == ["met", "met", "met", "signalled"]
 
 
 @pytest.mark.scenario("LX-18")
@@ -113,14 +104,14 @@ async def test_context_variables_of_the_caller_are_read_by_sync_and_async_bodies
         variable.set("changed")
         return seen
 
-    agent = agent_that_calls("reads", "reads_async", "reads", "reads_async", tools=[reads, reads_async])
+    agent = make_agent([reads, reads_async], call_each("reads", "reads_async", "reads", "reads_async"))
     token = variable.set("around")
     try:
         await run_mode(agent, "go")
         assert variable.get() == "around"
     finally:
         variable.reset(token)
-    assert list(shown(agent).values()) == ["around"] * 4
+    assert list(read_shown_outputs(agent).values()) == ["around"] * 4
 
 
 async def test_sync_body_that_raises_fails_like_an_async_one(run_mode: Run) -> None:
@@ -130,10 +121,10 @@ async def test_sync_body_that_raises_fails_like_an_async_one(run_mode: Run) -> N
     def fails() -> str:
         raise ValueError("broken")
 
-    agent = agent_that_calls("fails", tools=[fails])
+    agent = make_agent([fails], call_each("fails"))
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool fails failed with: ValueError(broken)"}
-    assert endings(result.calls) == [("c1", "failed", None)]
+    assert read_shown_outputs(agent) == {"c1": "Tool fails failed with: ValueError(broken)"}
+    assert read_endings(result.calls) == [("c1", "failed", None)]
 
 
 async def test_threads_of_a_run_are_never_more_than_max_threads(run_mode: Run) -> None:
@@ -151,9 +142,9 @@ async def test_threads_of_a_run_are_never_more_than_max_threads(run_mode: Run) -
             live[0] -= 1
         return "counted"
 
-    agent = agent_that_calls(*["counts"] * 21, tools=[counts])
-    result = await run_mode(agent, "go", run_config=watched(Watch(), max_threads=3))
-    assert [status for _, status, _ in endings(result.calls)] == ["succeeded"] * 21
+    agent = make_agent([counts], call_each(*["counts"] * 21))
+    result = await run_mode(agent, "go", run_config=configure_run(Watch(), max_threads=3))
+    assert [status for _, status, _ in read_endings(result.calls)] == ["succeeded"] * 21
     assert peak == [3]
 
 
@@ -167,8 +158,8 @@ async def test_calls_that_wait_for_a_thread_start_in_model_order(run_mode: Run) 
         return "noted"
 
     watch = Watch()
-    agent = agent_that_calls(*["notes"] * 10, tools=[notes])
-    await run_mode(agent, "go", run_config=watched(watch, max_threads=1))
+    agent = make_agent([notes], call_each(*["notes"] * 10))
+    await run_mode(agent, "go", run_config=configure_run(watch, max_threads=1))
     assert started == [f"c{index}" for index in range(1, 11)]
     assert [record.call_id for record in watch.of(r.CallStarted)] == started
 
@@ -192,11 +183,11 @@ async def test_cancel_call_stops_a_polling_thread(run_mode: Run) -> None:
         assert ctx.cancel_call("c1", "enough")
         return "stopped it"
 
-    agent = agent_that_calls("polls", "stops", tools=[polls, stops])
+    agent = make_agent([polls, stops], call_each("polls", "stops"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "Tool polls failed with: ToolCancelledError(enough)", "c2": "stopped it"}
-    assert endings(result.calls)[0] == ("c1", "cancelled", "caller")
+    assert read_shown_outputs(agent) == {"c1": "Tool polls failed with: ToolCancelledError(enough)", "c2": "stopped it"}
+    assert read_endings(result.calls)[0] == ("c1", "cancelled", "caller")
 
 
 async def test_check_cancelled_of_a_call_that_is_not_cancelled_does_nothing(run_mode: Run) -> None:
@@ -208,9 +199,9 @@ async def test_check_cancelled_of_a_call_that_is_not_cancelled_does_nothing(run_
             ctx.check_cancelled()
         return "done it"
 
-    agent = agent_that_calls("polls", tools=[polls])
+    agent = make_agent([polls], call_each("polls"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "done it"}
+    assert read_shown_outputs(agent) == {"c1": "done it"}
 
 
 @pytest.mark.leaves_threads
@@ -232,9 +223,9 @@ async def test_cancelled_call_of_an_abandonable_tool_is_answered_while_its_threa
         assert ctx.cancel_call("c1", "enough")
         return "stopped it"
 
-    agent = agent_that_calls("blocks", "stops", tools=[blocks, stops])
-    result = await run_mode(agent, "go", run_config=watched(watch))
-    assert shown(agent)["c1"] == "Tool blocks failed with: ToolCancelledError(enough)"
+    agent = make_agent([blocks, stops], call_each("blocks", "stops"))
+    result = await run_mode(agent, "go", run_config=configure_run(watch))
+    assert read_shown_outputs(agent)["c1"] == "Tool blocks failed with: ToolCancelledError(enough)"
     outcome = result.calls[0].outcome
     assert (outcome.status, outcome.cancelled_by, outcome.abandoned) == ("cancelled", "caller", True)
     assert not outcome.body_finished
@@ -252,7 +243,7 @@ def blocking(go_on: threading.Event, calls: int, started: list[str] | None = Non
     def begun(call_id: str) -> None:
         ids.append(call_id)
         if len(ids) == calls:
-            time_passes(60)
+            advance_clock(60)
 
     @tool(timeout=60, abandon_on_cancel=True)
     def blocks(ctx: ToolContext[Any]) -> str:
@@ -277,13 +268,13 @@ async def test_new_runs_sync_tool_starts_beside_abandoned_threads(
     """Below the cap nobody waits for what an earlier run abandoned."""
     watch = LateWatch(2)
     async with open_runtime(max_threads=3):
-        first = agent_that_calls("blocks", "blocks", tools=[blocking(go_on, 2)])
-        async with lasting(anyio_backend, 60):
-            await run_mode(first, "go", run_config=watched(watch))
-        second = agent_that_calls("quick", "quick", tools=[quick])
+        first = make_agent([blocking(go_on, 2)], call_each("blocks", "blocks"))
+        async with check_duration(anyio_backend, 60):
+            await run_mode(first, "go", run_config=configure_run(watch))
+        second = make_agent([quick], call_each("quick", "quick"))
         with anyio.fail_after(30):
             await run_mode(second, "go")
-        assert list(shown(second).values()) == ["quick", "quick"]
+        assert list(read_shown_outputs(second).values()) == ["quick", "quick"]
         go_on.set()
         with anyio.fail_after(30):
             await watch.told.wait()
@@ -297,20 +288,20 @@ async def test_sync_tool_is_refused_when_abandoned_threads_hold_every_place(
     """At the cap, and nobody awaited: the refusal names the threads and their ages; afterwards there is room again."""
     watch = LateWatch(2)
     async with open_runtime(max_threads=2):
-        first = agent_that_calls("blocks", "blocks", tools=[blocking(go_on, 2)])
-        await run_mode(first, "go", run_config=watched(watch))
-        second = agent_that_calls("quick", tools=[quick])
+        first = make_agent([blocking(go_on, 2)], call_each("blocks", "blocks"))
+        await run_mode(first, "go", run_config=configure_run(watch))
+        second = make_agent([quick], call_each("quick"))
         with anyio.fail_after(30):
             result = await run_mode(second, "go")
         assert result.calls[0].outcome.status in {"failed", "skipped"}
         assert result.calls[0].outcome.started_at is None
-        assert len(re.findall(r"blocks \([6-9]\d\.\d s\)", shown(second)["c1"])) == 2
+        assert len(re.findall(r"blocks \([6-9]\d\.\d s\)", read_shown_outputs(second)["c1"])) == 2
         go_on.set()
         with anyio.fail_after(30):
             await watch.told.wait()
-        third = agent_that_calls("quick", tools=[quick])
+        third = make_agent([quick], call_each("quick"))
         await run_mode(third, "go")
-        assert shown(third) == {"c1": "quick"}
+        assert read_shown_outputs(third) == {"c1": "quick"}
 
 
 @pytest.mark.leaves_threads
@@ -339,16 +330,12 @@ async def test_sync_tool_waits_at_the_cap_while_a_thread_is_awaited(run_mode: Ru
 
     watch = Both()
     async with open_runtime(max_threads=2):
-        agent = agent_that_calls(
-            "blocks",
-            "awaited",
-            "quick",
-            "releases",
-            tools=[blocking(go_on, 1), awaited, quick, releases],
+        agent = make_agent(
+            [blocking(go_on, 1), awaited, quick, releases], call_each("blocks", "awaited", "quick", "releases")
         )
         with anyio.fail_after(60 + 30):
-            result = await run_mode(agent, "go", run_config=watched(watch))
-        assert [status for _, status, _ in endings(result.calls)] == [
+            result = await run_mode(agent, "go", run_config=configure_run(watch))
+        assert [status for _, status, _ in read_endings(result.calls)] == [
             "timed_out",
             "succeeded",
             "succeeded",
@@ -367,13 +354,13 @@ async def test_waiting_sync_tool_is_refused_once_every_place_has_been_abandoned(
     """It began to wait while the holder was still awaited; when that is abandoned there is nothing to wait for."""
     started: list[str] = []
     watch = LateWatch()
-    agent = agent_that_calls("blocks", "quick", tools=[blocking(go_on, 1, started), quick])
+    agent = make_agent([blocking(go_on, 1, started), quick], call_each("blocks", "quick"))
     with anyio.fail_after(60 + 30):
-        result = await run_mode(agent, "go", run_config=watched(watch, max_threads=1))
+        result = await run_mode(agent, "go", run_config=configure_run(watch, max_threads=1))
     assert started == ["c1"]
     assert result.calls[0].outcome.status == "timed_out"
     assert result.calls[1].outcome.status in {"failed", "skipped"}
-    assert re.search(r"blocks \([6-9]\d\.\d s\)", shown(agent)["c2"])
+    assert re.search(r"blocks \([6-9]\d\.\d s\)", read_shown_outputs(agent)["c2"])
     go_on.set()
     with anyio.fail_after(30):
         await watch.told.wait()
@@ -401,10 +388,10 @@ async def test_call_cancelled_while_it_waits_for_a_thread_never_starts(run_mode:
         release.set()
         return "stopped it"
 
-    agent = agent_that_calls("holds", "waits", "stops", tools=[holds, waits, stops])
-    result = await run_mode(agent, "go", run_config=watched(Watch(), max_threads=1))
+    agent = make_agent([holds, waits, stops], call_each("holds", "waits", "stops"))
+    result = await run_mode(agent, "go", run_config=configure_run(Watch(), max_threads=1))
     assert ran == []
-    assert endings(result.calls) == [
+    assert read_endings(result.calls) == [
         ("c1", "succeeded", None),
         ("c2", "cancelled", "caller"),
         ("c3", "succeeded", None),
@@ -423,8 +410,8 @@ async def test_run_cancelled_while_a_call_waits_for_a_thread_starts_no_body(go_o
         release.wait(0.05)
         return "held"
 
-    agent = agent_that_calls("holds", "holds", tools=[holds])
-    await cancelled_at(started, lambda: Runner.run(agent, "go", run_config=watched(watch, max_threads=1)))
+    agent = make_agent([holds], call_each("holds", "holds"))
+    await cancel_when(started, lambda: Runner.run(agent, "go", run_config=configure_run(watch, max_threads=1)))
     assert ran == ["c1"]
     assert watch.outcome("c2").status == "cancelled"
     assert watch.outcome("c2").cancelled_by == "parent"
@@ -449,8 +436,8 @@ async def test_blocked_thread_is_named_by_still_running(go_on: threading.Event) 
         go_on.wait(10)
         return "late"
 
-    agent = agent_that_calls("blocks_for_a_while", tools=[blocks_for_a_while])
-    await cancelled_at(started, lambda: Runner.run(agent, "go", run_config=watched(watch, cleanup_grace=0.05)))
+    agent = make_agent([blocks_for_a_while], call_each("blocks_for_a_while"))
+    await cancel_when(started, lambda: Runner.run(agent, "go", run_config=configure_run(watch, cleanup_grace=0.05)))
     report = watch.still[-1]
     assert report.call.name == "blocks_for_a_while"
     assert "blocks_for_a_while" in report.stack
@@ -460,7 +447,7 @@ async def test_blocked_thread_is_named_by_still_running(go_on: threading.Event) 
 def nesting(depth: int, calls: int) -> Agent[Any, Any]:
     """Return an agent with *calls* calls of a sync tool that runs such an agent in turn, *depth* times."""
     if depth == 0:
-        return agent_that_calls(*["quick"] * calls, tools=[quick])
+        return make_agent([quick], call_each(*["quick"] * calls))
 
     @tool
     def runs_an_agent() -> str:
@@ -468,7 +455,7 @@ def nesting(depth: int, calls: int) -> Agent[Any, Any]:
         result = anyio.from_thread.run(Runner.run, inner, "go")
         return ",".join(settled.outcome.status for settled in result.calls)
 
-    return agent_that_calls(*["runs_an_agent"] * calls, tools=[runs_an_agent])
+    return make_agent([runs_an_agent], call_each(*["runs_an_agent"] * calls))
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 5])
@@ -482,7 +469,7 @@ async def test_sync_tools_that_run_agents_with_sync_tools_never_wait_for_themsel
         with anyio.fail_after(30):
             result = await run_mode(agent, "go")
     assert [settled.outcome.status for settled in result.calls] == ["succeeded"] * 3
-    said = "".join(str(text) for text in shown(agent).values())
+    said = "".join(str(text) for text in read_shown_outputs(agent).values())
     assert ("skipped" in said) <= ("are held by calls that wait for another one: " in caplog.text)
     if places == 1:
         assert "skipped" in said
@@ -504,7 +491,7 @@ async def test_a_nested_sync_tool_waits_for_a_place_that_will_come_free(run_mode
 
     @tool
     def runs_an_agent() -> str:
-        inner = agent_that_calls("quick", "lets_go", tools=[quick, lets_go])
+        inner = make_agent([quick, lets_go], call_each("quick", "lets_go"))
         return str(shown_of(anyio.from_thread.run(Runner.run, inner, "go")))
 
     @tool
@@ -515,11 +502,11 @@ async def test_a_nested_sync_tool_waits_for_a_place_that_will_come_free(run_mode
     def shown_of(result: RunResult[Any]) -> list[str]:
         return [settled.outcome.status for settled in result.calls]
 
-    agent = agent_that_calls("ends", "runs_an_agent", tools=[ends, runs_an_agent])
+    agent = make_agent([ends, runs_an_agent], call_each("ends", "runs_an_agent"))
     async with open_runtime(max_threads=2):
         with anyio.fail_after(30):
             await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "ended", "c2": "['succeeded', 'succeeded']"}
+    assert read_shown_outputs(agent) == {"c1": "ended", "c2": "['succeeded', 'succeeded']"}
 
 
 async def test_a_run_with_one_thread_of_its_own_inside_a_sync_tool_takes_its_turns(run_mode: Run) -> None:
@@ -527,17 +514,17 @@ async def test_a_run_with_one_thread_of_its_own_inside_a_sync_tool_takes_its_tur
 
     @tool
     def runs_an_agent() -> str:
-        inner = agent_that_calls(*["quick"] * 4, tools=[quick])
+        inner = make_agent([quick], call_each(*["quick"] * 4))
         result = anyio.from_thread.run(run_inner, inner)
         return ",".join(settled.outcome.status for settled in result.calls)
 
     async def run_inner(inner: Agent[Any, Any]) -> RunResult[Any]:
-        return await Runner.run(inner, "go", run_config=watched(Watch(), max_threads=1))
+        return await Runner.run(inner, "go", run_config=configure_run(Watch(), max_threads=1))
 
-    agent = agent_that_calls("runs_an_agent", "runs_an_agent", tools=[runs_an_agent])
+    agent = make_agent([runs_an_agent], call_each("runs_an_agent", "runs_an_agent"))
     with anyio.fail_after(30):
-        await run_mode(agent, "go", run_config=watched(Watch(), max_threads=1))
-    assert shown(agent) == {"c1": ",".join(["succeeded"] * 4), "c2": ",".join(["succeeded"] * 4)}
+        await run_mode(agent, "go", run_config=configure_run(Watch(), max_threads=1))
+    assert read_shown_outputs(agent) == {"c1": ",".join(["succeeded"] * 4), "c2": ",".join(["succeeded"] * 4)}
 
 
 async def test_a_call_that_never_began_is_reported_with_the_age_of_what_did() -> None:
@@ -562,9 +549,9 @@ async def test_a_call_that_never_began_is_reported_with_the_age_of_what_did() ->
     async def never() -> str:
         return "never"
 
-    agent = agent_that_calls("never", tools=[never])
+    agent = make_agent([never], call_each("never"))
     began = anyio.current_time()
-    await cancelled_at(started, lambda: Runner.run(agent, "go", run_config=watched(watch, cleanup_grace=0.05)))
+    await cancel_when(started, lambda: Runner.run(agent, "go", run_config=configure_run(watch, cleanup_grace=0.05)))
     assert 0.05 <= watch.still[0].age <= anyio.current_time() - began
     assert watch.outcome("c1").started_at is None
 

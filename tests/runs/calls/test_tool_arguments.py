@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 import tenacity
-from kit.results import Run, agent_with, outcome_of, records_of, requests_of, shown, statuses
+from kit.agents import Run, make_agent
+from kit.results import find_outcome, find_records, read_requests, read_shown_outputs, read_statuses
 
 from agentloop import (
     Allow,
@@ -30,7 +31,7 @@ from agentloop.testing import call
 
 def schema_shown(agent: Any, name: str) -> Any:
     """Return the parameters' schemas the model was shown for a tool."""
-    [found] = [definition for definition in requests_of(agent)[0].tools if definition.name == name]
+    [found] = [definition for definition in read_requests(agent)[0].tools if definition.name == name]
     return found.params_json_schema["properties"]
 
 
@@ -44,18 +45,18 @@ async def test_a_value_of_the_wrong_type_never_reaches_the_body(run_mode: Run) -
         ran.append(x)
         return "ok"
 
-    agent = agent_with([f], call("f", {"x": "abc"}, "a"), call("f", {"x": 3}, "b"))
+    agent = make_agent([f], call("f", {"x": "abc"}, "a"), call("f", {"x": 3}, "b"))
     result = await run_mode(agent, "go")
-    text = str(shown(agent, 1)["a"])
+    text = str(read_shown_outputs(agent, 1)["a"])
     assert "x" in text
     assert "int" in text
     assert text.startswith("Tool f failed with: ModelBehaviorError(")
     assert ran == [3]
-    assert statuses(result) == ["failed", "succeeded"]
-    outcome = outcome_of(result, "a")
+    assert read_statuses(result) == ["failed", "succeeded"]
+    outcome = find_outcome(result, "a")
     assert (outcome.started_at, outcome.body_finished) == (None, False)
     assert isinstance(outcome.error, ModelBehaviorError)
-    assert [record.call_id for record in records_of(result, r.CallStarted)] == ["b"]
+    assert [record.call_id for record in find_records(result, r.CallStarted)] == ["b"]
 
 
 @pytest.mark.scenario("LX-12")
@@ -66,9 +67,9 @@ async def test_a_missing_argument_is_named_with_its_tool(run_mode: Run) -> None:
     async def copy(source: str, target: str) -> str:
         raise AssertionError
 
-    agent = agent_with([copy], call("copy", {"source": "here"}, "a"))
+    agent = make_agent([copy], call("copy", {"source": "here"}, "a"))
     await run_mode(agent, "go")
-    text = str(shown(agent)["a"])
+    text = str(read_shown_outputs(agent)["a"])
     assert "copy" in text
     assert "missing: target" in text
 
@@ -83,12 +84,12 @@ async def test_a_literal_is_an_enum_and_nothing_else_passes(run_mode: Run) -> No
         modes.append(mode)
         return mode
 
-    agent = agent_with([open_file], [call("open_file", {"mode": "zzz"}, "a"), call("open_file", {"mode": "w"}, "b")])
+    agent = make_agent([open_file], [call("open_file", {"mode": "zzz"}, "a"), call("open_file", {"mode": "w"}, "b")])
     result = await run_mode(agent, "go")
     assert schema_shown(agent, "open_file")["mode"]["enum"] == ["r", "w"]
     assert modes == ["w"]
-    assert "mode" in str(shown(agent)["a"])
-    assert statuses(result) == ["failed", "succeeded"]
+    assert "mode" in str(read_shown_outputs(agent)["a"])
+    assert read_statuses(result) == ["failed", "succeeded"]
 
 
 @pytest.mark.scenario("LX-14")
@@ -102,10 +103,10 @@ async def test_an_optional_whole_number_accepts_both(run_mode: Run) -> None:
         return "ok"
 
     script = [call("f", {"n": 3}, "a"), call("f", {"n": None}, "b"), call("f", {}, "c"), call("f", {"n": "x"}, "d")]
-    agent = agent_with([f], script, tool_execution="sequential")
+    agent = make_agent([f], script, tool_execution="sequential")
     result = await run_mode(agent, "go")
     assert seen == [3, None, None]
-    assert statuses(result) == ["succeeded"] * 3 + ["failed"]
+    assert read_statuses(result) == ["succeeded"] * 3 + ["failed"]
     kinds = json.dumps(schema_shown(agent, "f")["n"])
     assert "integer" in kinds
     assert "null" in kinds
@@ -122,14 +123,14 @@ async def test_text_that_is_no_json_is_quoted_to_the_model(run_mode: Run) -> Non
         return "ok"
 
     broken = '{"x": 1' + " " * 20
-    agent = agent_with([f], [call("f", broken, "a"), call("f", "z" * 5000, "long")], call("f", {"x": 1}, "b"))
+    agent = make_agent([f], [call("f", broken, "a"), call("f", "z" * 5000, "long")], call("f", {"x": 1}, "b"))
     result = await run_mode(agent, "go")
-    first = shown(agent, 1)
+    first = read_shown_outputs(agent, 1)
     assert first["a"] == f"Arguments of tool f aren't valid JSON: '{broken}'"
     assert len(first["long"]) < 300
     assert str(first["long"]).startswith("Arguments of tool f aren't valid JSON: 'zzz")
     assert ran == [1]
-    assert statuses(result) == ["failed", "failed", "succeeded"]
+    assert read_statuses(result) == ["failed", "failed", "succeeded"]
 
 
 @pytest.mark.scenario("LX-15", "FC-05")
@@ -141,11 +142,11 @@ async def test_a_fault_ends_the_run_where_the_policy_is_to_raise(run_mode: Run, 
     async def f(x: int) -> str:
         raise AssertionError
 
-    agent = agent_with([f], call("f", text, "a"))
+    agent = make_agent([f], call("f", text, "a"))
     with pytest.raises(ModelBehaviorError) as caught:
         await run_mode(agent, "go")
-    assert statuses(caught.value.run_data) == ["failed"]
-    assert records_of(caught.value.run_data, r.CallStarted) == []
+    assert read_statuses(caught.value.run_data) == ["failed"]
+    assert find_records(caught.value.run_data, r.CallStarted) == []
 
 
 @pytest.mark.scenario("FC-03")
@@ -162,9 +163,9 @@ async def test_json_that_is_no_object_goes_to_the_failure_function(run_mode: Run
     async def f(x: int = 0) -> str:
         raise AssertionError
 
-    agent = agent_with([f], call("f", text, "a"))
+    agent = make_agent([f], call("f", text, "a"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"a": "an object, please"}
+    assert read_shown_outputs(agent) == {"a": "an object, please"}
     assert [type(error) for error in errors] == [ModelBehaviorError]
 
 
@@ -187,10 +188,10 @@ async def test_a_fault_goes_through_input_guardrails_but_not_output_ones(run_mod
     async def f(x: int) -> str:
         raise AssertionError
 
-    agent = agent_with([f], [call("f", "{", "a"), call("f", {"x": "no"}, "b")], tool_execution="sequential")
+    agent = make_agent([f], [call("f", "{", "a"), call("f", {"x": "no"}, "b")], tool_execution="sequential")
     result = await run_mode(agent, "go")
     assert judged == [None, {"x": "no"}]
-    assert statuses(result) == ["failed", "failed"]
+    assert read_statuses(result) == ["failed", "failed"]
 
 
 async def test_limits_on_json_hold_in_a_run(run_mode: Run) -> None:
@@ -200,9 +201,9 @@ async def test_limits_on_json_hold_in_a_run(run_mode: Run) -> None:
     async def f(x: int) -> str:
         return "ok"
 
-    agent = agent_with([f], call("f", {"x": 12345}, "a"))
+    agent = make_agent([f], call("f", {"x": 12345}, "a"))
     await run_mode(agent, "go", run_config=RunConfig(json_limits=JsonLimits(max_digits=4)))
-    assert "too many digits" in str(shown(agent)["a"])
+    assert "too many digits" in str(read_shown_outputs(agent)["a"])
 
 
 @pytest.mark.scenario("LX-16")
@@ -221,9 +222,13 @@ async def test_what_the_model_sees_of_none_a_mapping_and_text(run_mode: Run) -> 
     async def text() -> str:
         return '  {"not": "touched"}\n'
 
-    agent = agent_with([nothing, mapping, text], [call("nothing", {}), call("mapping", {}), call("text", {})])
+    agent = make_agent([nothing, mapping, text], [call("nothing", {}), call("mapping", {}), call("text", {})])
     await run_mode(agent, "go")
-    assert list(shown(agent).values()) == ["(no output)", '{"a": [1, null], "é": 1.5}', '  {"not": "touched"}\n']
+    assert list(read_shown_outputs(agent).values()) == [
+        "(no output)",
+        '{"a": [1, null], "é": 1.5}',
+        '  {"not": "touched"}\n',
+    ]
 
 
 @pytest.mark.scenario("LX-18")
@@ -245,9 +250,9 @@ async def test_a_context_variable_set_around_the_run_is_read_by_bodies(run_mode:
         return found
 
     variable.set("caller")
-    agent = agent_with([on_loop, in_thread], [call("on_loop", {}, "a"), call("in_thread", {}, "b")])
+    agent = make_agent([on_loop, in_thread], [call("on_loop", {}, "a"), call("in_thread", {}, "b")])
     await run_mode(agent, "go")
-    assert shown(agent) == {"a": "caller", "b": "caller"}
+    assert read_shown_outputs(agent) == {"a": "caller", "b": "caller"}
     assert variable.get() == "caller"
 
 
@@ -267,7 +272,7 @@ async def test_a_context_parameter_is_found_by_its_annotation(run_mode: Run) -> 
         return "ok"
 
     application = {"n": 1}
-    agent = agent_with([first, last], [call("first", {"x": 1}, "a"), call("last", {"x": 2}, "b")])
+    agent = make_agent([first, last], [call("first", {"x": 1}, "a"), call("last", {"x": 2}, "b")])
     await run_mode(agent, "go", context=application, run_config=RunConfig())
     assert list(schema_shown(agent, "first")) == ["x"]
     assert list(schema_shown(agent, "last")) == ["x"]
@@ -295,13 +300,13 @@ async def test_true_is_no_whole_number_and_one_is_a_float(run_mode: Run) -> None
     batch = [call("whole", '{"n": 1}', "w1"), call("whole", '{"n": true}', "w2")]
     batch += [call("real", '{"x": 1}', "r1"), call("real", '{"x": 1.0}', "r2")]
     later = [call("whole", '{"n": true}', "w3"), call("real", '{"x": 1.0}', "r3"), call("real", '{"x": 1}', "r4")]
-    agent = agent_with([whole, real], batch, later)
+    agent = make_agent([whole, real], batch, later)
     result = await run_mode(agent, "go")
     assert len(ran) == 2
     assert {type(value) for value in ran} == {int, float}
-    assert statuses(result) == ["succeeded", "failed", "succeeded", "replayed", "failed", "replayed", "replayed"]
-    assert "int" in str(shown(agent)["w2"])
-    assert shown(agent)["r1"] == shown(agent)["r2"] == shown(agent)["r3"]
+    assert read_statuses(result) == ["succeeded", "failed", "succeeded", "replayed", "failed", "replayed", "replayed"]
+    assert "int" in str(read_shown_outputs(agent)["w2"])
+    assert read_shown_outputs(agent)["r1"] == read_shown_outputs(agent)["r2"] == read_shown_outputs(agent)["r3"]
 
 
 # -- functions that aren't plain
@@ -363,10 +368,10 @@ async def test_wrapped_partial_bound_and_callable_objects_run_as_tools(run_mode:
     """The model is shown the inner signature; the outer function is what is called."""
     tools = _decorated()
     names = ["wrapped", "retried", "partial", "method", "object"]
-    agent = agent_with(tools, [call(name, {"n": 2}, name) for name in names])
+    agent = make_agent(tools, [call(name, {"n": 2}, name) for name in names])
     await run_mode(agent, "go")
     assert all(list(schema_shown(agent, name)) == ["n"] for name in names)
-    assert shown(agent) == {
+    assert read_shown_outputs(agent) == {
         "wrapped": "<wrapped2>",
         "retried": "after 3",
         "partial": "pp",
@@ -393,9 +398,9 @@ async def test_sync_or_async_is_told_by_the_outer_function(run_mode: Run) -> Non
     def cached(n: int) -> str:
         return f"cached {n}"
 
-    agent = agent_with([outer, cached], [call("inner", {"n": 1}, "a"), call("cached", {"n": 2}, "b")])
+    agent = make_agent([outer, cached], [call("inner", {"n": 1}, "a"), call("cached", {"n": 2}, "b")])
     await run_mode(agent, "go")
-    assert shown(agent) == {"a": "inner 1", "b": "cached 2"}
+    assert read_shown_outputs(agent) == {"a": "inner 1", "b": "cached 2"}
 
 
 @pytest.mark.scenario("FC-01")
@@ -409,6 +414,6 @@ async def test_the_default_failure_text_can_be_extended(run_mode: Run) -> None:
     async def f() -> list[Text]:
         raise ValueError("no")
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"a": "Tool f failed with: ValueError(no) Sorry."}
+    assert read_shown_outputs(agent) == {"a": "Tool f failed with: ValueError(no) Sorry."}

@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from kit.ending import Fatal
 
 from agentloop import (
     Agent,
@@ -77,10 +78,6 @@ async def test_on_stream_that_cancels_itself_disturbs_nobody(run_mode: Any) -> N
     model = ScriptedModel([call("inner", {"input": "x"}), say("done")])
     result = await run_mode(Agent("a", model=model, tools=[inner.as_tool(on_stream=own)]), "go")
     assert [event.outcome.output for event in result.calls] == ["deep"]
-
-
-class Fatal(BaseException):
-    """Neither an exception nor a cancellation."""
 
 
 @pytest.mark.parametrize("error", [Fatal("x"), asyncio.CancelledError("own")])

@@ -7,8 +7,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.results import Run, agent_with
-from kit.watching import Watch, time_passes
+from kit.agents import Run, make_agent
+from kit.ending import advance_clock
+from kit.watching import Watch
 
 from agentloop import Agent, RunConfig, RunTimeout, ToolExecution, tool
 from agentloop import records as r
@@ -32,7 +33,7 @@ class World:
             return "never"
 
         calls = [call("slow", {}, f"c{n}") for n in range(3)]
-        agent = agent_with([slow], calls)
+        agent = make_agent([slow], calls)
         for level in range(levels):
             own = RunConfig(timeout=inner_timeout, tool_execution=CAPPED) if inner_timeout is not None else None
             asks = agent.as_tool("ask", "asks", run_config=own)
@@ -76,12 +77,12 @@ async def cancelled_by(end: Callable[[anyio.CancelScope], Awaitable[None]], worl
 async def caller_first(scope: anyio.CancelScope) -> None:
     """The scope is cancelled, and before anybody hears of it the time is up."""
     scope.cancel()
-    time_passes(LIMIT + 10)
+    advance_clock(LIMIT + 10)
 
 
 async def deadline_first(scope: anyio.CancelScope) -> None:
     """The time is up, and before anybody hears of it the scope is cancelled."""
-    time_passes(LIMIT + 10)
+    advance_clock(LIMIT + 10)
     scope.cancel()
 
 
@@ -146,7 +147,7 @@ async def test_a_deadline_alone_is_a_deadline(run_mode: Run, levels: int) -> Non
     async def passing() -> None:
         await world.running.wait()
         await anyio.wait_all_tasks_blocked()
-        time_passes(LIMIT + 10)
+        advance_clock(LIMIT + 10)
 
     async with anyio.create_task_group() as group:
         group.start_soon(passing)
@@ -163,7 +164,7 @@ async def test_a_nested_deadline_is_outranked_by_the_outer_one(run_mode: Run) ->
     async def passing() -> None:
         await world.running.wait()
         await anyio.wait_all_tasks_blocked()
-        time_passes(LIMIT + 10)
+        advance_clock(LIMIT + 10)
 
     async with anyio.create_task_group() as group:
         group.start_soon(passing)
@@ -183,7 +184,7 @@ async def test_a_native_cancellation_is_the_caller_s_too(run_mode: Run, caller_i
     await anyio.wait_all_tasks_blocked()
     if caller_is_first:
         task.cancel()
-    time_passes(LIMIT + 10)
+    advance_clock(LIMIT + 10)
     if not caller_is_first:
         task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,20 +1,21 @@
 """`cancel_call`: one call ended from outside, by id, call or event, from any task or thread, while the run goes on."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from kit.watching import HookLog, Watch, agent_that_calls, endings, script, shown, watched
+from kit.agents import Run, call_each, configure_run, fine, make_agent
+from kit.ending import endless
+from kit.results import read_endings, read_shown_outputs
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import (
     Agent,
     Allow,
     RunConfig,
     Runner,
-    RunResult,
     ToolCancelledError,
     ToolContext,
     ToolExecution,
@@ -25,22 +26,6 @@ from agentloop import events as ev
 from agentloop import records as r
 from agentloop.testing import ScriptedModel, call, say
 
-Run = Callable[..., Awaitable[RunResult[Any]]]
-
-
-@tool
-async def endless() -> str:
-    """Wait to be ended."""
-    await anyio.sleep(60)
-    return "never"
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
-
-
 ONE_AT_A_TIME = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
 
 
@@ -48,7 +33,7 @@ ONE_AT_A_TIME = RunConfig(tool_execution=ToolExecution(max_function_tool_concurr
 @pytest.mark.parametrize("by", ["id", "call", "event", "item event"])
 async def test_stream_cancels_a_running_call_by_id_call_or_event(by: str) -> None:
     """The reason is what the model is told; siblings are left alone."""
-    agent = agent_that_calls("endless", "fine", tools=[endless, fine])
+    agent = make_agent([endless, fine], call_each("endless", "fine"))
     items: dict[str, Any] = {}
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
@@ -59,8 +44,8 @@ async def test_stream_cancels_a_running_call_by_id_call_or_event(by: str) -> Non
                 assert stream.cancel_call(what[by], "not needed") is True
     result = stream.result
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "Tool endless failed with: ToolCancelledError(not needed)", "c2": "fine"}
-    assert endings(result.calls) == [("c1", "cancelled", "caller"), ("c2", "succeeded", None)]
+    assert read_shown_outputs(agent) == {"c1": "Tool endless failed with: ToolCancelledError(not needed)", "c2": "fine"}
+    assert read_endings(result.calls) == [("c1", "cancelled", "caller"), ("c2", "succeeded", None)]
     assert result.calls[0].outcome.reason == "not needed"
 
 
@@ -79,21 +64,21 @@ async def test_call_is_cancelled_from_another_tool(run_mode: Run) -> None:
         await running.wait()
         return str(ctx.cancel_call("c1", "by another"))
 
-    agent = agent_that_calls("waits", "stops", tools=[waits, stops])
+    agent = make_agent([waits, stops], call_each("waits", "stops"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool waits failed with: ToolCancelledError(by another)", "c2": "True"}
+    assert read_shown_outputs(agent) == {"c1": "Tool waits failed with: ToolCancelledError(by another)", "c2": "True"}
 
 
 @pytest.mark.real_clock
 async def test_call_is_cancelled_from_a_thread() -> None:
     """By the stream's method, called in a worker thread of the application; the answer is the truth."""
-    agent = agent_that_calls("endless", tools=[endless])
+    agent = make_agent([endless], call_each("endless"))
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.CallStarted):
                 assert await anyio.to_thread.run_sync(stream.cancel_call, "c1", "from afar") is True
                 assert await anyio.to_thread.run_sync(stream.cancel_call, "c9") is False
-    assert shown(agent) == {"c1": "Tool endless failed with: ToolCancelledError(from afar)"}
+    assert read_shown_outputs(agent) == {"c1": "Tool endless failed with: ToolCancelledError(from afar)"}
 
 
 @pytest.mark.real_clock
@@ -111,15 +96,18 @@ async def test_call_is_cancelled_from_a_sync_tool(run_mode: Run) -> None:
     def stops(ctx: ToolContext[Any]) -> str:
         return str(ctx.cancel_call("c1", "from a thread"))
 
-    agent = agent_that_calls("waits", "stops", tools=[waits, stops])
+    agent = make_agent([waits, stops], call_each("waits", "stops"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool waits failed with: ToolCancelledError(from a thread)", "c2": "True"}
+    assert read_shown_outputs(agent) == {
+        "c1": "Tool waits failed with: ToolCancelledError(from a thread)",
+        "c2": "True",
+    }
 
 
 async def test_queued_call_that_is_cancelled_never_starts(run_mode: Run) -> None:
     """No body, no hook, no start in the log: `cancelled` by `caller`, and the model is told why."""
     ran: list[str] = []
-    hooks, watch = HookLog(), Watch()
+    hooks, watch = ToolHookLog(), Watch()
 
     @tool
     async def first(ctx: ToolContext[Any]) -> str:
@@ -131,11 +119,11 @@ async def test_queued_call_that_is_cancelled_never_starts(run_mode: Run) -> None
         ran.append("second")
         return "never"
 
-    agent = agent_that_calls("first", "second", tools=[first, second])
-    result = await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, max_function_tool_concurrency=1))
+    agent = make_agent([first, second], call_each("first", "second"))
+    result = await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch, max_function_tool_concurrency=1))
     assert ran == []
-    assert shown(agent) == {"c1": "first", "c2": "Tool second failed with: ToolCancelledError(too late)"}
-    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "cancelled", "caller")]
+    assert read_shown_outputs(agent) == {"c1": "first", "c2": "Tool second failed with: ToolCancelledError(too late)"}
+    assert read_endings(result.calls) == [("c1", "succeeded", None), ("c2", "cancelled", "caller")]
     assert result.calls[1].outcome.started_at is None
     assert hooks.started == ["c1"]
     assert [record.call_id for record in watch.of(r.CallStarted)] == ["c1"]
@@ -150,9 +138,14 @@ async def test_cancelled_queued_call_does_not_stop_those_behind_it(run_mode: Run
         assert ctx.cancel_call("c3")
         return "first"
 
-    agent = agent_that_calls("first", "endless", "endless", "fine", tools=[first, endless, fine])
+    agent = make_agent([first, endless, fine], call_each("first", "endless", "endless", "fine"))
     result = await run_mode(agent, "go", run_config=ONE_AT_A_TIME)
-    assert [status for _, status, _ in endings(result.calls)] == ["succeeded", "cancelled", "cancelled", "succeeded"]
+    assert [status for _, status, _ in read_endings(result.calls)] == [
+        "succeeded",
+        "cancelled",
+        "cancelled",
+        "succeeded",
+    ]
 
 
 async def test_cancelled_queued_call_of_a_later_segment_never_starts(run_mode: Run) -> None:
@@ -169,20 +162,17 @@ async def test_cancelled_queued_call_of_a_later_segment_never_starts(run_mode: R
         ran.append("later")
         return "never"
 
-    agent = agent_that_calls("alone", "later", "fine", tools=[alone, later, fine])
+    agent = make_agent([alone, later, fine], call_each("alone", "later", "fine"))
     result = await run_mode(agent, "go")
     assert ran == []
-    assert [status for _, status, _ in endings(result.calls)] == ["succeeded", "cancelled", "succeeded"]
+    assert [status for _, status, _ in read_endings(result.calls)] == ["succeeded", "cancelled", "succeeded"]
     assert result.calls[1].outcome.cancelled_by == "caller"
 
 
 async def test_unknown_and_ended_calls_answer_false() -> None:
     """Nothing happens, nothing is raised."""
-    agent = script(
-        [call("fine", call_id="c1"), call("endless", call_id="c2")],
-        call("fine", call_id="c3"),
-        say("done"),
-        tools=[fine, endless],
+    agent = make_agent(
+        [fine, endless], [call("fine", call_id="c1"), call("endless", call_id="c2")], call("fine", call_id="c3")
     )
     answers: list[bool] = []
     async with Runner.run_streamed(agent, "go") as stream:
@@ -208,9 +198,9 @@ async def test_second_cancel_of_a_running_call_changes_nothing(run_mode: Run) ->
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("stops", tools=[stops])
+    agent = make_agent([stops], call_each("stops"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool stops failed with: ToolCancelledError(first)"}
+    assert read_shown_outputs(agent) == {"c1": "Tool stops failed with: ToolCancelledError(first)"}
 
 
 async def test_call_cancelled_during_planning_never_starts() -> None:
@@ -235,19 +225,22 @@ async def test_call_cancelled_during_planning_never_starts() -> None:
     async def gated() -> str:
         return "gated"
 
-    agent = agent_that_calls("doomed", "gated", tools=[doomed, gated])
+    agent = make_agent([doomed, gated], call_each("doomed", "gated"))
     async with Runner.run_streamed(agent, "go") as stream:
         streams.append(stream)
         async for _ in stream:
             pass
     assert ran == []
-    assert shown(agent) == {"c1": "Tool doomed failed with: ToolCancelledError(changed my mind)", "c2": "gated"}
-    assert endings(stream.result.calls)[0] == ("c1", "cancelled", "caller")
+    assert read_shown_outputs(agent) == {
+        "c1": "Tool doomed failed with: ToolCancelledError(changed my mind)",
+        "c2": "gated",
+    }
+    assert read_endings(stream.result.calls)[0] == ("c1", "cancelled", "caller")
 
 
 async def test_call_cancelled_in_its_input_guardrail_never_starts(run_mode: Run) -> None:
     """The guardrail is cut, the body doesn't run, hooks don't fire."""
-    hooks = HookLog()
+    hooks = ToolHookLog()
     ran: list[str] = []
 
     @tool_input_guardrail
@@ -261,11 +254,11 @@ async def test_call_cancelled_in_its_input_guardrail_never_starts(run_mode: Run)
         ran.append("work")
         return "never"
 
-    agent = agent_that_calls("work", tools=[work])
+    agent = make_agent([work], call_each("work"))
     result = await run_mode(agent, "go", hooks=hooks)
     assert ran == []
     assert hooks.started == []
-    assert endings(result.calls) == [("c1", "cancelled", "caller")]
+    assert read_endings(result.calls) == [("c1", "cancelled", "caller")]
     assert result.calls[0].outcome.started_at is None
 
 
@@ -293,15 +286,13 @@ async def test_cancel_call_of_an_agent_tool_ends_its_nested_run(run_mode: Run) -
     inner: Agent[Any, Any] = Agent(
         "inner", model=ScriptedModel([call("deep", call_id="d1"), say("never")]), tools=[deep]
     )
-    agent = script(
-        [call("inner", {"input": "go"}, call_id="c1"), call("stops", call_id="c2")],
-        say("done"),
-        tools=[inner.as_tool(), stops],
+    agent = make_agent(
+        [inner.as_tool(), stops], [call("inner", {"input": "go"}, call_id="c1"), call("stops", call_id="c2")]
     )
-    result = await run_mode(agent, "go", run_config=watched(watch))
+    result = await run_mode(agent, "go", run_config=configure_run(watch))
     assert result.final_output == "done"
     assert lines == ["deep ended"]
-    assert shown(agent)["c1"] == "Tool inner failed with: ToolCancelledError(enough)"
+    assert read_shown_outputs(agent)["c1"] == "Tool inner failed with: ToolCancelledError(enough)"
     ends = [(record.path, record.status) for record in watch.of(r.RunEnded)]
     assert ends == [(("c1",), "cancelled"), ((), "completed")]
 
@@ -316,13 +307,13 @@ async def test_nested_call_is_cancelled_by_its_event() -> None:
 
     inner_model = ScriptedModel([call("deep", call_id="d1"), say("inner done")])
     inner: Agent[Any, Any] = Agent("inner", model=inner_model, tools=[deep])
-    agent = script(call("inner", {"input": "go"}, call_id="c1"), say("done"), tools=[inner.as_tool()])
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "go"}, call_id="c1"))
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.CallStarted) and event.path == ("c1",):
                 assert stream.cancel_call("d1") is False  # an id alone means the run's own calls
                 assert stream.cancel_call(event, "enough") is True
-    assert shown(agent) == {"c1": "inner done"}
+    assert read_shown_outputs(agent) == {"c1": "inner done"}
     assert [item.output for item in inner_model.requests[1].items if hasattr(item, "output")] == [
         "Tool deep failed with: ToolCancelledError(enough)"
     ]
@@ -338,4 +329,4 @@ async def test_cancelled_call_under_policy_raise_fails_the_run(run_mode: Run) ->
         return "never"
 
     with pytest.raises(ToolCancelledError, match="enough"):
-        await run_mode(agent_that_calls("strict", tools=[strict]), "go")
+        await run_mode(make_agent([strict], call_each("strict")), "go")

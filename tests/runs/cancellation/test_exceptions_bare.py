@@ -1,22 +1,18 @@
 """What leaves a run leaves it bare: one exception, never a group, once, and the consumer's own comes first."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
-from kit.watching import Watch, agent_that_calls, outputs, script, watched
+from kit.agents import Run, call_each, configure_run, fine, make_agent
+from kit.ending import Fatal, endless
+from kit.results import read_outputs
+from kit.watching import Watch
 
-from agentloop import MaxTurnsExceeded, ModelBehaviorError, RunHooks, Runner, RunResult, ToolCallError, UserError, tool
+from agentloop import MaxTurnsExceeded, ModelBehaviorError, RunHooks, Runner, ToolCallError, UserError, tool
 from agentloop import events as ev
-from agentloop.testing import call, fail, say
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
-
-
-class Fatal(BaseException):
-    """Neither an `Exception` nor a cancellation."""
+from agentloop.testing import call, fail
 
 
 class Boom(Exception):
@@ -33,19 +29,6 @@ def raising(error: BaseException, name: str = "fails", **options: Any) -> Any:
     return tool(name=name, **options)(fails)
 
 
-@tool
-async def endless() -> str:
-    """Wait to be ended."""
-    await anyio.sleep(60)
-    return "never"
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
-
-
 @pytest.mark.parametrize("siblings", [0, 3])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Fatal])
 async def test_fatal_exception_of_a_body_leaves_bare(run_mode: Run, kind: type[BaseException], siblings: int) -> None:
@@ -58,11 +41,11 @@ async def test_fatal_exception_of_a_body_leaves_bare(run_mode: Run, kind: type[B
         asked.append(error)
         return "handled"
 
-    agent = agent_that_calls(
-        "fails", *["endless"] * siblings, tools=[raising(error, failure_error_function=words), endless]
+    agent = make_agent(
+        [raising(error, failure_error_function=words), endless], call_each("fails", *["endless"] * siblings)
     )
     with pytest.raises(kind) as caught:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
     assert caught.value is error
     assert asked == []
     assert set(watch.endings().values()) <= {("failed", None), ("cancelled", "sibling")}
@@ -81,7 +64,7 @@ async def test_fatal_exception_of_a_sync_body_leaves_bare(run_mode: Run, kind: t
         raise error
 
     with pytest.raises(kind) as caught:
-        await run_mode(agent_that_calls("fails", tools=[fails]), "go")
+        await run_mode(make_agent([fails], call_each("fails")), "go")
     assert caught.value is error
 
 
@@ -90,7 +73,7 @@ async def test_fatal_exception_of_a_sync_body_leaves_bare(run_mode: Run, kind: t
 def test_fatal_exception_leaves_run_sync_bare(kind: type[BaseException], backend: Any) -> None:
     """Out of the event loop as well, on both backends."""
     error = kind("stop")
-    agent = agent_that_calls("fails", "endless", tools=[raising(error), endless])
+    agent = make_agent([raising(error), endless], call_each("fails", "endless"))
     with pytest.raises(kind) as caught:
         Runner.run_sync(agent, "go", backend=backend)
     assert caught.value is error
@@ -120,7 +103,7 @@ async def test_fatal_exception_beats_an_ordinary_one(run_mode: Run, order: tuple
         raise ValueError("broken")
 
     with pytest.raises(Fatal) as caught:
-        await run_mode(agent_that_calls(*order, tools=[fatal, broken]), "go")
+        await run_mode(make_agent([fatal, broken], call_each(*order)), "go")
     assert any("broken" in note for note in caught.value.__notes__)
 
 
@@ -128,7 +111,7 @@ async def test_error_group_of_a_body_is_the_tools_failure_and_leaves_as_its_caus
     """A body's own group isn't unwrapped, nor does the run raise one: `ToolCallError` caused by it."""
     group = ExceptionGroup("several", [ValueError("one"), KeyError("two")])
     with pytest.raises(ToolCallError) as caught:
-        await run_mode(agent_that_calls("fails", tools=[raising(group, failure_error_function=None)]), "go")
+        await run_mode(make_agent([raising(group, failure_error_function=None)], call_each("fails")), "go")
     assert caught.value.__cause__ is group
 
 
@@ -145,9 +128,9 @@ async def test_error_group_from_a_bodys_own_task_group_is_told_to_the_model(run_
             group.start_soon(anyio.sleep, 60)
         return "never"
 
-    result = await run_mode(agent_that_calls("grouped", "fine", tools=[grouped, fine]), "go")
-    assert "ValueError(child)" in outputs(result.new_items)["c1"]
-    assert outputs(result.new_items)["c2"] == "fine"
+    result = await run_mode(make_agent([grouped, fine], call_each("grouped", "fine")), "go")
+    assert "ValueError(child)" in read_outputs(result.new_items)["c1"]
+    assert read_outputs(result.new_items)["c2"] == "fine"
 
 
 async def test_keyboard_interrupt_in_a_bodys_task_group_leaves_bare(run_mode: Run) -> None:
@@ -164,30 +147,30 @@ async def test_keyboard_interrupt_in_a_bodys_task_group_leaves_bare(run_mode: Ru
         return "never"
 
     with pytest.raises(Fatal):
-        await run_mode(agent_that_calls("grouped", "fine", tools=[grouped, fine]), "go")
+        await run_mode(make_agent([grouped, fine], call_each("grouped", "fine")), "go")
 
 
 async def test_models_error_leaves_bare(run_mode: Run) -> None:
     """An exception of the model isn't wrapped."""
     error = ConnectionError("no model")
     with pytest.raises(ConnectionError) as caught:
-        await run_mode(script(fail(error), tools=[]), "go")
+        await run_mode(make_agent([], fail(error), done=None), "go")
     assert caught.value is error
 
 
 async def test_run_sync_inside_a_loop_names_the_way(run_mode: Run) -> None:
     """`UserError`, not a deadlock."""
     with pytest.raises(UserError, match=r"await Runner\.run"):
-        Runner.run_sync(script(say("done"), tools=[]), "go")
+        Runner.run_sync(make_agent([]), "go")
 
 
 async def test_library_error_carries_the_runs_data(run_mode: Run) -> None:
     """What had been achieved stands on it."""
-    agent = script(call("fine", call_id="c1"), call("fine", call_id="c2"), tools=[fine])
+    agent = make_agent([fine], call("fine", call_id="c1"), call("fine", call_id="c2"), done=None)
     with pytest.raises(MaxTurnsExceeded) as caught:
         await run_mode(agent, "go", max_turns=2)
     assert caught.value.run_data is not None
-    assert outputs(caught.value.run_data.new_items) == {"c1": "fine", "c2": "fine"}
+    assert read_outputs(caught.value.run_data.new_items) == {"c1": "fine", "c2": "fine"}
 
 
 # ---------------------------------------------------------------------------------------------- streamed
@@ -205,7 +188,7 @@ class UntilEnd(RunHooks):
 
 def broken_agent() -> Any:
     """Return an agent whose run fails in its first turn."""
-    return agent_that_calls("fails", tools=[raising(ValueError("broken"), failure_error_function=None)])
+    return make_agent([raising(ValueError("broken"), failure_error_function=None)], call_each("fails"))
 
 
 async def test_streams_error_is_raised_once_from_iteration_after_all_events() -> None:
@@ -230,7 +213,7 @@ async def test_streams_error_is_raised_when_the_block_is_left_by_a_consumer_that
     """It isn't lost: the run had failed before the block was left."""
     watch, hooks = Watch(), UntilEnd()
     with pytest.raises(ToolCallError) as caught:
-        async with Runner.run_streamed(broken_agent(), "go", hooks=hooks, run_config=watched(watch)) as stream:
+        async with Runner.run_streamed(broken_agent(), "go", hooks=hooks, run_config=configure_run(watch)) as stream:
             await hooks.ended.wait()
     assert stream.error is caught.value
     assert watch.end == "failed"
@@ -271,7 +254,7 @@ async def test_consumers_own_exception_ends_the_run_and_leaves_bare() -> None:
 
     with pytest.raises(Boom):
         async with Runner.run_streamed(
-            agent_that_calls("slow", tools=[slow]), "go", run_config=watched(watch)
+            make_agent([slow], call_each("slow")), "go", run_config=configure_run(watch)
         ) as stream:
             async for event in stream:
                 if isinstance(event, ev.CallStarted):
@@ -284,7 +267,7 @@ async def test_consumers_own_exception_ends_the_run_and_leaves_bare() -> None:
 async def test_fatal_exception_of_the_consumer_leaves_bare() -> None:
     """A `KeyboardInterrupt` raised in the block."""
     with pytest.raises(KeyboardInterrupt):
-        async with Runner.run_streamed(agent_that_calls("endless", tools=[endless]), "go") as stream:
+        async with Runner.run_streamed(make_agent([endless], call_each("endless")), "go") as stream:
             async for event in stream:
                 if isinstance(event, ev.CallStarted):
                     raise KeyboardInterrupt
@@ -293,7 +276,7 @@ async def test_fatal_exception_of_the_consumer_leaves_bare() -> None:
 async def test_fatal_exception_is_raised_from_a_streams_iteration_bare() -> None:
     """A body's `KeyboardInterrupt` reaches the consumer's loop itself."""
     with pytest.raises(KeyboardInterrupt):
-        async with Runner.run_streamed(agent_that_calls("fails", tools=[raising(KeyboardInterrupt())]), "go") as stream:
+        async with Runner.run_streamed(make_agent([raising(KeyboardInterrupt())], call_each("fails")), "go") as stream:
             async for _ in stream:
                 pass
     assert isinstance(stream.error, KeyboardInterrupt)
@@ -301,7 +284,7 @@ async def test_fatal_exception_is_raised_from_a_streams_iteration_bare() -> None
 
 async def test_result_before_the_end_is_a_users_error() -> None:
     """And after it, the result."""
-    async with Runner.run_streamed(script(say("done"), tools=[]), "go") as stream:
+    async with Runner.run_streamed(make_agent([]), "go") as stream:
         with pytest.raises(UserError):
             stream.result
         async for _ in stream:
@@ -311,10 +294,10 @@ async def test_result_before_the_end_is_a_users_error() -> None:
 
 async def test_bad_response_of_the_model_leaves_bare(run_mode: Run) -> None:
     """`ModelBehaviorError`, with nothing started."""
-    agent = script([call("fine", call_id="c1"), call("nothing", call_id="c2")], tools=[fine])
+    agent = make_agent([fine], [call("fine", call_id="c1"), call("nothing", call_id="c2")], done=None)
     watch = Watch()
     with pytest.raises(ModelBehaviorError, match="nothing"):
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
     assert watch.end == "failed"
 
 
@@ -324,7 +307,7 @@ async def test_two_runs_in_a_native_task_group_leave_bare_errors() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with asyncio.TaskGroup() as group:
             group.create_task(Runner.run(broken_agent(), "go"))
-            group.create_task(Runner.run(agent_that_calls("endless", tools=[endless]), "go"))
+            group.create_task(Runner.run(make_agent([endless], call_each("endless")), "go"))
     assert [type(error) for error in caught.value.exceptions] == [ToolCallError]
 
 
@@ -333,7 +316,7 @@ async def test_native_timeout_around_a_run_ends_as_a_timeout() -> None:
     """`asyncio.timeout` works around a run: its cancellation comes out as it went in."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await Runner.run(agent_that_calls("endless", "endless", tools=[endless]), "go")
+            await Runner.run(make_agent([endless], call_each("endless", "endless")), "go")
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0

@@ -12,19 +12,10 @@ import anyio.from_thread
 import anyio.lowlevel
 import attrs
 import pytest
-from kit.watching import (
-    Backend,
-    HookLog,
-    Watch,
-    agent_that_calls,
-    cancelled_at,
-    lasting,
-    model_of,
-    natively_cancelled_at,
-    script,
-    time_passes,
-    watched,
-)
+from kit.agents import Run, call_each, configure_run, make_agent
+from kit.ending import Backend, advance_clock, cancel_natively_when, cancel_when, check_duration
+from kit.results import read_requests
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import (
     Allow,
@@ -33,7 +24,6 @@ from agentloop import (
     RunConfig,
     RunHooks,
     Runner,
-    RunResult,
     RunTimeout,
     ToolCallError,
     ToolContext,
@@ -45,14 +35,13 @@ from agentloop import (
 from agentloop import records as r
 from agentloop.testing import call, say, wait
 
-Run = Callable[..., Awaitable[RunResult[Any]]]
 Canceller = Callable[[anyio.Event, Callable[[], Awaitable[Any]]], Awaitable[None]]
 
 
 @pytest.fixture(params=["scope", "native"])
 def cancelled(request: pytest.FixtureRequest) -> Canceller:
     """Cancel a run by a scope around it, and (on asyncio, see `conftest.py`) by `Task.cancel()`."""
-    return natively_cancelled_at if request.param == "native" else cancelled_at
+    return cancel_natively_when if request.param == "native" else cancel_when
 
 
 class Started:
@@ -85,9 +74,9 @@ async def test_cancelling_the_caller_cancels_every_running_body_at_once(
             raise
         return "never"
 
-    agent = agent_that_calls("slow", "slow", "slow", tools=[slow])
-    async with lasting(anyio_backend, 0):
-        await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([slow], call_each("slow", "slow", "slow"))
+    async with check_duration(anyio_backend, 0):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert sorted(finished) == ["c1", "c2", "c3"]
     assert watch.endings() == dict.fromkeys(("c1", "c2", "c3"), ("cancelled", "parent"))
     assert not watch.of(r.BatchEnded)
@@ -108,8 +97,8 @@ async def test_hundred_bodies_have_run_their_finally_when_the_run_leaves(run_mod
             finished.append(ctx.tool_call_id)
         return "never"
 
-    agent = agent_that_calls(*["slow"] * 100, tools=[slow])
-    config = watched(watch, max_function_tool_concurrency=None)
+    agent = make_agent([slow], call_each(*["slow"] * 100))
+    config = configure_run(watch, max_function_tool_concurrency=None)
     await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
     assert len(finished) == 100
     assert set(watch.endings().values()) == {("cancelled", "parent")}
@@ -124,7 +113,7 @@ async def test_nothing_of_a_cancelled_run_becomes_visible_to_the_model(run_mode:
     async def slowly(call_id: str, outcome: Any) -> None:
         await anyio.sleep(0.01)
 
-    hooks = HookLog(at_end=slowly)
+    hooks = ToolHookLog(at_end=slowly)
 
     def never(*args: Any) -> Any:
         asked.append(args)
@@ -136,12 +125,12 @@ async def test_nothing_of_a_cancelled_run_becomes_visible_to_the_model(run_mode:
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("slow", "slow", tools=[slow])
-    await cancelled(started.all, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    agent = make_agent([slow], call_each("slow", "slow"))
+    await cancelled(started.all, partial(run_mode, agent, "go", hooks=hooks, run_config=configure_run(watch)))
     assert asked == []
     assert sorted(hooks.ended) == [("c1", "cancelled", "parent"), ("c2", "cancelled", "parent")]
     assert [watch.outcome(call_id).output for call_id in ("c1", "c2")] == [None, None]
-    assert len(model_of(agent).requests) == 1
+    assert len(read_requests(agent)) == 1
     assert not watch.of(r.BatchEnded)
     assert watch.end == "cancelled"
 
@@ -151,7 +140,7 @@ async def test_run_end_hook_runs_once_shielded_and_the_last_record_says_cancelle
     run_mode: Run, cancelled: Canceller
 ) -> None:
     """`on_run_end` may await although its run is cancelled."""
-    started, hooks, watch = Started(1), HookLog(), Watch()
+    started, hooks, watch = Started(1), ToolHookLog(), Watch()
 
     @tool
     async def slow() -> str:
@@ -159,8 +148,8 @@ async def test_run_end_hook_runs_once_shielded_and_the_last_record_says_cancelle
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("slow", tools=[slow])
-    await cancelled(started.all, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    agent = make_agent([slow], call_each("slow"))
+    await cancelled(started.all, partial(run_mode, agent, "go", hooks=hooks, run_config=configure_run(watch)))
     assert hooks.run_ends == ["cancelled"]
     assert watch.end == "cancelled"
 
@@ -187,9 +176,9 @@ async def test_unshielded_awaits_in_cleanup_fail_at_once_and_ctx_cleanup_goes_on
                 lines.append("tidied")
         return "never"
 
-    agent = agent_that_calls("tidy", tools=[tidy])
-    async with lasting(anyio_backend, 0.05):
-        await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([tidy], call_each("tidy"))
+    async with check_duration(anyio_backend, 0.05):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert lines == ["refused", "tidied"]
     assert watch.outcome("c1").cleanup == "done"
     assert not watch.of(r.CleanupCut)
@@ -218,9 +207,9 @@ async def test_ctx_cleanup_is_cut_at_the_one_cleanup_deadline(
                 lines.append("never")
         return "never"
 
-    agent = agent_that_calls("greedy", "greedy", "greedy", tools=[greedy])
-    config = watched(watch, cleanup_grace=0.5)
-    async with lasting(anyio_backend, 0.5):
+    agent = make_agent([greedy], call_each("greedy", "greedy", "greedy"))
+    config = configure_run(watch, cleanup_grace=0.5)
+    async with check_duration(anyio_backend, 0.5):
         await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
     assert lines == []
     for call_id in ("c1", "c2", "c3"):
@@ -249,9 +238,9 @@ async def test_body_with_a_shield_of_its_own_is_awaited_and_named(
                 lines.append("ended")
         return "never"
 
-    agent = agent_that_calls("stubborn", tools=[stubborn])
-    config = watched(watch, cleanup_grace=0.5)
-    async with lasting(anyio_backend, 2):
+    agent = make_agent([stubborn], call_each("stubborn"))
+    config = configure_run(watch, cleanup_grace=0.5)
+    async with check_duration(anyio_backend, 2):
         await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
     assert lines == ["ended"]
     assert len(watch.still) == 2  # at 0.5 s and at 1.5 s
@@ -280,13 +269,13 @@ async def test_body_that_swallows_the_cancellation_is_awaited(
         lines.append("ended")
         return "late"
 
-    agent = agent_that_calls("deaf", tools=[deaf])
-    async with lasting(anyio_backend, 0.1):
-        await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([deaf], call_each("deaf"))
+    async with check_duration(anyio_backend, 0.1):
+        await cancelled(started.all, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert lines == ["ended"]
     assert len(watch.of(r.CallSettled)) == 1
     assert not watch.of(r.BatchEnded)
-    assert len(model_of(agent).requests) == 1
+    assert len(read_requests(agent)) == 1
     assert watch.end == "cancelled"
 
 
@@ -312,9 +301,9 @@ async def test_parent_cancel_during_a_drain_after_a_failure_joins_and_propagates
                 lines.append("tidied")
         return "never"
 
-    agent = agent_that_calls("tidy", "fails", tools=[tidy, fails])
-    async with lasting(anyio_backend, 0.1):
-        await cancelled(draining, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([tidy, fails], call_each("tidy", "fails"))
+    async with check_duration(anyio_backend, 0.1):
+        await cancelled(draining, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert lines == ["tidied"]
     failed = watch.outcome("c2")
     assert failed.status == "failed"
@@ -345,9 +334,9 @@ async def test_parent_cancel_does_not_prolong_a_drain_under_way(cancelled: Cance
                 await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("greedy", "fails", tools=[greedy, fails])
-    config = watched(watch, cleanup_grace=0.5)
-    async with lasting(anyio_backend, 0.5):
+    agent = make_agent([greedy, fails], call_each("greedy", "fails"))
+    config = configure_run(watch, cleanup_grace=0.5)
+    async with check_duration(anyio_backend, 0.5):
         await cancelled(ready, partial(Runner.run, agent, "go", run_config=config))
     assert watch.outcome("c1").cleanup == "cut"
     assert watch.end == "cancelled"
@@ -363,15 +352,15 @@ async def test_parent_wins_although_the_result_is_ready_in_that_instant(run_mode
         scope.cancel()
         return "ready"
 
-    agent = agent_that_calls("last", tools=[last])
+    agent = make_agent([last], call_each("last"))
     with anyio.CancelScope() as scope:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
         pytest.fail("the run returned although its caller was cancelled")
     assert scope.cancelled_caught
     assert watch.outcome("c1").body_finished
     assert len(watch.of(r.CallSettled)) == 1
     assert not watch.of(r.BatchEnded)
-    assert len(model_of(agent).requests) == 1
+    assert len(read_requests(agent)) == 1
     assert watch.end == "cancelled"
 
 
@@ -387,11 +376,11 @@ async def test_native_cancel_wins_although_the_result_is_ready_in_that_instant(r
         hosts[0].cancel()
         return "ready"
 
-    agent = agent_that_calls("last", tools=[last])
+    agent = make_agent([last], call_each("last"))
 
     async def host() -> None:
         hosts.append(asyncio.current_task())
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
 
     task = asyncio.create_task(host())
     with pytest.raises(asyncio.CancelledError):
@@ -404,7 +393,7 @@ async def test_native_cancel_wins_although_the_result_is_ready_in_that_instant(r
 
 async def test_parent_cancel_cuts_a_pending_output_guardrail(run_mode: Run, cancelled: Canceller) -> None:
     """What comes after the body is cancelled at once: `cancelled` by `parent`, the body having finished."""
-    judging, watch, hooks = anyio.Event(), Watch(), HookLog()
+    judging, watch, hooks = anyio.Event(), Watch(), ToolHookLog()
 
     @tool_output_guardrail
     async def judge(data: Any) -> Any:
@@ -416,8 +405,8 @@ async def test_parent_cancel_cuts_a_pending_output_guardrail(run_mode: Run, canc
     async def quick() -> str:
         return "made"
 
-    agent = agent_that_calls("quick", tools=[quick])
-    await cancelled(judging, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    agent = make_agent([quick], call_each("quick"))
+    await cancelled(judging, partial(run_mode, agent, "go", hooks=hooks, run_config=configure_run(watch)))
     outcome = watch.outcome("c1")
     assert (outcome.status, outcome.cancelled_by, outcome.body_finished) == ("cancelled", "parent", True)
     assert outcome.output is None
@@ -435,14 +424,14 @@ async def test_end_hook_under_way_when_the_parent_cancels_finishes_with_the_body
         hooked.set()
         await anyio.sleep(0.02)
 
-    hooks = HookLog(at_end=slowly)
+    hooks = ToolHookLog(at_end=slowly)
 
     @tool
     async def quick() -> str:
         return "made"
 
-    agent = agent_that_calls("quick", tools=[quick])
-    await cancelled(hooked, partial(run_mode, agent, "go", hooks=hooks, run_config=watched(watch)))
+    agent = make_agent([quick], call_each("quick"))
+    await cancelled(hooked, partial(run_mode, agent, "go", hooks=hooks, run_config=configure_run(watch)))
     assert hooks.ended == [("c1", "succeeded", None)]
     assert watch.outcome("c1").output == "made"
     assert not watch.of(r.BatchEnded)
@@ -452,7 +441,7 @@ async def test_end_hook_under_way_when_the_parent_cancels_finishes_with_the_body
 @pytest.mark.scenario("LX-48")
 async def test_sibling_that_had_finished_keeps_its_outcome_in_the_log(run_mode: Run, cancelled: Canceller) -> None:
     """What settled before the cancellation stays as it was; what hadn't started never starts."""
-    running, watch, hooks = anyio.Event(), Watch(), HookLog()
+    running, watch, hooks = anyio.Event(), Watch(), ToolHookLog()
 
     @tool
     async def quick() -> str:
@@ -464,8 +453,8 @@ async def test_sibling_that_had_finished_keeps_its_outcome_in_the_log(run_mode: 
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("quick", "slow", "quick", tools=[quick, slow])
-    config = watched(watch, max_function_tool_concurrency=1)
+    agent = make_agent([quick, slow], call_each("quick", "slow", "quick"))
+    config = configure_run(watch, max_function_tool_concurrency=1)
     await cancelled(running, partial(run_mode, agent, "go", hooks=hooks, run_config=config))
     assert watch.outcome("c1").value == "made"
     assert watch.endings() == {
@@ -490,8 +479,8 @@ async def test_cancelling_a_turn_of_queued_calls_starts_none_of_them(run_mode: R
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls(*["slow"] * 50, tools=[slow])
-    config = watched(watch, max_function_tool_concurrency=1)
+    agent = make_agent([slow], call_each(*["slow"] * 50))
+    config = configure_run(watch, max_function_tool_concurrency=1)
     await cancelled(started.all, partial(run_mode, agent, "go", run_config=config))
     assert bodies == ["c1"]
     assert len(watch.of(r.CallSettled)) == 50
@@ -510,8 +499,8 @@ async def test_error_in_cleanup_does_not_replace_the_cancellation(run_mode: Run,
         finally:
             raise ValueError("in cleanup")
 
-    agent = agent_that_calls("clumsy", tools=[clumsy])
-    await cancelled(started.all, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([clumsy], call_each("clumsy"))
+    await cancelled(started.all, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert watch.endings() == {"c1": ("cancelled", "parent")}
     assert [str(report.error) for report in watch.late] == ["in cleanup"]
     assert watch.end == "cancelled"
@@ -528,9 +517,9 @@ async def test_parent_outranks_a_cancel_call_of_the_same_step(run_mode: Run) -> 
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("torn", tools=[torn])
+    agent = make_agent([torn], call_each("torn"))
     with anyio.CancelScope() as scope:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
         pytest.fail("the run returned although its caller was cancelled")
     assert watch.endings() == {"c1": ("cancelled", "parent")}
     assert watch.end == "cancelled"
@@ -539,17 +528,17 @@ async def test_parent_outranks_a_cancel_call_of_the_same_step(run_mode: Run) -> 
 @pytest.mark.scenario("LX-23")
 async def test_run_timeout_ends_calls_by_deadline_and_raises_with_data(run_mode: Run, anyio_backend: Backend) -> None:
     """At 60 s the running and the queued call are `cancelled` by `deadline`, and `RunTimeout` leaves."""
-    watch, hooks = Watch(), HookLog()
+    watch, hooks = Watch(), ToolHookLog()
 
     @tool
     async def slow() -> str:
-        time_passes(60)
+        advance_clock(60)
         await anyio.sleep_forever()
         return "never"
 
-    agent = agent_that_calls("slow", "slow", tools=[slow])
-    config = watched(watch, config=RunConfig(timeout=60), max_function_tool_concurrency=1)
-    async with lasting(anyio_backend, 60):
+    agent = make_agent([slow], call_each("slow", "slow"))
+    config = configure_run(watch, config=RunConfig(timeout=60), max_function_tool_concurrency=1)
+    async with check_duration(anyio_backend, 60):
         with pytest.raises(RunTimeout) as caught:
             await run_mode(agent, "go", hooks=hooks, run_config=config)
     assert watch.endings() == {"c1": ("cancelled", "deadline"), "c2": ("cancelled", "deadline")}
@@ -569,13 +558,13 @@ async def test_run_called_in_a_cancelled_scope_starts_nothing(run_mode: Run) -> 
         ran.append("body")
         return "made"
 
-    agent = agent_that_calls("quick", tools=[quick])
+    agent = make_agent([quick], call_each("quick"))
     with anyio.CancelScope() as scope:
         scope.cancel()
         await run_mode(agent, "go")
         pytest.fail("the run returned although its caller was cancelled")
     assert ran == []
-    assert model_of(agent).requests == []
+    assert read_requests(agent) == []
 
 
 async def test_cancel_while_the_model_answers_counts_the_request_and_ends_the_run(
@@ -588,8 +577,8 @@ async def test_cancel_while_the_model_answers_counts_the_request_and_ends_the_ru
         asked.set()
         return [wait(60), say("never")]
 
-    agent = script(step, tools=[])
-    await cancelled(asked, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([], step, done=None)
+    await cancelled(asked, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert not watch.of(r.ModelResponded)
     assert watch.end == "cancelled"
 
@@ -623,8 +612,8 @@ async def test_sync_body_that_polls_is_stopped_and_its_thread_awaited(run_mode: 
             lines.append("left")
         return "never"
 
-    agent = agent_that_calls("polls", tools=[polls])
-    await cancelled(started, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([polls], call_each("polls"))
+    await cancelled(started, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert lines == ["left"]
     assert watch.endings() == {"c1": ("cancelled", "parent")}
     assert not watch.outcome("c1").abandoned
@@ -644,8 +633,8 @@ async def test_sync_body_that_does_not_poll_is_awaited(run_mode: Run, cancelled:
         lines.append("ended")
         return "late"
 
-    agent = agent_that_calls("blocks", tools=[blocks])
-    await cancelled(started, partial(run_mode, agent, "go", run_config=watched(watch)))
+    agent = make_agent([blocks], call_each("blocks"))
+    await cancelled(started, partial(run_mode, agent, "go", run_config=configure_run(watch)))
     assert lines == ["ended"]
     assert len(watch.of(r.CallSettled)) == 1
     assert not watch.of(r.BatchEnded)
@@ -677,9 +666,9 @@ async def test_abandoned_thread_is_left_and_its_late_outcome_reaches_the_instrum
             raise ValueError("late error")
         return "late value"
 
-    agent = agent_that_calls("blocks", tools=[blocks])
+    agent = make_agent([blocks], call_each("blocks"))
     with released(go_on):
-        await cancelled(started, partial(run_mode, agent, "go", run_config=watched(watch)))
+        await cancelled(started, partial(run_mode, agent, "go", run_config=configure_run(watch)))
         outcome = watch.outcome("c1")
         assert (outcome.status, outcome.cancelled_by, outcome.abandoned) == ("cancelled", "parent", True)
         assert watch.end == "cancelled"
@@ -709,9 +698,9 @@ async def test_failing_end_hook_does_not_replace_the_cancellation(run_mode: Run,
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("slow", tools=[slow])
+    agent = make_agent([slow], call_each("slow"))
     await cancelled(
-        started.all, partial(run_mode, agent, "go", hooks=HookLog(at_end=broken), run_config=watched(watch))
+        started.all, partial(run_mode, agent, "go", hooks=ToolHookLog(at_end=broken), run_config=configure_run(watch))
     )
     assert watch.endings() == {"c1": ("cancelled", "parent")}
     assert watch.end == "cancelled"
@@ -728,8 +717,8 @@ async def test_caller_can_go_on_after_it_caught_the_cancellation(run_mode: Run) 
             await anyio.sleep(60)
         return "made"
 
-    agent = script(call("slow", call_id="c1"), call("slow", call_id="c1"), say("done"), tools=[slow])
-    await cancelled_at(started, partial(run_mode, agent, "go"))
+    agent = make_agent([slow], call("slow", call_id="c1"), call("slow", call_id="c1"))
+    await cancel_when(started, partial(run_mode, agent, "go"))
     result = await run_mode(agent, "again")
     assert result.final_output == "done"
 
@@ -755,8 +744,8 @@ async def test_sibling_failure_then_join_raises_the_failure_only_after_cleanup(
                 lines.append("tidied")
         return "never"
 
-    agent = agent_that_calls("tidy", "fails", tools=[tidy, fails])
-    async with lasting(anyio_backend, 0.05):
+    agent = make_agent([tidy, fails], call_each("tidy", "fails"))
+    async with check_duration(anyio_backend, 0.05):
         with pytest.raises(ToolCallError, match="Error running tool fails: ValueError: broken"):
             await run_mode(agent, "go", run_config=RunConfig(tool_execution=ToolExecution(cleanup_grace=30)))
     assert lines == ["tidied"]
@@ -788,8 +777,8 @@ async def test_a_cancellation_raised_by_hand_beside_the_callers_leaves_the_run_c
     async def judges(*_: Any) -> GuardrailFunctionOutput:
         return give_up() if where == "guardrail" else GuardrailFunctionOutput(None)
 
-    agent = attrs.evolve(agent_that_calls("gives_up", tools=[gives_up]), input_guardrails=[input_guardrail(judges)])
+    agent = attrs.evolve(make_agent([gives_up], call_each("gives_up")), input_guardrails=[input_guardrail(judges)])
     with scope:
-        await run_mode(agent, "go", run_config=watched(watch), hooks=Hooks())
+        await run_mode(agent, "go", run_config=configure_run(watch), hooks=Hooks())
     assert scope.cancelled_caught
     assert watch.records[-1].status == "cancelled"

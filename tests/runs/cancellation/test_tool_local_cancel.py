@@ -7,13 +7,13 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.watching import HookLog, Watch, agent_that_calls, endings, script, shown, watched
+from kit.agents import Run, call_each, configure_run, make_agent
+from kit.results import read_endings, read_shown_outputs
+from kit.watching import ToolHookLog, Watch
 
-from agentloop import Allow, RunResult, ToolCallError, ToolCancelledError, ToolContext, tool, tool_output_guardrail
+from agentloop import Allow, ToolCallError, ToolCancelledError, ToolContext, tool, tool_output_guardrail
 from agentloop import records as r
-from agentloop.testing import call, say
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
+from agentloop.testing import call
 
 
 async def raise_native() -> str:
@@ -69,11 +69,15 @@ async def test_self_cancelled_tool_becomes_an_error_text_and_siblings_go_on(
     run_mode: Run, body: Callable[[], Awaitable[str]]
 ) -> None:
     """The model is told the truth, siblings on both sides succeed, and the caller's task has no cancellation left."""
-    agent = agent_that_calls("fine", "bad", "fine", tools=[tool(body, name="bad"), tool(fine)])
+    agent = make_agent([tool(body, name="bad"), tool(fine)], call_each("fine", "bad", "fine"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "fine", "c2": "Tool bad failed with: ToolCancelledError(had enough)", "c3": "fine"}
-    assert endings(result.calls) == [
+    assert read_shown_outputs(agent) == {
+        "c1": "fine",
+        "c2": "Tool bad failed with: ToolCancelledError(had enough)",
+        "c3": "fine",
+    }
+    assert read_endings(result.calls) == [
         ("c1", "succeeded", None),
         ("c2", "cancelled", "tool"),
         ("c3", "succeeded", None),
@@ -90,24 +94,24 @@ async def test_self_cancelled_single_call_is_answered_like_one_with_siblings(
     run_mode: Run, body: Callable[[], Awaitable[str]]
 ) -> None:
     """A single call takes no short cut past the call boundary."""
-    agent = agent_that_calls("bad", tools=[tool(body, name="bad")])
+    agent = make_agent([tool(body, name="bad")], call_each("bad"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "Tool bad failed with: ToolCancelledError(had enough)"}
-    assert endings(result.calls) == [("c1", "cancelled", "tool")]
+    assert read_shown_outputs(agent) == {"c1": "Tool bad failed with: ToolCancelledError(had enough)"}
+    assert read_endings(result.calls) == [("c1", "cancelled", "tool")]
 
 
 @pytest.mark.scenario("LX-24", "TC-04")
 @pytest.mark.parametrize("siblings", [0, 2])
 async def test_leaked_cancellation_of_an_inner_scope_is_the_tools_own(run_mode: Run, siblings: int) -> None:
     """A backend's cancellation exception that belongs to no cancelled scope ends its call alone, on both backends."""
-    agent = agent_that_calls("leak", *["fine"] * siblings, tools=[tool(leak), tool(fine)])
+    agent = make_agent([tool(leak), tool(fine)], call_each("leak", *["fine"] * siblings))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    texts = shown(agent)
+    texts = read_shown_outputs(agent)
     assert texts.pop("c1").startswith("Tool leak failed with: ToolCancelledError(")
     assert list(texts.values()) == ["fine"] * siblings
-    assert endings(result.calls)[0] == ("c1", "cancelled", "tool")
+    assert read_endings(result.calls)[0] == ("c1", "cancelled", "tool")
 
 
 @pytest.mark.scenario("TC-01", "TC-04")
@@ -121,12 +125,12 @@ async def test_cancelled_call_becomes_an_error_text_and_siblings_go_on(run_mode:
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("stop", *["fine"] * siblings, tools=[stop, tool(fine)])
+    agent = make_agent([stop, tool(fine)], call_each("stop", *["fine"] * siblings))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
     expected = {"c1": "Tool stop failed with: ToolCancelledError(not needed any more)"}
-    assert shown(agent) == expected | {f"c{index + 2}": "fine" for index in range(siblings)}
-    assert endings(result.calls)[0] == ("c1", "cancelled", "caller")
+    assert read_shown_outputs(agent) == expected | {f"c{index + 2}": "fine" for index in range(siblings)}
+    assert read_endings(result.calls)[0] == ("c1", "cancelled", "caller")
 
 
 @pytest.mark.scenario("TC-02")
@@ -138,10 +142,10 @@ async def test_failure_function_gets_an_ordinary_exception_and_words_the_output(
         seen.append(error)
         return f"{ctx.tool_name} stopped"
 
-    agent = agent_that_calls("bad", "fine", tools=[tool(leak, name="bad", failure_error_function=words), tool(fine)])
+    agent = make_agent([tool(leak, name="bad", failure_error_function=words), tool(fine)], call_each("bad", "fine"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "bad stopped", "c2": "fine"}
+    assert read_shown_outputs(agent) == {"c1": "bad stopped", "c2": "fine"}
     assert [type(error) for error in seen] == [ToolCancelledError]
 
 
@@ -159,12 +163,12 @@ async def test_without_a_failure_function_the_cancelled_call_fails_the_run(run_m
             cleaned.append("slow")
         return "never"
 
-    agent = agent_that_calls(
-        "bad", *["slow"] * siblings, tools=[tool(leak, name="bad", failure_error_function=None), slow]
+    agent = make_agent(
+        [tool(leak, name="bad", failure_error_function=None), slow], call_each("bad", *["slow"] * siblings)
     )
     with anyio.CancelScope() as scope:
         with pytest.raises(ToolCancelledError) as caught:
-            await run_mode(agent, "go", run_config=watched(watch))
+            await run_mode(agent, "go", run_config=configure_run(watch))
         await anyio.lowlevel.checkpoint()
     assert not scope.cancelled_caught
     assert isinstance(caught.value, ToolCallError)
@@ -185,7 +189,7 @@ async def test_native_self_cancellation_never_leaves_the_run_bare(
     run_mode: Run, body: Callable[[], Awaitable[str]]
 ) -> None:
     """The caller's task sees an ordinary error and no pending cancellation."""
-    agent = agent_that_calls("bad", "fine", tools=[tool(body, name="bad", failure_error_function=None), tool(fine)])
+    agent = make_agent([tool(body, name="bad", failure_error_function=None), tool(fine)], call_each("bad", "fine"))
     with pytest.raises(ToolCancelledError, match="had enough"):
         await run_mode(agent, "go")
     task = asyncio.current_task()
@@ -198,23 +202,22 @@ async def test_copied_tools_use_their_own_policy(run_mode: Run) -> None:
     """A copy with another name and another failure function answers in its own words."""
     first = tool(leak, name="first")
     copy = attrs.evolve(first, name="second", failure_error_function=lambda ctx, error: f"{ctx.tool_name} copied")
-    agent = agent_that_calls("first", "second", tools=[first, copy])
+    agent = make_agent([first, copy], call_each("first", "second"))
     await run_mode(agent, "go")
-    texts = shown(agent)
+    texts = read_shown_outputs(agent)
     assert texts["c1"].startswith("Tool first failed with: ToolCancelledError(")
     assert texts["c2"] == "second copied"
 
 
 async def test_self_cancellation_is_told_again_in_every_turn(run_mode: Run) -> None:
     """Nothing of a self-cancelled call lingers: the next turn's calls run as any other."""
-    agent = script(
+    agent = make_agent(
+        [tool(leak), tool(fine)],
         [call("leak", call_id="c1"), call("fine", call_id="c2")],
         [call("leak", call_id="c3"), call("fine", call_id="c4")],
-        say("done"),
-        tools=[tool(leak), tool(fine)],
     )
     result = await run_mode(agent, "go")
-    assert [status for _, status, _ in endings(result.calls)] == ["cancelled", "succeeded"] * 2
+    assert [status for _, status, _ in read_endings(result.calls)] == ["cancelled", "succeeded"] * 2
 
 
 async def test_body_that_finishes_in_spite_of_cancel_call_has_succeeded(run_mode: Run) -> None:
@@ -225,10 +228,10 @@ async def test_body_that_finishes_in_spite_of_cancel_call_has_succeeded(run_mode
         assert ctx.cancel_call(ctx.tool_call_id)
         return "finished anyway"
 
-    agent = agent_that_calls("stubborn", tools=[stubborn])
+    agent = make_agent([stubborn], call_each("stubborn"))
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "finished anyway"}
-    assert endings(result.calls) == [("c1", "succeeded", None)]
+    assert read_shown_outputs(agent) == {"c1": "finished anyway"}
+    assert read_endings(result.calls) == [("c1", "succeeded", None)]
 
 
 @pytest.mark.backends("asyncio", "asyncio-eager")
@@ -242,11 +245,11 @@ async def test_self_cancellation_inside_a_group_of_the_body_is_the_tools_own(run
             raise asyncio.CancelledError("had enough")
         return "never"
 
-    agent = agent_that_calls("bad", "fine", tools=[grouped, tool(fine)])
+    agent = make_agent([grouped, tool(fine)], call_each("bad", "fine"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert endings(result.calls)[1] == ("c2", "succeeded", None)
-    assert endings(result.calls)[0][1:] == ("cancelled", "tool")
+    assert read_endings(result.calls)[1] == ("c2", "succeeded", None)
+    assert read_endings(result.calls)[0][1:] == ("cancelled", "tool")
 
 
 @tool
@@ -268,16 +271,16 @@ async def test_native_cancellation_that_strikes_after_its_body_stays_in_its_call
         return Allow()
 
     guards = [tool_output_guardrail(slowly)] if where == "guardrail" else []
-    hooks, watch = HookLog(at_end=slowly if where == "end hook" else None), Watch()
+    hooks, watch = ToolHookLog(at_end=slowly if where == "end hook" else None), Watch()
     late = attrs.evolve(leaves_a_timer, tool_output_guardrails=guards)
-    agent = agent_that_calls("leaves_a_timer", "fine", tools=[late, tool(fine)])
-    result = await run_mode(agent, "go", hooks=hooks, run_config=watched(watch))
+    agent = make_agent([late, tool(fine)], call_each("leaves_a_timer", "fine"))
+    result = await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch))
     assert result.final_output == "done"
-    assert list(shown(agent)) == ["c1", "c2"]
-    assert endings(result.calls)[1] == ("c2", "succeeded", None)
+    assert list(read_shown_outputs(agent)) == ["c1", "c2"]
+    assert read_endings(result.calls)[1] == ("c2", "succeeded", None)
     assert len(watch.of(r.CallSettled)) == 2
     assert sorted(call_id for call_id, _, _ in hooks.ended) == ["c1", "c2"]
-    assert [one[1:] for one in sorted(hooks.ended)] == [one[1:] for one in endings(result.calls)]
+    assert [one[1:] for one in sorted(hooks.ended)] == [one[1:] for one in read_endings(result.calls)]
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0

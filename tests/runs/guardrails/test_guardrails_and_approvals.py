@@ -4,18 +4,16 @@ import json
 from typing import Any
 
 import pytest
-from kit.results import Run, agent_with, records_of, shown, statuses
-from kit.resuming import (
-    Pauses,
-    approving,
-    count_of,
-    free,
-    gated,
-    in_every_way,
-    nothing,
-    requests_for,
-    waiting,
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
+from kit.results import (
+    count_records,
+    find_records,
+    read_approval_requests,
+    read_shown_outputs,
+    read_statuses,
+    read_waiting,
 )
+from kit.resuming import Pauses, approve, decide_nothing, in_every_way
 
 from agentloop import (
     Allow,
@@ -47,11 +45,11 @@ async def test_guardrails_of_a_gated_tool_run_after_the_approval_alone(run_mode:
     """Right before the body, in the entry that runs it; one that refuses still can."""
     ran: list[Any] = []
     lines: list[str] = []
-    agent = agent_with([gated(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    assert (lines, waiting(paused)) == ([], ["c1"])
-    result = await pauses.resume(agent, paused, approving())
+    assert (lines, read_waiting(paused)) == ([], ["c1"])
+    result = await pauses.resume(agent, paused, approve())
     assert lines == ['{"n": 1}']
     assert ran == [("gated", 1)]
     assert len(result.tool_input_guardrail_results) == 1
@@ -63,12 +61,12 @@ async def test_a_guardrail_refuses_an_approved_call(run_mode: Run, way: str) -> 
     """The approval doesn't overrule it."""
     ran: list[Any] = []
     lines: list[str] = []
-    gate = gated(ran, tool_input_guardrails=[judging(lines, RejectContent("still no"))])
-    agent = agent_with([gate], call("gated", {"n": 1}, "c1"))
+    gate = make_gated_tool(ran, tool_input_guardrails=[judging(lines, RejectContent("still no"))])
+    agent = make_agent([gate], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
-    await pauses.resume(agent, await pauses.run(agent), approving())
+    await pauses.resume(agent, await pauses.run(agent), approve())
     assert (ran, lines) == ([], ['{"n": 1}'])
-    assert shown(agent) == {"c1": "still no"}
+    assert read_shown_outputs(agent) == {"c1": "still no"}
 
 
 BEFORE = RunConfig(tool_execution=ToolExecution(pre_approval_tool_input_guardrails=True))
@@ -79,27 +77,27 @@ async def test_a_guardrail_before_the_approval_refuses_without_a_pause(run_mode:
     """Nobody is asked about a call that would be refused."""
     ran: list[Any] = []
     lines: list[str] = []
-    gate = gated(ran, tool_input_guardrails=[judging(lines, RejectContent("no need to ask"))])
-    agent = agent_with([gate], call("gated", {"n": 1}, "c1"))
+    gate = make_gated_tool(ran, tool_input_guardrails=[judging(lines, RejectContent("no need to ask"))])
+    agent = make_agent([gate], call("gated", {"n": 1}, "c1"))
     result = await run_mode(agent, "go", run_config=BEFORE)
     assert result.final_output == "done"
-    assert (ran, lines, requests_for(result)) == ([], ['{"n": 1}'], [])
-    assert shown(agent) == {"c1": "no need to ask"}
-    assert statuses(result) == ["rejected"]
+    assert (ran, lines, read_approval_requests(result)) == ([], ['{"n": 1}'], [])
+    assert read_shown_outputs(agent) == {"c1": "no need to ask"}
+    assert read_statuses(result) == ["rejected"]
 
 
 @pytest.mark.scenario("GT-07")
 async def test_a_guardrail_that_trips_before_the_approval_ends_the_run(run_mode: Run) -> None:
     """Before anything starts, and before anybody is asked."""
     ran: list[Any] = []
-    gate = gated(ran, tool_input_guardrails=[judging([], RaiseException())])
-    agent = agent_with([gate, free(ran)], [call("free", {}, "c1"), call("gated", {}, "c2")])
+    gate = make_gated_tool(ran, tool_input_guardrails=[judging([], RaiseException())])
+    agent = make_agent([gate, make_free_tool(ran)], [call("free", {}, "c1"), call("gated", {}, "c2")])
     with pytest.raises(ToolInputGuardrailTripwireTriggered) as caught:
         await run_mode(agent, "go", run_config=BEFORE)
     assert ran == []
     data = caught.value.run_data
     assert data is not None
-    assert count_of(data, r.ApprovalRequested) == 0
+    assert count_records(data, r.ApprovalRequested) == 0
 
 
 @pytest.mark.scenario("GT-07")
@@ -108,18 +106,18 @@ async def test_guardrails_that_passed_before_the_approval_run_again_after_it(run
     """Once before the pause, not again while nobody has decided, and once right before the body."""
     ran: list[Any] = []
     lines: list[str] = []
-    agent = agent_with([gated(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))
+    agent = make_agent([make_gated_tool(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=BEFORE)
-    assert (len(lines), waiting(paused)) == (1, ["c1"])
-    paused = await pauses.resume(agent, paused, nothing, run_config=BEFORE)
-    assert (len(lines), waiting(paused)) == (1, ["c1"])
-    result = await pauses.resume(agent, paused, approving(), run_config=BEFORE)
+    assert (len(lines), read_waiting(paused)) == (1, ["c1"])
+    paused = await pauses.resume(agent, paused, decide_nothing, run_config=BEFORE)
+    assert (len(lines), read_waiting(paused)) == (1, ["c1"])
+    result = await pauses.resume(agent, paused, approve(), run_config=BEFORE)
     assert result.final_output == "done"
     assert lines == ['{"n": 1}', '{"n": 1}']
     assert ran == [("gated", 1)]
     assert len(result.tool_input_guardrail_results) == 2
-    assert len(records_of(result, r.GuardrailSettled)) == 2
+    assert len(find_records(result, r.GuardrailSettled)) == 2
 
 
 @pytest.mark.scenario("GT-07")
@@ -129,6 +127,6 @@ async def test_a_free_tools_guardrails_run_once_where_those_of_gated_ones_run_be
     """There is no approval that they would come before."""
     ran: list[Any] = []
     lines: list[str] = []
-    agent = agent_with([free(ran, tool_input_guardrails=[judging(lines)])], call("free", {"n": 1}, "c1"))
+    agent = make_agent([make_free_tool(ran, tool_input_guardrails=[judging(lines)])], call("free", {"n": 1}, "c1"))
     await run_mode(agent, "go", run_config=BEFORE)
     assert (lines, ran) == (['{"n": 1}'], [("free", 1)])

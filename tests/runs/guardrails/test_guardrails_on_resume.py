@@ -5,9 +5,9 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.results import Run, agent_with, records_of
-from kit.resuming import Pauses, approving, gated, in_every_way
-from kit.stored import by_turn, copy_of, journal_of
+from kit.agents import Run, make_agent, make_gated_tool, script_turns
+from kit.results import find_records
+from kit.resuming import Pauses, approve, copy_state, in_every_way, make_journal
 
 from agentloop import (
     Agent,
@@ -56,8 +56,8 @@ class Guards:
 
 def paying(*names: str, guards: Guards, ran: list[Any] | None = None) -> Agent[Any, Any]:
     """Return an agent that pays once it may, with guardrails of its own."""
-    tools = [gated([] if ran is None else ran, "pay")]
-    return agent_with(tools, call("pay", {"n": 1}, "p1"), input_guardrails=[guards(name) for name in names])
+    tools = [make_gated_tool([] if ran is None else ran, "pay")]
+    return make_agent(tools, call("pay", {"n": 1}, "p1"), input_guardrails=[guards(name) for name in names])
 
 
 LISTS = ["", "a", "b", "ab", "ba", "abc", "cab", "aab", "c"]
@@ -76,7 +76,7 @@ async def test_input_that_was_accepted_is_judged_by_nobody_again(
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=guards.config(before))
     assert sorted(guards.asked) == sorted(before + "m")
-    result = await pauses.resume(agent, paused, approving(), run_config=guards.config(after))
+    result = await pauses.resume(agent, paused, approve(), run_config=guards.config(after))
     assert result.final_output == "done"
     assert sorted(guards.asked) == sorted(before + "m")
     assert ran == [("pay", 1)]
@@ -123,7 +123,7 @@ async def test_of_input_that_was_not_accepted_who_has_passed_it_is_not_asked_aga
 ) -> None:
     """`a` has passed when the run is cut, `b` has not: of the new list all are asked but `a`."""
     guards = Guards(held="b")
-    agent = Agent("guide", model=by_turn(say("done")))
+    agent = Agent("guide", model=script_turns(say("done")))
     state = await cut_in_judgement(run_mode, guards, agent, guards.config("ab", parallel=parallel))
     result = await run_mode(agent, state, run_config=guards.config(after, parallel=parallel))
     assert result.final_output == "done"
@@ -135,12 +135,12 @@ async def test_of_input_that_was_not_accepted_who_has_passed_it_is_not_asked_aga
 async def test_guardrails_of_one_name_are_told_apart_by_their_order(run_mode: Run) -> None:
     """The first of them has passed, the second hasn't; what stands before them changes nothing."""
     guards = Guards(held=["second"])
-    agent = Agent("guide", model=by_turn(say("done")))
+    agent = Agent("guide", model=script_turns(say("done")))
     pair = [guards("g", mark="first"), guards("g", mark="second")]
     state = await cut_in_judgement(run_mode, guards, agent, RunConfig(input_guardrails=pair))
     result = await run_mode(agent, state, run_config=RunConfig(input_guardrails=[guards("x"), *pair]))
     assert sorted(guards.asked) == ["second", "x"]
-    settled = [(one.guardrail, one.nth) for one in records_of(result, r.GuardrailSettled)]
+    settled = [(one.guardrail, one.nth) for one in find_records(result, r.GuardrailSettled)]
     assert sorted(settled) == [("g", 0), ("g", 1), ("x", 0)]
 
 
@@ -150,14 +150,16 @@ async def test_a_log_that_breaks_off_anywhere_leaves_passes_with_their_guardrail
     run_mode: Run, parallel: bool
 ) -> None:
     """With the list turned round and another one in it: who has passed isn't asked, who is new only before the end."""
-    agent = Agent("guide", model=by_turn(call("pay", {"n": 1}, "p1"), say("done")), tools=[gated([], "pay")])
+    agent = Agent(
+        "guide", model=script_turns(call("pay", {"n": 1}, "p1"), say("done")), tools=[make_gated_tool([], "pay")]
+    )
     journal = MemoryJournal()
     first = Guards()
     paused = await run_mode(agent, "go", run_config=first.config("abc", parallel=parallel), journal=journal)
     lines = await journal.read()
     assert paused.status == "interrupted"
     for kept in range(2, len(lines) + 1):
-        state = await RunState.from_journal(agent, await journal_of(lines[:kept]))
+        state = await RunState.from_journal(agent, await make_journal(lines[:kept]))
         passed = {one.guardrail for one in state.records if isinstance(one, r.GuardrailSettled)}
         guards = Guards()
         again = await run_mode(agent, state, run_config=guards.config("ncba", parallel=parallel))
@@ -174,7 +176,7 @@ async def test_a_model_that_could_not_be_reached_leaves_the_input_accepted(run_m
     with pytest.raises(ModelTransportError) as caught:
         await run_mode(agent, "go", run_config=guards.config("ab", parallel=False))
     assert caught.value.run_data is not None
-    state = copy_of(RunState(agent, caught.value.run_data.records), agent)
+    state = copy_state(RunState(agent, caught.value.run_data.records), agent)
     result = await run_mode(agent, state, run_config=guards.config("xba", parallel=False))
     assert result.final_output == "done"
     assert sorted(guards.asked) == ["a", "b"]
@@ -195,7 +197,7 @@ async def test_added_input_is_judged_once_by_all_and_the_first_input_by_nobody_a
         with pytest.raises(ModelTransportError) as caught:
             await run_mode(agent, state, run_config=guards.config(names, parallel=False))
         assert caught.value.run_data is not None
-        state = copy_of(RunState(agent, caught.value.run_data.records), agent)
+        state = copy_state(RunState(agent, caught.value.run_data.records), agent)
         assert sorted(guards.asked) == sorted(asked)
         assert all(given == [added or "go"] for given in guards.given)
     assert (await run_mode(agent, state)).final_output == "done"
@@ -205,7 +207,7 @@ async def test_added_input_is_judged_once_by_all_and_the_first_input_by_nobody_a
 async def test_input_added_before_the_first_was_accepted_is_judged_with_it(run_mode: Run) -> None:
     """It is other input than the one that a guardrail has passed: nobody's pass covers it."""
     guards = Guards(held="b")
-    agent = Agent("guide", model=by_turn(say("done")))
+    agent = Agent("guide", model=script_turns(say("done")))
     state = await cut_in_judgement(run_mode, guards, agent, guards.config("ab", parallel=False))
     guards.given.clear()
     state.add_input("more")
@@ -219,7 +221,7 @@ async def test_input_added_before_the_first_was_accepted_is_judged_with_it(run_m
 async def test_a_guardrail_that_is_asked_again_can_still_trip(run_mode: Run) -> None:
     """The one that had not passed when the run was cut."""
     guards = Guards(held="b", tripping="b")
-    agent = Agent("guide", model=by_turn(say("done")))
+    agent = Agent("guide", model=script_turns(say("done")))
     state = await cut_in_judgement(run_mode, guards, agent, guards.config("ab"))
     with pytest.raises(InputGuardrailTripwireTriggered, match="b tripped"):
         await run_mode(agent, state, run_config=guards.config("ba"))
@@ -230,10 +232,10 @@ async def test_a_nested_run_keeps_its_passes(run_mode: Run) -> None:
     """Its agent's guardrails, moved by a configuration's that comes later."""
     guards = Guards()
     inner = paying("m", guards=guards)
-    agent = agent_with([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
+    agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
     paused = await run_mode(agent, "go")
     assert guards.asked == ["m"]
-    state = copy_of(paused.to_state(), agent)
+    state = copy_state(paused.to_state(), agent)
     state.approve("p1")
     result = await Runner.run(agent, state, run_config=guards.config("xy"))
     assert result.final_output == "done"

@@ -7,9 +7,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.agents import PASSED, TRIPPED, Held, asked, brief, input_guard, scripted
-from kit.results import Rendezvous, Run, outputs_in, records_of
-from kit.watching import Watch, watched
+from kit.agents import PASSED, TRIPPED, Run, configure_run, make_input_guard, script_agent
+from kit.ending import Fatal, HeldWork, Rendezvous
+from kit.results import describe, find_records, read_outputs, read_requests
+from kit.watching import Watch
 
 from agentloop import (
     Agent,
@@ -37,7 +38,7 @@ from agentloop.testing import call, fail, say, wait
 class HeldModel(Model):
     """A model that waits in its response and keeps how its stream was left."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HeldWork) -> None:
         self.held = held
         self.closed = False
 
@@ -55,7 +56,7 @@ class HeldModel(Model):
         yield ResponseDone((message,), None, None)
 
 
-def guard_that(held: Held, answer: Any = PASSED) -> InputGuardrail:
+def guard_that(held: HeldWork, answer: Any = PASSED) -> InputGuardrail:
     """Return a parallel guardrail that waits for its `go`, then answers."""
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
@@ -86,13 +87,13 @@ def sums_tool(ran: list[str]) -> Any:
 async def test_blocking_guardrail_that_trips_ends_the_run_before_the_model(run_mode: Run, of: str) -> None:
     """Nothing was asked, nothing ran; the error carries the result."""
     ran: list[str] = []
-    guard = input_guard("strict", TRIPPED, parallel=False)
-    agent = scripted("a", call("add"), say("done"), tools=[sums_tool(ran)])
+    guard = make_input_guard("strict", TRIPPED, parallel=False)
+    agent = script_agent("a", call("add"), say("done"), tools=[sums_tool(ran)])
     config = RunConfig(input_guardrails=[guard] if of == "config" else [])
     agent.input_guardrails = [guard] if of == "agent" else []
     with pytest.raises(InputGuardrailTripwireTriggered, match="strict") as caught:
         await run_mode(agent, "go", run_config=config)
-    assert asked(agent) == []
+    assert read_requests(agent) == []
     assert ran == []
     assert caught.value.guardrail_result.guardrail is guard
     assert caught.value.guardrail_result.output is TRIPPED
@@ -116,7 +117,7 @@ async def test_blocking_guardrails_run_together_and_end_before_the_model(run_mod
         log.append("model")
         return say("done")
 
-    agent = scripted("a", respond, input_guardrails=[meeting("one"), meeting("two")])
+    agent = script_agent("a", respond, input_guardrails=[meeting("one"), meeting("two")])
     result = await run_mode(agent, "go")
     assert sorted(log[:2]) == ["one", "two"]
     assert log[2:] == ["model"]
@@ -127,7 +128,7 @@ async def test_blocking_guardrails_run_together_and_end_before_the_model(run_mod
 @pytest.mark.parametrize("first", [0, 1])
 async def test_first_trip_of_blocking_guardrails_cancels_and_awaits_the_others(run_mode: Run, first: int) -> None:
     """The sibling has cleaned up when the error leaves, wherever it stands in the list."""
-    held = Held()
+    held = HeldWork()
 
     async def trips(ctx: Any, agent: Any, given: Any) -> Any:
         await held.started.wait()
@@ -137,11 +138,11 @@ async def test_first_trip_of_blocking_guardrails_cancels_and_awaits_the_others(r
         await held()
 
     guards = [input_guardrail(fn, run_in_parallel=False) for fn in (trips, waits)]
-    agent = scripted("a", say("done"), input_guardrails=guards[::-1] if first else guards)
+    agent = script_agent("a", say("done"), input_guardrails=guards[::-1] if first else guards)
     with pytest.raises(InputGuardrailTripwireTriggered, match="trips"):
         await run_mode(agent, "go")
     assert held.ending == "cleaned up"
-    assert asked(agent) == []
+    assert read_requests(agent) == []
 
 
 # -- beside the model
@@ -161,14 +162,14 @@ async def test_parallel_guardrail_and_model_call_overlap(run_mode: Run) -> None:
         model.set()
         return [wait(guarding), say("done")]
 
-    result = await run_mode(scripted("a", respond, input_guardrails=[input_guardrail(guard)]), "go")
+    result = await run_mode(script_agent("a", respond, input_guardrails=[input_guardrail(guard)]), "go")
     assert result.final_output == "done"
 
 
 @pytest.mark.scenario("GI-04")
 async def test_parallel_trip_cancels_and_awaits_the_model(run_mode: Run) -> None:
     """The response is left, its cleaning up included, before the error is raised."""
-    held = Held()
+    held = HeldWork()
     model = HeldModel(held)
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
@@ -188,7 +189,7 @@ async def test_parallel_trip_wins_over_an_error_of_the_model_s_cleanup(run_mode:
     def broken() -> None:
         raise ValueError("the connection is gone")
 
-    held = Held(clean_up=broken)
+    held = HeldWork(clean_up=broken)
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
         await held.started.wait()
@@ -202,7 +203,7 @@ async def test_parallel_trip_wins_over_an_error_of_the_model_s_cleanup(run_mode:
 @pytest.mark.scenario("GI-05")
 async def test_error_of_a_parallel_guardrail_drains_the_model_and_leaves_as_it_is(run_mode: Run) -> None:
     """It's the guardrail's failure, no verdict."""
-    held = Held()
+    held = HeldWork()
     error = LookupError("no list of words")
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
@@ -224,9 +225,9 @@ async def test_error_of_the_model_drains_a_parallel_guardrail_and_leaves(run_mod
         if cleanup == "broken":
             raise ValueError("no cleanup")
 
-    held = Held(clean_up=broken)
+    held = HeldWork(clean_up=broken)
     error = ModelTransportError("gone")
-    agent = scripted("a", [wait(held.started), fail(error)], input_guardrails=[guard_that(held)])
+    agent = script_agent("a", [wait(held.started), fail(error)], input_guardrails=[guard_that(held)])
     with pytest.raises(ModelTransportError) as caught:
         await run_mode(agent, "go")
     assert caught.value is error
@@ -236,14 +237,10 @@ async def test_error_of_the_model_drains_a_parallel_guardrail_and_leaves(run_mod
     assert bool(notes) is (cleanup == "broken")
 
 
-class Fatal(BaseException):
-    """Not an Exception."""
-
-
 @pytest.mark.parametrize("at", ["guardrail", "model"])
 async def test_base_exception_beside_the_model_leaves_bare(run_mode: Run, at: str) -> None:
     """In no group, and after the other has ended."""
-    held = Held()
+    held = HeldWork()
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
         await held.started.wait()
@@ -252,7 +249,7 @@ async def test_base_exception_beside_the_model_leaves_bare(run_mode: Run, at: st
     if at == "guardrail":
         agent = Agent[Any, Any]("a", model=HeldModel(held), input_guardrails=[input_guardrail(guard)])
     else:
-        agent = scripted("a", [wait(held.started), fail(Fatal())], input_guardrails=[guard_that(held)])
+        agent = script_agent("a", [wait(held.started), fail(Fatal())], input_guardrails=[guard_that(held)])
     with pytest.raises(Fatal):
         await run_mode(agent, "go")
     assert held.ending == "cleaned up"
@@ -276,7 +273,7 @@ async def test_results_stand_in_declaration_order_with_their_durations(run_mode:
 
         return input_guardrail(guard, name=name)
 
-    agent = scripted("a", say("done"), input_guardrails=[waiting("three", last), waiting("four", None)])
+    agent = script_agent("a", say("done"), input_guardrails=[waiting("three", last), waiting("four", None)])
     config = RunConfig(input_guardrails=[waiting("one", last), waiting("two", last)])
     result = await run_mode(agent, "go", run_config=config)
     names = ["one", "two", "three", "four"]
@@ -294,7 +291,7 @@ async def test_duration_is_the_guardrail_s_own(run_mode: Run, anyio_backend: Any
         await anyio.sleep(0.02)
         return PASSED
 
-    agent = scripted("a", say("done"), input_guardrails=[input_guardrail(guard, run_in_parallel=False)])
+    agent = script_agent("a", say("done"), input_guardrails=[input_guardrail(guard, run_in_parallel=False)])
     [result] = (await run_mode(agent, "go")).input_guardrail_results
     assert result.duration == pytest.approx(0.02) if "clock" in anyio_backend[1] else result.duration >= 0.015
 
@@ -311,8 +308,8 @@ async def test_blocking_guardrails_end_before_parallel_ones_start(run_mode: Run)
         log.append("blocking ends")
         return PASSED
 
-    guards = [input_guard("parallel", log=log), input_guardrail(slow, run_in_parallel=False)]
-    result = await run_mode(scripted("a", say("done"), input_guardrails=guards), "go")
+    guards = [make_input_guard("parallel", log=log), input_guardrail(slow, run_in_parallel=False)]
+    result = await run_mode(script_agent("a", say("done"), input_guardrails=guards), "go")
     assert log == ["blocking begins", "blocking ends", "parallel"]
     assert [found.guardrail.name for found in result.input_guardrail_results] == ["parallel", "slow"]
 
@@ -321,23 +318,25 @@ async def test_blocking_guardrails_end_before_parallel_ones_start(run_mode: Run)
 async def test_parallel_guardrails_do_not_start_after_a_blocking_trip(run_mode: Run) -> None:
     """Nor does the model."""
     log: list[str] = []
-    guards = [input_guard("parallel", log=log), input_guard("blocking", TRIPPED, parallel=False, log=log)]
-    agent = scripted("a", say("done"), input_guardrails=guards)
+    guards = [make_input_guard("parallel", log=log), make_input_guard("blocking", TRIPPED, parallel=False, log=log)]
+    agent = script_agent("a", say("done"), input_guardrails=guards)
     with pytest.raises(InputGuardrailTripwireTriggered):
         await run_mode(agent, "go")
     assert log == ["blocking"]
-    assert asked(agent) == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("GI-09")
 async def test_guardrails_run_once_and_never_a_handoff_target_s(run_mode: Run) -> None:
     """The starting agent's and the configuration's, each once."""
     log: list[str] = []
-    second = scripted("b", say("done"), input_guardrails=[input_guard("target's", TRIPPED, parallel=False, log=log)])
-    first = scripted(
-        "a", call("transfer_to_b"), handoffs=[handoff(second)], input_guardrails=[input_guard("first's", log=log)]
+    second = script_agent(
+        "b", say("done"), input_guardrails=[make_input_guard("target's", TRIPPED, parallel=False, log=log)]
     )
-    result = await run_mode(first, "go", run_config=RunConfig(input_guardrails=[input_guard("config's", log=log)]))
+    first = script_agent(
+        "a", call("transfer_to_b"), handoffs=[handoff(second)], input_guardrails=[make_input_guard("first's", log=log)]
+    )
+    result = await run_mode(first, "go", run_config=RunConfig(input_guardrails=[make_input_guard("config's", log=log)]))
     assert result.final_output == "done"
     assert result.last_agent is second
     assert sorted(log) == ["config's", "first's"]
@@ -379,14 +378,14 @@ async def test_trip_stores_the_input_and_nothing_else(run_mode: Run, parallel: b
     )
     with pytest.raises(InputGuardrailTripwireTriggered):
         await run_mode(agent, "go", session=session)
-    assert brief(await session.get_items()) == ["user:go"]
+    assert describe(await session.get_items()) == ["user:go"]
     assert ran == []
 
 
 @pytest.mark.scenario("GI-12")
 async def test_error_holds_every_settled_result(run_mode: Run) -> None:
     """Those that had passed and the one that tripped, in declaration order; not the one that was cancelled."""
-    held = Held()
+    held = HeldWork()
     passed = anyio.Event()
 
     async def passes(ctx: Any, agent: Any, given: Any) -> Any:
@@ -398,10 +397,10 @@ async def test_error_holds_every_settled_result(run_mode: Run) -> None:
         await held.started.wait()
         return TRIPPED
 
-    blocking = input_guard("blocking", parallel=False)
+    blocking = make_input_guard("blocking", parallel=False)
     guards = [input_guardrail(trips), guard_that(held), input_guardrail(passes), blocking]
     with pytest.raises(InputGuardrailTripwireTriggered) as caught:
-        await run_mode(scripted("a", say("done"), input_guardrails=guards), "go")
+        await run_mode(script_agent("a", say("done"), input_guardrails=guards), "go")
     data = caught.value.run_data
     assert data is not None
     assert [found.guardrail.name for found in data.input_guardrail_results] == ["trips", "passes", "blocking"]
@@ -412,7 +411,7 @@ async def test_error_holds_every_settled_result(run_mode: Run) -> None:
 @pytest.mark.scenario("GI-12")
 async def test_error_of_a_stream_is_the_one_that_was_raised() -> None:
     """With the same data."""
-    agent = scripted("a", say("done"), input_guardrails=[input_guard("g", TRIPPED)])
+    agent = script_agent("a", say("done"), input_guardrails=[make_input_guard("g", TRIPPED)])
     async with Runner.run_streamed(agent, "go") as stream:
         with pytest.raises(InputGuardrailTripwireTriggered) as caught:
             async for _ in stream:
@@ -427,8 +426,8 @@ async def test_error_of_a_stream_is_the_one_that_was_raised() -> None:
 @pytest.mark.scenario("GI-13")
 async def test_slow_guardrail_trips_after_the_model_has_finished() -> None:
     """Its text was seen; the run isn't complete before the verdict, and then raises."""
-    held = Held()
-    agent = scripted("a", say("done"), input_guardrails=[guard_that(held, TRIPPED)])
+    held = HeldWork()
+    agent = script_agent("a", say("done"), input_guardrails=[guard_that(held, TRIPPED)])
     seen: list[Any] = []
     async with Runner.run_streamed(agent, "go") as stream:
         with pytest.raises(InputGuardrailTripwireTriggered):
@@ -438,31 +437,31 @@ async def test_slow_guardrail_trips_after_the_model_has_finished() -> None:
                     assert not stream.is_complete
                     held.go.set()
         assert stream.is_complete
-    assert brief(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
+    assert describe(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
     assert [event.status for event in seen if isinstance(event, ev.RunEnded)] == ["failed"]
 
 
 @pytest.mark.scenario("GI-13")
 async def test_slow_guardrail_trips_after_the_model_has_finished_in_a_plain_run() -> None:
     """As in a stream."""
-    held = Held()
+    held = HeldWork()
 
     def respond(request: Any) -> Any:
         return [wait(held.started), say("done")]
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
         held.started.set()
-        while not asked(agent):
+        while not read_requests(agent):
             await anyio.lowlevel.checkpoint()
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
         return TRIPPED
 
-    agent = scripted("a", respond, input_guardrails=[input_guardrail(guard)])
+    agent = script_agent("a", respond, input_guardrails=[input_guardrail(guard)])
     with pytest.raises(InputGuardrailTripwireTriggered) as caught:
         await Runner.run(agent, "go")
     assert caught.value.run_data is not None
-    assert len(records_of(caught.value.run_data, r.ModelResponded)) == 1
+    assert len(find_records(caught.value.run_data, r.ModelResponded)) == 1
 
 
 @pytest.mark.scenario("GI-14")
@@ -476,7 +475,7 @@ async def test_no_side_effect_starts_before_the_verdict(run_mode: Run, answer: G
         log.append("tool")
         return "3"
 
-    second = scripted("b", say("done"))
+    second = script_agent("b", say("done"))
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
         while "llm_end" not in log:
@@ -490,7 +489,7 @@ async def test_no_side_effect_starts_before_the_verdict(run_mode: Run, answer: G
         async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
             log.append("llm_end")
 
-    agent = scripted(
+    agent = script_agent(
         "a",
         [call("add", call_id="c1"), call("transfer_to_b", call_id="c2")],
         tools=[add],
@@ -503,12 +502,12 @@ async def test_no_side_effect_starts_before_the_verdict(run_mode: Run, answer: G
             await run_mode(agent, "go")
         assert log == ["llm_end", "verdict"]
         assert caught.value.run_data is not None
-        assert records_of(caught.value.run_data, r.CallStarted) == []
+        assert find_records(caught.value.run_data, r.CallStarted) == []
         assert caught.value.run_data.last_agent is agent
     else:
         result = await run_mode(agent, "go")
         assert log == ["llm_end", "verdict", "tool", "handoff"]
-        assert outputs_in(result.new_items) == {"c1": "3"}
+        assert read_outputs(result.new_items) == {"c1": "3"}
 
 
 @pytest.mark.scenario("GI-15")
@@ -521,14 +520,14 @@ async def test_sync_and_async_functions_behave_the_same(run_mode: Run, parallel:
     answer = TRIPPED if trips else PASSED
 
     def sync_guard(ctx: Any, agent: Any, input: Any) -> Any:
-        given.append((ctx.context, agent, brief(input)))
+        given.append((ctx.context, agent, describe(input)))
         return answer
 
     async def async_guard(ctx: Any, agent: Any, input: Any) -> Any:
         return sync_guard(ctx, agent, input)
 
     guard = input_guardrail(sync_guard if kind == "sync" else async_guard, run_in_parallel=parallel)
-    agent = scripted("a", say("done"), input_guardrails=[guard])
+    agent = script_agent("a", say("done"), input_guardrails=[guard])
     if trips:
         with pytest.raises(InputGuardrailTripwireTriggered):
             await run_mode(agent, "go", context="app")
@@ -550,7 +549,7 @@ def test_what_is_not_callable_is_refused_at_construction(made_by: Any) -> None:
 async def test_guardrail_that_answers_nothing_is_an_error_of_the_application(run_mode: Run) -> None:
     """It names the guardrail."""
     with pytest.raises(UserTypeError, match="'odd'"):
-        await run_mode(scripted("a", say("done"), input_guardrails=[input_guard("odd", None)]), "go")
+        await run_mode(script_agent("a", say("done"), input_guardrails=[make_input_guard("odd", None)]), "go")
 
 
 class Falsy(Exception):
@@ -565,9 +564,12 @@ class Falsy(Exception):
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-another"])
 async def test_error_that_is_false_is_raised_all_the_same(run_mode: Run, parallel: bool, beside: bool) -> None:
     """Nothing asks an error whether it is true."""
-    guards = [input_guard("bad", Falsy(), parallel=parallel), *[input_guard("good", parallel=parallel)] * beside]
+    guards = [
+        make_input_guard("bad", Falsy(), parallel=parallel),
+        *[make_input_guard("good", parallel=parallel)] * beside,
+    ]
     with pytest.raises(Falsy):
-        await run_mode(scripted("a", say("done"), input_guardrails=guards), "go")
+        await run_mode(script_agent("a", say("done"), input_guardrails=guards), "go")
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -585,9 +587,9 @@ async def test_the_callers_cancellation_comes_before_what_a_guardrail_says_in_th
         return answer
 
     guards = [InputGuardrail(cancels, name=f"{place}", run_in_parallel=False) for place in range(count)]
-    agent = scripted("a", say("never"), input_guardrails=guards)
+    agent = script_agent("a", say("never"), input_guardrails=guards)
     with scope:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
     assert scope.cancelled_caught
     assert watch.end == "cancelled"
-    assert asked(agent) == []
+    assert read_requests(agent) == []

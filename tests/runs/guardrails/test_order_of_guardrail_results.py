@@ -4,8 +4,8 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.results import Run, agent_with
-from kit.stored import copy_of
+from kit.agents import Run, make_agent
+from kit.resuming import copy_state
 
 from agentloop import (
     Allow,
@@ -79,7 +79,7 @@ async def test_guardrail_results_stand_in_declaration_and_model_order(run_mode: 
     async def work(turn: int, k: int) -> str:
         return str(k)
 
-    agent = agent_with(
+    agent = make_agent(
         [work],
         *[[call("work", {"turn": turn, "k": k}, f"c{turn}{k}") for k in range(COUNT)] for turn in range(2)],
         input_guardrails=[judging(input_guardrail, "input", k, runs[0]) for k in (2, 3)],
@@ -91,7 +91,7 @@ async def test_guardrail_results_stand_in_declaration_and_model_order(run_mode: 
     )
     result = await run_mode(agent, "go", run_config=config)
     while result.status == "interrupted":
-        state = copy_of(result.to_state(), agent)
+        state = copy_state(result.to_state(), agent)
         for waiting in state.interruptions:
             state.approve(waiting)
         result = await run_mode(agent, state, run_config=config)
@@ -117,7 +117,7 @@ async def test_several_guardrails_of_one_call_stand_together(run_mode: Run) -> N
     async def work(turn: int, k: int) -> str:
         return str(k)
 
-    agent = agent_with([work], [call("work", {"turn": 0, "k": k}, f"c{k}") for k in range(COUNT)])
+    agent = make_agent([work], [call("work", {"turn": 0, "k": k}, f"c{k}") for k in range(COUNT)])
     result = await run_mode(agent, "go")
     assert lists_of(result)["tool_input"] == [(name, [0, k]) for k in range(COUNT) for name in ("first", "second")]
 
@@ -134,7 +134,7 @@ async def test_the_lists_beside_an_error_stand_in_the_same_order(run_mode: Run) 
     async def work(turn: int, k: int) -> str:
         return str(k)
 
-    agent = agent_with([work], [call("work", {"turn": 0, "k": k}, f"c{k}") for k in range(COUNT)], done=None)
+    agent = make_agent([work], [call("work", {"turn": 0, "k": k}, f"c{k}") for k in range(COUNT)], done=None)
     with pytest.raises(Exception, match="step") as caught:
         await run_mode(agent, "go")
     data = caught.value.run_data  # type: ignore[attr-defined]

@@ -5,9 +5,10 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.agents import PASSED, TRIPPED, Held, RunTrace, asked, brief, output_guard, scripted
-from kit.results import Rendezvous, Run, outcome_of, outputs_in, records_of
-from kit.watching import cancelled_at, time_passes
+from kit.agents import PASSED, TRIPPED, Run, make_output_guard, script_agent
+from kit.ending import Fatal, HeldWork, Rendezvous, advance_clock, cancel_when
+from kit.results import describe, find_outcome, find_records, read_outputs, read_requests
+from kit.watching import RunHookLog
 
 from agentloop import (
     Agent,
@@ -47,7 +48,7 @@ class Written(MemorySession):
         self.failing = failing
 
     async def add_items(self, items: Any) -> None:
-        self.writes.append(brief(items))
+        self.writes.append(describe(items))
         if len(self.writes) - 1 in self.failing:
             raise OSError("disk full")
         await super().add_items(items)
@@ -61,14 +62,14 @@ def withheld(kept: Any) -> bool:
 @pytest.mark.scenario("GO-01")
 async def test_trip_comes_after_agent_end_hooks_and_keeps_the_message_out_of_the_session(run_mode: Run) -> None:
     """The reasoning that led to it too; what a tool did before is kept."""
-    trace = RunTrace()
+    trace = RunHookLog()
     session = MemorySession()
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
         trace.lines.append("guard")
         return TRIPPED
 
-    agent = scripted(
+    agent = script_agent(
         "a",
         [reason("look"), call("secret", call_id="c")],
         [reason("tell"), say("it is 4711")],
@@ -78,7 +79,7 @@ async def test_trip_comes_after_agent_end_hooks_and_keeps_the_message_out_of_the
     with pytest.raises(OutputGuardrailTripwireTriggered, match="guard") as caught:
         await run_mode(agent, "go", session=session, hooks=trace)
     assert trace.lines[-3:] == ["agent_end a", "guard", "run_end failed"]
-    assert brief(await session.get_items()) == ["user:go", "Reasoning", "call:secret#c", "output:4711#c"]
+    assert describe(await session.get_items()) == ["user:go", "Reasoning", "call:secret#c", "output:4711#c"]
     assert caught.value.guardrail_result.agent_output == "it is 4711"
     assert caught.value.guardrail_result.agent is agent
     assert caught.value.run_data is not None
@@ -89,11 +90,13 @@ async def test_trip_comes_after_agent_end_hooks_and_keeps_the_message_out_of_the
 async def test_completed_tool_items_of_the_tripping_turn_are_stored(run_mode: Run) -> None:
     """Where a handler made the output instead of one more turn, nothing of it is kept."""
     session = MemorySession()
-    agent = scripted("a", call("secret", call_id="c"), tools=[secret], output_guardrails=[output_guard("g", TRIPPED)])
+    agent = script_agent(
+        "a", call("secret", call_id="c"), tools=[secret], output_guardrails=[make_output_guard("g", TRIPPED)]
+    )
     handlers = {"max_turns": lambda data: "I gave up"}
     with pytest.raises(OutputGuardrailTripwireTriggered):
         await run_mode(agent, "go", session=session, max_turns=1, error_handlers=handlers)
-    assert brief(await session.get_items()) == ["user:go", "call:secret#c", "output:4711#c"]
+    assert describe(await session.get_items()) == ["user:go", "call:secret#c", "output:4711#c"]
 
 
 @pytest.mark.scenario("GO-02")
@@ -101,7 +104,7 @@ async def test_guardrail_that_raises_leaves_the_final_turn_stored(run_mode: Run)
     """Its own error leaves, once the session has everything."""
     session = Written()
     error = LookupError("no list")
-    agent = scripted("a", say("done"), output_guardrails=[output_guard("g", error)])
+    agent = script_agent("a", say("done"), output_guardrails=[make_output_guard("g", error)])
     with pytest.raises(LookupError) as caught:
         await run_mode(agent, "go", session=session)
     assert caught.value is error
@@ -113,7 +116,7 @@ async def test_session_that_fails_takes_precedence_over_a_guardrail_that_raises(
     """The guardrail's error is its context."""
     session = Written(0)
     error = LookupError("no list")
-    agent = scripted("a", say("done"), output_guardrails=[output_guard("g", error)])
+    agent = script_agent("a", say("done"), output_guardrails=[make_output_guard("g", error)])
     with pytest.raises(OSError, match="disk full") as caught:
         await run_mode(agent, "go", session=session)
     assert caught.value.__context__ is error
@@ -133,7 +136,7 @@ async def test_output_guardrails_run_together(run_mode: Run) -> None:
         await both.wait()
         return GuardrailFunctionOutput("two")
 
-    agent = scripted("a", say("done"), output_guardrails=[output_guardrail(one)])
+    agent = script_agent("a", say("done"), output_guardrails=[output_guardrail(one)])
     result = await run_mode(agent, "go", run_config=RunConfig(output_guardrails=[output_guardrail(two)]))
     assert [found.output.output_info for found in result.output_guardrail_results] == ["two", "one"]
 
@@ -151,7 +154,7 @@ async def test_first_failure_cancels_and_awaits_the_siblings(
         if cleanup == "broken":
             raise ValueError("no cleanup")
 
-    held = Held(clean_up=broken)
+    held = HeldWork(clean_up=broken)
 
     async def fails(ctx: Any, agent: Any, output: Any) -> Any:
         await held.started.wait()
@@ -163,14 +166,10 @@ async def test_first_failure_cancels_and_awaits_the_siblings(
         await held()
 
     guards = [output_guardrail(fails), output_guardrail(waits)]
-    agent = scripted("a", say("done"), output_guardrails=guards[::-1] if first else guards)
+    agent = script_agent("a", say("done"), output_guardrails=guards[::-1] if first else guards)
     with pytest.raises(LookupError if isinstance(answer, Exception) else OutputGuardrailTripwireTriggered):
         await run_mode(agent, "go")
     assert held.ending == "cleaned up"
-
-
-class Fatal(BaseException):
-    """Not an Exception."""
 
 
 @pytest.mark.parametrize("siblings", [0, 1])
@@ -180,9 +179,9 @@ async def test_base_exception_of_an_output_guardrail_leaves_bare(run_mode: Run, 
     async def fatal(ctx: Any, agent: Any, output: Any) -> Any:
         raise Fatal
 
-    guards = [output_guardrail(fatal), *[output_guard("g")] * siblings]
+    guards = [output_guardrail(fatal), *[make_output_guard("g")] * siblings]
     with pytest.raises(Fatal):
-        await run_mode(scripted("a", say("done"), output_guardrails=guards), "go")
+        await run_mode(script_agent("a", say("done"), output_guardrails=guards), "go")
 
 
 @attrs.frozen
@@ -200,9 +199,11 @@ async def test_only_the_last_agent_s_and_the_configuration_s_guardrails_judge_th
         judged.append((agent, output, ctx.context))
         return PASSED
 
-    second = scripted("b", say('{"number": 7}'), output_type=Answer, output_guardrails=[output_guardrail(typed)])
-    first = scripted("a", call("transfer_to_b"), handoffs=[second], output_guardrails=[output_guard("no", log=log)])
-    config = RunConfig(output_guardrails=[output_guard("config", log=log)])
+    second = script_agent("b", say('{"number": 7}'), output_type=Answer, output_guardrails=[output_guardrail(typed)])
+    first = script_agent(
+        "a", call("transfer_to_b"), handoffs=[second], output_guardrails=[make_output_guard("no", log=log)]
+    )
+    config = RunConfig(output_guardrails=[make_output_guard("config", log=log)])
     result = await run_mode(first, "go", run_config=config, context="app")
     assert judged == [(second, Answer(7), "app")]
     assert log == ["config"]
@@ -214,13 +215,13 @@ async def test_only_the_last_agent_s_and_the_configuration_s_guardrails_judge_th
 @pytest.mark.scenario("GO-05")
 async def test_stream_shows_the_candidate_then_raises() -> None:
     """Not complete before the verdict."""
-    held = Held()
+    held = HeldWork()
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
         await held()
         return TRIPPED
 
-    agent = scripted("a", say("done"), output_guardrails=[output_guardrail(guard)])
+    agent = script_agent("a", say("done"), output_guardrails=[output_guardrail(guard)])
     seen: list[Any] = []
     async with Runner.run_streamed(agent, "go") as stream:
         with pytest.raises(OutputGuardrailTripwireTriggered):
@@ -232,7 +233,7 @@ async def test_stream_shows_the_candidate_then_raises() -> None:
                     held.go.set()
         assert stream.is_complete
     assert [event.text for event in seen if isinstance(event, ev.TextDelta)] == ["done"]
-    assert brief(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
+    assert describe(event.item for event in seen if isinstance(event, ev.ItemCreated)) == ["says:done"]
     assert [event.result.output for event in seen if isinstance(event, ev.GuardrailSettled)] == [TRIPPED]
 
 
@@ -253,7 +254,7 @@ async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str
         assert "4711" in output
         return GuardrailFunctionOutput(f"found {output}", True)
 
-    agent = scripted(
+    agent = script_agent(
         "a",
         [say("I look."), call("secret", call_id="c")],
         tools=[secret],
@@ -264,38 +265,38 @@ async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str
         await run_mode(agent, "go", session=session)
     data = caught.value.run_data
     assert data is not None
-    assert outputs_in(data.new_items) == {"c": WITHHELD}
+    assert read_outputs(data.new_items) == {"c": WITHHELD}
     assert [write for write in session.writes if not withheld(write)] == []
-    assert outputs_in(await session.get_items()) == {"c": WITHHELD}
+    assert read_outputs(await session.get_items()) == {"c": WITHHELD}
     [result] = data.output_guardrail_results
     assert result.output == GuardrailFunctionOutput(None, True)
     assert result.agent_output == WITHHELD
     assert caught.value.guardrail_result is result
-    assert outcome_of(data, "c").value == "4711"
-    [settled] = records_of(data, r.CallSettled)
+    assert find_outcome(data, "c").value == "4711"
+    [settled] = find_records(data, r.CallSettled)
     assert settled.outcome.output == "4711"
-    [replaced] = records_of(data, r.HistoryReplaced)
+    [replaced] = find_records(data, r.HistoryReplaced)
     assert replaced.reason == "output_withheld"
-    assert outputs_in(replaced.items) == {"c": WITHHELD}
+    assert read_outputs(replaced.items) == {"c": WITHHELD}
 
 
 @pytest.mark.scenario("GO-06")
 async def test_withheld_output_is_not_shown_to_a_later_run_s_model(run_mode: Run) -> None:
     """A new run on the session sees the text that stands for it."""
     session = MemorySession()
-    agent = scripted(
+    agent = script_agent(
         "a",
         [call("secret", call_id="c"), call("secret", call_id="d")],
         say("done"),
         tools=[secret],
         tool_use_behavior="stop_on_first_tool",
-        output_guardrails=[output_guard("g", TRIPPED)],
+        output_guardrails=[make_output_guard("g", TRIPPED)],
     )
     with pytest.raises(OutputGuardrailTripwireTriggered):
         await run_mode(agent, "go", session=session)
     later = agent.clone(output_guardrails=[])
     await run_mode(later, "again", session=session)
-    assert outputs_in(asked(agent)[1].items) == {"c": WITHHELD, "d": "4711"}
+    assert read_outputs(read_requests(agent)[1].items) == {"c": WITHHELD, "d": "4711"}
 
 
 @pytest.mark.scenario("GO-06")
@@ -317,12 +318,12 @@ async def test_guardrails_that_passed_keep_nothing_of_a_withheld_output(run_mode
         "output_guardrails": [output_guardrail(judges), output_guardrail(notes)],
     }
     with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
-        await run_mode(scripted("strict", call("secret"), **fields), "go")
+        await run_mode(script_agent("strict", call("secret"), **fields), "go")
     assert caught.value.run_data is not None
     results = caught.value.run_data.output_guardrail_results
     assert [found.guardrail.name for found in results] == ["judges", "notes"]
     assert withheld([(found.output, found.agent_output) for found in results])
-    result = await run_mode(scripted("mild", call("secret"), **fields), "go")
+    result = await run_mode(script_agent("mild", call("secret"), **fields), "go")
     assert result.output_guardrail_results[1].output.output_info == "saw 4711"
     assert result.final_output == "4711"
 
@@ -333,23 +334,23 @@ async def test_all_outputs_are_withheld_where_a_callable_made_one_of_them(run_mo
     def behavior(ctx: Any, results: Any) -> Any:
         return ToolsToFinalOutput(is_final=True, output=results[1].value)
 
-    agent = scripted(
+    agent = script_agent(
         "a",
         [call("secret", call_id="c"), call("secret", call_id="d")],
         tools=[secret],
         tool_use_behavior=behavior,
-        output_guardrails=[output_guard("g", TRIPPED)],
+        output_guardrails=[make_output_guard("g", TRIPPED)],
     )
     with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
         await run_mode(agent, "go")
     assert caught.value.run_data is not None
-    assert outputs_in(caught.value.run_data.new_items) == {"c": WITHHELD, "d": WITHHELD}
+    assert read_outputs(caught.value.run_data.new_items) == {"c": WITHHELD, "d": WITHHELD}
 
 
 async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_mode: Run) -> None:
     """As any turn."""
     session = Written()
-    agent = scripted(
+    agent = script_agent(
         "a",
         call("secret", call_id="c"),
         say("done"),
@@ -363,27 +364,27 @@ async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_m
 async def test_final_output_of_a_tool_is_stored_once_it_is_accepted(run_mode: Run) -> None:
     """In one write with its call."""
     session = Written()
-    agent = scripted("a", call("secret", call_id="c"), tools=[secret], tool_use_behavior="stop_on_first_tool")
+    agent = script_agent("a", call("secret", call_id="c"), tools=[secret], tool_use_behavior="stop_on_first_tool")
     result = await run_mode(agent, "go", session=session)
     assert result.final_output == "4711"
     assert session.writes == [["user:go", "call:secret#c", "output:4711#c"]]
 
 
-def held_at_the_end(held: Held, *steps: Any, **fields: Any) -> Agent[Any, Any]:
+def held_at_the_end(held: HeldWork, *steps: Any, **fields: Any) -> Agent[Any, Any]:
     """Return an agent whose output guardrail waits."""
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
         await held()
         return PASSED
 
-    return scripted("a", *steps, output_guardrails=[output_guardrail(guard)], **fields)
+    return script_agent("a", *steps, output_guardrails=[output_guardrail(guard)], **fields)
 
 
 @pytest.mark.scenario("GO-07")
 @pytest.mark.parametrize("cancel_source", ["cancel", "break"])
 async def test_cancel_during_an_output_guardrail_writes_no_final_turn(cancel_source: str) -> None:
     """What earlier turns wrote stays."""
-    held, session = Held(), Written()
+    held, session = HeldWork(), Written()
     agent = held_at_the_end(held, call("secret", call_id="c"), say("done"), tools=[secret])
     async with Runner.run_streamed(agent, "go", session=session) as stream:
         await held.started.wait()
@@ -401,13 +402,13 @@ async def test_caller_s_cancellation_during_an_output_guardrail_writes_no_final_
     run_mode: Run, made_by: str
 ) -> None:
     """Whoever had made the candidate."""
-    held, session = Held(), Written()
+    held, session = HeldWork(), Written()
     step = say("done") if made_by == "model" else call("secret", call_id="c")
     agent = held_at_the_end(
         held, step, tools=[secret], tool_use_behavior="stop_on_first_tool" if made_by == "tool" else "run_llm_again"
     )
     handlers = {"max_turns": lambda data: "I gave up"}
-    await cancelled_at(
+    await cancel_when(
         held.started, lambda: run_mode(agent, "go", session=session, max_turns=1, error_handlers=handlers)
     )
     handler_s = [["user:go", "call:secret#c", "output:4711#c"]]
@@ -416,12 +417,12 @@ async def test_caller_s_cancellation_during_an_output_guardrail_writes_no_final_
 
 async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run_mode: Run) -> None:
     """The candidate isn't accepted: a later entry would judge it."""
-    held, session = Held(), Written()
+    held, session = HeldWork(), Written()
     agent = held_at_the_end(held, say("done"))
 
     async def too_long() -> None:
         await held.started.wait()
-        time_passes(60)
+        advance_clock(60)
 
     async with anyio.create_task_group() as group:
         group.start_soon(too_long)
@@ -441,7 +442,7 @@ async def test_handler_s_output_passes_output_guardrails(run_mode: Run) -> None:
         return GuardrailFunctionOutput(None, output == "bad")
 
     async def run(output: str) -> Any:
-        agent = scripted("a", call("secret"), tools=[secret], output_guardrails=[output_guardrail(guard)])
+        agent = script_agent("a", call("secret"), tools=[secret], output_guardrails=[output_guardrail(guard)])
         return await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": lambda data: output})
 
     assert (await run("good")).final_output == "good"
@@ -453,7 +454,7 @@ async def test_handler_s_output_passes_output_guardrails(run_mode: Run) -> None:
 async def test_output_guardrails_do_not_judge_a_run_without_an_output(run_mode: Run) -> None:
     """One that gives up."""
     log: list[str] = []
-    agent = scripted("a", call("secret"), tools=[secret], output_guardrails=[output_guard("g", log=log)])
+    agent = script_agent("a", call("secret"), tools=[secret], output_guardrails=[make_output_guard("g", log=log)])
     with pytest.raises(MaxTurnsExceeded):
         await run_mode(agent, "go", max_turns=1)
     assert log == []
@@ -462,7 +463,7 @@ async def test_output_guardrails_do_not_judge_a_run_without_an_output(run_mode: 
 async def test_output_guardrail_that_answers_nothing_is_an_error_of_the_application(run_mode: Run) -> None:
     """It names the guardrail."""
     with pytest.raises(UserTypeError, match="'odd'"):
-        await run_mode(scripted("a", say("done"), output_guardrails=[output_guard("odd", None)]), "go")
+        await run_mode(script_agent("a", say("done"), output_guardrails=[make_output_guard("odd", None)]), "go")
 
 
 def test_what_is_not_callable_is_no_output_guardrail() -> None:

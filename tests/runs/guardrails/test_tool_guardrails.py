@@ -1,12 +1,14 @@
 """Guardrails of tools: what judges a call right before its body, and its output before anything accepts it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import anyio
 import pytest
-from kit.watching import HookLog, Watch, agent_that_calls, endings, model_of, outputs, script, shown, watched
+from kit.agents import Run, call_each, configure_run, make_agent
+from kit.results import read_endings, read_outputs, read_requests, read_shown_outputs
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import (
     Allow,
@@ -16,7 +18,6 @@ from agentloop import (
     ReplaceOutput,
     Rewrite,
     Runner,
-    RunResult,
     ToolCallError,
     ToolContext,
     ToolInputGuardrailTripwireTriggered,
@@ -27,9 +28,7 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.testing import call, say
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
+from agentloop.testing import call
 
 
 def saying(verdict: Any, lines: list[str] | None = None, name: str = "judge") -> Callable[[Any], Any]:
@@ -70,13 +69,13 @@ def worker(ran: list[Any], name: str = "work", **options: Any) -> Any:
 async def test_input_rejection_skips_body_and_hooks_and_tells_the_model(run_mode: Run) -> None:
     """The output is the guardrail's message, the status `rejected`, and the run goes on."""
     ran: list[int] = []
-    hooks = HookLog()
+    hooks = ToolHookLog()
     work = worker(ran, tool_input_guardrails=[input_guard(RejectContent("not this one"))])
-    agent = agent_that_calls("work", tools=[work])
+    agent = make_agent([work], call_each("work"))
     result = await run_mode(agent, "go", hooks=hooks)
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "not this one"}
-    assert endings(result.calls) == [("c1", "rejected", None)]
+    assert read_shown_outputs(agent) == {"c1": "not this one"}
+    assert read_endings(result.calls) == [("c1", "rejected", None)]
     assert result.calls[0].outcome.started_at is None
     assert (ran, hooks.started, hooks.ended) == ([], [], [])
 
@@ -98,9 +97,9 @@ async def test_input_tripwire_leaves_the_run_unwrapped(run_mode: Run, siblings: 
         tool_input_guardrails=[input_guard(RaiseException("info"))],
         failure_error_function=lambda ctx, error: "handled",
     )
-    agent = agent_that_calls("work", *["slow"] * siblings, tools=[work, slow])
+    agent = make_agent([work, slow], call_each("work", *["slow"] * siblings))
     with pytest.raises(ToolInputGuardrailTripwireTriggered) as caught:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
     assert ran == []
     assert caught.value.guardrail_result.guardrail.name == "judge"
     assert caught.value.guardrail_result.output == RaiseException("info")
@@ -118,12 +117,10 @@ async def test_input_guardrail_runs_although_the_arguments_are_no_json(run_mode:
         return RejectContent("seen it")
 
     ran: list[int] = []
-    agent = script(
-        call("work", "{not json", call_id="c1"), say("done"), tools=[worker(ran, tool_input_guardrails=[judge])]
-    )
+    agent = make_agent([worker(ran, tool_input_guardrails=[judge])], call("work", "{not json", call_id="c1"))
     await run_mode(agent, "go")
     assert seen == [(None, "{not json", "c1", "work")]
-    assert shown(agent) == {"c1": "seen it"}
+    assert read_shown_outputs(agent) == {"c1": "seen it"}
     assert ran == []
 
 
@@ -133,10 +130,10 @@ async def test_bad_json_that_a_guardrail_allows_is_told_by_the_failure_policy(ru
     lines: list[str] = []
     ran: list[int] = []
     work = worker(ran, tool_input_guardrails=[input_guard(Allow(), lines)])
-    agent = script(call("work", "{not json", call_id="c1"), say("done"), tools=[work])
+    agent = make_agent([work], call("work", "{not json", call_id="c1"))
     await run_mode(agent, "go")
     assert lines == ["judge"]
-    assert shown(agent)["c1"].startswith("Arguments of tool work aren't valid JSON")
+    assert read_shown_outputs(agent)["c1"].startswith("Arguments of tool work aren't valid JSON")
     assert ran == []
 
 
@@ -153,13 +150,13 @@ async def test_rewritten_arguments_are_what_body_record_and_later_guardrails_get
     ran: list[int] = []
     watch = Watch()
     work = worker(ran, tool_input_guardrails=[input_guard(Rewrite({"n": 7})), second])
-    agent = script(call("work", {"n": 1}, call_id="c1"), say("done"), tools=[work])
-    await run_mode(agent, "go", run_config=watched(watch))
+    agent = make_agent([work], call("work", {"n": 1}, call_id="c1"))
+    await run_mode(agent, "go", run_config=configure_run(watch))
     assert ran == [7]
     assert seen == [{"n": 7}]
     [started] = watch.of(r.CallStarted)
     assert started.arguments == '{"n": 7}'
-    assert shown(agent) == {"c1": "secret 7"}
+    assert read_shown_outputs(agent) == {"c1": "secret 7"}
 
 
 @pytest.mark.scenario("LX-58")
@@ -173,17 +170,16 @@ async def test_rewritten_arguments_make_the_receipt(run_mode: Run) -> None:
         return Allow() if n % 2 == 0 else Rewrite({"n": n + 1})
 
     work = worker(ran, idempotent=True, tool_input_guardrails=[even])
-    agent = script(
+    agent = make_agent(
+        [work],
         call("work", {"n": 1}, call_id="c1"),
         call("work", {"n": 2}, call_id="c2"),
         call("work", {"n": 1}, call_id="c3"),
-        say("done"),
-        tools=[work],
     )
     result = await run_mode(agent, "go")
     assert ran == [2]
-    assert [status for _, status, _ in endings(result.calls)] == ["succeeded", "replayed", "replayed"]
-    assert outputs(result.new_items) == {"c1": "secret 2", "c2": "secret 2", "c3": "secret 2"}
+    assert [status for _, status, _ in read_endings(result.calls)] == ["succeeded", "replayed", "replayed"]
+    assert read_outputs(result.new_items) == {"c1": "secret 2", "c2": "secret 2", "c3": "secret 2"}
 
 
 @pytest.mark.scenario("LX-58")
@@ -191,23 +187,21 @@ async def test_rewritten_arguments_make_the_receipt_within_a_batch(run_mode: Run
     """Two calls that come to the same arguments run one body."""
     ran: list[int] = []
     work = worker(ran, idempotent=True, tool_input_guardrails=[input_guard(Rewrite({"n": 9}))])
-    agent = script(
-        [call("work", {"n": 1}, call_id="c1"), call("work", {"n": 2}, call_id="c2")], say("done"), tools=[work]
-    )
+    agent = make_agent([work], [call("work", {"n": 1}, call_id="c1"), call("work", {"n": 2}, call_id="c2")])
     result = await run_mode(agent, "go")
     assert ran == [9]
-    assert sorted(status for _, status, _ in endings(result.calls)) == ["replayed", "succeeded"]
-    assert outputs(result.new_items) == {"c1": "secret 9", "c2": "secret 9"}
+    assert sorted(status for _, status, _ in read_endings(result.calls)) == ["replayed", "succeeded"]
+    assert read_outputs(result.new_items) == {"c1": "secret 9", "c2": "secret 9"}
 
 
 async def test_rewrite_to_arguments_that_do_not_fit_is_an_argument_fault(run_mode: Run) -> None:
     """The new arguments are bound like the model's."""
     ran: list[int] = []
     work = worker(ran, tool_input_guardrails=[input_guard(Rewrite({"n": "many"}))])
-    agent = script(call("work", {"n": 1}, call_id="c1"), say("done"), tools=[work])
+    agent = make_agent([work], call("work", {"n": 1}, call_id="c1"))
     result = await run_mode(agent, "go")
     assert ran == []
-    assert endings(result.calls) == [("c1", "failed", None)]
+    assert read_endings(result.calls) == [("c1", "failed", None)]
 
 
 # ---------------------------------------------------------------------------------------------- output
@@ -217,16 +211,16 @@ async def test_rewrite_to_arguments_that_do_not_fit_is_an_argument_fault(run_mod
 async def test_output_rejection_leaves_nothing_of_the_raw_result(run_mode: Run) -> None:
     """The model and the end hook get the message; the value is in no record, no item and no outcome."""
     ran: list[int] = []
-    hooks, watch = HookLog(), Watch()
+    hooks, watch = ToolHookLog(), Watch()
     work = worker(ran, tool_output_guardrails=[output_guard(RejectContent("withheld"))])
-    agent = script(call("work", {"n": 1}, call_id="c1"), say("done"), tools=[work])
-    result = await run_mode(agent, "go", hooks=hooks, run_config=watched(watch))
+    agent = make_agent([work], call("work", {"n": 1}, call_id="c1"))
+    result = await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch))
     assert ran == [1]
-    assert shown(agent) == {"c1": "withheld"}
-    assert endings(result.calls) == [("c1", "rejected", None)]
+    assert read_shown_outputs(agent) == {"c1": "withheld"}
+    assert read_endings(result.calls) == [("c1", "rejected", None)]
     assert hooks.outcomes["c1"].output == "withheld"
     assert hooks.outcomes["c1"].value is None
-    everything = [result.new_items, result.calls, watch.records, model_of(agent).requests, hooks.outcomes]
+    everything = [result.new_items, result.calls, watch.records, read_requests(agent), hooks.outcomes]
     assert "secret 1" not in repr(everything)
     assert all(record.outcome.value is None for record in watch.of(r.CallSettled))
 
@@ -236,7 +230,7 @@ async def test_output_rejection_is_all_a_stream_shows() -> None:
     """No event carries the raw result."""
     ran: list[int] = []
     work = worker(ran, tool_output_guardrails=[output_guard(RejectContent("withheld"))])
-    agent = script(call("work", {"n": 1}, call_id="c1"), say("done"), tools=[work])
+    agent = make_agent([work], call("work", {"n": 1}, call_id="c1"))
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]
     assert "secret 1" not in repr(events)
@@ -246,11 +240,11 @@ async def test_output_rejection_is_all_a_stream_shows() -> None:
 @pytest.mark.scenario("GT-04")
 async def test_output_tripwire_leaves_the_run_unwrapped(run_mode: Run) -> None:
     """`ToolOutputGuardrailTripwireTriggered` with the result that tripped."""
-    watch, hooks = Watch(), HookLog()
+    watch, hooks = Watch(), ToolHookLog()
     work = worker([], tool_output_guardrails=[output_guard(RaiseException("info"))])
-    agent = agent_that_calls("work", tools=[work])
+    agent = make_agent([work], call_each("work"))
     with pytest.raises(ToolOutputGuardrailTripwireTriggered) as caught:
-        await run_mode(agent, "go", hooks=hooks, run_config=watched(watch))
+        await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch))
     assert caught.value.guardrail_result.output == RaiseException("info")
     assert caught.value.guardrail_result.call.call_id == "c1"
     assert "secret" not in repr(watch.records)
@@ -268,12 +262,12 @@ async def test_replaced_output_is_what_model_log_and_events_carry() -> None:
         seen.append((data.value, data.output))
         return Allow()
 
-    hooks, watch = HookLog(), Watch()
+    hooks, watch = ToolHookLog(), Watch()
     work = worker([], tool_output_guardrails=[output_guard(ReplaceOutput("public")), second])
-    agent = script(call("work", {"n": 1}, call_id="c1"), say("done"), tools=[work])
-    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=watched(watch)) as stream:
+    agent = make_agent([work], call("work", {"n": 1}, call_id="c1"))
+    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=configure_run(watch)) as stream:
         events = [event async for event in stream]
-    assert shown(agent) == {"c1": "public"}
+    assert read_shown_outputs(agent) == {"c1": "public"}
     assert seen == [("public", "public")]
     assert watch.outcome("c1").output == "public"
     assert watch.outcome("c1").value == "public"
@@ -297,7 +291,7 @@ async def test_guardrails_run_in_list_order_and_the_first_refusal_ends_the_list(
     guards = [make(Allow(1), lines, "first"), make(stop, lines, "second"), make(Allow(), lines, "third")]
     options: dict[str, Any] = {f"tool_{stage}_guardrails": guards}
     work = worker([], **options)
-    agent = agent_that_calls("work", tools=[work])
+    agent = make_agent([work], call_each("work"))
     data: Any
     if isinstance(stop, RaiseException):
         with pytest.raises((ToolInputGuardrailTripwireTriggered, ToolOutputGuardrailTripwireTriggered)) as caught:
@@ -315,7 +309,7 @@ async def test_guardrails_run_in_list_order_and_the_first_refusal_ends_the_list(
 async def test_guardrail_results_are_reported_on_success(run_mode: Run) -> None:
     """Of every turn, inputs and outputs apart."""
     work = worker([], tool_input_guardrails=[input_guard(Allow("in"))], tool_output_guardrails=[output_guard(Allow(2))])
-    agent = script(call("work", call_id="c1"), call("work", {"n": 2}, call_id="c2"), say("done"), tools=[work])
+    agent = make_agent([work], call("work", call_id="c1"), call("work", {"n": 2}, call_id="c2"))
     result = await run_mode(agent, "go")
     assert [(one.call.call_id, one.output) for one in result.tool_input_guardrail_results] == [
         ("c1", Allow("in")),
@@ -328,7 +322,7 @@ async def test_guardrail_results_are_reported_on_success(run_mode: Run) -> None:
 async def test_guardrail_results_are_reported_when_turns_run_out(run_mode: Run) -> None:
     """On the error's data."""
     work = worker([], tool_input_guardrails=[input_guard(Allow("in"))])
-    agent = script(call("work", call_id="c1"), call("work", call_id="c2"), tools=[work])
+    agent = make_agent([work], call("work", call_id="c1"), call("work", call_id="c2"), done=None)
     with pytest.raises(MaxTurnsExceeded) as caught:
         await run_mode(agent, "go", max_turns=1)
     assert caught.value.run_data is not None
@@ -352,9 +346,9 @@ class Scoped:
 
     async def check(self, run_mode: Run, sets: Any) -> None:
         """Run two calls of *sets*, which sets the variable to its call's id and returns it."""
-        agent = agent_that_calls("sets", "sets", tools=[sets])
-        await run_mode(agent, "go", hooks=HookLog(at_end=self.at_end))
-        assert shown(agent) == {"c1": "c1", "c2": "c2"}
+        agent = make_agent([sets], call_each("sets", "sets"))
+        await run_mode(agent, "go", hooks=ToolHookLog(at_end=self.at_end))
+        assert read_shown_outputs(agent) == {"c1": "c1", "c2": "c2"}
         assert sorted(self.judged) == ["c1 c1", "c2 c2"]
         assert sorted(self.hooked) == ["c1 c1", "c2 c2"]
         assert self.variable.get() == "unset"
@@ -420,7 +414,7 @@ async def test_output_guardrail_that_trips_while_a_failure_is_drained_wins(run_m
         return "never"
 
     names = ["judged", "fails"] if first else ["fails", "judged"]
-    agent = agent_that_calls(*names, "victim", tools=[judged, fails, victim])
+    agent = make_agent([judged, fails, victim], call_each(*names, "victim"))
     with pytest.raises(ToolOutputGuardrailTripwireTriggered) as caught:
         await run_mode(agent, "go")
     assert any("broken" in note for note in caught.value.__notes__)
@@ -454,16 +448,16 @@ async def test_output_guardrail_that_passes_while_a_failure_is_drained_keeps_the
             drained.set()
         return "never"
 
-    agent = agent_that_calls("judged", "fails", "victim", tools=[judged, fails, victim])
+    agent = make_agent([judged, fails, victim], call_each("judged", "fails", "victim"))
     with pytest.raises(ToolCallError, match="broken") as caught:
         await run_mode(agent, "go")
     assert caught.value.run_data is not None
-    assert endings(caught.value.run_data.calls) == [
+    assert read_endings(caught.value.run_data.calls) == [
         ("c1", "succeeded", None),
         ("c2", "failed", None),
         ("c3", "cancelled", "sibling"),
     ]
-    assert outputs(caught.value.run_data.new_items)["c1"] == "made"
+    assert read_outputs(caught.value.run_data.new_items)["c1"] == "made"
 
 
 @pytest.mark.scenario("GT-11")
@@ -487,10 +481,10 @@ async def test_output_guardrail_is_cut_at_the_cleanup_deadline_while_a_failure_i
         await judging.wait()
         raise ValueError("broken")
 
-    agent = agent_that_calls("judged", "fails", tools=[judged, fails])
+    agent = make_agent([judged, fails], call_each("judged", "fails"))
     start = anyio.current_time()
     with pytest.raises(ToolCallError, match="broken"):
-        await run_mode(agent, "go", run_config=watched(watch, cleanup_grace=0.2))
+        await run_mode(agent, "go", run_config=configure_run(watch, cleanup_grace=0.2))
     assert anyio.current_time() - start == pytest.approx(0.2)
     assert [record.call_id for record in watch.of(r.CleanupCut)] == ["c1"]
     outcome = watch.outcome("c1")
@@ -509,7 +503,7 @@ async def test_guardrail_that_raises_fails_the_run(run_mode: Run, stage: str) ->
     guards = [(tool_input_guardrail if stage == "input" else tool_output_guardrail)(broken)]
     options: dict[str, Any] = {f"tool_{stage}_guardrails": guards}
     work = worker(ran, **options)
-    agent = agent_that_calls("work", tools=[work])
+    agent = make_agent([work], call_each("work"))
     with pytest.raises(ToolCallError, match="LookupError: no verdict"):
         await run_mode(agent, "go")
     assert ran == ([] if stage == "input" else [0])
@@ -525,9 +519,9 @@ async def test_async_guardrails_are_awaited(run_mode: Run) -> None:
     work = worker(
         [], tool_input_guardrails=[tool_input_guardrail(judge)], tool_output_guardrails=[tool_output_guardrail(judge)]
     )
-    agent = agent_that_calls("work", tools=[work])
+    agent = make_agent([work], call_each("work"))
     result = await run_mode(agent, "go")
-    assert endings(result.calls) == [("c1", "succeeded", None)]
+    assert read_endings(result.calls) == [("c1", "succeeded", None)]
     assert all(one.duration >= 0.009 for one in result.tool_input_guardrail_results)
 
 
@@ -546,6 +540,6 @@ async def test_input_guardrails_are_asked_right_before_the_body_while_holding_th
         await anyio.sleep(0.01)
         return "made"
 
-    agent = agent_that_calls("work", "work", tools=[work])
+    agent = make_agent([work], call_each("work", "work"))
     await run_mode(agent, "go")
     assert lines == ["judge c1", "body c1", "judge c2", "body c2"]

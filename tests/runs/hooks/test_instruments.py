@@ -3,20 +3,15 @@
 from typing import Any
 
 import pytest
-from kit.results import Run, agent_with, requests_of
-from kit.watching import HookLog, Watch
+from kit.agents import Run, fine, make_agent
+from kit.results import read_requests
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import Agent, RunConfig, RunHooks, Runner, ToolCallError, tool
 from agentloop import records as r
 from agentloop.abc import Instrument
 from agentloop.exceptions import ModelTransportError
 from agentloop.testing import ScriptedModel, call, fail, say
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
 
 
 class Broken(Instrument):
@@ -37,7 +32,7 @@ async def test_raising_instrument_is_logged_once_and_changes_nothing(
 ) -> None:
     """The run goes on, the other instruments are told, and one warning says whose fault it is."""
     broken, watch = Broken(), Watch()
-    agent = agent_with([fine], call("fine"), call("fine"))
+    agent = make_agent([fine], call("fine"), call("fine"))
     result = await run_mode(agent, "go", run_config=RunConfig(instruments=(broken, watch)))
     assert result.final_output == "done"
     assert watch.records == list(result.records)
@@ -54,7 +49,7 @@ async def test_each_broken_instrument_gets_one_warning_a_run(run_mode: Run, capl
     """Two instruments, two runs."""
     instruments = (Broken(), Broken())
     for _ in range(2):
-        await run_mode(agent_with([fine], call("fine")), "go", run_config=RunConfig(instruments=instruments))
+        await run_mode(make_agent([fine], call("fine")), "go", run_config=RunConfig(instruments=instruments))
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 4
 
 
@@ -67,18 +62,18 @@ async def test_raising_hook_fails_the_run(run_mode: Run) -> None:
             raise RuntimeError("hook is broken")
 
     watch = Watch()
-    agent = agent_with([fine], call("fine", call_id="c1"))
+    agent = make_agent([fine], call("fine", call_id="c1"))
     with pytest.raises(ToolCallError, match="hook is broken") as raised:
         await run_mode(agent, "go", hooks=Hooks(), run_config=RunConfig(instruments=(watch,)))
     assert isinstance(raised.value.__cause__, RuntimeError)
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
     assert "c1" in watch.endings()
     assert watch.end == "failed"
 
 
 async def test_failing_instrument_never_replaces_the_runs_own_error(run_mode: Run) -> None:
     """The run fails with its own error, as without instruments."""
-    agent = agent_with([], fail(ModelTransportError("gone", status=400)))  # which isn't asked again
+    agent = make_agent([], fail(ModelTransportError("gone", status=400)))  # which isn't asked again
     with pytest.raises(ModelTransportError, match="gone"):
         await run_mode(agent, "go", run_config=RunConfig(instruments=(Broken(),)))
 
@@ -96,7 +91,7 @@ async def test_instrument_sees_a_record_when_it_is_a_fact(run_mode: Run) -> None
         lines.append("body")
         return "ok"
 
-    await run_mode(agent_with([body], call("body")), "go", run_config=RunConfig(instruments=(Noting(),)))
+    await run_mode(make_agent([body], call("body")), "go", run_config=RunConfig(instruments=(Noting(),)))
     assert lines == [
         "RunStarted",
         "TurnStarted",
@@ -117,9 +112,9 @@ async def test_instrument_sees_a_record_when_it_is_a_fact(run_mode: Run) -> None
 
 async def test_instrument_sees_the_whole_tree_and_each_run_ends_once(run_mode: Run) -> None:
     """Records of nested runs come too, under their path; the last record is the run's own end."""
-    watch, hooks = Watch(), HookLog()
+    watch, hooks = Watch(), ToolHookLog()
     inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
-    agent = agent_with([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
     result = await run_mode(agent, "go", hooks=hooks, run_config=RunConfig(instruments=(watch,)))
     assert watch.records == list(result.records)
     assert [(record.path, record.status) for record in watch.of(r.RunEnded)] == [
@@ -132,7 +127,7 @@ async def test_instrument_sees_the_whole_tree_and_each_run_ends_once(run_mode: R
 async def test_consumer_sees_no_event_before_the_instruments_know() -> None:
     """Who watches with both never finds the event first."""
     watch = Watch()
-    agent = agent_with([fine], call("fine"))
+    agent = make_agent([fine], call("fine"))
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(instruments=(watch,))) as stream:
         async for event in stream:
             if type(event).__name__ in ("CallStarted", "CallSettled", "TurnStarted", "RunEnded"):

@@ -1,6 +1,5 @@
 """Progress of running calls: between a call's start and its end, in order, and never at the run's cost."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -8,16 +7,14 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.watching import agent_that_calls
+from kit.agents import Run, call_each, make_agent
 
-from agentloop import Agent, RunConfig, Runner, RunResult, ToolContext, UserError, tool
+from agentloop import Agent, RunConfig, Runner, ToolContext, UserError, tool
 from agentloop import events as ev
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop.items import ToolCall
 from agentloop.testing import ScriptedModel, call, say
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
 
 
 def call_events(events: list[Any], call_id: str) -> list[Any]:
@@ -60,7 +57,7 @@ def steps_in_a_thread(ctx: ToolContext[Any]) -> str:
 @pytest.mark.scenario("LX-84")
 async def test_progress_of_async_bodies_stands_between_start_and_end_in_order() -> None:
     """Of two calls at once each has its own sequence."""
-    agent = agent_that_calls("steps", "steps_nowait", tools=[steps, steps_nowait])
+    agent = make_agent([steps, steps_nowait], call_each("steps", "steps_nowait"))
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]
     check_sequence(call_events(events, "c1"), [(step, 3, f"c1 at {step}") for step in range(3)])
@@ -71,7 +68,7 @@ async def test_progress_of_async_bodies_stands_between_start_and_end_in_order() 
 @pytest.mark.scenario("LX-84")
 async def test_progress_of_sync_bodies_stands_between_start_and_end_in_order() -> None:
     """`report_nowait` works from the body's thread."""
-    agent = agent_that_calls("steps_in_a_thread", "steps_in_a_thread", tools=[steps_in_a_thread])
+    agent = make_agent([steps_in_a_thread], call_each("steps_in_a_thread", "steps_in_a_thread"))
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]
     for call_id in ("c1", "c2"):
@@ -89,7 +86,7 @@ async def test_progress_is_delivered_while_the_body_runs() -> None:
         await seen.wait()
         return "done"
 
-    agent = agent_that_calls("waits", tools=[waits])
+    agent = make_agent([waits], call_each("waits"))
     with anyio.fail_after(5):
         async with Runner.run_streamed(agent, "go") as stream:
             async for event in stream:
@@ -101,7 +98,7 @@ async def test_progress_is_delivered_while_the_body_runs() -> None:
 
 async def test_reports_of_a_plain_run_cost_nothing_and_do_no_harm(run_mode: Run) -> None:
     """A body may report whoever listens; a report is no record."""
-    agent = agent_that_calls("steps", tools=[steps])
+    agent = make_agent([steps], call_each("steps"))
     result = await run_mode(agent, "go")
     assert result.calls[0].outcome.value == "done"
     assert not any("Progress" in type(record).__name__ for record in result.records)
@@ -117,7 +114,7 @@ async def test_report_is_a_checkpoint(run_mode: Run) -> None:
             await ctx.report(0)
         return "never"
 
-    agent = agent_that_calls("chats", tools=[chats])
+    agent = make_agent([chats], call_each("chats"))
     with anyio.CancelScope() as scope:
         await run_mode(agent, "go")
     assert scope.cancelled_caught
@@ -134,7 +131,7 @@ async def test_progress_is_coalesced_while_the_consumer_is_behind() -> None:
         done.set()
         return "done"
 
-    agent = agent_that_calls("chats", tools=[chats])
+    agent = make_agent([chats], call_each("chats"))
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=16)) as stream:
         events = []
         async for event in stream:

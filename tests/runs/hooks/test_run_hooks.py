@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from kit.agents import AgentTrace, RunTrace, asked, brief, scripted
-from kit.results import Run, outputs_in, records_of
+from kit.agents import Run, script_agent
+from kit.results import describe, find_records, read_outputs, read_requests
+from kit.watching import AgentHookLog, RunHookLog
 
 from agentloop import (
     Agent,
@@ -32,8 +33,8 @@ def journey(lines: list[str]) -> tuple[Agent[Any, Any], Agent[Any, Any]]:
         lines.append("body")
         return "seen"
 
-    second = scripted("B", say("done"))
-    first = scripted("A", call("look", call_id="c"), call("transfer_to_b", call_id="h"), tools=[look])
+    second = script_agent("B", say("done"))
+    first = script_agent("A", call("look", call_id="c"), call("transfer_to_b", call_id="h"), tools=[look])
     first.handoffs = [second]
     return first, second
 
@@ -59,7 +60,7 @@ JOURNEY = [
 @pytest.mark.scenario("HS-01")
 async def test_events_of_a_tool_a_handoff_and_a_message_come_in_order(run_mode: Run) -> None:
     """From the agent's start to the run's end."""
-    trace = RunTrace()
+    trace = RunHookLog()
     first, _ = journey(trace.lines)
     await run_mode(first, "go", hooks=trace)
     assert trace.lines == JOURNEY
@@ -71,9 +72,9 @@ async def test_events_of_a_tool_a_handoff_and_a_message_come_in_order(run_mode: 
 async def test_start_events_go_to_the_run_first_and_end_events_to_the_agent_first(run_mode: Run) -> None:
     """One after the other, for each kind of event."""
     lines: list[str] = []
-    trace = RunTrace(lines, "run ")
+    trace = RunHookLog(lines, "run ")
     first, second = journey(lines)
-    first.hooks, second.hooks = AgentTrace(lines, "A's "), AgentTrace(lines, "B's ")
+    first.hooks, second.hooks = AgentHookLog(lines, "A's "), AgentHookLog(lines, "B's ")
     await run_mode(first, "go", hooks=trace)
     assert lines == [
         "run agent_start A",
@@ -109,14 +110,14 @@ async def test_start_events_go_to_the_run_first_and_end_events_to_the_agent_firs
 @pytest.mark.scenario("HS-02")
 async def test_agent_start_comes_once_per_activation(run_mode: Run) -> None:
     """Not once per turn; again when an agent is handed to again."""
-    trace = RunTrace()
+    trace = RunHookLog()
 
     @tool
     async def look() -> str:
         return "seen"
 
-    first = scripted("A", call("look"), call("transfer_to_b"), call("look", call_id="x"), say("done"), tools=[look])
-    second = scripted("B", call("look", call_id="y"), call("transfer_to_a", call_id="z"), tools=[look])
+    first = script_agent("A", call("look"), call("transfer_to_b"), call("look", call_id="x"), say("done"), tools=[look])
+    second = script_agent("B", call("look", call_id="y"), call("transfer_to_a", call_id="z"), tools=[look])
     first.handoffs, second.handoffs = [second], [first]
     await run_mode(first, "go", hooks=trace)
     starts = [line for line in trace.lines if line.startswith("agent_start")]
@@ -127,37 +128,37 @@ async def test_agent_start_comes_once_per_activation(run_mode: Run) -> None:
 @pytest.mark.scenario("HS-03")
 async def test_llm_start_sees_what_the_filter_left(run_mode: Run) -> None:
     """System prompt and input, as the model is asked."""
-    trace = RunTrace()
+    trace = RunHookLog()
     lines: list[Any] = []
 
     class Look(AgentHooks):
         async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-            lines.append((system, brief(input)))
+            lines.append((system, describe(input)))
 
     def only_this(data: ModelInputData) -> ModelInputData:
         return ModelInputData(input=(UserMessage("only this"),), instructions="filtered")
 
-    agent = scripted("A", say("done"), instructions="whole", hooks=Look())
+    agent = script_agent("A", say("done"), instructions="whole", hooks=Look())
     await run_mode(agent, "go", hooks=trace, run_config=RunConfig(call_model_input_filter=only_this))
     _, _, system, given = trace.args_of("llm_start")
-    assert (system, brief(given)) == ("filtered", ["user:only this"])
+    assert (system, describe(given)) == ("filtered", ["user:only this"])
     assert lines == [("filtered", ["user:only this"])]
-    assert asked(agent)[0].system == "filtered"
-    assert tuple(given) == tuple(asked(agent)[0].items)
+    assert read_requests(agent)[0].system == "filtered"
+    assert tuple(given) == tuple(read_requests(agent)[0].items)
 
 
 @pytest.mark.scenario("HS-03")
 @pytest.mark.parametrize("bad", [call("nothing"), call("look", call_id="")], ids=["unknown-tool", "no-id"])
 async def test_llm_end_comes_before_tools_and_also_where_the_response_is_no_good(run_mode: Run, bad: Any) -> None:
     """Once for each response."""
-    trace = RunTrace()
+    trace = RunHookLog()
 
     @tool
     async def look() -> str:
         trace.lines.append("body")
         return "seen"
 
-    agent = scripted("A", call("look"), [call("look"), bad], tools=[look])
+    agent = script_agent("A", call("look"), [call("look"), bad], tools=[look])
     with pytest.raises(ModelBehaviorError):
         await run_mode(agent, "go", hooks=trace)
     assert trace.lines == [
@@ -176,13 +177,13 @@ async def test_llm_end_comes_before_tools_and_also_where_the_response_is_no_good
 @pytest.mark.scenario("HS-03")
 async def test_llm_end_does_not_come_where_a_call_id_is_reused(run_mode: Run) -> None:
     """The response is refused as a whole."""
-    trace = RunTrace()
+    trace = RunHookLog()
 
     @tool
     async def look(n: int) -> str:
         return "seen"
 
-    agent = scripted("A", [call("look", {"n": 1}, "c"), call("look", {"n": 2}, "c")], tools=[look])
+    agent = script_agent("A", [call("look", {"n": 1}, "c"), call("look", {"n": 2}, "c")], tools=[look])
     with pytest.raises(ModelBehaviorError):
         await run_mode(agent, "go", hooks=trace)
     assert trace.lines == ["agent_start A", "llm_start A", "run_end failed"]
@@ -192,9 +193,9 @@ async def test_llm_end_does_not_come_where_a_call_id_is_reused(run_mode: Run) ->
 async def test_error_of_the_model_leaves_llm_start_without_an_end(run_mode: Run) -> None:
     """The run's end has the error."""
     lines: list[str] = []
-    trace = RunTrace(lines)
+    trace = RunHookLog(lines)
     error = ModelTransportError("gone")
-    agent = scripted("A", fail(error), hooks=AgentTrace(lines, "A's "))
+    agent = script_agent("A", fail(error), hooks=AgentHookLog(lines, "A's "))
     with pytest.raises(ModelTransportError):
         await run_mode(agent, "go", hooks=trace)
     assert lines == ["agent_start A", "A's start A", "llm_start A", "A's llm_start A", "run_end failed"]
@@ -224,7 +225,7 @@ async def test_tool_hooks_get_the_call_s_context(run_mode: Run) -> None:
     async def look(n: int) -> str:
         return "seen"
 
-    agent = scripted("A", call("look", '{"n":1}', "c"), say("done"), tools=[look], hooks=OfAgent())
+    agent = script_agent("A", call("look", '{"n":1}', "c"), say("done"), tools=[look], hooks=OfAgent())
     await run_mode(agent, "go", hooks=RunServicesView(), context="app")
     call_s = ("c", "look", '{"n":1}', "app")
     assert seen == [("start", *call_s), ("agent start", *call_s), ("agent end", *call_s), ("end", *call_s)]
@@ -233,7 +234,7 @@ async def test_tool_hooks_get_the_call_s_context(run_mode: Run) -> None:
 @pytest.mark.scenario("HS-06")
 async def test_tool_end_gets_the_value_and_what_the_model_sees(run_mode: Run) -> None:
     """The Python object raw; after a rejected output there is none."""
-    trace = RunTrace()
+    trace = RunHookLog()
     value = {"n": [1, 2]}
 
     @tool
@@ -245,7 +246,7 @@ async def test_tool_end_gets_the_value_and_what_the_model_sees(run_mode: Run) ->
         return RejectContent("not for you")
 
     hidden = tool(lambda: "secret", name="hidden", description="x", tool_output_guardrails=[refuse])
-    agent = scripted("A", [call("give"), call("hidden")], say("done"), tools=[give, hidden])
+    agent = script_agent("A", [call("give"), call("hidden")], say("done"), tools=[give, hidden])
     await run_mode(agent, "go", hooks=trace)
     given = trace.args_of("tool_end give")[3]
     assert given.value is value
@@ -271,7 +272,7 @@ EVENTS = [
 async def test_hook_that_raises_fails_the_run(run_mode: Run, event: str) -> None:
     """Nothing comes after it but the run's end, and the end of a tool that was to start."""
     error = LookupError("hook")
-    trace = RunTrace()
+    trace = RunHookLog()
 
     async def broken(*args: Any) -> None:
         trace.lines.append("broken")
@@ -279,7 +280,7 @@ async def test_hook_that_raises_fails_the_run(run_mode: Run, event: str) -> None
 
     setattr(trace, event, broken)
     first, _ = journey(trace.lines)
-    first.hooks = AgentTrace([])
+    first.hooks = AgentHookLog([])
     with pytest.raises(Exception) as caught:
         await run_mode(first, "go", hooks=trace)
     assert error in (caught.value, caught.value.__cause__)
@@ -310,7 +311,7 @@ async def test_later_hooks_of_a_failed_event_are_not_started(run_mode: Run, even
     starts = event.endswith("start")
     setattr(of_run, f"on_{event}", broken if starts else later)
     setattr(of_agent, f"on_{agent_s}", later if starts else broken)
-    agent = scripted("A", call("look") if "tool" in event else say("done"), tools=[look], hooks=of_agent)
+    agent = script_agent("A", call("look") if "tool" in event else say("done"), tools=[look], hooks=of_agent)
     with pytest.raises(Exception, match="hook"):
         await run_mode(agent, "go", hooks=of_run)
     assert lines == ["broken"]
@@ -322,7 +323,7 @@ async def test_what_happened_before_a_failing_hook_is_kept(run_mode: Run) -> Non
 
     class Broken(RunHooks):
         async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-            if outputs_in(input):
+            if read_outputs(input):
                 raise ModelBehaviorError("enough")
 
     first, _ = journey([])
@@ -330,21 +331,21 @@ async def test_what_happened_before_a_failing_hook_is_kept(run_mode: Run) -> Non
         await run_mode(first, "go", hooks=Broken())
     data = caught.value.run_data
     assert data is not None
-    assert outputs_in(data.new_items) == {"c": "seen"}
-    assert [record.status for record in records_of(data, r.RunEnded)] == ["failed"]
+    assert read_outputs(data.new_items) == {"c": "seen"}
+    assert [record.status for record in find_records(data, r.RunEnded)] == ["failed"]
 
 
 @pytest.mark.scenario("HS-08")
 async def test_agent_hooks_in_the_place_of_run_hooks_are_refused(run_mode: Run) -> None:
     """A TypeError before anything starts; and the other way round."""
-    agent = scripted("A", say("never"))
+    agent = script_agent("A", say("never"))
     with pytest.raises(TypeError, match=r"give them to Agent\.hooks"):
         await run_mode(agent, "go", hooks=AgentHooks())
     with pytest.raises(TypeError, match="RunHooks are needed"):
         Runner.run_streamed(agent, "go", hooks=object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Agent\.hooks"):
         Agent("A", hooks=RunHooks())  # type: ignore[arg-type]
-    assert asked(agent) == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("HS-09")
@@ -354,22 +355,22 @@ async def test_turn_input_is_visible_in_hooks(run_mode: Run) -> None:
 
     class Look(RunHooks):
         async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-            seen.setdefault("llm_start", []).append(brief(ctx.turn_input))
+            seen.setdefault("llm_start", []).append(describe(ctx.turn_input))
 
         async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
-            seen.setdefault("llm_end", []).append(brief(ctx.turn_input))
+            seen.setdefault("llm_end", []).append(describe(ctx.turn_input))
 
         async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-            seen.setdefault("tool_start", []).append(brief(ctx.turn_input))
+            seen.setdefault("tool_start", []).append(describe(ctx.turn_input))
 
         async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
-            seen.setdefault("agent_end", []).append(brief(ctx.turn_input))
+            seen.setdefault("agent_end", []).append(describe(ctx.turn_input))
 
     @tool
     async def look() -> str:
         return "seen"
 
-    agent = scripted("A", call("look", call_id="c"), say("done"), tools=[look])
+    agent = script_agent("A", call("look", call_id="c"), say("done"), tools=[look])
     await run_mode(agent, "go", hooks=Look())
     first, second = ["user:go"], ["user:go", "call:look#c", "output:seen#c"]
     assert seen == {
@@ -395,13 +396,13 @@ async def test_hooks_may_be_sync(run_mode: Run) -> None:
         def on_start(self, ctx: Any, agent: Any) -> None:  # type: ignore[override]
             lines.append("agent")
 
-    await run_mode(scripted("A", say("done"), hooks=OfAgent()), "go", hooks=RunServicesView())
+    await run_mode(script_agent("A", say("done"), hooks=OfAgent()), "go", hooks=RunServicesView())
     assert lines == ["run", "agent", "end"]
 
 
 async def test_llm_end_gets_the_response(run_mode: Run) -> None:
     """Its items and usage."""
-    trace = RunTrace()
+    trace = RunHookLog()
     first, _ = journey([])
     await run_mode(first, "go", hooks=trace)
     assert trace.args_of("llm_end")[2].items == (ToolCall("c", "look", "{}"),)

@@ -1,29 +1,18 @@
 """Tool hooks: one end for each start, on every path a call can take."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
-from kit.watching import (
-    AgentHookLog,
-    Backend,
-    HookLog,
-    Watch,
-    agent_that_calls,
-    cancelled_at,
-    endings,
-    lasting,
-    outputs,
-    shown,
-    watched,
-)
+from kit.agents import Run, call_each, configure_run, fine, make_agent
+from kit.ending import Backend, cancel_when, check_duration, endless
+from kit.results import read_endings, read_outputs, read_shown_outputs
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import (
     AgentHooks,
     RejectContent,
     RunHooks,
-    RunResult,
     ToolCallError,
     ToolContext,
     tool,
@@ -31,22 +20,27 @@ from agentloop import (
 )
 from agentloop import records as r
 
-Run = Callable[..., Awaitable[RunResult[Any]]]
-
 
 class Boom(Exception):
     """What the broken hooks of these tests raise."""
 
 
+class ToolHookLines(AgentHooks):
+    """Appends a line for every tool event of one agent to a list shared with others."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+        self.lines.append("agent start")
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        self.lines.append("agent end")
+
+
 def cause_of(error: BaseException) -> BaseException:
     """Return what a `ToolCallError` wraps, or the error itself."""
     return error.__cause__ if isinstance(error, ToolCallError) and error.__cause__ is not None else error
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
 
 
 @tool
@@ -76,13 +70,6 @@ async def stops(ctx: ToolContext[Any]) -> str:
     return "never"
 
 
-@tool
-async def endless() -> str:
-    """Wait for somebody else's end."""
-    await anyio.sleep(60)
-    return "never"
-
-
 @pytest.mark.scenario("HS-06")
 @pytest.mark.parametrize(
     ("name", "ending"),
@@ -97,20 +84,20 @@ async def test_hooks_are_paired_however_a_call_ends(
     run_mode: Run, name: str, ending: tuple[str, str, str | None]
 ) -> None:
     """The end hook gets the very outcome that is in the log."""
-    hooks, watch = HookLog(), Watch()
-    agent = agent_that_calls(name, tools=[fine, fails, slow, stops])
-    result = await run_mode(agent, "go", hooks=hooks, run_config=watched(watch))
+    hooks, watch = ToolHookLog(), Watch()
+    agent = make_agent([fine, fails, slow, stops], call_each(name))
+    result = await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch))
     assert hooks.started == ["c1"]
     assert hooks.ended == [ending]
-    assert endings(result.calls) == [ending]
+    assert read_endings(result.calls) == [ending]
     outcome = hooks.outcomes["c1"]
-    assert outcome.output == shown(agent)["c1"]
+    assert outcome.output == read_shown_outputs(agent)["c1"]
     assert outcome.status == watch.outcome("c1").status
 
 
 async def test_hooks_are_paired_for_the_failing_and_for_the_cancelled_siblings(run_mode: Run) -> None:
     """Once each, with the failure and with `cancelled` by `sibling`; a call that never started has none."""
-    hooks, watch = HookLog(), Watch()
+    hooks, watch = ToolHookLog(), Watch()
     running = anyio.Event()
 
     @tool
@@ -124,9 +111,9 @@ async def test_hooks_are_paired_for_the_failing_and_for_the_cancelled_siblings(r
         await running.wait()
         raise ValueError("broken")
 
-    agent = agent_that_calls("waits", "fails_then", "waits", tools=[waits, fails_then])
+    agent = make_agent([waits, fails_then], call_each("waits", "fails_then", "waits"))
     with pytest.raises(ToolCallError):
-        await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, max_function_tool_concurrency=2))
+        await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch, max_function_tool_concurrency=2))
     assert sorted(hooks.started) == ["c1", "c2"]
     assert sorted(hooks.ended) == [("c1", "cancelled", "sibling"), ("c2", "failed", None)]
     assert watch.endings()["c3"] == ("cancelled", "sibling")
@@ -143,9 +130,9 @@ async def test_hooks_are_paired_when_the_caller_is_cancelled(run_mode: Run) -> N
     async def at_end(call_id: str, outcome: Any) -> None:
         await anyio.sleep(0.01)
 
-    hooks = HookLog(at_start=at_start, at_end=at_end)
-    agent = agent_that_calls("endless", "endless", tools=[endless])
-    await cancelled_at(started, lambda: run_mode(agent, "go", hooks=hooks))
+    hooks = ToolHookLog(at_start=at_start, at_end=at_end)
+    agent = make_agent([endless], call_each("endless", "endless"))
+    await cancel_when(started, lambda: run_mode(agent, "go", hooks=hooks))
     assert sorted(hooks.started) == ["c1", "c2"]
     assert sorted(hooks.ended) == [("c1", "cancelled", "parent"), ("c2", "cancelled", "parent")]
 
@@ -164,9 +151,9 @@ async def test_hooks_are_paired_when_the_caller_is_cancelled_during_the_start_ho
         ran.append("body")
         return "made"
 
-    hooks = HookLog(at_start=at_start)
-    agent = agent_that_calls("work", tools=[work])
-    await cancelled_at(begun, lambda: run_mode(agent, "go", hooks=hooks))
+    hooks = ToolHookLog(at_start=at_start)
+    agent = make_agent([work], call_each("work"))
+    await cancel_when(begun, lambda: run_mode(agent, "go", hooks=hooks))
     assert hooks.started == ["c1"]
     assert hooks.ended == [("c1", "cancelled", "parent")]
     assert ran == []
@@ -187,10 +174,10 @@ async def test_failing_start_hook_fails_the_run_before_the_body(run_mode: Run) -
         ran.append("body")
         return "made"
 
-    hooks = HookLog(at_start=at_start)
-    agent = agent_that_calls("work", tools=[work], hooks=AgentHookLog(lines))
+    hooks = ToolHookLog(at_start=at_start)
+    agent = make_agent([work], call_each("work"), hooks=ToolHookLines(lines))
     with pytest.raises((Boom, ToolCallError)) as caught:
-        await run_mode(agent, "go", hooks=hooks, run_config=watched(watch))
+        await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch))
     assert isinstance(cause_of(caught.value), Boom)
     assert ran == []
     assert lines == []
@@ -214,9 +201,9 @@ async def test_failing_end_hook_fails_the_run_and_keeps_what_happened(run_mode: 
             order.append("agent end")
             raise Boom("at end")
 
-    agent = agent_that_calls("fine", tools=[fine], hooks=AgentLevel())
+    agent = make_agent([fine], call_each("fine"), hooks=AgentLevel())
     with pytest.raises((Boom, ToolCallError)) as caught:
-        await run_mode(agent, "go", hooks=RunLevel(), run_config=watched(watch))
+        await run_mode(agent, "go", hooks=RunLevel(), run_config=configure_run(watch))
     assert isinstance(cause_of(caught.value), Boom)
     assert order == ["agent end"]
     assert watch.endings() == {"c1": ("succeeded", None)}
@@ -224,7 +211,7 @@ async def test_failing_end_hook_fails_the_run_and_keeps_what_happened(run_mode: 
     assert not watch.of(r.BatchEnded)
     assert watch.end == "failed"
     data = getattr(caught.value, "run_data", None)
-    assert data is None or outputs(data.new_items) == {"c1": "fine"}
+    assert data is None or read_outputs(data.new_items) == {"c1": "fine"}
 
 
 @pytest.mark.scenario("SF-10")
@@ -261,9 +248,9 @@ async def test_hook_or_guardrail_failure_beats_a_siblings_cancellation(run_mode:
             await breaks()
 
     hooks = {
-        "start": HookLog(at_start=at),
-        "end": HookLog(at_end=at),
-        "guardrail": HookLog(),
+        "start": ToolHookLog(at_start=at),
+        "end": ToolHookLog(at_end=at),
+        "guardrail": ToolHookLog(),
     }[where]
 
     @tool(tool_output_guardrails=[tool_output_guardrail(breaks)] if where == "guardrail" else ())
@@ -277,8 +264,8 @@ async def test_hook_or_guardrail_failure_beats_a_siblings_cancellation(run_mode:
                 ready.set()
                 raise Boom(where)
 
-        hooks = HookLog(at_start=at_once)
-    agent = agent_that_calls("quits", "work", "canary", tools=[quits, work, canary])
+        hooks = ToolHookLog(at_start=at_once)
+    agent = make_agent([quits, work, canary], call_each("quits", "work", "canary"))
     with pytest.raises((Boom, ToolCallError)) as caught:
         await run_mode(agent, "go", hooks=hooks)
     assert isinstance(cause_of(caught.value), Boom)
@@ -298,7 +285,7 @@ async def test_tool_hooks_see_the_calls_context(run_mode: Run) -> None:
             seen.append((ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, agent, tool, ctx.context))
 
     app = object()
-    agent = agent_that_calls("fine", tools=[fine])
+    agent = make_agent([fine], call_each("fine"))
     await run_mode(agent, "go", hooks=Hooks(), context=app)
     assert seen == [("c1", "fine", "{}", agent, fine, app)] * 2
 
@@ -307,7 +294,7 @@ async def test_tool_hooks_see_the_calls_context(run_mode: Run) -> None:
 async def test_end_hook_gets_the_raw_value_and_the_models_output(run_mode: Run) -> None:
     """`value` is the Python object itself, `output` the text; after an output rejection there is no value."""
     made = {"a": [1, 2]}
-    hooks = HookLog()
+    hooks = ToolHookLog()
 
     @tool
     async def makes() -> dict[str, Any]:
@@ -317,10 +304,10 @@ async def test_end_hook_gets_the_raw_value_and_the_models_output(run_mode: Run) 
     async def hidden() -> dict[str, Any]:
         return made
 
-    agent = agent_that_calls("makes", "hidden", tools=[makes, hidden])
+    agent = make_agent([makes, hidden], call_each("makes", "hidden"))
     await run_mode(agent, "go", hooks=hooks)
     assert hooks.outcomes["c1"].value is made
-    assert hooks.outcomes["c1"].output == shown(agent)["c1"]
+    assert hooks.outcomes["c1"].output == read_shown_outputs(agent)["c1"]
     assert hooks.outcomes["c2"].value is None
     assert hooks.outcomes["c2"].output == "withheld"
 
@@ -342,8 +329,8 @@ async def test_start_hooks_run_run_level_first_and_end_hooks_agent_level_first(r
         lines.append("body")
         return "made"
 
-    agent = agent_that_calls("work", tools=[work], hooks=AgentHookLog(lines))
-    await run_mode(agent, "go", hooks=HookLog(at_start=at_start, at_end=at_end))
+    agent = make_agent([work], call_each("work"), hooks=ToolHookLines(lines))
+    await run_mode(agent, "go", hooks=ToolHookLog(at_start=at_start, at_end=at_end))
     assert lines == ["run start begins", "run start ends", "agent start", "body", "agent end", "run end"]
 
 
@@ -358,7 +345,7 @@ async def test_sync_hook_methods_are_called(run_mode: Run) -> None:
         def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:  # type: ignore[override]
             lines.append("end")
 
-    await run_mode(agent_that_calls("fine", tools=[fine]), "go", hooks=Hooks())
+    await run_mode(make_agent([fine], call_each("fine")), "go", hooks=Hooks())
     assert lines == ["start", "end"]
 
 
@@ -373,9 +360,9 @@ async def test_start_hooks_of_different_calls_overlap_unless_the_calls_are_seque
     async def at_start(call_id: str) -> None:
         await anyio.sleep(0.1)
 
-    agent = agent_that_calls(*["fine"] * 5, tools=[fine], tool_execution="sequential" if sequential else "concurrent")
-    async with lasting(anyio_backend, seconds):
-        await run_mode(agent, "go", hooks=HookLog(at_start=at_start))
+    agent = make_agent([fine], call_each(*["fine"] * 5), tool_execution="sequential" if sequential else "concurrent")
+    async with check_duration(anyio_backend, seconds):
+        await run_mode(agent, "go", hooks=ToolHookLog(at_start=at_start))
 
 
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
@@ -389,15 +376,15 @@ async def test_end_hook_of_a_cancelled_run_is_cut_at_the_cleanup_deadline(run_mo
     async def at_end(call_id: str, outcome: Any) -> None:
         await anyio.sleep(60)
 
-    agent = agent_that_calls("endless", tools=[endless])
+    agent = make_agent([endless], call_each("endless"))
     begin = anyio.current_time()
-    await cancelled_at(
+    await cancel_when(
         started,
         lambda: run_mode(
             agent,
             "go",
-            hooks=HookLog(at_start=at_start, at_end=at_end),
-            run_config=watched(watch, cleanup_grace=0.2),
+            hooks=ToolHookLog(at_start=at_start, at_end=at_end),
+            run_config=configure_run(watch, cleanup_grace=0.2),
         ),
     )
     assert anyio.current_time() - begin == pytest.approx(0.2)

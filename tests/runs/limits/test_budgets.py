@@ -6,9 +6,11 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.results import Rendezvous, Run, agent_with, records_of, requests_of, shown, statuses
-from kit.stored import Batches, by_turn
-from kit.watching import Backend, HookLog, Watch, cancelled_at, lasting, time_passes, watched
+from kit.agents import Run, configure_run, make_agent, make_usage, script_turns
+from kit.ending import Backend, Rendezvous, advance_clock, cancel_when, check_duration
+from kit.results import find_records, read_requests, read_shown_outputs, read_statuses
+from kit.resuming import BatchJournal
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import (
     Agent,
@@ -53,11 +55,6 @@ async def other() -> str:
     return "other"
 
 
-def tokens(count: int) -> RequestUsage:
-    """Return the usage of a request of *count* tokens in all."""
-    return RequestUsage(input_tokens=count - 1, output_tokens=1, total_tokens=count)
-
-
 # ---------------------------------------------------------------------------------------------- time
 
 
@@ -77,19 +74,19 @@ async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backe
     async def slow() -> str:
         try:
             await beside.wait()
-            time_passes(60)
+            advance_clock(60)
             await anyio.sleep_forever()
         finally:
             ended.append("slow")
         return "never"
 
-    watch, hooks = UntilSettled(), HookLog()
-    agent = agent_with(
+    watch, hooks = UntilSettled(), ToolHookLog()
+    agent = make_agent(
         [fine, slow], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow", call_id="c3")]
     )
-    async with lasting(anyio_backend, 60):
+    async with check_duration(anyio_backend, 60):
         with pytest.raises(RunTimeout) as raised:
-            await run_mode(agent, "go", hooks=hooks, run_config=watched(watch, config=RunConfig(timeout=60)))
+            await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch, config=RunConfig(timeout=60)))
     assert raised.value.timeout == 60
     data = raised.value.run_data
     assert data is not None
@@ -111,14 +108,14 @@ async def test_a_hook_that_hangs_at_the_end_is_cut_at_the_runs_time_and_grace(
 
     class Hangs(RunHooks):
         async def on_run_end(self, ctx: Any, outcome: Any) -> None:  # type: ignore[override]
-            time_passes(60)
+            advance_clock(60)
             await anyio.sleep_forever()
 
     config = RunConfig(timeout=60, tool_execution=ToolExecution(cleanup_grace=0.1))
-    async with lasting(anyio_backend, 60.1):
-        result = await run_mode(agent_with([], say("done")), "go", hooks=Hangs(), run_config=config)
+    async with check_duration(anyio_backend, 60.1):
+        result = await run_mode(make_agent([], say("done")), "go", hooks=Hangs(), run_config=config)
     assert result.status == "completed"
-    assert [cut.section for cut in records_of(result, r.CleanupCut)] == ["on_run_end"]
+    assert [cut.section for cut in find_records(result, r.CleanupCut)] == ["on_run_end"]
 
 
 @pytest.mark.scenario("LX-23")
@@ -127,14 +124,14 @@ async def test_callers_cancellation_is_never_the_runs_timeout(run_mode: Run) -> 
 
     @tool
     async def slow() -> str:
-        time_passes(60)
+        advance_clock(60)
         await anyio.sleep_forever()
         return "never"
 
     watch = Watch()
-    agent = agent_with([slow], call("slow", call_id="c1"))
+    agent = make_agent([slow], call("slow", call_id="c1"))
     with anyio.move_on_after(60) as scope:
-        await run_mode(agent, "go", run_config=watched(watch, config=RunConfig(timeout=120)))
+        await run_mode(agent, "go", run_config=configure_run(watch, config=RunConfig(timeout=120)))
     assert scope.cancelled_caught
     assert watch.end == "cancelled"
     assert watch.endings() == {"c1": ("cancelled", "parent")}
@@ -144,12 +141,12 @@ async def test_timeout_during_a_model_call_closes_it(run_mode: Run) -> None:
     """It is the run's timeout that leaves, not the model's."""
 
     def silent(request: Any) -> Any:
-        time_passes(60)
+        advance_clock(60)
         return wait(anyio.Event())
 
     watch = Watch()
     with pytest.raises(RunTimeout):
-        await run_mode(agent_with([], silent), "go", run_config=watched(watch, config=RunConfig(timeout=60)))
+        await run_mode(make_agent([], silent), "go", run_config=configure_run(watch, config=RunConfig(timeout=60)))
     assert [record.error for record in watch.of(r.ModelFailed)] == ["cancelled"]
 
 
@@ -166,16 +163,16 @@ async def test_time_left_is_known_everywhere(run_mode: Run) -> None:
         seen.append(ctx.deadline)
         return "Be brief."
 
-    await run_mode(agent_with([look], call("look"), instructions=instructions), "go")
+    await run_mode(make_agent([look], call("look"), instructions=instructions), "go")
     assert seen == [None, None, None]
     seen.clear()
-    agent = agent_with([look], call("look"), instructions=instructions)
+    agent = make_agent([look], call("look"), instructions=instructions)
     await run_mode(agent, "go", run_config=RunConfig(timeout=30))
     assert len(seen) == 3
     assert all(left is not None and 25 < left <= 30 for left in seen)
     seen.clear()
     with anyio.fail_after(10):
-        await run_mode(agent_with([look], call("look")), "go", run_config=RunConfig(timeout=30))
+        await run_mode(make_agent([look], call("look")), "go", run_config=RunConfig(timeout=30))
     assert all(left is not None and 5 < left <= 10 for left in seen)
 
 
@@ -184,12 +181,12 @@ async def test_time_left_is_known_everywhere(run_mode: Run) -> None:
 
 async def test_requests_are_refused_once_used_up(run_mode: Run) -> None:
     """Checked before a request: what is under way is never cut, and what was done stands in the error."""
-    agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(5)])
+    agent = make_agent([fine], *[call("fine", {"n": n}) for n in range(5)])
     with pytest.raises(UsageLimitExceeded, match="requests 3 of 3") as raised:
         await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=3)))
-    assert len(requests_of(agent)) == 3
+    assert len(read_requests(agent)) == 3
     assert raised.value.run_data is not None
-    assert statuses(raised.value.run_data) == ["succeeded"] * 3
+    assert read_statuses(raised.value.run_data) == ["succeeded"] * 3
 
 
 @pytest.mark.parametrize("limit", ["input_tokens", "output_tokens", "total_tokens"])
@@ -197,20 +194,20 @@ async def test_tokens_may_overshoot_once(run_mode: Run, limit: str) -> None:
     """The request that passes the limit is counted and used; the next isn't made."""
     usage = RequestUsage(input_tokens=6, output_tokens=6, total_tokens=6)
     steps = [respond(ToolCall(f"c{n}", "fine", "{}"), usage=usage) for n in range(4)]
-    agent = agent_with([fine], *steps)
+    agent = make_agent([fine], *steps)
     with pytest.raises(UsageLimitExceeded, match=f"{limit} 12 of 10"):
         await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(**{limit: 10})))
-    assert len(requests_of(agent)) == 2
+    assert len(read_requests(agent)) == 2
 
 
 async def test_limits_hold_for_nested_runs_together(run_mode: Run) -> None:
     """One ledger for the tree: the nested run's request is refused when the tree has spent them."""
     inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
-    agent = agent_with([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
     with pytest.raises(UsageLimitExceeded, match="requests 2 of 2"):
         await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=2)))
-    assert len(requests_of(inner)) == 1
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(inner)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("LX-69")
@@ -225,11 +222,11 @@ async def test_cost_is_reserved_atomically(run_mode: Run) -> None:
         return f"paid {amount}"
 
     calls = [call("pay", {"amount": amount}, call_id=f"c{amount}") for amount in (60, 61, 62)]
-    agent = agent_with([pay], calls)
+    agent = make_agent([pay], calls)
     result = await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(cost=100)))
     assert len(together) == 1
-    assert sorted(statuses(result)) == ["skipped", "skipped", "succeeded"]
-    outputs = shown(agent)
+    assert sorted(read_statuses(result)) == ["skipped", "skipped", "succeeded"]
+    outputs = read_shown_outputs(agent)
     assert outputs.pop(f"c{together[0]}") == f"paid {together[0]}"
     assert set(outputs.values()) == {"Tool 'pay' was not started: the run's budget is spent."}
     assert all(one.outcome.started_at is None for one in result.calls if one.outcome.status == "skipped")
@@ -245,8 +242,8 @@ async def test_first_in_model_order_gets_the_budget(run_mode: Run) -> None:
 
     for _ in range(5):
         calls = [call("pay", {"amount": amount}, call_id=f"c{amount}") for amount in (50, 60, 40, 11)]
-        result = await run_mode(agent_with([pay], calls), "go", run_config=RunConfig(limits=UsageLimits(cost=100)))
-        assert statuses(result) == ["succeeded", "skipped", "succeeded", "skipped"]
+        result = await run_mode(make_agent([pay], calls), "go", run_config=RunConfig(limits=UsageLimits(cost=100)))
+        assert read_statuses(result) == ["succeeded", "skipped", "succeeded", "skipped"]
 
 
 @pytest.mark.scenario("LX-69")
@@ -267,9 +264,9 @@ async def test_call_that_does_not_start_gives_its_cost_back(run_mode: Run) -> No
         allow = True
         return call("pay", call_id="c2")
 
-    agent = agent_with([pay], call("pay", call_id="c1"), second, call("pay", call_id="c3"))
+    agent = make_agent([pay], call("pay", call_id="c1"), second, call("pay", call_id="c3"))
     result = await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(cost=100)))
-    assert statuses(result) == ["rejected", "succeeded", "skipped"]
+    assert read_statuses(result) == ["rejected", "succeeded", "skipped"]
 
 
 @pytest.mark.scenario("LX-69")
@@ -284,17 +281,17 @@ async def test_call_that_does_not_start_gives_its_cost_back_before_its_slot(run_
     async def pay(n: int) -> str:
         return "paid"
 
-    agent = agent_with([pay], [call("pay", {"n": n}) for n in range(2)])
+    agent = make_agent([pay], [call("pay", {"n": n}) for n in range(2)])
     one = ToolExecution(max_function_tool_concurrency=1)
     config = RunConfig(limits=UsageLimits(cost=100), tool_execution=one)
-    assert statuses(await run_mode(agent, "go", run_config=config)) == ["rejected", "succeeded"]
+    assert read_statuses(await run_mode(agent, "go", run_config=config)) == ["rejected", "succeeded"]
 
 
 async def test_number_of_calls_is_limited(run_mode: Run) -> None:
     """Calls past the limit are answered, those before it run; side by side or over turns."""
-    agent = agent_with([fine], [call("fine", {"n": n}) for n in range(3)], [call("fine", {"n": n}) for n in range(2)])
+    agent = make_agent([fine], [call("fine", {"n": n}) for n in range(3)], [call("fine", {"n": n}) for n in range(2)])
     result = await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(tool_calls=4)))
-    assert statuses(result) == ["succeeded"] * 4 + ["skipped"]
+    assert read_statuses(result) == ["succeeded"] * 4 + ["skipped"]
 
 
 async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
@@ -309,7 +306,7 @@ async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
     async def pay() -> str:
         return "paid"
 
-    agent = agent_with([pay], respond(ToolCall("c1", "pay", "{}"), usage=tokens(40)), say("done"), done=None)
+    agent = make_agent([pay], respond(ToolCall("c1", "pay", "{}"), usage=make_usage(40)), say("done"), done=None)
     config = RunConfig(limits=UsageLimits(cost=90), price=price)
     with pytest.raises(UsageLimitExceeded, match="cost 90 of 90"):
         await run_mode(agent, "go", run_config=config)
@@ -319,7 +316,7 @@ async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
 async def test_limits_of_the_wrong_kind_are_a_users_error() -> None:
     """They are checked before the run begins."""
     with pytest.raises(UserTypeError, match=r"RunConfig\.limits"):
-        await Runner.run(agent_with([]), "go", run_config=RunConfig(limits={"requests": 3}))
+        await Runner.run(make_agent([]), "go", run_config=RunConfig(limits={"requests": 3}))
 
 
 # ---------------------------------------------------------------------------------------------- conditions
@@ -328,20 +325,20 @@ async def test_limits_of_the_wrong_kind_are_a_users_error() -> None:
 @pytest.mark.scenario("LX-72")
 async def test_condition_of_two_stops_when_both_hold(run_mode: Run) -> None:
     """The tool is called in turn one; the run stops after turn two, and the reason names both."""
-    agent = agent_with([fine, other], call("fine"), call("other"), call("other"))
+    agent = make_agent([fine, other], call("fine"), call("other"), call("other"))
     config = RunConfig(stop_when=ToolCalled("fine") & MaxTurns(2))
     result = await run_mode(agent, "go", run_config=config)
     assert (result.status, result.final_output) == ("stopped", None)
     assert result.stop_reason == "ToolCalled('fine') & MaxTurns(2)"
-    assert len(requests_of(agent)) == 2
-    assert statuses(result) == ["succeeded", "succeeded"]
-    assert records_of(result, r.RunEnded)[-1].stop_reason == result.stop_reason
+    assert len(read_requests(agent)) == 2
+    assert read_statuses(result) == ["succeeded", "succeeded"]
+    assert find_records(result, r.RunEnded)[-1].stop_reason == result.stop_reason
 
 
 @pytest.mark.scenario("LX-72")
 async def test_condition_of_two_does_not_stop_for_one_alone(run_mode: Run) -> None:
     """Turns are up, the tool wasn't called."""
-    agent = agent_with([fine, other], call("other"), call("other"), call("other"))
+    agent = make_agent([fine, other], call("other"), call("other"), call("other"))
     result = await run_mode(agent, "go", run_config=RunConfig(stop_when=ToolCalled("fine") & MaxTurns(2)))
     assert result.status == "completed"
 
@@ -350,14 +347,14 @@ async def test_condition_of_two_does_not_stop_for_one_alone(run_mode: Run) -> No
 async def test_first_true_branch_stops_the_run_and_names_itself(run_mode: Run) -> None:
     """A mention in the text of a turn that also calls; or the turns, whichever comes first."""
     condition = MaxTurns(2) | TextMention("DONE")
-    agent = agent_with([fine], [say("I am DONE now"), call("fine")], call("fine"), call("fine"))
+    agent = make_agent([fine], [say("I am DONE now"), call("fine")], call("fine"), call("fine"))
     result = await run_mode(agent, "go", run_config=RunConfig(stop_when=condition))
     assert (result.status, result.stop_reason) == ("stopped", "TextMention('DONE')")
-    assert len(requests_of(agent)) == 1
-    agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(3)])
+    assert len(read_requests(agent)) == 1
+    agent = make_agent([fine], *[call("fine", {"n": n}) for n in range(3)])
     result = await run_mode(agent, "go", run_config=RunConfig(stop_when=condition))
     assert (result.status, result.stop_reason) == ("stopped", "MaxTurns(2)")
-    assert len(requests_of(agent)) == 2
+    assert len(read_requests(agent)) == 2
 
 
 @pytest.mark.scenario("LX-73")
@@ -368,16 +365,16 @@ async def test_mention_is_looked_for_in_tool_outputs_of_the_turn(run_mode: Run) 
     async def speak() -> str:
         return "all DONE here"
 
-    agent = agent_with([fine, speak], call("fine"), call("speak"), call("fine"))
+    agent = make_agent([fine, speak], call("fine"), call("speak"), call("fine"))
     result = await run_mode(agent, "say DONE", run_config=RunConfig(stop_when=TextMention("DONE")))
     assert result.status == "stopped"
-    assert len(requests_of(agent)) == 2
+    assert len(read_requests(agent)) == 2
 
 
 async def test_tokens_stop_a_run_with_a_result(run_mode: Run) -> None:
     """Unlike a usage limit, which is an error."""
-    steps = [respond(ToolCall(f"c{n}", "fine", "{}"), usage=tokens(6)) for n in range(4)]
-    agent = agent_with([fine], *steps)
+    steps = [respond(ToolCall(f"c{n}", "fine", "{}"), usage=make_usage(6)) for n in range(4)]
+    agent = make_agent([fine], *steps)
     result = await run_mode(agent, "go", run_config=RunConfig(stop_when=TokenLimit(12)))
     assert (result.status, result.stop_reason) == ("stopped", "TokenLimit(12)")
     assert result.usage.total_tokens == 12
@@ -395,7 +392,7 @@ async def test_predicate_of_the_context_stops_the_run(run_mode: Run) -> None:
         return bool(ctx.context["stop"])
 
     for condition, reason in ((enough, "Predicate(enough)"), (ToolCalled("fine") & wanted, None)):
-        agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(4)])
+        agent = make_agent([fine], *[call("fine", {"n": n}) for n in range(4)])
         config = RunConfig(stop_when=condition)
         result = await run_mode(agent, "go", context={"stop": False}, run_config=config)
         assert result.status == ("stopped" if reason else "completed")
@@ -404,13 +401,13 @@ async def test_predicate_of_the_context_stops_the_run(run_mode: Run) -> None:
 
 async def test_run_that_has_its_answer_completes_whatever_its_condition(run_mode: Run) -> None:
     """The condition is looked at between turns: a final output isn't thrown away."""
-    result = await run_mode(agent_with([]), "go", run_config=RunConfig(stop_when=MaxTurns(1)))
+    result = await run_mode(make_agent([]), "go", run_config=RunConfig(stop_when=MaxTurns(1)))
     assert (result.status, result.final_output) == ("completed", "done")
 
 
 async def test_predicate_that_answers_no_bool_is_a_users_error(run_mode: Run) -> None:
     """A truthy object would end a run by mistake."""
-    agent = agent_with([fine], call("fine"))
+    agent = make_agent([fine], call("fine"))
     with pytest.raises(UserTypeError, match="True or False"):
         await run_mode(agent, "go", run_config=RunConfig(stop_when=lambda ctx: "yes"))
 
@@ -428,13 +425,13 @@ async def test_handler_of_max_turns_ends_the_run_with_its_output(run_mode: Run, 
         given.append(data)
         return ErrorHandlerResult("that is all I have", include_in_history=include)
 
-    agent = agent_with([fine], *[call("fine", {"n": n}) for n in range(4)])
+    agent = make_agent([fine], *[call("fine", {"n": n}) for n in range(4)])
     result = await run_mode(agent, "go", max_turns=2, error_handlers={"max_turns": handler}, context="app")
     assert (result.status, result.final_output) == ("completed", "that is all I have")
-    assert len(requests_of(agent)) == 2
+    assert len(read_requests(agent)) == 2
     [data] = given
     assert isinstance(data.error, MaxTurnsExceeded)
-    assert statuses(data.run_data) == ["succeeded", "succeeded"]
+    assert read_statuses(data.run_data) == ["succeeded", "succeeded"]
     assert data.context == "app"
     texts = [getattr(item, "text", None) for item in result.new_items]
     assert (texts[-1] == "that is all I have") is include
@@ -459,11 +456,11 @@ async def test_terminal_tool_lets_its_batch_complete_and_asks_no_more(run_mode: 
         return f"sibling {n}"
 
     calls = [call("sibling", {"n": 1}), call("finish"), call("sibling", {"n": 2})]
-    agent = agent_with([finish, sibling], calls, tool_use_behavior=behavior)
+    agent = make_agent([finish, sibling], calls, tool_use_behavior=behavior)
     result = await run_mode(agent, "go")
     assert result.final_output == ("sibling 1" if behavior == "stop_on_first_tool" else "finished")
-    assert statuses(result) == ["succeeded"] * 3
-    assert len(requests_of(agent)) == 1
+    assert read_statuses(result) == ["succeeded"] * 3
+    assert len(read_requests(agent)) == 1
     assert len([item for item in result.new_items if type(item).__name__ == "ToolOutput"]) == 3
 
 
@@ -478,15 +475,15 @@ def warnings_in(items: Any) -> list[str]:
 @pytest.mark.scenario("LX-76")
 async def test_model_that_turns_in_circles_is_warned_once_and_then_stopped(run_mode: Run) -> None:
     """Three equal calls with equal results: a warning before the fourth request; the next repeat ends the run."""
-    agent = agent_with([fine], *[call("fine", {"n": 1}, call_id=f"c{n}") for n in range(6)])
+    agent = make_agent([fine], *[call("fine", {"n": 1}, call_id=f"c{n}") for n in range(6)])
     with pytest.raises(ToolLoopDetected, match="fine") as raised:
         await run_mode(agent, "go", run_config=RunConfig(loop_detection=3))
-    requests = requests_of(agent)
+    requests = read_requests(agent)
     assert len(requests) == 4
     assert [len(warnings_in(request.items)) for request in requests] == [0, 0, 0, 1]
     assert "fine" in warnings_in(requests[3].items)[0]
     assert raised.value.run_data is not None
-    assert statuses(raised.value.run_data) == ["succeeded"] * 4
+    assert read_statuses(raised.value.run_data) == ["succeeded"] * 4
 
 
 @pytest.mark.scenario("LX-76")
@@ -500,30 +497,30 @@ async def test_changed_results_are_no_circle(run_mode: Run) -> None:
         count += 1
         return f"{count} percent"
 
-    agent = agent_with([poll, fine], *[[call("poll"), call("fine", {"n": n})] for n in range(5)])
+    agent = make_agent([poll, fine], *[[call("poll"), call("fine", {"n": n})] for n in range(5)])
     result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
     assert result.final_output == "done"
-    assert not any(warnings_in(request.items) for request in requests_of(agent))
+    assert not any(warnings_in(request.items) for request in read_requests(agent))
 
 
 @pytest.mark.scenario("LX-76")
 async def test_circles_are_not_looked_for_unless_asked(run_mode: Run) -> None:
     """Off by default."""
-    agent = agent_with([fine], *[call("fine") for _ in range(8)])
+    agent = make_agent([fine], *[call("fine") for _ in range(8)])
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert not warnings_in(requests_of(agent)[-1].items)
+    assert not warnings_in(read_requests(agent)[-1].items)
 
 
 @pytest.mark.scenario("LX-76")
 async def test_equal_calls_of_one_turn_warn_before_they_stop(run_mode: Run) -> None:
     """However many there are in a batch, the model is told once, and stopped only when it does so again."""
     pair = [call("fine"), call("fine"), call("fine")]
-    agent = agent_with([fine], pair)
+    agent = make_agent([fine], pair)
     result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
     assert result.final_output == "done"
-    assert len(warnings_in(requests_of(agent)[1].items)) == 1
-    agent = agent_with([fine], pair, call("fine"))
+    assert len(warnings_in(read_requests(agent)[1].items)) == 1
+    agent = make_agent([fine], pair, call("fine"))
     with pytest.raises(ToolLoopDetected):
         await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
 
@@ -537,10 +534,10 @@ async def test_model_that_heeds_the_warning_goes_on(run_mode: Run) -> None:
     async def look() -> str:
         return next(results)
 
-    agent = agent_with([look, other], call("look"), call("look"), call("other"), call("look"), call("look"))
+    agent = make_agent([look, other], call("look"), call("look"), call("other"), call("look"), call("look"))
     result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
     assert result.final_output == "done"
-    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+    assert len(warnings_in(read_requests(agent)[-1].items)) == 1
 
 
 @pytest.mark.scenario("LX-76")
@@ -552,10 +549,10 @@ async def test_a_result_that_changes_within_a_turn_begins_a_new_circle(run_mode:
     async def look() -> str:
         return next(results)
 
-    agent = agent_with([look], call("look"), call("look"), [call("look"), call("look")], call("look"))
+    agent = make_agent([look], call("look"), call("look"), [call("look"), call("look")], call("look"))
     with pytest.raises(ToolLoopDetected, match="3 times"):
         await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
-    assert [len(warnings_in(request.items)) for request in requests_of(agent)] == [0, 0, 1, 2]
+    assert [len(warnings_in(request.items)) for request in read_requests(agent)] == [0, 0, 1, 2]
 
 
 CIRCLES = RunConfig(loop_detection=2)
@@ -567,31 +564,31 @@ async def test_who_goes_on_with_a_run_knows_what_its_model_was_told(kept: int) -
     """Cut after any record of its second turn: one warning in all, and the next repeat ends the run."""
 
     def build() -> Agent[Any, Any]:
-        return Agent("guide", model=by_turn(*[call("fine") for _ in range(6)]), tools=[again])
+        return Agent("guide", model=script_turns(*[call("fine") for _ in range(6)]), tools=[again])
 
     @tool(name="fine", in_doubt="rerun")
     async def again() -> str:
         return "fine"
 
-    whole = Batches()
+    whole = BatchJournal()
     with pytest.raises(ToolLoopDetected) as undisturbed:
         await Runner.run(build(), "go", journal=whole, run_config=CIRCLES)
     lines = await whole.read()
     second = next(place for place, line in enumerate(lines) if b'"kind":"turn_started"' in line and b'"turn":2' in line)
-    journal, agent = Batches(), build()
+    journal, agent = BatchJournal(), build()
     await journal.append(lines[: second + kept])
     with pytest.raises(ToolLoopDetected) as raised:
         await Runner.resume(agent, journal, run_config=CIRCLES)
     assert str(raised.value) == str(undisturbed.value)
-    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+    assert len(warnings_in(read_requests(agent)[-1].items)) == 1
     assert raised.value.run_data is not None
-    assert statuses(raised.value.run_data) == ["succeeded"] * 3
+    assert read_statuses(raised.value.run_data) == ["succeeded"] * 3
 
 
 @pytest.mark.scenario("LX-76")
 async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Run) -> None:
     """What it was told of the cancellation doesn't count; what it gives afterwards does."""
-    journal, started = Batches(), anyio.Event()
+    journal, started = BatchJournal(), anyio.Event()
     turn = 0
 
     @tool(name="fine", in_doubt="rerun")
@@ -603,13 +600,13 @@ async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Ru
             await anyio.sleep_forever()
         return "fine"
 
-    agent = Agent("guide", model=by_turn(*[call("fine") for _ in range(4)]), tools=[second_hangs])
-    await cancelled_at(started, lambda: run_mode(agent, "go", journal=journal, run_config=CIRCLES))
+    agent = Agent("guide", model=script_turns(*[call("fine") for _ in range(4)]), tools=[second_hangs])
+    await cancel_when(started, lambda: run_mode(agent, "go", journal=journal, run_config=CIRCLES))
     with pytest.raises(ToolLoopDetected, match="3 times") as raised:
         await Runner.resume(agent, journal, run_config=CIRCLES)
-    assert len(warnings_in(requests_of(agent)[-1].items)) == 1
+    assert len(warnings_in(read_requests(agent)[-1].items)) == 1
     assert raised.value.run_data is not None
-    assert statuses(raised.value.run_data) == ["succeeded"] * 3
+    assert read_statuses(raised.value.run_data) == ["succeeded"] * 3
 
 
 # ---------------------------------------------------------------------------------------------- side by side

@@ -11,17 +11,10 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from kit.results import (
-    Flight,
-    Rendezvous,
-    Run,
-    agent_with,
-    executing,
-    outcome_of,
-    records_of,
-    shown,
-    statuses,
-)
+from kit.agents import Run, configure_run, make_agent
+from kit.ending import Rendezvous
+from kit.results import find_outcome, find_records, read_shown_outputs, read_statuses
+from kit.watching import Flight
 
 from agentloop import (
     Agent,
@@ -107,12 +100,12 @@ async def test_two_hundred_calls_under_a_cap_of_seven_peak_at_exactly_seven(run_
             await anyio.lowlevel.checkpoint()
             return n
 
-    agent = agent_with([f], calls("f", 200))
+    agent = make_agent([f], calls("f", 200))
     with anyio.fail_after(30):
-        result = await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=7))
+        result = await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=7))
     assert flight.peak == 7
     assert sorted(flight.started) == list(range(200))
-    assert statuses(result) == ["succeeded"] * 200
+    assert read_statuses(result) == ["succeeded"] * 200
 
 
 @VIRTUAL
@@ -124,9 +117,9 @@ async def test_a_cap_is_fully_used_all_the_time(run_mode: Run) -> None:
         await anyio.sleep(1)
         return n
 
-    agent = agent_with([f], calls("f", 200))
+    agent = make_agent([f], calls("f", 200))
     began = anyio.current_time()
-    await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=7))
+    await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=7))
     assert anyio.current_time() - began == pytest.approx(29)
 
 
@@ -137,15 +130,15 @@ async def test_a_capacity_holds_over_two_runs_at_once(run_mode: Run) -> None:
     """Two runs of two agents, three bodies in flight over both: exactly."""
     capacity = Capacity(3, "three")
     held = Held(capacity, meet=3)
-    agents = [agent_with([held.tool], calls("f", 6)) for _ in range(2)]
+    agents = [make_agent([held.tool], calls("f", 6)) for _ in range(2)]
     results = await both(*(functools.partial(run_mode, agent, "go") for agent in agents))
     assert held.flight.peak == 3
     assert capacity.statistics().peak == 3
     assert capacity.statistics().tokens_in_use == 0
     for result in results:
-        assert statuses(result) == ["succeeded"] * 6
+        assert read_statuses(result) == ["succeeded"] * 6
     for agent in agents:
-        assert shown(agent) == {f"c{n}": str(n) for n in range(6)}
+        assert read_shown_outputs(agent) == {f"c{n}": str(n) for n in range(6)}
 
 
 async def test_a_capacity_holds_over_two_tools_of_one_run(run_mode: Run) -> None:
@@ -161,11 +154,11 @@ async def test_a_capacity_holds_over_two_tools_of_one_run(run_mode: Run) -> None
 
     one._wait = two._wait = wait  # type: ignore[method-assign]
     script = [*calls("one", 4, "a"), *calls("two", 4, "b")]
-    agent = agent_with([one.tool, two.tool], script)
+    agent = make_agent([one.tool, two.tool], script)
     with anyio.fail_after(30):
         result = await run_mode(agent, "go")
     assert flight.peak == 2
-    assert statuses(result) == ["succeeded"] * 8
+    assert read_statuses(result) == ["succeeded"] * 8
 
 
 @VIRTUAL
@@ -182,9 +175,9 @@ async def test_arrival_order_holds_over_runs(run_mode: Run) -> None:
 
     async def second() -> Any:
         await anyio.sleep(0.5)
-        return await run_mode(agent_with([f], calls("f", 3)), "go", context="b")
+        return await run_mode(make_agent([f], calls("f", 3)), "go", context="b")
 
-    first = functools.partial(run_mode, agent_with([f], calls("f", 3)), "go", context="a")
+    first = functools.partial(run_mode, make_agent([f], calls("f", 3)), "go", context="a")
     began = anyio.current_time()
     await both(first, second)
     assert order == ["a0", "a1", "a2", "b0", "b1", "b2"]
@@ -198,10 +191,10 @@ async def test_a_call_needs_all_its_limits_at_once(run_mode: Run) -> None:
     forth = Held([a, b], name="forth", flight=flight)
     back = Held([b, a], name="back", flight=flight)
     script = [one for n in range(5) for one in (call("forth", {"n": n}), call("back", {"n": n}))]
-    agents = [agent_with([forth.tool, back.tool], script) for _ in range(2)]
+    agents = [make_agent([forth.tool, back.tool], script) for _ in range(2)]
     results = await both(*(functools.partial(run_mode, agent, "go") for agent in agents))
     assert flight.peak == 1
-    assert [statuses(result) for result in results] == [["succeeded"] * 10] * 2
+    assert [read_statuses(result) for result in results] == [["succeeded"] * 10] * 2
 
 
 async def test_a_blocked_call_lets_those_pass_that_want_other_limits(run_mode: Run) -> None:
@@ -220,11 +213,11 @@ async def test_a_blocked_call_lets_those_pass_that_want_other_limits(run_mode: R
         go.set()
         return "free"
 
-    agent = agent_with([held, free], [*calls("held", 2), call("free", {}, "f")])
+    agent = make_agent([held, free], [*calls("held", 2), call("free", {}, "f")])
     with anyio.fail_after(30):
-        result = await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=2))
-    assert shown(agent) == {"c0": "0", "c1": "1", "f": "free"}
-    started = {record.call_id: record for record in records_of(result, r.CallStarted)}
+        result = await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=2))
+    assert read_shown_outputs(agent) == {"c0": "0", "c1": "1", "f": "free"}
+    started = {record.call_id: record for record in find_records(result, r.CallStarted)}
     assert list(started)[-1] == "c1"
 
 
@@ -240,7 +233,7 @@ async def test_a_capacity_can_grow_while_in_use(run_mode: Run) -> None:
         await three.wait()
         return n
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     with anyio.fail_after(30):
         await run_mode(agent, "go")
     assert capacity.statistics().peak == 3
@@ -264,9 +257,9 @@ async def test_a_capacity_can_be_unlimited_and_become_limited(run_mode: Run) -> 
             await anyio.lowlevel.checkpoint()
             return n
 
-    agent = agent_with([f], calls("f", 6))
+    agent = make_agent([f], calls("f", 6))
     with anyio.fail_after(30):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=3))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=3))
     assert flight.peak == 3
     assert peak_after == [1, 1, 1]
 
@@ -286,8 +279,8 @@ async def test_a_failing_or_cancelled_call_gives_its_tokens_back(run_mode: Run) 
         return n
 
     with pytest.raises(ToolCallError) as caught:
-        await run_mode(agent_with([f], calls("f", 4)), "go")
-    assert statuses(caught.value.run_data) == ["failed", "cancelled", "cancelled", "cancelled"]
+        await run_mode(make_agent([f], calls("f", 4)), "go")
+    assert read_statuses(caught.value.run_data) == ["failed", "cancelled", "cancelled", "cancelled"]
     assert capacity.statistics().tokens_in_use == 0
     assert capacity.statistics().peak == 2
 
@@ -309,7 +302,7 @@ async def test_a_cancelled_run_leaves_the_queue_of_the_others(run_mode: Run) -> 
 
     async def cancelled() -> Any:
         with scope:
-            await run_mode(agent_with([f], calls("f", 3)), "go", context="a")
+            await run_mode(make_agent([f], calls("f", 3)), "go", context="a")
 
     async def other() -> Any:
         await holding.wait()
@@ -319,11 +312,11 @@ async def test_a_cancelled_run_leaves_the_queue_of_the_others(run_mode: Run) -> 
             scope.cancel()
             return "ready"
 
-        return await run_mode(agent_with([f, ready], [*calls("f", 2), call("ready", {})]), "go", context="b")
+        return await run_mode(make_agent([f, ready], [*calls("f", 2), call("ready", {})]), "go", context="b")
 
     _, result = await both(cancelled, other)
     assert ran == ["a0", "b0", "b1"]
-    assert statuses(result) == ["succeeded"] * 3
+    assert read_statuses(result) == ["succeeded"] * 3
     assert capacity.statistics().tokens_in_use == 0
 
 
@@ -342,11 +335,11 @@ async def test_a_rate_is_an_exact_sliding_window(run_mode: Run) -> None:
         await anyio.sleep(25 if n == 0 else 1)
         return n
 
-    agent = agent_with([f], calls("f", 7))
+    agent = make_agent([f], calls("f", 7))
     began = anyio.current_time()
     await run_mode(agent, "go")
     assert starts == [pytest.approx(at) for at in (0, 0, 0, 10, 10, 10, 20)]
-    assert shown(agent) == {f"c{n}": str(n) for n in range(7)}
+    assert read_shown_outputs(agent) == {f"c{n}": str(n) for n in range(7)}
 
 
 @VIRTUAL
@@ -362,11 +355,11 @@ async def test_a_rate_slides_with_each_start(run_mode: Run) -> None:
 
     async def later() -> Any:
         await anyio.sleep(4)
-        return await run_mode(agent_with([f], calls("f", 2)), "go")
+        return await run_mode(make_agent([f], calls("f", 2)), "go")
 
     began = anyio.current_time()
-    await both(functools.partial(run_mode, agent_with([f], calls("f", 1)), "go"), later)
-    await run_mode(agent_with([f], calls("f", 1)), "go")
+    await both(functools.partial(run_mode, make_agent([f], calls("f", 1)), "go"), later)
+    await run_mode(make_agent([f], calls("f", 1)), "go")
     assert starts == [pytest.approx(at) for at in (0, 4, 10, 14)]
 
 
@@ -382,7 +375,7 @@ async def test_a_rate_and_a_capacity_together(run_mode: Run) -> None:
         await anyio.sleep(3)
         return n
 
-    agent = agent_with([f], calls("f", 5))
+    agent = make_agent([f], calls("f", 5))
     began = anyio.current_time()
     await run_mode(agent, "go")
     assert starts == [pytest.approx(at) for at in (0, 3, 10, 13, 20)]
@@ -405,9 +398,9 @@ async def test_a_call_that_waits_for_a_rate_holds_back_no_free_call_of_its_turn(
         await anyio.sleep(0.01)
         return n
 
-    agent = agent_with([limited, free], [*calls("limited", 2, "l"), *calls("free", 100, "f")])
+    agent = make_agent([limited, free], [*calls("limited", 2, "l"), *calls("free", 100, "f")])
     began = anyio.current_time()
-    await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=4, max_calls_per_turn=None))
+    await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=4, max_calls_per_turn=None))
     assert starts.pop("l0") == 0
     assert starts.pop("l1") == pytest.approx(3)
     assert max(starts.values()) == pytest.approx(0.24)  # 25 rounds of four
@@ -433,11 +426,11 @@ async def test_a_call_that_waits_for_a_rate_holds_back_no_other_run(run_mode: Ru
     async def second() -> Any:
         await anyio.sleep(1)
         return await run_mode(
-            agent_with([free], calls("free", 100)), "go", run_config=executing(max_calls_per_turn=None)
+            make_agent([free], calls("free", 100)), "go", run_config=configure_run(max_calls_per_turn=None)
         )
 
     began = anyio.current_time()
-    await both(functools.partial(run_mode, agent_with([limited], calls("limited", 2)), "go"), second)
+    await both(functools.partial(run_mode, make_agent([limited], calls("limited", 2)), "go"), second)
     names = [name for name, _ in order]
     assert names.index("limited1") == 68  # the call that is in flight at 3 s ends, then it is its turn
     assert dict(order)["limited1"] == pytest.approx(3.01)
@@ -458,22 +451,22 @@ async def test_a_run_whose_consumer_is_behind_holds_back_no_other_run(buffer: in
     async def shared(n: int) -> int:
         return n
 
-    slow = agent_with([shared], calls("shared", 4))
+    slow = make_agent([shared], calls("shared", 4))
     with anyio.fail_after(30):
         async with Runner.run_streamed(slow, "go", run_config=RunConfig(stream_buffer=buffer)) as stream:
             for _ in range(2):
-                result = await Runner.run(agent_with([shared], calls("shared", 60)), "go")
-                assert statuses(result) == ["succeeded"] * 60
+                result = await Runner.run(make_agent([shared], calls("shared", 60)), "go")
+                assert read_statuses(result) == ["succeeded"] * 60
             async for _ in stream:
                 pass
-        assert statuses(stream.result) == ["succeeded"] * 4
+        assert read_statuses(stream.result) == ["succeeded"] * 4
 
 
 async def test_a_rate_with_room_makes_nobody_wait(run_mode: Run) -> None:
     """Its statistics say what was started."""
     rate = Rate(5, 1000)
     held = Held(rate, meet=5)
-    agent = agent_with([held.tool], calls("f", 5))
+    agent = make_agent([held.tool], calls("f", 5))
     with anyio.fail_after(30):
         await run_mode(agent, "go")
     assert held.flight.peak == 5
@@ -502,18 +495,18 @@ async def test_a_call_that_waits_too_long_is_skipped(run_mode: Run) -> None:
         await anyio.sleep(3)
         return n
 
-    agent = agent_with([f], calls("f", 4))
+    agent = make_agent([f], calls("f", 4))
     config = RunConfig(
         tool_execution=ToolExecution(max_function_tool_concurrency=1, queue_timeout=4.5), instruments=[Clock()]
     )
     began = anyio.current_time()
     result = await run_mode(agent, "go", run_config=config)
     assert anyio.current_time() - began == pytest.approx(6)
-    assert statuses(result) == ["succeeded", "succeeded", "skipped", "skipped"]
+    assert read_statuses(result) == ["succeeded", "succeeded", "skipped", "skipped"]
     assert settled == [pytest.approx(4.5)] * 2
     text = "Tool 'f' was not started: no capacity within 4.5 seconds."
-    assert shown(agent) == {"c0": "0", "c1": "1", "c2": text, "c3": text}
-    assert outcome_of(result, "c2").started_at is None
+    assert read_shown_outputs(agent) == {"c0": "0", "c1": "1", "c2": text, "c3": text}
+    assert find_outcome(result, "c2").started_at is None
 
 
 @VIRTUAL
@@ -525,9 +518,9 @@ async def test_queueing_takes_nothing_of_a_tool_s_timeout(run_mode: Run) -> None
         await anyio.sleep(2)
         return n
 
-    agent = agent_with([f], calls("f", 3))
-    result = await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
-    assert statuses(result) == ["succeeded"] * 3
+    agent = make_agent([f], calls("f", 3))
+    result = await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=1))
+    assert read_statuses(result) == ["succeeded"] * 3
 
 
 @VIRTUAL
@@ -538,10 +531,10 @@ async def test_a_rate_that_opens_after_the_queue_timeout_skips(run_mode: Run) ->
     async def f(n: int) -> int:
         return n
 
-    agent = agent_with([f], calls("f", 2))
+    agent = make_agent([f], calls("f", 2))
     began = anyio.current_time()
-    result = await run_mode(agent, "go", run_config=executing(queue_timeout=4))
-    assert statuses(result) == ["succeeded", "skipped"]
+    result = await run_mode(agent, "go", run_config=configure_run(queue_timeout=4))
+    assert read_statuses(result) == ["succeeded", "skipped"]
     assert anyio.current_time() - began == pytest.approx(4)
 
 
@@ -556,7 +549,7 @@ async def test_a_call_whose_run_ends_while_it_waits_never_starts(run_mode: Run) 
         await anyio.sleep(2)
         return n
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1), timeout=2)
     began = anyio.current_time()
     with pytest.raises(Exception, match="timed out after 2 seconds") as caught:
@@ -564,8 +557,8 @@ async def test_a_call_whose_run_ends_while_it_waits_never_starts(run_mode: Run) 
     assert anyio.current_time() - began == pytest.approx(2)
     assert ran == [0]
     data = caught.value.run_data  # type: ignore[attr-defined]
-    assert outcome_of(data, "c1").status == outcome_of(data, "c2").status == "cancelled"
-    assert outcome_of(data, "c1").cancelled_by == "deadline"
+    assert find_outcome(data, "c1").status == find_outcome(data, "c2").status == "cancelled"
+    assert find_outcome(data, "c1").cancelled_by == "deadline"
 
 
 # -- serial, exclusive, sequential beside limits
@@ -596,7 +589,7 @@ async def test_a_serial_group_and_a_capacity_together(run_mode: Run) -> None:
         return "h"
 
     script = [call("holder", {}), call("narrow", {"n": 0}), call("wide", {"n": 1}), call("narrow", {"n": 2})]
-    agent = agent_with([narrow, wide, holder], script)
+    agent = make_agent([narrow, wide, holder], script)
     with anyio.fail_after(30):
         await run_mode(agent, "go")
     assert order == ["holder", "narrow0", "wide1", "narrow2"]
@@ -611,20 +604,20 @@ async def test_serial_groups_hold_within_one_run_only(run_mode: Run) -> None:
         await meeting.wait()
         return n
 
-    agents = [agent_with([f], calls("f", 1)) for _ in range(2)]
+    agents = [make_agent([f], calls("f", 1)) for _ in range(2)]
     results = await both(*(functools.partial(run_mode, agent, "go") for agent in agents))
-    assert [statuses(result) for result in results] == [["succeeded"]] * 2
+    assert [read_statuses(result) for result in results] == [["succeeded"]] * 2
 
 
 async def test_a_sequential_run_and_a_shared_capacity(run_mode: Run) -> None:
     """One at a time in model order, while another run takes turns under the same capacity."""
     capacity = Capacity(1)
     held = Held(capacity)
-    agents = [agent_with([held.tool], calls("f", 5)) for _ in range(2)]
-    config = executing(mode="sequential")
+    agents = [make_agent([held.tool], calls("f", 5)) for _ in range(2)]
+    config = configure_run(mode="sequential")
     results = await both(*(functools.partial(run_mode, agent, "go", run_config=config) for agent in agents))
     assert held.flight.peak == 1
-    assert [statuses(result) for result in results] == [["succeeded"] * 5] * 2
+    assert [read_statuses(result) for result in results] == [["succeeded"] * 5] * 2
 
 
 # -- nesting
@@ -647,7 +640,7 @@ async def test_nested_agents_under_caps_of_one_do_not_deadlock(run_mode: Run, de
     """Every turn has a cap of one and the leaves share a capacity of one; two such trees run at once."""
     held = Held(Capacity(1))
     trees = [nested(depth, held.tool) for _ in range(2)]
-    config = executing(max_function_tool_concurrency=1)
+    config = configure_run(max_function_tool_concurrency=1)
     results = await both(*(functools.partial(run_mode, tree, "go", run_config=config) for tree in trees))
     assert held.flight.peak == 1
     assert len(held.flight.started) == 2 * 2 ** (depth + 1)
@@ -660,14 +653,14 @@ async def test_a_tool_may_run_an_agent_of_its_own_under_the_same_capacity(run_mo
 
     @tool
     async def delegate(n: int) -> str:
-        result = await Runner.run(agent_with([held.tool], calls("f", 2)), "go")
+        result = await Runner.run(make_agent([held.tool], calls("f", 2)), "go")
         return str(result.final_output)
 
-    agent = agent_with([delegate], calls("delegate", 3))
+    agent = make_agent([delegate], calls("delegate", 3))
     with anyio.fail_after(30):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=1))
     assert held.flight.peak == 1
-    assert shown(agent) == {"c0": "done", "c1": "done", "c2": "done"}
+    assert read_shown_outputs(agent) == {"c0": "done", "c1": "done", "c2": "done"}
 
 
 @pytest.mark.parametrize("limit", [Capacity(1), Rate(1, 1)], ids=["capacity", "rate"])
@@ -699,7 +692,7 @@ async def test_a_limit_used_from_a_second_live_loop_is_refused(run_mode: Run, li
 
     def elsewhere() -> None:
         try:
-            outcome.append(Runner.run_sync(agent_with([f], calls("f", 1)), "go"))
+            outcome.append(Runner.run_sync(make_agent([f], calls("f", 1)), "go"))
         except BaseException as error:
             outcome.append(error)
 
@@ -708,7 +701,7 @@ async def test_a_limit_used_from_a_second_live_loop_is_refused(run_mode: Run, li
     try:
         assert await anyio.to_thread.run_sync(running.wait, 20)
         with pytest.raises(UserError, match="event loop"):
-            await run_mode(agent_with([f], calls("f", 1)), "go")
+            await run_mode(make_agent([f], calls("f", 1)), "go")
     finally:
         stop.set()
         await anyio.to_thread.run_sync(thread.join, 20)
@@ -725,9 +718,9 @@ def test_a_limit_may_be_used_from_one_loop_after_another(backend: Any) -> None:
         return n
 
     for _ in range(3):
-        agent = agent_with([f], calls("f", 2))
+        agent = make_agent([f], calls("f", 2))
         result = Runner.run_sync(agent, "go", backend=backend)
-        assert statuses(result) == ["succeeded", "succeeded"]
+        assert read_statuses(result) == ["succeeded", "succeeded"]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from typing import Any
 
 import attrs
 import pytest
-from kit.agents import RunTrace, asked, brief, scripted
-from kit.results import Run, outputs_in, records_of, statuses
+from kit.agents import Run, look, script_agent
+from kit.results import describe, find_records, read_outputs, read_requests, read_statuses
+from kit.watching import RunHookLog
 
 from agentloop import (
     Agent,
@@ -28,12 +29,6 @@ from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, say
 
 
-@tool
-async def look() -> str:
-    """Look."""
-    return "seen"
-
-
 @attrs.frozen
 class Answer:
     number: int
@@ -41,7 +36,9 @@ class Answer:
 
 def looking(turns: int, *more: Any, **fields: Any) -> Agent[Any, Any]:
     """Return an agent that calls a tool in each of *turns* turns."""
-    return scripted("a", *(call("look", call_id=f"c{n}") for n in range(1, turns + 1)), *more, tools=[look], **fields)
+    return script_agent(
+        "a", *(call("look", call_id=f"c{n}") for n in range(1, turns + 1)), *more, tools=[look], **fields
+    )
 
 
 @pytest.mark.scenario("MT-01")
@@ -53,7 +50,7 @@ async def test_limit_lets_that_many_model_calls_happen(run_mode: Run, limit: int
         await run_mode(agent, "go", max_turns=limit)
     assert str(caught.value) == f"Max turns ({limit}) exceeded"
     assert caught.value.max_turns == limit
-    assert len(asked(agent)) == limit
+    assert len(read_requests(agent)) == limit
     assert (await run_mode(looking(limit - 1, say("done")), "go", max_turns=limit)).final_output == "done"
 
 
@@ -63,7 +60,7 @@ async def test_limit_is_ten_where_none_is_given(run_mode: Run) -> None:
     agent = looking(11)
     with pytest.raises(MaxTurnsExceeded, match=r"\(10\)"):
         await run_mode(agent, "go")
-    assert len(asked(agent)) == 10
+    assert len(read_requests(agent)) == 10
 
 
 @pytest.mark.scenario("MT-02")
@@ -74,15 +71,15 @@ async def test_retries_do_not_count(run_mode: Run) -> None:
     agent = looking(0, fail(gone), fail(gone), call("look"), say("done"), model_settings=settings)
     result = await run_mode(agent, "go", max_turns=2)
     assert result.final_output == "done"
-    assert len(asked(agent)) == 4
-    assert [record.turn for record in records_of(result, r.TurnStarted)] == [1, 2]
+    assert len(read_requests(agent)) == 4
+    assert [record.turn for record in find_records(result, r.TurnStarted)] == [1, 2]
 
 
 @pytest.mark.scenario("MT-02")
 async def test_handoffs_and_tools_do_not_count(run_mode: Run) -> None:
     """However many of them a turn has."""
-    second = scripted("b", [call("look", call_id=f"d{n}") for n in range(5)], say("done"), tools=[look])
-    first = scripted(
+    second = script_agent("b", [call("look", call_id=f"d{n}") for n in range(5)], say("done"), tools=[look])
+    first = script_agent(
         "a",
         [*(call("look", call_id=f"c{n}") for n in range(5)), call("transfer_to_b")],
         tools=[look],
@@ -90,7 +87,7 @@ async def test_handoffs_and_tools_do_not_count(run_mode: Run) -> None:
     )
     result = await run_mode(first, "go", max_turns=3)
     assert result.final_output == "done"
-    assert statuses(result) == ["succeeded"] * 10
+    assert read_statuses(result) == ["succeeded"] * 10
 
 
 @pytest.mark.scenario("MT-03")
@@ -118,11 +115,11 @@ async def test_limit_that_is_none_of_a_count_is_refused(run_mode: Run) -> None:
 async def test_handler_s_output_ends_the_run(run_mode: Run, kind: str) -> None:
     """Completed, with the output where it belongs; the handler is told error, data and context."""
     seen: list[Any] = []
-    trace = RunTrace()
+    trace = RunHookLog()
     session = MemorySession()
 
     def handler(data: Any) -> Any:
-        seen.append((str(data.error), outputs_in(data.run_data.new_items), data.context))
+        seen.append((str(data.error), read_outputs(data.run_data.new_items), data.context))
         return "that's all" if kind == "value" else ErrorHandlerResult("that's all")
 
     async def async_handler(data: Any) -> Any:
@@ -137,12 +134,12 @@ async def test_handler_s_output_ends_the_run(run_mode: Run, kind: str) -> None:
     assert result.status == "completed"
     assert seen == [("Max turns (1) exceeded", {"c1": "seen"}, "app")]
     added = ["call:look#c1", "output:seen#c1", "says:that's all"]
-    assert brief(result.new_items) == added
-    assert brief(result.to_input_list()) == ["user:go", *added]
-    assert brief(await session.get_items()) == ["user:go", *added]
+    assert describe(result.new_items) == added
+    assert describe(result.to_input_list()) == ["user:go", *added]
+    assert describe(await session.get_items()) == ["user:go", *added]
     assert trace.lines[-2:] == ["agent_end a", "run_end completed"]
     assert trace.args_of("agent_end")[2] == "that's all"
-    assert len(asked(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("MT-04")
@@ -162,7 +159,7 @@ async def test_handler_s_output_that_does_not_fit_is_refused(run_mode: Run) -> N
     with pytest.raises(UserTypeError, match="number") as caught:
         await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": lambda data: {"number": "many"}})
     assert caught.value.run_data is not None
-    assert outputs_in(caught.value.run_data.new_items) == {"c1": "seen"}
+    assert read_outputs(caught.value.run_data.new_items) == {"c1": "seen"}
 
 
 @pytest.mark.scenario("MT-04")
@@ -172,8 +169,8 @@ async def test_handler_s_output_may_stay_out_of_the_history(run_mode: Run) -> No
     handlers = {"max_turns": lambda data: ErrorHandlerResult("that's all", include_in_history=False)}
     result = await run_mode(looking(1), "go", max_turns=1, error_handlers=handlers, session=session)
     assert result.final_output == "that's all"
-    assert brief(result.new_items) == ["call:look#c1", "output:seen#c1"]
-    assert brief(await session.get_items()) == ["user:go", "call:look#c1", "output:seen#c1"]
+    assert describe(result.new_items) == ["call:look#c1", "output:seen#c1"]
+    assert describe(await session.get_items()) == ["user:go", "call:look#c1", "output:seen#c1"]
 
 
 @pytest.mark.scenario("LX-75")
@@ -215,8 +212,8 @@ async def test_error_has_what_was_done(run_mode: Run) -> None:
         await run_mode(agent, "go", max_turns=2, context="app")
     data = caught.value.run_data
     assert data is not None
-    assert brief(data.new_items) == ["call:look#c1", "output:seen#c1", "call:look#c2", "output:seen#c2"]
-    assert statuses(data) == ["succeeded", "succeeded"]
+    assert describe(data.new_items) == ["call:look#c1", "output:seen#c1", "call:look#c2", "output:seen#c2"]
+    assert read_statuses(data) == ["succeeded", "succeeded"]
     assert [(found.call.call_id, found.output) for found in data.tool_input_guardrail_results] == [
         ("c1", Allow("fine")),
         ("c2", Allow("fine")),
@@ -225,7 +222,7 @@ async def test_error_has_what_was_done(run_mode: Run) -> None:
     assert data.usage.requests == 2
     assert data.last_agent is agent
     assert data.context == "app"
-    assert brief(data.input) == ["user:go"]
+    assert describe(data.input) == ["user:go"]
 
 
 @pytest.mark.scenario("MT-06")
@@ -239,7 +236,7 @@ async def test_stream_delivers_what_was_created_before_it_raises() -> None:
             async for event in stream:
                 events.append(event)
     created = [event.item for event in events if isinstance(event, ev.ItemCreated)]
-    assert brief(created) == ["call:look#c1", "output:seen#c1", "call:look#c2", "output:seen#c2"]
+    assert describe(created) == ["call:look#c1", "output:seen#c1", "call:look#c2", "output:seen#c2"]
     assert [item.call_id for item in created if isinstance(item, ToolOutput)] == ["c1", "c2"]
     assert isinstance(events[-1], ev.RunEnded)
     assert events[-1].status == "failed"

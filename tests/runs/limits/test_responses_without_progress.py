@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from kit.agents import brief
-from kit.results import Run, agent_with, outcome_of, outputs_in, records_of, requests_of, shown
-from kit.stored import by_turn, journal_of
+from kit.agents import Run, make_agent, script_turns
+from kit.results import describe, find_outcome, find_records, read_outputs, read_requests, read_shown_outputs
+from kit.resuming import make_journal
 
 from agentloop import Agent, ModelBehaviorError, RunConfig, RunHooks, RunState, StateError, tool
 from agentloop import records as r
@@ -44,14 +44,14 @@ async def test_a_demand_that_nobody_answers_is_the_model_s_fault(
             heard.append(response)
 
     steps = [call("look", {}, "c1"), respond(Reasoning("r"), item)][2 - turn :]
-    agent = agent_with([look], *steps, output_type=int if typed else None)
+    agent = make_agent([look], *steps, output_type=int if typed else None)
     with pytest.raises(ModelBehaviorError, match=r"(computer|hologram)_call' with id '(k1|h1)'") as caught:
         await run_mode(agent, "go", hooks=Hooks())
-    assert len(requests_of(agent)) == len(heard) == turn
+    assert len(read_requests(agent)) == len(heard) == turn
     data = caught.value.run_data
     assert data is not None
     assert data.raw_responses[-1].items[-1] is item
-    [end] = records_of(data, r.RunEnded)
+    [end] = find_records(data, r.RunEnded)
     assert (end.status, end.final_output, end.resumable) == ("failed", None, False)
     with pytest.raises(StateError, match="_call"):
         await run_mode(agent, RunState(agent, data.records))
@@ -62,10 +62,10 @@ async def test_a_demand_that_nobody_answers_is_the_model_s_fault(
 async def test_a_session_is_not_given_a_demand_that_nobody_answers(run_mode: Run, item: Item) -> None:
     """It keeps what the earlier turns made, and the next run on it can go on."""
     session = MemorySession("s")
-    agent = agent_with([look], call("look", {}, "c1"), respond(Reasoning("r"), item))
+    agent = make_agent([look], call("look", {}, "c1"), respond(Reasoning("r"), item))
     with pytest.raises(ModelBehaviorError):
         await run_mode(agent, "go", session=session)
-    assert brief(await session.get_items()) == ["user:go", "call:look#c1", "output:saw 0#c1"]
+    assert describe(await session.get_items()) == ["user:go", "call:look#c1", "output:saw 0#c1"]
     assert (await run_mode(agent, "again", session=session)).final_output == "done"
 
 
@@ -73,17 +73,17 @@ async def test_a_session_is_not_given_a_demand_that_nobody_answers(run_mode: Run
 @demanding
 async def test_a_demand_is_found_again_after_a_crash(run_mode: Run, item: Item) -> None:
     """The log breaks off with the response."""
-    agent = Agent("guide", model=by_turn(respond(item), say("no")))
+    agent = Agent("guide", model=script_turns(respond(item), say("no")))
     journal = MemoryJournal()
     with pytest.raises(ModelBehaviorError):
         await run_mode(agent, "go", journal=journal)
     lines = await journal.read()
-    state = await RunState.from_journal(agent, await journal_of(lines[:-1]))
+    state = await RunState.from_journal(agent, await make_journal(lines[:-1]))
     assert isinstance(state.records[-1], r.ModelResponded)
-    before = len(requests_of(agent))
+    before = len(read_requests(agent))
     with pytest.raises(ModelBehaviorError, match="_call"):
         await run_mode(agent, state)
-    assert len(requests_of(agent)) == before
+    assert len(read_requests(agent)) == before
 
 
 @pytest.mark.scenario("RP-07")
@@ -91,10 +91,10 @@ async def test_a_demand_is_found_again_after_a_crash(run_mode: Run, item: Item) 
 async def test_a_demand_of_a_nested_run_is_told_by_its_tool_s_policy(run_mode: Run, item: Item) -> None:
     """It doesn't pass for an answer of no words."""
     inner = Agent("inner", model=ScriptedModel([respond(item)]))
-    agent = agent_with([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
+    agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
     result = await run_mode(agent, "go")
-    assert outcome_of(result, "c1").status == "failed"
-    assert "_call" in str(shown(agent)["c1"])
+    assert find_outcome(result, "c1").status == "failed"
+    assert "_call" in str(read_shown_outputs(agent)["c1"])
 
 
 @pytest.mark.scenario("RP-07", "OS-01", "PL-21")
@@ -109,16 +109,16 @@ async def test_a_demand_of_a_nested_run_is_told_by_its_tool_s_policy(run_mode: R
 )
 async def test_what_the_provider_answered_leads_to_another_turn(run_mode: Run, items: tuple[Item, ...]) -> None:
     """The items stay in the history."""
-    agent = agent_with([], respond(*items))
+    agent = make_agent([], respond(*items))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert requests_of(agent)[1].items[1:] == items
+    assert read_requests(agent)[1].items[1:] == items
 
 
 @pytest.mark.scenario("RP-07", "OS-01")
 async def test_words_beside_a_demand_are_the_answer(run_mode: Run) -> None:
     """The response doesn't consist of it alone."""
-    agent = agent_with([], respond(COMPUTER, AssistantMessage("found it")), done=None)
+    agent = make_agent([], respond(COMPUTER, AssistantMessage("found it")), done=None)
     assert (await run_mode(agent, "go")).final_output == "found it"
 
 
@@ -138,14 +138,14 @@ async def test_a_model_that_asks_twice_for_what_it_has_fails_the_run(run_mode: R
         return "worked"
 
     calls = [call("work", {"n": n}, f"call_{n}") for n in range(count)]
-    agent = agent_with([work], *[calls] * 10, done=None, output_type=int if typed else None)
+    agent = make_agent([work], *[calls] * 10, done=None, output_type=int if typed else None)
     with pytest.raises(ModelBehaviorError, match=r"twice in a row.*'call_0'.*'work'") as caught:
         await run_mode(agent, "go", max_turns=100)
     assert sorted(ran) == list(range(count))
-    assert len(requests_of(agent)) == 3
+    assert len(read_requests(agent)) == 3
     data = caught.value.run_data
     assert data is not None
-    assert outputs_in(data.new_items) == {f"call_{n}": "worked" for n in range(count)}
+    assert read_outputs(data.new_items) == {f"call_{n}": "worked" for n in range(count)}
 
 
 @pytest.mark.scenario("RP-18", "PL-04")
@@ -154,21 +154,21 @@ async def test_repeats_that_something_new_comes_between_are_answered(run_mode: R
     repeat = call("look", {"n": 1}, "c")
     news = [call("look", {"n": n}, f"d{n}") for n in range(4)]
     steps = [step for new in news for step in (repeat, new)]
-    agent = agent_with([look], repeat, *steps, repeat)
+    agent = make_agent([look], repeat, *steps, repeat)
     result = await run_mode(agent, "go", max_turns=None)
     assert result.final_output == "done"
-    assert list(outputs_in(result.new_items)) == ["c", "d0", "d1", "d2", "d3"]
+    assert list(read_outputs(result.new_items)) == ["c", "d0", "d1", "d2", "d3"]
 
 
 @pytest.mark.scenario("RP-18")
 async def test_a_pause_between_two_repeats_forgets_none_of_them(run_mode: Run) -> None:
     """The count follows from the log."""
-    agent = agent_with([look], *[call("look", {}, "c")] * 5, done=None)
-    stopped = await run_mode(agent, "go", run_config=RunConfig(stop_when=lambda ctx: len(requests_of(agent)) == 2))
+    agent = make_agent([look], *[call("look", {}, "c")] * 5, done=None)
+    stopped = await run_mode(agent, "go", run_config=RunConfig(stop_when=lambda ctx: len(read_requests(agent)) == 2))
     assert stopped.status == "stopped"
     with pytest.raises(ModelBehaviorError, match="twice in a row"):
         await run_mode(agent, RunState.from_string(agent, stopped.to_state().to_string()))
-    assert len(requests_of(agent)) == 3
+    assert len(read_requests(agent)) == 3
 
 
 @pytest.mark.scenario("RP-18")
@@ -179,15 +179,15 @@ async def test_a_handoff_asked_for_again_is_a_repeat_too(run_mode: Run) -> None:
     first.handoffs = [second]
     with pytest.raises(ModelBehaviorError, match=r"twice in a row.*'h'.*'transfer_to_second'"):
         await run_mode(first, "go")
-    assert len(requests_of(second)) == 2
+    assert len(read_requests(second)) == 2
 
 
 @pytest.mark.scenario("RP-18")
 async def test_a_nested_run_that_stalls_is_its_call_s_failure(run_mode: Run) -> None:
     """The outer model is told why."""
     inner = Agent("inner", model=ScriptedModel([call("look", {}, "c")] * 5), tools=[look])
-    agent = agent_with([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
+    agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
     result = await run_mode(agent, "go")
-    assert "twice in a row" in str(shown(agent)["c1"])
+    assert "twice in a row" in str(read_shown_outputs(agent)["c1"])
     assert result.final_output == "done"
-    assert len(requests_of(inner)) == 3
+    assert len(read_requests(inner)) == 3

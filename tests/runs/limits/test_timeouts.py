@@ -2,29 +2,20 @@
 
 import math
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.watching import (
-    Backend,
-    HookLog,
-    Watch,
-    agent_that_calls,
-    endings,
-    lasting,
-    shown,
-    time_passes,
-    watched,
-)
+from kit.agents import Run, call_each, configure_run, make_agent
+from kit.ending import Backend, advance_clock, check_duration
+from kit.results import read_endings, read_shown_outputs
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import (
     Allow,
     RunConfig,
     Runner,
-    RunResult,
     ToolContext,
     ToolExecution,
     ToolTimeoutError,
@@ -34,8 +25,6 @@ from agentloop import (
     tool_output_guardrail,
 )
 from agentloop import records as r
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
 
 
 def sleeper(seconds: float = 60, name: str = "slow", **options: Any) -> Any:
@@ -58,21 +47,25 @@ async def fine() -> str:
 @pytest.mark.scenario("TO-01", "LX-22")
 async def test_timed_out_call_is_told_to_the_model_and_siblings_go_on(run_mode: Run, anyio_backend: Backend) -> None:
     """At 0.05 s the slow call is answered with the fixed text; the run goes on to its final output."""
-    agent = agent_that_calls("fine", "slow", "fine", tools=[sleeper(5, timeout=0.05), fine])
-    async with lasting(anyio_backend, 0.05):
+    agent = make_agent([sleeper(5, timeout=0.05), fine], call_each("fine", "slow", "fine"))
+    async with check_duration(anyio_backend, 0.05):
         result = await run_mode(agent, "go")
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "fine", "c2": "Tool 'slow' timed out after 0.05 seconds.", "c3": "fine"}
-    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "timed_out", None), ("c3", "succeeded", None)]
+    assert read_shown_outputs(agent) == {"c1": "fine", "c2": "Tool 'slow' timed out after 0.05 seconds.", "c3": "fine"}
+    assert read_endings(result.calls) == [
+        ("c1", "succeeded", None),
+        ("c2", "timed_out", None),
+        ("c3", "succeeded", None),
+    ]
 
 
 @pytest.mark.backends("trio-virtual")
 @pytest.mark.parametrize(("seconds", "text"), [(1, "1"), (2.0, "2"), (0.2, "0.2"), (90.5, "90.5"), (1e6, "1e+06")])
 async def test_timeout_text_names_the_seconds_shortly(run_mode: Run, seconds: float, text: str) -> None:
     """The number is written as `%g` does."""
-    agent = agent_that_calls("slow", tools=[sleeper(1e7, timeout=seconds)])
+    agent = make_agent([sleeper(1e7, timeout=seconds)], call_each("slow"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"c1": f"Tool 'slow' timed out after {text} seconds."}
+    assert read_shown_outputs(agent) == {"c1": f"Tool 'slow' timed out after {text} seconds."}
 
 
 @pytest.mark.scenario("TO-02")
@@ -90,13 +83,13 @@ async def test_timeout_function_words_the_output(run_mode: Run, is_async: bool) 
         return words(ctx, error)
 
     slow = sleeper(timeout=0.02, timeout_error_function=words_async if is_async else words)
-    agent = agent_that_calls("slow", tools=[slow])
+    agent = make_agent([slow], call_each("slow"))
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "slow took more than 0.02 s"}
+    assert read_shown_outputs(agent) == {"c1": "slow took more than 0.02 s"}
     [(call_id, error)] = seen
     assert call_id == "c1"
     assert isinstance(error, ToolTimeoutError)
-    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert read_endings(result.calls) == [("c1", "timed_out", None)]
 
 
 @pytest.mark.scenario("TO-03")
@@ -112,9 +105,9 @@ async def test_timeout_that_raises_ends_the_run_with_name_and_seconds(run_mode: 
 
     slow = sleeper(timeout=0.02, timeout_behavior="raise_exception", failure_error_function=never)
     other = sleeper(name="other")
-    agent = agent_that_calls("slow", *["other"] * siblings, tools=[slow, other])
+    agent = make_agent([slow, other], call_each("slow", *["other"] * siblings))
     with pytest.raises(ToolTimeoutError) as caught:
-        await run_mode(agent, "go", run_config=watched(watch))
+        await run_mode(agent, "go", run_config=configure_run(watch))
     assert (caught.value.tool_name, caught.value.timeout) == ("slow", 0.02)
     assert asked == []
     assert watch.outcome("c1").status == "timed_out"
@@ -134,10 +127,10 @@ async def test_tools_own_timeout_error_is_an_ordinary_failure(run_mode: Run, tim
             await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("inner", tools=[inner])
+    agent = make_agent([inner], call_each("inner"))
     result = await run_mode(agent, "go")
-    assert shown(agent)["c1"].startswith("Tool inner failed with: TimeoutError(")
-    assert endings(result.calls) == [("c1", "failed", None)]
+    assert read_shown_outputs(agent)["c1"].startswith("Tool inner failed with: TimeoutError(")
+    assert read_endings(result.calls) == [("c1", "failed", None)]
 
 
 @pytest.mark.scenario("TO-05")
@@ -183,13 +176,13 @@ async def test_timeout_covers_neither_queueing_nor_guardrails_nor_hooks(run_mode
         tool_input_guardrails=[tool_input_guardrail(judge)],
         tool_output_guardrails=[tool_output_guardrail(judge)],
     )
-    agent = agent_that_calls("work", "work", tools=[work])
+    agent = make_agent([work], call_each("work", "work"))
     config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
-    hooks = HookLog(at_start=slowly, at_end=slowly)
+    hooks = ToolHookLog(at_start=slowly, at_end=slowly)
     # Guardrail, start hook and body hold the only slot (0.45 s each); the second call's later steps come on top.
-    async with lasting(anyio_backend, 1.3):
+    async with check_duration(anyio_backend, 1.3):
         result = await run_mode(agent, "go", hooks=hooks, run_config=config)
-    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "succeeded", None)]
+    assert read_endings(result.calls) == [("c1", "succeeded", None), ("c2", "succeeded", None)]
 
 
 @pytest.mark.scenario("TO-07")
@@ -202,8 +195,8 @@ async def test_timeout_text_passes_output_guardrails_and_the_end_hook(run_mode: 
         judged.append((data.value, data.output))
         return Allow()
 
-    hooks = HookLog()
-    agent = agent_that_calls("slow", tools=[sleeper(timeout=0.02, tool_output_guardrails=[judge])])
+    hooks = ToolHookLog()
+    agent = make_agent([sleeper(timeout=0.02, tool_output_guardrails=[judge])], call_each("slow"))
     await run_mode(agent, "go", hooks=hooks)
     text = "Tool 'slow' timed out after 0.02 seconds."
     assert judged == [(None, text)]
@@ -224,10 +217,10 @@ async def test_body_that_swallows_its_timeout_and_returns_late_has_timed_out(run
             pass
         return "late"
 
-    agent = agent_that_calls("deaf", tools=[deaf])
-    result = await run_mode(agent, "go", run_config=watched(watch))
-    assert shown(agent) == {"c1": "Tool 'deaf' timed out after 0.02 seconds."}
-    assert endings(result.calls) == [("c1", "timed_out", None)]
+    agent = make_agent([deaf], call_each("deaf"))
+    result = await run_mode(agent, "go", run_config=configure_run(watch))
+    assert read_shown_outputs(agent) == {"c1": "Tool 'deaf' timed out after 0.02 seconds."}
+    assert read_endings(result.calls) == [("c1", "timed_out", None)]
     assert result.calls[0].outcome.value is None
     assert [(report.call.call_id, report.value) for report in watch.late] == [("c1", "late")]
 
@@ -246,11 +239,11 @@ async def test_each_further_await_of_a_body_past_its_timeout_fails(run_mode: Run
                 refused.append(attempt)
         return "late"
 
-    agent = agent_that_calls("deaf", tools=[deaf])
-    async with lasting(anyio_backend, 0.02):
+    agent = make_agent([deaf], call_each("deaf"))
+    async with check_duration(anyio_backend, 0.02):
         result = await run_mode(agent, "go")
     assert refused == [0, 1, 2, 3]
-    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert read_endings(result.calls) == [("c1", "timed_out", None)]
 
 
 async def test_error_in_the_cleanup_of_a_timed_out_body_is_a_late_one(run_mode: Run) -> None:
@@ -264,10 +257,10 @@ async def test_error_in_the_cleanup_of_a_timed_out_body_is_a_late_one(run_mode: 
         finally:
             raise ValueError("in cleanup")
 
-    agent = agent_that_calls("clumsy", tools=[clumsy])
-    result = await run_mode(agent, "go", run_config=watched(watch))
-    assert shown(agent) == {"c1": "Tool 'clumsy' timed out after 0.02 seconds."}
-    assert endings(result.calls) == [("c1", "timed_out", None)]
+    agent = make_agent([clumsy], call_each("clumsy"))
+    result = await run_mode(agent, "go", run_config=configure_run(watch))
+    assert read_shown_outputs(agent) == {"c1": "Tool 'clumsy' timed out after 0.02 seconds."}
+    assert read_endings(result.calls) == [("c1", "timed_out", None)]
     assert [str(report.error) for report in watch.late] == ["in cleanup"]
 
 
@@ -285,17 +278,17 @@ async def test_timed_out_body_may_clean_up_and_is_awaited(run_mode: Run, anyio_b
                 lines.append("tidied")
         return "never"
 
-    agent = agent_that_calls("tidy", tools=[tidy])
-    async with lasting(anyio_backend, 0.07):
+    agent = make_agent([tidy], call_each("tidy"))
+    async with check_duration(anyio_backend, 0.07):
         result = await run_mode(agent, "go")
     assert lines == ["tidied"]
-    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert read_endings(result.calls) == [("c1", "timed_out", None)]
     assert result.calls[0].outcome.cleanup == "done"
 
 
 async def test_body_that_ends_at_its_deadline_is_told_truthfully(run_mode: Run) -> None:
     """One outcome, whichever of the two was first: a value with `succeeded`, or the text with `timed_out`."""
-    agent = agent_that_calls("slow", tools=[sleeper(0.02, timeout=0.02)])
+    agent = make_agent([sleeper(0.02, timeout=0.02)], call_each("slow"))
     result = await run_mode(agent, "go")
     [settled] = result.calls
     assert (settled.outcome.status, settled.outcome.value) in {("succeeded", "slept"), ("timed_out", None)}
@@ -307,11 +300,11 @@ async def test_body_that_ends_at_its_deadline_is_told_truthfully(run_mode: Run) 
 @pytest.mark.scenario("TO-01")
 async def test_silent_body_is_ended_by_its_idle_timeout(run_mode: Run, anyio_backend: Backend) -> None:
     """Without a report the idle timeout works as a timeout does."""
-    agent = agent_that_calls("slow", tools=[sleeper(idle_timeout=0.05)])
-    async with lasting(anyio_backend, 0.05):
+    agent = make_agent([sleeper(idle_timeout=0.05)], call_each("slow"))
+    async with check_duration(anyio_backend, 0.05):
         result = await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool 'slow' timed out after 0.05 seconds."}
-    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert read_shown_outputs(agent) == {"c1": "Tool 'slow' timed out after 0.05 seconds."}
+    assert read_endings(result.calls) == [("c1", "timed_out", None)]
 
 
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
@@ -325,11 +318,11 @@ async def test_each_report_restarts_the_idle_timeout(run_mode: Run, anyio_backen
             await ctx.report(step, 4)
         return "done it"
 
-    agent = agent_that_calls("busy", tools=[busy])
-    async with lasting(anyio_backend, 0.25):
+    agent = make_agent([busy], call_each("busy"))
+    async with check_duration(anyio_backend, 0.25):
         result = await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "done it"}
-    assert endings(result.calls) == [("c1", "succeeded", None)]
+    assert read_shown_outputs(agent) == {"c1": "done it"}
+    assert read_endings(result.calls) == [("c1", "succeeded", None)]
 
 
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
@@ -343,10 +336,10 @@ async def test_body_that_falls_silent_is_ended_after_its_last_report(run_mode: R
         await anyio.sleep(60)
         return "never"
 
-    agent = agent_that_calls("stalls", tools=[stalls])
-    async with lasting(anyio_backend, 0.1875):
+    agent = make_agent([stalls], call_each("stalls"))
+    async with check_duration(anyio_backend, 0.1875):
         await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool 'stalls' timed out after 0.125 seconds."}
+    assert read_shown_outputs(agent) == {"c1": "Tool 'stalls' timed out after 0.125 seconds."}
 
 
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
@@ -359,10 +352,10 @@ async def test_reports_do_not_extend_the_timeout_of_the_whole_body(run_mode: Run
             await anyio.sleep(0.0625)
             await ctx.report(0)
 
-    agent = agent_that_calls("chats", tools=[chats])
-    async with lasting(anyio_backend, 0.25):
+    agent = make_agent([chats], call_each("chats"))
+    async with check_duration(anyio_backend, 0.25):
         await run_mode(agent, "go")
-    assert shown(agent) == {"c1": "Tool 'chats' timed out after 0.25 seconds."}
+    assert read_shown_outputs(agent) == {"c1": "Tool 'chats' timed out after 0.25 seconds."}
 
 
 @pytest.mark.real_clock
@@ -380,18 +373,18 @@ async def test_timeout_of_a_sync_tool_leaves_its_thread_and_says_so(run_mode: Ru
 
     @tool(timeout=60, abandon_on_cancel=True)
     def blocks() -> str:
-        anyio.from_thread.run_sync(time_passes, 60)
+        anyio.from_thread.run_sync(advance_clock, 60)
         go_on.wait(10)
         return "late"
 
-    agent = agent_that_calls("blocks", tools=[blocks])
+    agent = make_agent([blocks], call_each("blocks"))
     try:
-        async with lasting(anyio_backend, 60):
-            result = await run_mode(agent, "go", run_config=watched(watch))
+        async with check_duration(anyio_backend, 60):
+            result = await run_mode(agent, "go", run_config=configure_run(watch))
     finally:
         go_on.set()
-    assert shown(agent) == {"c1": "Tool 'blocks' timed out after 60 seconds."}
-    assert endings(result.calls) == [("c1", "timed_out", None)]
+    assert read_shown_outputs(agent) == {"c1": "Tool 'blocks' timed out after 60 seconds."}
+    assert read_endings(result.calls) == [("c1", "timed_out", None)]
     assert result.calls[0].outcome.abandoned
     with anyio.fail_after(5):
         await told.wait()
@@ -412,9 +405,9 @@ async def test_parent_outranks_a_timeout_under_way() -> None:
                 await anyio.lowlevel.checkpoint()
         return "never"
 
-    agent = agent_that_calls("tidy", tools=[tidy])
+    agent = make_agent([tidy], call_each("tidy"))
     with anyio.CancelScope() as scope:
-        await Runner.run(agent, "go", run_config=watched(watch))
+        await Runner.run(agent, "go", run_config=configure_run(watch))
         pytest.fail("the run returned although its caller was cancelled")
     assert watch.endings() == {"c1": ("cancelled", "parent")}
     assert not watch.of(r.BatchEnded)

@@ -8,9 +8,10 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
-from kit.agents import PASSED, TRIPPED, Held, RunTrace, asked, brief, input_guard, output_guard, scripted
-from kit.results import Run, outputs_in, records_of, statuses
-from kit.watching import Watch, cancelled_at, watched
+from kit.agents import PASSED, TRIPPED, Run, configure_run, look, make_input_guard, make_output_guard, script_agent
+from kit.ending import HeldWork, cancel_when
+from kit.results import describe, find_records, read_outputs, read_requests, read_statuses
+from kit.watching import RunHookLog, Watch
 
 from agentloop import (
     Agent,
@@ -39,13 +40,6 @@ from agentloop.items import AssistantMessage, HostedToolCall, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, respond, say
 
-
-@tool
-async def look() -> str:
-    """Look."""
-    return "seen"
-
-
 # -- construction
 
 WRONG: dict[str, list[Any]] = {
@@ -56,8 +50,8 @@ WRONG: dict[str, list[Any]] = {
     "model_settings": [None, {"temperature": 1}, "text"],
     "tools": [None, 5, "look", look, [len], [look, "look"], {look.name: look}],
     "handoffs": [None, "b", [5], ["transfer_to_b"]],
-    "input_guardrails": [None, [len], input_guard("g"), [output_guard("g")]],
-    "output_guardrails": [None, [len], output_guard("g"), [input_guard("g")]],
+    "input_guardrails": [None, [len], make_input_guard("g"), [make_output_guard("g")]],
+    "output_guardrails": [None, [len], make_output_guard("g"), [make_input_guard("g")]],
     "output_type": [5, "text", object(), len],
     "hooks": [5, RunHooks(), AgentHooks],
     "tool_use_behavior": [None, "stop", 5],
@@ -93,7 +87,7 @@ def test_every_field_of_an_agent_is_checked() -> None:
 @pytest.mark.scenario("DE-01")
 async def test_callables_are_checked_when_they_are_called(run_mode: Run) -> None:
     """Whatever they take, the definition stands."""
-    agent = scripted("a", say("never"), instructions=lambda: "x", tool_use_behavior=lambda: None)
+    agent = script_agent("a", say("never"), instructions=lambda: "x", tool_use_behavior=lambda: None)
     with pytest.raises(UserError, match=r"Agent\.instructions"):
         await run_mode(agent, "go")
 
@@ -101,15 +95,15 @@ async def test_callables_are_checked_when_they_are_called(run_mode: Run) -> None
 @pytest.mark.scenario("DE-02")
 def test_clone_shares_every_member_that_is_not_given() -> None:
     """The same objects; what is appended to a list shows in both. The agents stay two."""
-    agent = scripted(
+    agent = script_agent(
         "a",
         instructions="Be brief.",
         handoff_description="Knows.",
         model_settings=ModelSettings(temperature=0.5),
         tools=[look],
         handoffs=[Agent("b")],
-        input_guardrails=[input_guard("g")],
-        output_guardrails=[output_guard("g")],
+        input_guardrails=[make_input_guard("g")],
+        output_guardrails=[make_output_guard("g")],
         output_type=list[int],
         hooks=AgentHooks(),
         tool_use_behavior="stop_on_first_tool",
@@ -186,11 +180,11 @@ async def test_user_code_is_given_the_caller_s_agent_objects(run_mode: Run) -> N
 
         return callback
 
-    second = scripted(
+    second = script_agent(
         "b", call("who"), say("done"), tools=[who], output_guardrails=[output_guardrail(told("output", PASSED))]
     )
     hooks = Agents()
-    first = scripted(
+    first = script_agent(
         "a",
         [call("who"), call("transfer_to_b")],
         instructions=told("instructions", "x"),
@@ -257,15 +251,15 @@ async def test_application_s_object_is_in_no_request_record_or_span(run_mode: Ru
         seen.append(ctx.context)
         return "used"
 
-    second = scripted("b", say("done"))
-    inner = scripted("inner", call("use"), say("inner done"), tools=[use])
-    first = scripted(
+    second = script_agent("b", say("done"))
+    inner = script_agent("inner", call("use"), say("inner done"), tools=[use])
+    first = script_agent(
         "a",
         [call("use"), call("ask", {"input": "x"})],
         call("transfer_to_b"),
         tools=[use, inner.as_tool("ask")],
         handoffs=[handoff(second, on_handoff=lambda ctx: seen.append(ctx.context))],
-        input_guardrails=[input_guard("g")],
+        input_guardrails=[make_input_guard("g")],
     )
     watch = Spans()
 
@@ -274,12 +268,12 @@ async def test_application_s_object_is_in_no_request_record_or_span(run_mode: Ru
         seen.append(data.context.context)
         return data
 
-    config = watched(watch, config=RunConfig(handoff_input_filter=keep))
+    config = configure_run(watch, config=RunConfig(handoff_input_filter=keep))
     result = await run_mode(first, "go", context=secret, run_config=config)
     assert result.context is secret
     assert len(seen) == 4
     assert all(value is secret for value in seen)
-    requests = [*asked(first), *asked(second), *asked(inner)]
+    requests = [*read_requests(first), *read_requests(second), *read_requests(inner)]
     assert watch.spans
     found = list(reachable([requests, watch.records, watch.spans], set()))
     assert len(found) > 50
@@ -328,10 +322,10 @@ async def test_everything_in_a_run_gets_one_application_object(run_mode: Run) ->
     def after(data: Any) -> Any:
         return note("tool output guardrail", Allow())(data.context)
 
-    inner = scripted("inner", call("use_inside"), say("x"), tools=[use_inside], instructions=note("nested", "n"))
-    second = scripted("b", say("done"), output_guardrails=[output_guardrail(note("output guardrail", PASSED))])
+    inner = script_agent("inner", call("use_inside"), say("x"), tools=[use_inside], instructions=note("nested", "n"))
+    second = script_agent("b", say("done"), output_guardrails=[output_guardrail(note("output guardrail", PASSED))])
     guarded = attrs.evolve(use, tool_input_guardrails=(before,), tool_output_guardrails=(after,))
-    first = scripted(
+    first = script_agent(
         "a",
         [call("use"), call("inner", {"input": "x"}), call("transfer_to_b")],
         tools=[guarded, inner.as_tool()],
@@ -372,15 +366,15 @@ async def test_tool_context_of_a_call_has_the_run_s_and_its_own(run_mode: Run) -
         return "used"
 
     config = RunConfig()
-    agent = scripted("a", [say("I use."), call("use", '{"n": 1}', "c", "ns")], say("done"), tools=[use])
+    agent = script_agent("a", [say("I use."), call("use", '{"n": 1}', "c", "ns")], say("done"), tools=[use])
     result = await run_mode(agent, "go", context=app, run_config=config)
     [ctx] = contexts
     assert ctx.context is app
     assert (ctx.tool_call_id, ctx.tool_name, ctx.tool_namespace, ctx.tool_arguments) == ("c", "use", "ns", '{"n": 1}')
-    assert brief(ctx.conversation_history) == ["user:go", "says:I use.", "call:use#c"]
+    assert describe(ctx.conversation_history) == ["user:go", "says:I use.", "call:use#c"]
     assert ctx.run_config is config
     assert ctx.agent is agent
-    assert [ctx.run_id] == [started.run_id for started in records_of(result, r.RunStarted)]
+    assert [ctx.run_id] == [started.run_id for started in find_records(result, r.RunStarted)]
     assert ctx.usage == result.usage  # live: the second request counts here too
     assert ctx.usage.requests == 2
 
@@ -429,8 +423,8 @@ async def test_tool_guardrails_do_not_run_for_handoffs_and_hosted_tools(run_mode
         return Allow()
 
     guarded = attrs.evolve(look, tool_input_guardrails=(before,), tool_output_guardrails=(after,))
-    second = scripted("b", say("done"))
-    first = scripted(
+    second = script_agent("b", say("done"))
+    first = script_agent(
         "a",
         respond(HostedToolCall("search", {"q": "x"})),
         [call("look", call_id="c"), call("transfer_to_b", call_id="h")],
@@ -462,12 +456,12 @@ async def test_data_results_and_usage_survive_an_error_handler(run_mode: Run) ->
         datas.append(data.run_data)
         return "that's all"
 
-    agent = scripted(
+    agent = script_agent(
         "a",
         call("look", call_id="c"),
         tools=[attrs.evolve(look, tool_input_guardrails=(before,), tool_output_guardrails=(after,))],
-        input_guardrails=[input_guard("in")],
-        output_guardrails=[output_guard("out")],
+        input_guardrails=[make_input_guard("in")],
+        output_guardrails=[make_output_guard("out")],
     )
     result = await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": handler}, context="app")
     assert result.final_output == "that's all"
@@ -476,13 +470,13 @@ async def test_data_results_and_usage_survive_an_error_handler(run_mode: Run) ->
         assert [one.guardrail.name for one in found.input_guardrail_results] == ["in"]
         assert [one.output for one in found.tool_input_guardrail_results] == [Allow("before")]
         assert [one.output for one in found.tool_output_guardrail_results] == [Allow("after")]
-        assert outputs_in(found.new_items) == {"c": "seen"}
-        assert statuses(found) == ["succeeded"]
+        assert read_outputs(found.new_items) == {"c": "seen"}
+        assert read_statuses(found) == ["succeeded"]
         assert found.usage.requests == 1
         assert len(found.raw_responses) == 1
         assert found.context == "app"
         assert found.last_agent is agent
-        assert brief(found.input) == ["user:go"]
+        assert describe(found.input) == ["user:go"]
     assert data.output_guardrail_results == ()
     assert [one.guardrail.name for one in result.output_guardrail_results] == ["out"]
 
@@ -490,8 +484,10 @@ async def test_data_results_and_usage_survive_an_error_handler(run_mode: Run) ->
 @pytest.mark.scenario("DE-11")
 async def test_error_of_a_handler_s_output_has_the_run_s_data(run_mode: Run) -> None:
     """Where a guardrail trips on it."""
-    agent = scripted("a", call("look", call_id="c"), tools=[look], output_guardrails=[output_guard("out", TRIPPED)])
-    agent.input_guardrails = [input_guard("in", GuardrailFunctionOutput("noted"))]
+    agent = script_agent(
+        "a", call("look", call_id="c"), tools=[look], output_guardrails=[make_output_guard("out", TRIPPED)]
+    )
+    agent.input_guardrails = [make_input_guard("in", GuardrailFunctionOutput("noted"))]
     with pytest.raises(Exception, match="out tripped") as caught:
         await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": lambda data: "x"})
     data = getattr(caught.value, "run_data", None)
@@ -521,16 +517,16 @@ class Full(MemorySession):
 @pytest.mark.parametrize("at", ["turn", "end"])
 async def test_session_that_cannot_be_written_fails_the_run(run_mode: Run, at: str) -> None:
     """With that error; it isn't tried again, and the records are whole."""
-    watch, session, trace = Watch(), Full(), RunTrace()
+    watch, session, trace = Watch(), Full(), RunHookLog()
     steps = [call("look", call_id="c"), say("never")] if at == "turn" else [say("done")]
-    agent = scripted("a", *steps, tools=[look])
+    agent = script_agent("a", *steps, tools=[look])
     with pytest.raises(OSError, match="disk full"):
-        await run_mode(agent, "go", session=session, run_config=watched(watch), hooks=trace)
+        await run_mode(agent, "go", session=session, run_config=configure_run(watch), hooks=trace)
     assert session.tries == 1
     assert watch.end == "failed"
     assert "disk full" in (watch.of(r.RunEnded)[0].error or "")
     assert trace.lines[-1] == "run_end failed"
-    assert len(asked(agent)) == 1
+    assert len(read_requests(agent)) == 1
     if at == "turn":
         assert watch.outcome("c").status == "succeeded"
 
@@ -538,7 +534,7 @@ async def test_session_that_cannot_be_written_fails_the_run(run_mode: Run, at: s
 @pytest.mark.scenario("DE-12")
 async def test_session_that_cannot_be_written_while_cancelling_is_recorded(run_mode: Run) -> None:
     """The cancellation is what leaves."""
-    watch, session, held = Watch(), Full(), Held()
+    watch, session, held = Watch(), Full(), HeldWork()
 
     @tool
     async def hold() -> str:
@@ -546,8 +542,8 @@ async def test_session_that_cannot_be_written_while_cancelling_is_recorded(run_m
         await held()
         return "held"
 
-    agent = scripted("a", [call("look", call_id="c"), call("hold", call_id="d")], tools=[look, hold])
-    await cancelled_at(held.started, lambda: run_mode(agent, "go", session=session, run_config=watched(watch)))
+    agent = script_agent("a", [call("look", call_id="c"), call("hold", call_id="d")], tools=[look, hold])
+    await cancel_when(held.started, lambda: run_mode(agent, "go", session=session, run_config=configure_run(watch)))
     assert session.tries == 1
     assert watch.end == "cancelled"
     [end] = watch.of(r.RunEnded)
@@ -578,7 +574,7 @@ class BrokenEnd(RunHooks):
 
 def ending(kind: str, *steps: Any, **fields: Any) -> tuple[Agent[Any, Any], dict[str, Any]]:
     """Return an agent whose run fails at its end, by a hook or a resource, and the options of the run."""
-    agent = scripted("a", call("take"), *steps, tools=[take, look], **fields)
+    agent = script_agent("a", call("take"), *steps, tools=[take, look], **fields)
     if kind == "hook":
         agent.tools = [attrs.evolve(look, name="take"), look]
     return agent, {"hooks": BrokenEnd()} if kind == "hook" else {}
@@ -591,7 +587,7 @@ async def test_what_fails_at_the_end_of_a_good_run_is_raised(run_mode: Run, kind
     watch = Watch()
     agent, options = ending(kind, say("done"))
     with pytest.raises(LookupError, match="can't close"):
-        await run_mode(agent, "go", run_config=watched(watch), **options)
+        await run_mode(agent, "go", run_config=configure_run(watch), **options)
     assert watch.end == "failed"
 
 
@@ -602,7 +598,7 @@ async def test_what_fails_while_an_error_leaves_is_a_note(run_mode: Run, kind: s
     watch = Watch()
     agent, options = ending(kind)
     with pytest.raises(MaxTurnsExceeded) as caught:
-        await run_mode(agent, "go", max_turns=1, run_config=watched(watch), **options)
+        await run_mode(agent, "go", max_turns=1, run_config=configure_run(watch), **options)
     assert watch.end == "failed"
     assert any("can't close" in note for note in caught.value.__notes__)
 
@@ -611,7 +607,7 @@ async def test_what_fails_while_an_error_leaves_is_a_note(run_mode: Run, kind: s
 @pytest.mark.parametrize("kind", ["hook", "resource"])
 async def test_what_fails_while_cancelling_is_recorded(run_mode: Run, kind: str) -> None:
     """The cancellation leaves."""
-    watch, held = Watch(), Held()
+    watch, held = Watch(), HeldWork()
 
     @tool
     async def hold() -> str:
@@ -621,7 +617,7 @@ async def test_what_fails_while_cancelling_is_recorded(run_mode: Run, kind: str)
 
     agent, options = ending(kind, call("hold"))
     agent.tools = [*agent.tools, hold]
-    await cancelled_at(held.started, lambda: run_mode(agent, "go", run_config=watched(watch), **options))
+    await cancel_when(held.started, lambda: run_mode(agent, "go", run_config=configure_run(watch), **options))
     assert watch.end == "cancelled"
     [end] = watch.of(r.RunEnded)
     assert end.details == {"also_failed": ["LookupError(can't close)"]}
@@ -630,7 +626,7 @@ async def test_what_fails_while_cancelling_is_recorded(run_mode: Run, kind: str)
 async def test_hook_that_fails_beside_a_tripwire_leaves_it(run_mode: Run) -> None:
     """A verdict isn't lost over a hook."""
     agent = Agent[Any, Any](
-        "a", model=ScriptedModel([respond(AssistantMessage("x"))]), input_guardrails=[input_guard("g", TRIPPED)]
+        "a", model=ScriptedModel([respond(AssistantMessage("x"))]), input_guardrails=[make_input_guard("g", TRIPPED)]
     )
     with pytest.raises(InputGuardrailTripwireTriggered) as caught:
         await run_mode(agent, "go", hooks=BrokenEnd())

@@ -5,8 +5,9 @@ from typing import Any
 import anyio.lowlevel
 import attrs
 import pytest
-from kit.agents import RunTrace, asked, brief, scripted
-from kit.results import Run, outputs_in, records_of, statuses
+from kit.agents import Run, script_agent
+from kit.results import describe, find_records, read_outputs, read_requests, read_statuses
+from kit.watching import RunHookLog
 
 from agentloop import FunctionTool, ModelBehaviorError, ModelInputData, RunConfig, ToolContext, UserError, handoff, tool
 from agentloop import records as r
@@ -46,10 +47,10 @@ async def test_instructions_see_the_current_context_every_turn(run_mode: Run) ->
         agents.append(agent)
         return f"count is {ctx.context.count}"
 
-    agent = scripted("a", call("bump"), call("bump", call_id="x"), say("done"), instructions=instructions)
+    agent = script_agent("a", call("bump"), call("bump", call_id="x"), say("done"), instructions=instructions)
     agent.tools = [bumping()]
     await run_mode(agent, "go", context=App())
-    assert [request.system for request in asked(agent)] == ["count is 0", "count is 1", "count is 2"]
+    assert [request.system for request in read_requests(agent)] == ["count is 0", "count is 1", "count is 2"]
     assert agents == [agent] * 3
 
 
@@ -57,10 +58,10 @@ async def test_instructions_see_the_current_context_every_turn(run_mode: Run) ->
 @pytest.mark.parametrize("bad", [lambda: "x", lambda ctx: "x", lambda ctx, agent, more: "x"])
 async def test_instructions_of_the_wrong_arity_are_a_type_error(run_mode: Run, bad: Any) -> None:
     """Naming field and agent, before the model is asked."""
-    agent = scripted("a", say("never"), instructions=bad)
+    agent = script_agent("a", say("never"), instructions=bad)
     with pytest.raises(TypeError, match=r"Agent\.instructions of 'a'"):
         await run_mode(agent, "go")
-    assert asked(agent) == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("DY-03")
@@ -76,14 +77,14 @@ async def test_async_instructions_are_awaited(run_mode: Run) -> None:
             await anyio.lowlevel.checkpoint()
 
     for given, wanted in ((instructions, "for a"), (Nothing(), None)):
-        agent = scripted("a", say("done"), instructions=given)
+        agent = script_agent("a", say("done"), instructions=given)
         await run_mode(agent, "go")
-        assert asked(agent)[0].system == wanted
+        assert read_requests(agent)[0].system == wanted
 
 
 async def test_instructions_that_are_no_text_are_refused(run_mode: Run) -> None:
     """Naming what came."""
-    agent = scripted("a", say("never"), instructions=lambda ctx, agent: 5)
+    agent = script_agent("a", say("never"), instructions=lambda ctx, agent: 5)
     with pytest.raises(UserError, match="must return text, not 5"):
         await run_mode(agent, "go")
 
@@ -94,10 +95,10 @@ async def test_error_of_the_instructions_leaves_as_it_is(run_mode: Run) -> None:
     def broken(ctx: Any, agent: Any) -> str:
         raise LookupError("no template")
 
-    agent = scripted("a", say("never"), instructions=broken)
+    agent = script_agent("a", say("never"), instructions=broken)
     with pytest.raises(LookupError, match="no template"):
         await run_mode(agent, "go")
-    assert asked(agent) == []
+    assert read_requests(agent) == []
 
 
 # -- enablement
@@ -132,7 +133,7 @@ def flipping(*names: str) -> FunctionTool:
 @pytest.mark.scenario("DY-04")
 async def test_enabled_tools_differ_by_run_and_by_turn(run_mode: Run) -> None:
     """Nothing of an answer is kept for the next turn, nor for the next run of the same agent."""
-    agent = scripted(
+    agent = script_agent(
         "a",
         call("flip"),
         call("f", call_id="x"),
@@ -144,20 +145,20 @@ async def test_enabled_tools_differ_by_run_and_by_turn(run_mode: Run) -> None:
     await run_mode(agent, "go", context=App(flags={"g": True}))
     await run_mode(agent, "go", context=App(flags={"f": True, "g": True}))
     await run_mode(agent, "go", context=App())
-    shown = [[one.name for one in request.tools] for request in asked(agent)]
+    shown = [[one.name for one in request.tools] for request in read_requests(agent)]
     assert shown == [["g", "flip"], ["f", "flip"], ["f", "flip"], ["f", "g", "flip"], ["flip"]]
 
 
 @pytest.mark.scenario("DY-05")
 async def test_enabled_handoffs_differ_by_run_and_by_turn(run_mode: Run) -> None:
     """As tools do; async answers too."""
-    second = scripted("b")
+    second = script_agent("b")
 
     async def enabled(ctx: Any, agent: Any) -> bool:
         await anyio.lowlevel.checkpoint()
         return bool(ctx.context.flags.get("b", False))
 
-    agent = scripted(
+    agent = script_agent(
         "a",
         call("flip"),
         say("one"),
@@ -167,25 +168,25 @@ async def test_enabled_handoffs_differ_by_run_and_by_turn(run_mode: Run) -> None
     )
     await run_mode(agent, "go", context=App())
     await run_mode(agent, "go", context=App())
-    assert [len(request.handoffs) for request in asked(agent)] == [0, 1, 0]
+    assert [len(request.handoffs) for request in read_requests(agent)] == [0, 1, 0]
 
 
 @pytest.mark.scenario("DY-06")
 async def test_what_is_exposed_is_what_is_dispatched(run_mode: Run) -> None:
     """Every tool that is shown runs, every one that isn't is unknown; hooks get the same objects."""
     log: list[str] = []
-    trace = RunTrace()
+    trace = RunHookLog()
     tools = [switched("f", log), switched("g", log), switched("h", log)]
     config = RunConfig(tool_not_found_behavior="return_error_to_model")
-    agent = scripted("a", [call(name, call_id=name) for name in "fgh"], say("done"), tools=tools)
+    agent = script_agent("a", [call(name, call_id=name) for name in "fgh"], say("done"), tools=tools)
     result = await run_mode(agent, "go", context=App(flags={"f": True, "h": True}), run_config=config, hooks=trace)
-    assert asked(agent)[0].tools == (tools[0], tools[2])
+    assert read_requests(agent)[0].tools == (tools[0], tools[2])
     assert sorted(log) == ["f", "h"]
-    assert statuses(result) == ["succeeded", "failed", "succeeded"]
-    assert "not found" in str(outputs_in(result.new_items)["g"])
+    assert read_statuses(result) == ["succeeded", "failed", "succeeded"]
+    assert "not found" in str(read_outputs(result.new_items)["g"])
     assert trace.args_of("tool_start f")[2] is tools[0]
     assert trace.args_of("tool_start h")[2] is tools[2]
-    assert {record.tool for record in records_of(result, r.CallStarted)} == {"f", "h"}
+    assert {record.tool for record in find_records(result, r.CallStarted)} == {"f", "h"}
 
 
 # -- the filter of the model's input
@@ -198,14 +199,14 @@ async def test_filter_sees_the_final_list_and_changes_one_request_only(run_mode:
     seen: list[Any] = []
 
     def shorten(data: ModelInputData) -> ModelInputData:
-        seen.append((brief(data.input), data.instructions, data.agent, data.context))
+        seen.append((describe(data.input), data.instructions, data.agent, data.context))
         return attrs.evolve(data, input=data.input[-1:], instructions="short")
 
     async def shorten_async(data: ModelInputData) -> ModelInputData:
         await anyio.lowlevel.checkpoint()
         return shorten(data)
 
-    agent = scripted("a", call("bump", call_id="c"), say("done"), tools=[bumping()], instructions="long")
+    agent = script_agent("a", call("bump", call_id="c"), say("done"), tools=[bumping()], instructions="long")
     config = RunConfig(call_model_input_filter=shorten if kind == "sync" else shorten_async)
     app = App()
     result = await run_mode(agent, "go", run_config=config, context=app)
@@ -213,9 +214,9 @@ async def test_filter_sees_the_final_list_and_changes_one_request_only(run_mode:
         (["user:go"], "long", agent, app),
         (["user:go", "call:bump#c", "output:1#c"], "long", agent, app),
     ]
-    assert [brief(request.items) for request in asked(agent)] == [["user:go"], ["output:1#c"]]
-    assert [request.system for request in asked(agent)] == ["short", "short"]
-    assert brief(result.to_input_list()) == ["user:go", "call:bump#c", "output:1#c", "says:done"]
+    assert [describe(request.items) for request in read_requests(agent)] == [["user:go"], ["output:1#c"]]
+    assert [request.system for request in read_requests(agent)] == ["short", "short"]
+    assert describe(result.to_input_list()) == ["user:go", "call:bump#c", "output:1#c", "says:done"]
 
 
 @pytest.mark.scenario("DY-07")
@@ -230,22 +231,22 @@ async def test_filter_cannot_mutate_what_is_the_caller_s(run_mode: Run) -> None:
             data.input[0].content = ()
         return attrs.evolve(data, input=[*data.input, UserMessage("more")])  # type: ignore[arg-type]
 
-    agent = scripted("a", say("done"))
+    agent = script_agent("a", say("done"))
     result = await run_mode(agent, given, run_config=RunConfig(call_model_input_filter=mutate))
-    assert brief(asked(agent)[0].items) == ["user:go", "HostedToolCall", "user:more"]
-    assert brief(given) == ["user:go", "HostedToolCall"]
-    assert brief(result.input) == ["user:go", "HostedToolCall"]
-    assert brief(result.to_input_list("all")) == ["user:go", "HostedToolCall", "says:done"]
+    assert describe(read_requests(agent)[0].items) == ["user:go", "HostedToolCall", "user:more"]
+    assert describe(given) == ["user:go", "HostedToolCall"]
+    assert describe(result.input) == ["user:go", "HostedToolCall"]
+    assert describe(result.to_input_list("all")) == ["user:go", "HostedToolCall", "says:done"]
 
 
 @pytest.mark.scenario("DY-07")
 @pytest.mark.parametrize("bad", [None, "text", [UserMessage("x")], ModelInputData(input=("text",), instructions=None)])
 async def test_filter_that_gives_something_else_is_a_user_error(run_mode: Run, bad: Any) -> None:
     """Before the model is asked."""
-    agent = scripted("a", say("never"))
+    agent = script_agent("a", say("never"))
     with pytest.raises(UserError):
         await run_mode(agent, "go", run_config=RunConfig(call_model_input_filter=lambda data: bad))
-    assert asked(agent) == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("DY-07")
@@ -255,14 +256,14 @@ async def test_of_two_outputs_of_a_call_the_latest_stays_in_the_first_one_s_plac
     def repeat(data: ModelInputData) -> ModelInputData:
         return attrs.evolve(data, input=(*data.input, ToolOutput("c", "latest"), UserMessage("end")))
 
-    agent = scripted("a", say("done"))
+    agent = script_agent("a", say("done"))
     items = [UserMessage("go"), ToolOutput("c", "old"), ToolOutput("d", "other")]
     await run_mode(agent, items, run_config=RunConfig(call_model_input_filter=repeat))
-    assert brief(asked(agent)[0].items) == ["user:go", "output:latest#c", "output:other#d", "user:end"]
+    assert describe(read_requests(agent)[0].items) == ["user:go", "output:latest#c", "output:other#d", "user:end"]
 
 
 async def test_tool_that_is_disabled_is_unknown_to_the_run(run_mode: Run) -> None:
     """Its name gives no hint that it exists."""
-    agent = scripted("a", call("f"), tools=[switched("f")])
+    agent = script_agent("a", call("f"), tools=[switched("f")])
     with pytest.raises(ModelBehaviorError, match="'f' not found"):
         await run_mode(agent, "go", context=App())

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import httpx
 import pytest
-from kit.agents import asked, brief, scripted
-from kit.results import Run, outputs_in, statuses
+from kit.agents import Run, script_agent
+from kit.results import describe, read_outputs, read_requests, read_statuses
 
 from agentloop import (
     Agent,
@@ -85,11 +85,11 @@ def chunk(delta: Any, finish: str | None = None) -> Any:
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 async def test_last_message_is_the_final_output(run_mode: Run, typed: bool) -> None:
     """Of several the last wins; all of them stay in the items."""
-    agent = scripted("a", [say('{"response": 1}'), say('{"response": 2}')], output_type=int if typed else None)
+    agent = script_agent("a", [say('{"response": 1}'), say('{"response": 2}')], output_type=int if typed else None)
     result = await run_mode(agent, "go")
     assert result.final_output == (2 if typed else '{"response": 2}')
     assert len(result.new_items) == 2
-    assert len(asked(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("OS-01")
@@ -100,7 +100,7 @@ async def test_last_message_is_the_final_output(run_mode: Run, typed: bool) -> N
 )
 async def test_completed_response_without_text_is_an_empty_final_output(run_mode: Run, response: Any) -> None:
     """A text agent's; it doesn't go round again."""
-    agent = scripted("a", response)
+    agent = script_agent("a", response)
     result = await run_mode(agent, "go")
     assert result.final_output == ""
     assert result.status == "completed"
@@ -122,10 +122,10 @@ async def test_response_cut_before_anything_usable_is_the_model_s_fault(run_mode
 async def test_response_of_hosted_calls_alone_leads_to_another_turn(run_mode: Run, typed: bool) -> None:
     """The provider has done something, and hasn't answered."""
     answer = say('{"response": 5}')
-    agent = scripted("a", respond(HostedToolCall("search")), answer, output_type=int if typed else None)
+    agent = script_agent("a", respond(HostedToolCall("search")), answer, output_type=int if typed else None)
     result = await run_mode(agent, "go")
     assert result.final_output == (5 if typed else '{"response": 5}')
-    assert [type(item) for item in asked(agent)[1].items][-1] is HostedToolCall
+    assert [type(item) for item in read_requests(agent)[1].items][-1] is HostedToolCall
 
 
 # -- types
@@ -144,11 +144,11 @@ async def test_response_of_hosted_calls_alone_leads_to_another_turn(run_mode: Ru
 )
 async def test_types_that_are_objects_are_the_answer_itself(run_mode: Run, type_: Any, wanted: Any) -> None:
     """The model is shown their schema, and its JSON becomes one."""
-    agent = scripted("a", say(PLACE), output_type=type_)
+    agent = script_agent("a", say(PLACE), output_type=type_)
     result = await run_mode(agent, "go")
     assert result.final_output == wanted
     assert type(result.final_output) is type(wanted)
-    schema = asked(agent)[0].output_schema.schema
+    schema = read_requests(agent)[0].output_schema.schema
     assert schema["type"] == "object"
     assert "response" not in schema.get("properties", {})
 
@@ -158,10 +158,10 @@ async def test_pydantic_models_are_the_answer_itself(run_mode: Run) -> None:
     """Where pydantic is installed."""
     pydantic = pytest.importorskip("pydantic")
     model = pydantic.create_model("City", city=(str, ...), people=(int, ...))
-    agent = scripted("a", say(PLACE), output_type=model)
+    agent = script_agent("a", say(PLACE), output_type=model)
     result = await run_mode(agent, "go")
     assert result.final_output == model(city="Rome", people=3)
-    assert set(asked(agent)[0].output_schema.schema["properties"]) == {"city", "people"}
+    assert set(read_requests(agent)[0].output_schema.schema["properties"]) == {"city", "people"}
 
 
 @pytest.mark.scenario("OS-02")
@@ -177,10 +177,10 @@ async def test_pydantic_models_are_the_answer_itself(run_mode: Run) -> None:
 )
 async def test_other_types_stand_under_response(run_mode: Run, type_: Any, text: str, wanted: Any) -> None:
     """The root is an object with that one key."""
-    agent = scripted("a", say(f'{{"response": {text}}}'), output_type=type_)
+    agent = script_agent("a", say(f'{{"response": {text}}}'), output_type=type_)
     result = await run_mode(agent, "go")
     assert result.final_output == wanted
-    schema = asked(agent)[0].output_schema.schema
+    schema = read_requests(agent)[0].output_schema.schema
     assert (schema["type"], set(schema["properties"])) == ("object", {"response"})
 
 
@@ -190,22 +190,22 @@ async def test_other_types_stand_under_response(run_mode: Run, type_: Any, text:
 )
 async def test_answer_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text: str) -> None:
     """It names the final output; the message is in the data."""
-    agent = scripted("a", say(text), output_type=Place)
+    agent = script_agent("a", say(text), output_type=Place)
     with pytest.raises(ModelBehaviorError, match="The final output") as caught:
         await run_mode(agent, "go")
     assert caught.value.run_data is not None
-    assert brief(caught.value.run_data.new_items) == [f"says:{text}"]
-    assert len(asked(agent)) == 1
+    assert describe(caught.value.run_data.new_items) == [f"says:{text}"]
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("OS-04")
 @pytest.mark.parametrize("nothing", [say(""), say("  \n"), respond()], ids=["empty", "blank", "no-items"])
 async def test_typed_agent_that_says_nothing_gets_another_turn(run_mode: Run, nothing: Any) -> None:
     """Not an error, and not an output."""
-    agent = scripted("a", nothing, say(PLACE), output_type=Place)
+    agent = script_agent("a", nothing, say(PLACE), output_type=Place)
     result = await run_mode(agent, "go")
     assert result.final_output == Place("Rome", 3)
-    assert len(asked(agent)) == 2
+    assert len(read_requests(agent)) == 2
 
 
 # -- refusals
@@ -218,11 +218,11 @@ REFUSED = respond(AssistantMessage((Refusal("I "), Refusal("won't"))))
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 async def test_refusal_ends_the_run_without_a_retry(run_mode: Run, typed: bool) -> None:
     """The error has the words; the item is in the data."""
-    agent = scripted("a", REFUSED, say("never"), output_type=Place if typed else None)
+    agent = script_agent("a", REFUSED, say("never"), output_type=Place if typed else None)
     with pytest.raises(ModelRefusalError, match="I won't") as caught:
         await run_mode(agent, "go")
     assert caught.value.refusal == "I won't"
-    assert len(asked(agent)) == 1
+    assert len(read_requests(agent)) == 1
     assert caught.value.run_data is not None
     assert len(caught.value.run_data.new_items) == 1
 
@@ -240,7 +240,7 @@ async def test_handler_of_refusals_gives_the_output(run_mode: Run, kind: str) ->
     async def async_handler(data: Any) -> Any:
         return handler(data)
 
-    agent = scripted("a", REFUSED, output_type=Place)
+    agent = script_agent("a", REFUSED, output_type=Place)
     handlers = {"model_refusal": async_handler if kind == "async" else handler}
     result = await run_mode(agent, "go", error_handlers=handlers, context="app")
     assert result.final_output == Place("none", 0)
@@ -251,12 +251,12 @@ async def test_handler_of_refusals_gives_the_output(run_mode: Run, kind: str) ->
 async def test_handler_that_gives_none_lets_the_refusal_go_on(run_mode: Run) -> None:
     """As if there were none."""
     with pytest.raises(ModelRefusalError):
-        await run_mode(scripted("a", REFUSED), "go", error_handlers={"model_refusal": lambda data: None})
+        await run_mode(script_agent("a", REFUSED), "go", error_handlers={"model_refusal": lambda data: None})
 
 
 async def test_refusal_beside_text_is_no_refusal_of_the_answer(run_mode: Run) -> None:
     """The text is the answer."""
-    agent = scripted("a", respond(AssistantMessage((Text("here"), Refusal("but not all")))))
+    agent = script_agent("a", respond(AssistantMessage((Text("here"), Refusal("but not all")))))
     assert (await run_mode(agent, "go")).final_output == "here"
 
 
@@ -273,13 +273,13 @@ async def test_fallback_for_an_invalid_output_is_validated_and_replays_no_tool(r
         ran.append(1)
         return "one"
 
-    agent = scripted("a", call("count", call_id="c"), say("no JSON"), tools=[count], output_type=Place)
+    agent = script_agent("a", call("count", call_id="c"), say("no JSON"), tools=[count], output_type=Place)
     handlers = {"invalid_final_output": lambda data: {"city": "Rome", "people": 3}}
     result = await run_mode(agent, "go", error_handlers=handlers)
     assert result.final_output == Place("Rome", 3)
     assert ran == [1]
-    assert len(asked(agent)) == 2
-    assert statuses(result) == ["succeeded"]
+    assert len(read_requests(agent)) == 2
+    assert read_statuses(result) == ["succeeded"]
     said = result.new_items[-1]
     assert isinstance(said, AssistantMessage)
     assert json.loads(said.text) == {"city": "Rome", "people": 3}
@@ -288,7 +288,7 @@ async def test_fallback_for_an_invalid_output_is_validated_and_replays_no_tool(r
 @pytest.mark.scenario("OS-06")
 async def test_fallback_that_does_not_fit_is_the_application_s_fault(run_mode: Run) -> None:
     """A UserError that names type and fault."""
-    agent = scripted("a", say("no JSON"), output_type=Place)
+    agent = script_agent("a", say("no JSON"), output_type=Place)
     handlers = {"invalid_final_output": lambda data: {"city": "Rome"}}
     with pytest.raises(UserTypeError, match="people"):
         await run_mode(agent, "go", error_handlers=handlers)
@@ -298,12 +298,12 @@ async def test_fallback_that_does_not_fit_is_the_application_s_fault(run_mode: R
 async def test_fallback_may_stay_out_of_the_history(run_mode: Run) -> None:
     """Then session and items have what the model said, and no more."""
     session = MemorySession()
-    agent = scripted("a", say("no JSON"), output_type=Place)
+    agent = script_agent("a", say("no JSON"), output_type=Place)
     handlers = {"invalid_final_output": lambda data: ErrorHandlerResult(Place("x", 0), include_in_history=False)}
     result = await run_mode(agent, "go", error_handlers=handlers, session=session)
     assert result.final_output == Place("x", 0)
-    assert brief(result.new_items) == ["says:no JSON"]
-    assert brief(await session.get_items()) == ["user:go", "says:no JSON"]
+    assert describe(result.new_items) == ["says:no JSON"]
+    assert describe(await session.get_items()) == ["user:go", "says:no JSON"]
 
 
 # -- tools and the end
@@ -313,7 +313,7 @@ async def test_fallback_may_stay_out_of_the_history(run_mode: Run) -> None:
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 async def test_message_beside_a_call_is_not_final(run_mode: Run, typed: bool) -> None:
     """The tool runs, and the model is asked again."""
-    agent = scripted(
+    agent = script_agent(
         "a",
         [say('{"response": 1}'), call("look", call_id="c")],
         say('{"response": 2}'),
@@ -322,7 +322,7 @@ async def test_message_beside_a_call_is_not_final(run_mode: Run, typed: bool) ->
     )
     result = await run_mode(agent, "go")
     assert result.final_output == (2 if typed else '{"response": 2}')
-    assert outputs_in(result.new_items) == {"c": '{"seen": 1}'}
+    assert read_outputs(result.new_items) == {"c": '{"seen": 1}'}
 
 
 @pytest.mark.scenario("OS-09")
@@ -366,7 +366,7 @@ async def test_typed_agent_gives_a_tool_s_output_as_the_object_it_is(run_mode: R
     async def look() -> Any:
         return value
 
-    agent = scripted("a", call("look"), tools=[look], output_type=Place, tool_use_behavior=BEHAVIORS[behavior])
+    agent = script_agent("a", call("look"), tools=[look], output_type=Place, tool_use_behavior=BEHAVIORS[behavior])
     assert (await run_mode(agent, "go")).final_output is value
 
 
@@ -377,20 +377,20 @@ async def test_what_a_callable_makes_of_the_outputs_is_the_output_of_a_typed_age
     def total(ctx: Any, results: Any) -> ToolsToFinalOutput:
         return ToolsToFinalOutput(is_final=True, output=[result.value for result in results])
 
-    agent = scripted("a", [call("look"), call("look")], tools=[look], output_type=Place, tool_use_behavior=total)
+    agent = script_agent("a", [call("look"), call("look")], tools=[look], output_type=Place, tool_use_behavior=total)
     assert (await run_mode(agent, "go")).final_output == [{"seen": 1}, {"seen": 1}]
 
 
 async def test_text_agent_gives_a_tool_s_output_as_the_model_would_see_it(run_mode: Run) -> None:
     """Text."""
-    agent = scripted("a", call("look"), tools=[look], tool_use_behavior="stop_on_first_tool")
+    agent = script_agent("a", call("look"), tools=[look], tool_use_behavior="stop_on_first_tool")
     assert (await run_mode(agent, "go")).final_output == '{"seen": 1}'
 
 
 async def test_named_tools_end_the_run_and_others_do_not(run_mode: Run) -> None:
     """The first of those named, in model order."""
     tools = [tool(make(name), name=name, description=name) for name in "fgh"]
-    agent = scripted(
+    agent = script_agent(
         "a",
         call("f", call_id="1"),
         [call("f", call_id="2"), call("h", call_id="3"), call("g", call_id="4")],
@@ -399,7 +399,7 @@ async def test_named_tools_end_the_run_and_others_do_not(run_mode: Run) -> None:
     )
     result = await run_mode(agent, "go")
     assert result.final_output == "h"
-    assert statuses(result) == ["succeeded"] * 4
+    assert read_statuses(result) == ["succeeded"] * 4
 
 
 def make(name: str) -> Any:
@@ -419,17 +419,17 @@ async def test_callable_behavior_is_told_every_result_and_may_go_on(run_mode: Ru
         seen.append([(found.tool, found.call, found.value, found.output) for found in results])
         return ToolsToFinalOutput(is_final=len(seen) == 2, output="enough")
 
-    agent = scripted(
+    agent = script_agent(
         "a", call("look", call_id="c"), call("look", call_id="d"), tools=[look], tool_use_behavior=behavior
     )
     result = await run_mode(agent, "go")
     assert result.final_output == "enough"
     assert seen[0] == [(look, ToolCall("c", "look"), {"seen": 1}, '{"seen": 1}')]
-    assert len(asked(agent)) == 2
+    assert len(read_requests(agent)) == 2
 
 
 async def test_callable_behavior_that_answers_something_else_is_refused(run_mode: Run) -> None:
     """Naming what came."""
-    agent = scripted("a", call("look"), tools=[look], tool_use_behavior=lambda ctx, results: True)
+    agent = script_agent("a", call("look"), tools=[look], tool_use_behavior=lambda ctx, results: True)
     with pytest.raises(UserError, match="must return ToolsToFinalOutput, not True"):
         await run_mode(agent, "go")

@@ -4,17 +4,12 @@ import logging
 from typing import Any
 
 import pytest
+from kit.agents import look
 
-from agentloop import Agent, RunConfig, UserError, handoff, tool
+from agentloop import Agent, RunConfig, UserError, handoff
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, respond
-
-
-@tool
-async def look() -> str:
-    """Look."""
-    return "seen"
 
 
 async def test_each_request_goes_on_from_the_response_before(run_mode: Any) -> None:

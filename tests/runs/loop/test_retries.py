@@ -5,8 +5,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.results import Run, agent_with, records_of, requests_of
-from kit.watching import Watch, time_passes, watched
+from kit.agents import Run, configure_run, fine, make_agent
+from kit.ending import advance_clock
+from kit.results import find_records, read_requests
+from kit.watching import Watch
 
 from agentloop import (
     MaxTurnsExceeded,
@@ -18,7 +20,6 @@ from agentloop import (
     RunTimeout,
     UsageLimitExceeded,
     UsageLimits,
-    tool,
 )
 from agentloop import effects as e
 from agentloop import events as ev
@@ -70,21 +71,15 @@ def outcomes(result: Any) -> list[str]:
     ]
 
 
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
-
-
 @pytest.mark.scenario("RT-01", "RP-20")
 @pytest.mark.parametrize("error", [busy(429), busy(503), fail(ModelTransportError("refused"))])
 async def test_without_settings_two_retries_are_made(run_mode: Run, error: Any) -> None:
     """Of what the provider's error allows, before any output was shown."""
     door = Door()
-    agent = agent_with([], error, error)
+    agent = make_agent([], error, error)
     result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
     assert result.final_output == "done"
-    assert len(requests_of(agent)) == 3
+    assert len(read_requests(agent)) == 3
     assert len(door.slept) == 2
 
 
@@ -103,25 +98,25 @@ async def test_requests_that_a_lasting_error_gets(
 ) -> None:
     """The error leaves when its retries are spent."""
     given = {} if settings is None else {"model_settings": settings}
-    agent = agent_with([], *[fail(error)] * 4, **given)
+    agent = make_agent([], *[fail(error)] * 4, **given)
     with pytest.raises(ModelTransportError) as caught:
         await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
     assert caught.value is error
-    assert len(requests_of(agent)) == requests
+    assert len(read_requests(agent)) == requests
 
 
 @pytest.mark.scenario("RP-20")
 async def test_plain_run_retries_after_deltas_that_nobody_saw() -> None:
     """A stream's consumer has been given them, so there the error is final."""
     for shown in (say("so far"), call("fine")):
-        plain, streamed = (agent_with([fine], [shown, busy()]) for _ in range(2))
+        plain, streamed = (make_agent([fine], [shown, busy()]) for _ in range(2))
         result = await Runner.run(plain, "go", run_config=RunConfig(effects=Door()))
         assert result.final_output == "done"
-        assert len(requests_of(plain)) == 2
+        assert len(read_requests(plain)) == 2
         with pytest.raises(ModelTransportError, match="busy"):
             async with Runner.run_streamed(streamed, "go", run_config=RunConfig(effects=Door())) as stream:
                 await stream.finished()
-        assert len(requests_of(streamed)) == 1
+        assert len(read_requests(streamed)) == 1
 
 
 @pytest.mark.scenario("RT-02")
@@ -129,7 +124,7 @@ async def test_waits_grow_up_to_their_limit(run_mode: Run) -> None:
     """Exponential without jitter: each twice the one before, none above `max_delay`."""
     door = Door()
     settings = retrying(6, initial_delay=0.5, multiplier=2.0, max_delay=3.0, jitter=False)
-    agent = agent_with([], *[busy()] * 5, model_settings=settings)
+    agent = make_agent([], *[busy()] * 5, model_settings=settings)
     result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
     assert door.slept == [0.5, 1.0, 2.0, 3.0, 3.0]
     assert result.final_output == "done"
@@ -140,7 +135,7 @@ async def test_waits_grow_up_to_their_limit(run_mode: Run) -> None:
 async def test_jitter_takes_up_to_half_of_a_wait(run_mode: Run, random: float, wanted: list[float]) -> None:
     """The random number comes through the run's door."""
     door = Door(random)
-    agent = agent_with([], busy(), busy(), model_settings=retrying(initial_delay=0.5))
+    agent = make_agent([], busy(), busy(), model_settings=retrying(initial_delay=0.5))
     await run_mode(agent, "go", run_config=RunConfig(effects=door))
     assert door.slept == wanted
 
@@ -155,10 +150,10 @@ async def test_retries_end_at_their_number_and_the_last_error_is_raised(run_mode
         return True
 
     steps = [fail(ModelTransportError(f"busy {n}", status=503)) for n in range(1, 5)]
-    agent = agent_with([], *steps, done=None, model_settings=retrying(2, policy=always))
+    agent = make_agent([], *steps, done=None, model_settings=retrying(2, policy=always))
     with pytest.raises(ModelTransportError, match="busy 3"):
         await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
-    assert len(requests_of(agent)) == 3
+    assert len(read_requests(agent)) == 3
     assert asked == [(1, "busy 1"), (2, "busy 2")]
 
 
@@ -171,13 +166,13 @@ async def test_policy_has_the_last_word_over_the_errors_own_advice(run_mode: Run
         advice.append(context.advice.retryable)
         return not context.advice.retryable
 
-    agent = agent_with([], busy(400), busy(503, should_retry=False), model_settings=retrying(policy=contrary))
+    agent = make_agent([], busy(400), busy(503, should_retry=False), model_settings=retrying(policy=contrary))
     await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
     assert advice == [False, False]
-    agent = agent_with([], busy(503), model_settings=retrying(policy=contrary))
+    agent = make_agent([], busy(503), model_settings=retrying(policy=contrary))
     with pytest.raises(ModelTransportError):
         await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("RT-04")
@@ -192,10 +187,10 @@ async def test_policy_has_the_last_word_over_the_errors_own_advice(run_mode: Run
 )
 async def test_unsafe_errors_are_not_retried_by_themselves(run_mode: Run, error: Exception) -> None:
     """The provider says no, or asking again can't help."""
-    agent = agent_with([], fail(error), model_settings=retrying())
+    agent = make_agent([], fail(error), model_settings=retrying())
     with pytest.raises(type(error), match=str(error)):
         await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("RT-03", "LX-79")
@@ -208,35 +203,35 @@ async def test_nothing_is_retried_once_something_was_shown(shown: Any) -> None:
         asked.append(context)
         return True
 
-    agent = agent_with([fine], [shown, busy()], model_settings=retrying(policy=always))
+    agent = make_agent([fine], [shown, busy()], model_settings=retrying(policy=always))
     with pytest.raises(ModelTransportError, match="busy"):
         async with Runner.run_streamed(agent, "go", run_config=RunConfig(effects=Door())) as stream:
             await stream.finished()
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
     assert asked == []
 
 
 @pytest.mark.scenario("RT-03")
 async def test_retry_before_anything_was_shown_is_invisible_to_the_consumer() -> None:
     """The stream shows one turn and one answer."""
-    agent = agent_with([], busy(), busy(), model_settings=retrying())
+    agent = make_agent([], busy(), busy(), model_settings=retrying())
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(effects=Door())) as stream:
         events = [event async for event in stream]
     assert sum(isinstance(event, ev.TurnStarted) for event in events) == 1
     assert [event.text for event in events if isinstance(event, ev.TextDelta)] == ["done"]
-    assert len(requests_of(agent)) == 3
+    assert len(read_requests(agent)) == 3
 
 
 @pytest.mark.scenario("RT-05", "MT-02", "US-01")
 async def test_failed_attempts_count_as_requests_and_spend_no_turn(run_mode: Run) -> None:
     """Three requests, one turn: `max_turns=1` is enough."""
-    agent = agent_with([fine], busy(), busy(), model_settings=retrying())
+    agent = make_agent([fine], busy(), busy(), model_settings=retrying())
     result = await run_mode(agent, "go", max_turns=1, run_config=RunConfig(effects=Door()))
     assert result.usage.requests == 3
     assert outcomes(result) == ["ModelRequested", "ModelFailed"] * 2 + ["ModelRequested", "ModelResponded"]
-    assert [record.attempt for record in records_of(result, r.ModelRequested)] == [1, 2, 3]
-    assert len(records_of(result, r.TurnStarted)) == 1
-    agent = agent_with([fine], busy(), call("fine"), model_settings=retrying())
+    assert [record.attempt for record in find_records(result, r.ModelRequested)] == [1, 2, 3]
+    assert len(find_records(result, r.TurnStarted)) == 1
+    agent = make_agent([fine], busy(), call("fine"), model_settings=retrying())
     with pytest.raises(MaxTurnsExceeded) as raised:
         await run_mode(agent, "go", max_turns=1, run_config=RunConfig(effects=Door()))
     assert raised.value.run_data is not None
@@ -246,11 +241,11 @@ async def test_failed_attempts_count_as_requests_and_spend_no_turn(run_mode: Run
 @pytest.mark.scenario("RT-05")
 async def test_retries_are_refused_once_the_requests_are_used_up(run_mode: Run) -> None:
     """`UsageLimits.requests` counts attempts; the wait comes first, the check before the next request."""
-    agent = agent_with([], *[busy()] * 4, model_settings=retrying())
+    agent = make_agent([], *[busy()] * 4, model_settings=retrying())
     config = RunConfig(effects=Door(), limits=UsageLimits(requests=3))
     with pytest.raises(UsageLimitExceeded, match="requests 3 of 3"):
         await run_mode(agent, "go", run_config=config)
-    assert len(requests_of(agent)) == 3
+    assert len(read_requests(agent)) == 3
 
 
 @pytest.mark.scenario("RT-06", "HS-04")
@@ -265,11 +260,11 @@ async def test_hooks_see_one_logical_call(run_mode: Run) -> None:
         async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
             lines.append("end")
 
-    agent = agent_with([], busy(), busy(), model_settings=retrying())
+    agent = make_agent([], busy(), busy(), model_settings=retrying())
     await run_mode(agent, "go", hooks=Hooks(), run_config=RunConfig(effects=Door()))
     assert lines == ["start", "end"]
     lines.clear()
-    agent = agent_with([], busy(), busy(), model_settings=retrying(1))
+    agent = make_agent([], busy(), busy(), model_settings=retrying(1))
     with pytest.raises(ModelTransportError):
         await run_mode(agent, "go", hooks=Hooks(), run_config=RunConfig(effects=Door()))
     assert lines == ["start"]
@@ -286,8 +281,8 @@ async def test_cancellation_is_never_retried() -> None:
 
     watch = Watch()
     settings = retrying(policy=always)
-    agent = agent_with([], [wait(60)], model_settings=settings)
-    async with Runner.run_streamed(agent, "go", run_config=watched(watch)) as stream:
+    agent = make_agent([], [wait(60)], model_settings=settings)
+    async with Runner.run_streamed(agent, "go", run_config=configure_run(watch)) as stream:
         async for event in stream:
             if isinstance(event, ev.TurnStarted):
                 for _ in range(10):
@@ -295,14 +290,14 @@ async def test_cancellation_is_never_retried() -> None:
                 stream.cancel()
     assert stream.result.status == "cancelled"
     assert asked == []
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
     assert [record.error for record in watch.of(r.ModelFailed)] == ["cancelled"]
 
 
 @pytest.mark.scenario("RT-07")
 async def test_cancel_during_the_wait_ends_it(run_mode: Run) -> None:
     """A run whose timeout passes while it waits makes no further request."""
-    agent = agent_with([], busy(), model_settings=retrying(initial_delay=0.04, max_delay=60.0, jitter=False))
+    agent = make_agent([], busy(), model_settings=retrying(initial_delay=0.04, max_delay=60.0, jitter=False))
     started = anyio.Event()
 
     class Watching(Watch):
@@ -321,9 +316,9 @@ async def test_cancel_during_the_wait_ends_it(run_mode: Run) -> None:
                     scope.cancel()
 
                 group.start_soon(cancel)
-                await run_mode(agent, "go", run_config=watched(Watching()))
+                await run_mode(agent, "go", run_config=configure_run(Watching()))
     assert scope.cancelled_caught
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 # ---------------------------------------------------------------------------------------------- Retry-After
@@ -333,35 +328,35 @@ async def test_cancel_during_the_wait_ends_it(run_mode: Run) -> None:
 async def test_retry_after_is_the_least_that_is_waited(run_mode: Run) -> None:
     """429 with two seconds: one retry, after two seconds or more, also beyond `max_delay`, and a record of it."""
     door = Door()
-    agent = agent_with([], busy(429, retry_after=2.0), model_settings=retrying(max_delay=1.0))
+    agent = make_agent([], busy(429, retry_after=2.0), model_settings=retrying(max_delay=1.0))
     result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
     assert door.slept == [2.0]
     assert result.final_output == "done"
-    [failed] = records_of(result, r.ModelFailed)
+    [failed] = find_records(result, r.ModelFailed)
     assert (failed.attempt, failed.error) == (1, "ModelTransportError(busy)")
-    assert len(requests_of(agent)) == 2
+    assert len(read_requests(agent)) == 2
 
 
 @pytest.mark.scenario("LX-78")
 async def test_refused_key_is_not_retried(run_mode: Run) -> None:
     """401 is final."""
     door = Door()
-    agent = agent_with([], busy(401), model_settings=retrying())
+    agent = make_agent([], busy(401), model_settings=retrying())
     with pytest.raises(ModelTransportError):
         await run_mode(agent, "go", run_config=RunConfig(effects=door))
     assert door.slept == []
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("LX-78")
 async def test_wait_that_does_not_fit_into_the_runs_time_is_not_begun(run_mode: Run) -> None:
     """The error comes at once, not the timeout after it."""
     door = Door()
-    agent = agent_with([], busy(429, retry_after=100.0), model_settings=retrying())
+    agent = make_agent([], busy(429, retry_after=100.0), model_settings=retrying())
     with pytest.raises(ModelTransportError, match="busy"):
         await run_mode(agent, "go", run_config=RunConfig(effects=door, timeout=50.0))
     assert door.slept == []
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 # ---------------------------------------------------------------------------------------------- time limits
@@ -372,23 +367,23 @@ async def test_each_attempt_has_the_time_limit_for_itself(run_mode: Run) -> None
     """A slow attempt fails with `ModelTimeoutError`, is retried, and the next has the full time again."""
 
     def silent(request: Any) -> Any:
-        time_passes(60)
+        advance_clock(60)
         return wait(anyio.Event())
 
     door = Door()
     settings = ModelSettings(timeout=60, retry=ModelRetrySettings(2, initial_delay=50.0, max_delay=50.0, jitter=False))
-    agent = agent_with([], silent, silent, model_settings=settings)
+    agent = make_agent([], silent, silent, model_settings=settings)
     result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
     assert result.final_output == "done"
     assert door.slept == [50.0, 50.0]
-    errors = [record.error for record in records_of(result, r.ModelFailed)]
+    errors = [record.error for record in find_records(result, r.ModelFailed)]
     assert errors == ["ModelTimeoutError(The model did not answer within 60 seconds.)"] * 2
 
 
 @pytest.mark.scenario("TO-09")
 async def test_last_attempt_that_takes_too_long_raises_its_timeout(run_mode: Run) -> None:
     """It isn't the run's timeout, and tells its seconds."""
-    agent = agent_with([], wait(60), model_settings=ModelSettings(timeout=0.05))
+    agent = make_agent([], wait(60), model_settings=ModelSettings(timeout=0.05))
     with pytest.raises(ModelTimeoutError) as raised:
         await run_mode(agent, "go")
     assert not isinstance(raised.value, RunTimeout)
@@ -404,7 +399,7 @@ async def test_failing_policy_ends_the_run_with_its_error(run_mode: Run) -> None
     def broken(context: Any) -> bool:
         raise ZeroDivisionError("policy is broken")
 
-    agent = agent_with([], busy(), model_settings=retrying(policy=broken))
+    agent = make_agent([], busy(), model_settings=retrying(policy=broken))
     with pytest.raises(ZeroDivisionError) as raised:
         await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
     assert isinstance(raised.value.__context__, ModelTransportError)

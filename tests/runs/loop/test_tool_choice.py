@@ -3,29 +3,23 @@
 from typing import Any
 
 import pytest
-from kit.agents import asked, scripted
-from kit.results import Run
+from kit.agents import Run, look, script_agent
+from kit.results import read_requests
 
-from agentloop import Agent, ModelSettings, RunConfig, tool
+from agentloop import Agent, ModelSettings, RunConfig
 from agentloop.testing import call, say
-
-
-@tool
-async def look() -> str:
-    """Look."""
-    return "seen"
 
 
 def choices(agent: Agent[Any, Any]) -> list[Any]:
     """Return the tool choice of each request; it stands there and in the settings alike."""
-    requests = asked(agent)
+    requests = read_requests(agent)
     assert [request.settings.tool_choice for request in requests] == [request.tool_choice for request in requests]
     return [request.tool_choice for request in requests]
 
 
 def choosing(choice: Any, *steps: Any, name: str = "a", **fields: Any) -> Agent[Any, Any]:
     """Return an agent that demands *choice*."""
-    return scripted(name, *steps, tools=[look], model_settings=ModelSettings(tool_choice=choice), **fields)
+    return script_agent(name, *steps, tools=[look], model_settings=ModelSettings(tool_choice=choice), **fields)
 
 
 @pytest.mark.scenario("TR-01")
@@ -55,7 +49,7 @@ async def test_choice_of_the_run_s_configuration_is_dropped_too(run_mode: Run) -
     config = RunConfig(model_settings=ModelSettings(tool_choice="required", temperature=0.5))
     await run_mode(agent, "go", run_config=config)
     assert choices(agent) == ["required", None]
-    assert [request.settings.temperature for request in asked(agent)] == [0.5, 0.5]
+    assert [request.settings.temperature for request in read_requests(agent)] == [0.5, 0.5]
 
 
 @pytest.mark.scenario("TR-03")
@@ -80,7 +74,7 @@ async def test_another_agent_s_use_does_not_count(run_mode: Run) -> None:
 async def test_handing_over_is_no_use_of_a_tool(run_mode: Run) -> None:
     """An agent that is handed back to still has its choice."""
     first = choosing("required", call("transfer_to_b"), say("done"))
-    second = scripted("b", call("look", call_id="x"), call("transfer_to_a", call_id="y"), tools=[look])
+    second = script_agent("b", call("look", call_id="x"), call("transfer_to_a", call_id="y"), tools=[look])
     first.handoffs, second.handoffs = [second], [first]
     await run_mode(first, "go")
     assert choices(first) == ["required", "required"]

@@ -6,8 +6,9 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from kit.results import Rendezvous, Run, agent_with
-from kit.watching import Watch, time_passes, watched
+from kit.agents import Run, configure_run, fine, make_agent
+from kit.ending import Rendezvous, advance_clock
+from kit.watching import Watch
 
 from agentloop import Agent, ModelRetrySettings, ModelSettings, RunConfig, RunHooks, Runner, Usage, handoff, tool
 from agentloop import events as ev
@@ -20,12 +21,6 @@ from agentloop.testing import ScriptedModel, call, fail, respond, say, stream_of
 from agentloop.usage import RequestUsage
 
 RETRYING = ModelSettings(retry=ModelRetrySettings(3, initial_delay=0.0))
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
 
 
 def tokens(sent: int, got: int, **more: Any) -> RequestUsage:
@@ -41,7 +36,7 @@ def calling(usage: RequestUsage | None, name: str = "fine", call_id: str = "c1")
 @pytest.mark.scenario("US-01", "US-02", "US-03", "RT-05")
 async def test_each_request_counts_once_failed_attempts_too(run_mode: Run) -> None:
     """Sums and entries are the same plain and streamed; a failed attempt is a request without tokens."""
-    agent = agent_with(
+    agent = make_agent(
         [fine],
         fail(ModelTransportError("busy", status=503)),
         calling(tokens(10, 2, cached_tokens=4, reasoning_tokens=1)),
@@ -73,7 +68,7 @@ async def test_usage_is_a_snapshot_that_later_requests_leave_alone(run_mode: Run
         async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
             seen.append(ctx.usage)
 
-    agent = agent_with([fine], calling(tokens(10, 2)), say("done", usage=tokens(20, 3)), done=None)
+    agent = make_agent([fine], calling(tokens(10, 2)), say("done", usage=tokens(20, 3)), done=None)
     result = await run_mode(agent, "go", hooks=Looking())
     assert [usage.requests for usage in seen] == [1, 2]
     assert [usage.entries for usage in seen] == [(tokens(10, 2),), (tokens(10, 2), tokens(20, 3))]
@@ -84,7 +79,7 @@ async def test_usage_is_a_snapshot_that_later_requests_leave_alone(run_mode: Run
 @pytest.mark.scenario("US-05", "US-10")
 async def test_request_without_tokens_counts_and_has_no_entry(run_mode: Run) -> None:
     """Neither a provider that reports zeros nor one that reports nothing makes an entry."""
-    agent = agent_with([fine], calling(RequestUsage()), calling(None, call_id="c2"), say("done", usage=tokens(1, 1)))
+    agent = make_agent([fine], calling(RequestUsage()), calling(None, call_id="c2"), say("done", usage=tokens(1, 1)))
     result = await run_mode(agent, "go")
     assert result.usage.requests == 3
     assert result.usage.entries == (tokens(1, 1),)
@@ -131,8 +126,8 @@ async def test_handoffs_and_agent_tools_count_into_one_usage(run_mode: Run) -> N
 async def test_request_cut_by_an_immediate_cancel_counts_as_incomplete() -> None:
     """One request, whose entry says that its tokens aren't all known."""
     watch = Watch()
-    agent = agent_with([], [say("some text"), wait(60)], done=None)
-    async with Runner.run_streamed(agent, "go", run_config=watched(watch)) as stream:
+    agent = make_agent([], [say("some text"), wait(60)], done=None)
+    async with Runner.run_streamed(agent, "go", run_config=configure_run(watch)) as stream:
         async for event in stream:
             if isinstance(event, ev.TextDelta):
                 stream.cancel()
@@ -148,11 +143,11 @@ async def test_request_cut_in_a_nested_run_counts_as_incomplete(run_mode: Run) -
     """Also where a deadline does it, two levels down."""
 
     def silent(request: Any) -> Any:
-        time_passes(60)
+        advance_clock(60)
         return wait(anyio.Event())
 
     inner = Agent("inner", model=ScriptedModel([silent]))
-    outer = agent_with([inner.as_tool()], respond(ToolCall("c1", "inner", '{"input": "x"}'), usage=tokens(5, 1)))
+    outer = make_agent([inner.as_tool()], respond(ToolCall("c1", "inner", '{"input": "x"}'), usage=tokens(5, 1)))
     with pytest.raises(RunTimeout) as raised:
         await run_mode(outer, "go", run_config=RunConfig(timeout=60))
     assert raised.value.run_data is not None
@@ -164,7 +159,7 @@ async def test_request_cut_in_a_nested_run_counts_as_incomplete(run_mode: Run) -
 @pytest.mark.scenario("US-12")
 async def test_cancel_after_the_turn_counts_the_request() -> None:
     """It came to its end, so its entry is complete."""
-    agent = agent_with([fine], calling(tokens(10, 2)))
+    agent = make_agent([fine], calling(tokens(10, 2)))
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.TurnStarted):
@@ -222,7 +217,7 @@ async def test_response_without_usage_counts_and_keeps_it_absent(run_mode: Run) 
 async def test_usage_is_counted_when_the_response_is_done_not_when_it_is_read() -> None:
     """Whoever looks at the item that the last event brought sees its request counted."""
     done = m.ResponseDone((AssistantMessage("hi"),), tokens(3, 1))
-    agent = agent_with([], stream_of([m.TextDelta("hi"), done]), done=None)
+    agent = make_agent([], stream_of([m.TextDelta("hi"), done]), done=None)
     counts: list[int] = []
     held = anyio.Event()
 

@@ -4,7 +4,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from kit.results import Run, agent_with, outcome_of, records_of, requests_of, shown, statuses
+from kit.agents import Run, make_agent
+from kit.results import find_outcome, find_records, read_requests, read_shown_outputs, read_statuses
 from kit.watching import Watch
 
 from agentloop import (
@@ -42,7 +43,7 @@ def digger(times: int, *tools: FunctionTool, **fields: Any) -> Agent[Any, Any]:
 def sending(inner: Agent[Any, Any], config: RunConfig | None, times: int = 1, **options: Any) -> Agent[Any, Any]:
     """Return an agent that sends *inner* digging that often."""
     steps = [call("digger", {"input": "dig"}, call_id=f"c{n}") for n in range(1, times + 1)]
-    return agent_with([inner.as_tool(run_config=config, **options)], *steps)
+    return make_agent([inner.as_tool(run_config=config, **options)], *steps)
 
 
 def limited(**limits: Any) -> RunConfig:
@@ -59,11 +60,11 @@ async def test_limits_of_an_agent_tool_bound_what_its_run_uses(run_mode: Run, li
     inner = digger(3)
     outer = sending(inner, limited(**limits))
     result = await run_mode(outer, "go")
-    assert statuses(result) == ["failed"]
+    assert read_statuses(result) == ["failed"]
     ((name, most),) = limits.items()
     why = f"UsageLimitExceeded(Usage limit exceeded: {name} {most} of {most})"
-    assert shown(outer) == {"c1": f"Tool digger failed with: {why}"}
-    assert len(requests_of(inner)) == 2
+    assert read_shown_outputs(outer) == {"c1": f"Tool digger failed with: {why}"}
+    assert len(read_requests(inner)) == 2
     assert result.usage.requests == 4
 
 
@@ -72,20 +73,23 @@ async def test_each_run_of_an_agent_tool_has_its_limits_to_itself(run_mode: Run)
     inner = Agent("digger", model=ScriptedModel([call("dig"), say("one"), call("dig"), say("two")]), tools=[dig])
     outer = sending(inner, limited(requests=2, tool_calls=1), times=2)
     result = await run_mode(outer, "go")
-    assert [outcome_of(result, call_id).value for call_id in ("c1", "c2")] == ["one", "two"]
+    assert [find_outcome(result, call_id).value for call_id in ("c1", "c2")] == ["one", "two"]
 
 
 async def test_calls_past_an_agent_tools_limit_are_skipped_there_alone(run_mode: Run) -> None:
     """The nested model is told, and may wind up; the outer run's calls go on."""
     inner = Agent("digger", model=ScriptedModel([[call("dig"), call("dig")], say("dug")]), tools=[dig])
-    outer = agent_with(
+    outer = make_agent(
         [inner.as_tool(run_config=limited(tool_calls=1)), dig],
         call("digger", {"input": "dig"}, call_id="c1"),
         [call("dig", call_id="c2"), call("dig", call_id="c3")],
     )
     result = await run_mode(outer, "go")
-    assert list(shown(inner).values()) == ["dug 0", "Tool 'dig' was not started: the run's budget is spent."]
-    assert statuses(result) == ["succeeded"] * 3
+    assert list(read_shown_outputs(inner).values()) == [
+        "dug 0",
+        "Tool 'dig' was not started: the run's budget is spent.",
+    ]
+    assert read_statuses(result) == ["succeeded"] * 3
 
 
 async def test_the_outer_run_s_limits_go_on_for_the_whole(run_mode: Run) -> None:
@@ -94,24 +98,24 @@ async def test_the_outer_run_s_limits_go_on_for_the_whole(run_mode: Run) -> None
     outer = sending(inner, limited(requests=4))
     with pytest.raises(UsageLimitExceeded, match="requests 3 of 3") as caught:
         await run_mode(outer, "go", run_config=limited(requests=3))
-    assert len(requests_of(inner)) == 2
-    assert statuses(caught.value.run_data) == ["failed"]
+    assert len(read_requests(inner)) == 2
+    assert read_statuses(caught.value.run_data) == ["failed"]
 
 
 async def test_a_call_is_paid_from_both_ledgers(run_mode: Run) -> None:
     """Its cost is refused where either has too little, and counts in both."""
     paid: FunctionTool = tool(name="dig", cost=lambda arguments: 2)(_paid)
     inner = Agent("digger", model=ScriptedModel([[call("dig"), call("dig")], say("dug")]), tools=[paid])
-    outer = agent_with(
+    outer = make_agent(
         [inner.as_tool(run_config=limited(cost=3)), paid],
         call("digger", {"input": "dig"}, call_id="c1"),
         [call("dig", call_id="c2"), call("dig", call_id="c3")],
     )
     result = await run_mode(outer, "go", run_config=limited(cost=5))
     skipped = "Tool 'dig' was not started: the run's budget is spent."
-    assert list(shown(inner).values()) == ["paid", skipped]
-    assert shown(outer) == {"c1": "dug", "c2": "paid", "c3": skipped}
-    assert [record.cost for record in records_of(result, r.CallStarted)] == [None, "2", "2"]
+    assert list(read_shown_outputs(inner).values()) == ["paid", skipped]
+    assert read_shown_outputs(outer) == {"c1": "dug", "c2": "paid", "c3": skipped}
+    assert [record.cost for record in find_records(result, r.CallStarted)] == [None, "2", "2"]
 
 
 async def _paid() -> str:
@@ -133,7 +137,7 @@ async def test_requests_of_a_nested_run_cost_what_the_nearest_price_says(run_mod
         return 2
 
     result = await run_mode(outer, "go", run_config=RunConfig(limits=UsageLimits(cost=100), price=price))
-    costs = [record.cost for record in records_of(result, r.ModelResponded) if record.path]
+    costs = [record.cost for record in find_records(result, r.ModelResponded) if record.path]
     assert costs[0] == ("2" if own is None else "3")
     assert len(asked) == (1 if own is None else 0)
 
@@ -160,9 +164,9 @@ async def test_a_resumed_nested_run_goes_on_with_what_it_has_used(run_mode: Run)
         result = await run_mode(outer, state)
         state = result.to_state()
     assert result.status == "completed"
-    outputs = shown(inner.agent)
+    outputs = read_shown_outputs(inner.agent)
     assert outputs == {"n1": "dug 0", "n2": "dug 0", "n3": "Tool 'dig' was not started: the run's budget is spent."}
-    assert statuses(result) == ["succeeded"]
+    assert read_statuses(result) == ["succeeded"]
 
 
 def changed_later() -> RunConfig:
@@ -197,4 +201,4 @@ def test_the_plain_entry_obeys_it_too() -> None:
     """In a loop of its own."""
     outer = sending(digger(3), RunConfig(limits=UsageLimits(requests=1)))
     result = Runner.run_sync(outer, "go")
-    assert statuses(result) == ["failed"]
+    assert read_statuses(result) == ["failed"]

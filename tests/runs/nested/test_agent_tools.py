@@ -6,8 +6,10 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.results import Run, agent_with, executing, outcome_of, outputs_in, records_of, requests_of, shown, statuses
-from kit.watching import Backend, HookLog, Watch, lasting, time_passes, watched
+from kit.agents import Run, configure_run, make_agent, make_usage
+from kit.ending import Backend, advance_clock, check_duration
+from kit.results import find_outcome, find_records, read_outputs, read_requests, read_shown_outputs, read_statuses
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import Agent, MaxTurns, RunConfig, Runner, RunTimeout, ToolCallError, ToolContext, handoff, tool
 from agentloop import events as ev
@@ -16,7 +18,6 @@ from agentloop.exceptions import ModelBehaviorError
 from agentloop.items import ToolCall, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, fail, respond, say, wait
-from agentloop.usage import RequestUsage
 
 
 @tool
@@ -33,12 +34,7 @@ def helper(*steps: Any, name: str = "helper", **fields: Any) -> Agent[Any, Any]:
 def asking(*agents: Agent[Any, Any], **options: Any) -> Agent[Any, Any]:
     """Return an agent that calls each of *agents* once, in one turn, with ids `c1 …`."""
     calls = [call(inner.name, {"input": "dig"}, call_id=f"c{place}") for place, inner in enumerate(agents, 1)]
-    return agent_with([inner.as_tool(**options) for inner in agents], calls)
-
-
-def tokens(count: int) -> RequestUsage:
-    """Return the usage of a request of *count* tokens in all."""
-    return RequestUsage(input_tokens=count - 1, output_tokens=1, total_tokens=count)
+    return make_agent([inner.as_tool(**options) for inner in agents], calls)
 
 
 # ---------------------------------------------------------------------------------------------- what is shared
@@ -55,11 +51,13 @@ async def test_nested_run_has_the_callers_object_and_counts_into_one_usage(run_m
         seen.append((ctx.context, ctx.usage.requests, ctx.usage.total_tokens))
         return "seen"
 
-    inner = helper(respond(ToolCall("n1", "look", "{}"), usage=tokens(10)), say("dug", usage=tokens(20)), tools=[look])
-    outer = agent_with(
+    inner = helper(
+        respond(ToolCall("n1", "look", "{}"), usage=make_usage(10)), say("dug", usage=make_usage(20)), tools=[look]
+    )
+    outer = make_agent(
         [inner.as_tool(), look],
-        respond(ToolCall("c1", "helper", '{"input": "dig"}'), usage=tokens(100)),
-        respond(ToolCall("c2", "look", "{}"), usage=tokens(200)),
+        respond(ToolCall("c1", "helper", '{"input": "dig"}'), usage=make_usage(100)),
+        respond(ToolCall("c2", "look", "{}"), usage=make_usage(200)),
     )
     result = await run_mode(outer, "go", context=app)
     assert seen == [(app, 2, 110), (app, 4, 330)]
@@ -67,7 +65,7 @@ async def test_nested_run_has_the_callers_object_and_counts_into_one_usage(run_m
     assert result.usage.requests == 5
     assert [entry.total_tokens for entry in result.usage.entries] == [100, 10, 20, 200]
     assert result.usage.total_tokens == 330
-    assert shown(outer, 1) == {"c1": "dug"}
+    assert read_shown_outputs(outer, 1) == {"c1": "dug"}
 
 
 @pytest.mark.scenario("NA-12")
@@ -106,7 +104,7 @@ async def test_nested_run_goes_by_the_outer_configuration(run_mode: Run) -> None
         ("call_1",),
         (),
     ]
-    assert outputs_in(model.requests[3].items) == {"call_3": "seen", "call_4": "Tool 'ghost' not found."}
+    assert read_outputs(model.requests[3].items) == {"call_3": "seen", "call_4": "Tool 'ghost' not found."}
 
 
 @pytest.mark.scenario("NA-12")
@@ -114,10 +112,10 @@ async def test_configuration_given_to_an_agent_tool_is_its_own(run_mode: Run) ->
     """It replaces the outer one for the nested run alone."""
     own = RunConfig(tool_not_found_behavior="return_error_to_model")
     inner = helper(call("ghost", call_id="n1"), say("survived"))
-    outer = agent_with([inner.as_tool(run_config=own)], call("helper", {"input": "dig"}, call_id="c1"), call("ghost"))
+    outer = make_agent([inner.as_tool(run_config=own)], call("helper", {"input": "dig"}, call_id="c1"), call("ghost"))
     with pytest.raises(ModelBehaviorError, match="ghost"):
         await run_mode(outer, "go")
-    assert shown(outer, 1) == {"c1": "survived"}
+    assert read_shown_outputs(outer, 1) == {"c1": "survived"}
 
 
 async def test_condition_of_an_agent_tools_own_configuration_stops_the_nested_run_alone(run_mode: Run) -> None:
@@ -126,8 +124,8 @@ async def test_condition_of_an_agent_tools_own_configuration_stops_the_nested_ru
     outer = asking(inner, run_config=RunConfig(stop_when=MaxTurns(1)))
     result = await run_mode(outer, "go")
     assert result.status == "completed"
-    assert shown(outer) == {"c1": "(no output)"}
-    assert len(requests_of(inner)) == 1
+    assert read_shown_outputs(outer) == {"c1": "(no output)"}
+    assert len(read_requests(inner)) == 1
 
 
 async def test_cap_of_the_outer_run_holds_in_nested_ones(run_mode: Run) -> None:
@@ -144,7 +142,7 @@ async def test_cap_of_the_outer_run_holds_in_nested_ones(run_mode: Run) -> None:
         return ""
 
     inner = helper([call("count") for _ in range(6)], say("done"), tools=[count])
-    await run_mode(asking(inner), "go", run_config=executing(max_function_tool_concurrency=2))
+    await run_mode(asking(inner), "go", run_config=configure_run(max_function_tool_concurrency=2))
     assert peak == 2
 
 
@@ -158,8 +156,8 @@ async def test_nested_failure_is_told_to_the_model_by_default(run_mode: Run) -> 
     outer = asking(inner)
     result = await run_mode(outer, "go")
     assert result.final_output == "done"
-    assert shown(outer) == {"c1": "Tool helper failed with: ModelBehaviorError(no sense)"}
-    assert statuses(result) == ["failed"]
+    assert read_shown_outputs(outer) == {"c1": "Tool helper failed with: ModelBehaviorError(no sense)"}
+    assert read_statuses(result) == ["failed"]
 
 
 @pytest.mark.scenario("NA-09")
@@ -181,8 +179,8 @@ async def test_nested_run_has_ten_turns_of_its_own(run_mode: Run) -> None:
     outer = asking(inner)
     result = await run_mode(outer, "go", max_turns=2)
     assert result.final_output == "done"
-    assert len(requests_of(inner)) == 10
-    assert shown(outer) == {"c1": "Tool helper failed with: MaxTurnsExceeded(Max turns (10) exceeded)"}
+    assert len(read_requests(inner)) == 10
+    assert read_shown_outputs(outer) == {"c1": "Tool helper failed with: MaxTurnsExceeded(Max turns (10) exceeded)"}
 
 
 @pytest.mark.scenario("NA-10")
@@ -192,8 +190,8 @@ async def test_turns_of_a_nested_run_can_be_set(run_mode: Run, limit: int | None
     inner = helper(*[call("fine", {"n": n}) for n in range(12)], say("dug"), tools=[fine])
     outer = asking(inner, max_turns=limit)
     await run_mode(outer, "go", max_turns=2)
-    assert len(requests_of(inner)) == wanted
-    assert ("dug" in str(shown(outer)["c1"])) is (limit is None)
+    assert len(read_requests(inner)) == wanted
+    assert ("dug" in str(read_shown_outputs(outer)["c1"])) is (limit is None)
 
 
 async def test_depth_is_limited(run_mode: Run) -> None:
@@ -205,7 +203,7 @@ async def test_depth_is_limited(run_mode: Run) -> None:
     result = await run_mode(agent, "go", run_config=RunConfig(max_depth=2))
     assert result.final_output == "top"
     assert [len(request.path) for request in model.requests] == [0, 1, 2, 2, 1, 0]
-    assert "max_depth=2" in str(outputs_in(model.requests[3].items))
+    assert "max_depth=2" in str(read_outputs(model.requests[3].items))
 
 
 async def test_nested_run_sees_the_outer_deadline_and_ends_with_it(anyio_backend: Backend, run_mode: Run) -> None:
@@ -215,15 +213,15 @@ async def test_nested_run_sees_the_outer_deadline_and_ends_with_it(anyio_backend
     @tool
     async def hang(ctx: ToolContext[Any]) -> str:
         left.append(ctx.deadline)
-        time_passes(60)
+        advance_clock(60)
         await anyio.sleep_forever()
         return "never"
 
     watch = Watch()
     inner = helper(call("hang", call_id="n1"), tools=[hang])
-    async with lasting(anyio_backend, 60):
+    async with check_duration(anyio_backend, 60):
         with pytest.raises(RunTimeout):
-            await run_mode(asking(inner), "go", run_config=watched(watch, config=RunConfig(timeout=60)))
+            await run_mode(asking(inner), "go", run_config=configure_run(watch, config=RunConfig(timeout=60)))
     assert left[0] is not None
     assert 0 < left[0] <= 60
     assert watch.endings() == {"n1": ("cancelled", "deadline"), "c1": ("cancelled", "deadline")}
@@ -236,7 +234,7 @@ async def test_timeout_of_an_agent_tool_ends_the_nested_run_alone(run_mode: Run)
     @tool
     async def hang() -> str:
         try:
-            time_passes(60)
+            advance_clock(60)
             await anyio.sleep_forever()
         finally:
             ended.append("hang")
@@ -244,15 +242,15 @@ async def test_timeout_of_an_agent_tool_ends_the_nested_run_alone(run_mode: Run)
 
     watch = Watch()
     inner = helper(call("hang", call_id="n1"), tools=[hang])
-    outer = agent_with(
+    outer = make_agent(
         [inner.as_tool(timeout=60)],
         call("helper", {"input": "dig"}, call_id="c1"),
         lambda request: say(f"after {ended}"),
         done=None,
     )
-    result = await run_mode(outer, "go", run_config=watched(watch))
+    result = await run_mode(outer, "go", run_config=configure_run(watch))
     assert result.final_output == "after ['hang']"
-    assert shown(outer) == {"c1": "Tool 'helper' timed out after 60 seconds."}
+    assert read_shown_outputs(outer) == {"c1": "Tool 'helper' timed out after 60 seconds."}
     ends = [(record.path, record.status) for record in watch.of(r.RunEnded)]
     assert ends == [(("c1",), "cancelled"), ((), "completed")]
 
@@ -274,13 +272,13 @@ async def test_call_inside_a_nested_run_can_be_cancelled_by_its_event() -> None:
             if isinstance(event, ev.CallStarted) and event.path:
                 await running.wait()
                 assert stream.cancel_call(event, "enough")
-    assert shown(inner) == {"c1": "Tool hang failed with: ToolCancelledError(enough)"}
-    assert shown(outer) == {"c1": "went on"}
+    assert read_shown_outputs(inner) == {"c1": "Tool hang failed with: ToolCancelledError(enough)"}
+    assert read_shown_outputs(outer) == {"c1": "went on"}
 
 
 async def test_outer_hooks_see_the_agent_tool_and_nothing_below(run_mode: Run) -> None:
     """Run hooks are the outer run's own: one start and one end for the agent tool."""
-    hooks = HookLog()
+    hooks = ToolHookLog()
     inner = helper(call("fine", call_id="n1"), say("dug"), tools=[fine])
     await run_mode(asking(inner), "go", hooks=hooks)
     assert hooks.started == ["c1"]
@@ -328,7 +326,7 @@ async def test_slow_on_stream_delays_nobody_and_gets_all_before_the_call_ends(ru
         return say("done")
 
     inner = helper(call("work"), say("dug"), tools=[work])
-    outer = agent_with([inner.as_tool(on_stream=handler)], call("helper", {"input": "dig"}), last, done=None)
+    outer = make_agent([inner.as_tool(on_stream=handler)], call("helper", {"input": "dig"}), last, done=None)
     await run_mode(outer, "go")
     assert counts == [len(got)]
     assert isinstance(got[-1], ev.RunEnded)
@@ -344,7 +342,7 @@ async def test_failing_on_stream_is_logged_and_changes_nothing(run_mode: Run, ca
     outer = asking(helper(say("dug")), on_stream=handler)
     result = await run_mode(outer, "go")
     assert result.final_output == "done"
-    assert shown(outer) == {"c1": "dug"}
+    assert read_shown_outputs(outer) == {"c1": "dug"}
     assert "on_stream failed" in caplog.text
 
 
@@ -358,7 +356,7 @@ async def test_on_stream_is_told_of_the_agent_that_took_over(run_mode: Run) -> N
     await run_mode(outer, "go")
     agents = [event.agent for event in got if isinstance(event, ev.AgentUpdated)]
     assert agents == [inner, second]
-    assert shown(outer) == {"c1": "from the second"}
+    assert read_shown_outputs(outer) == {"c1": "from the second"}
 
 
 @pytest.mark.scenario("NA-11")
@@ -378,7 +376,7 @@ async def test_on_stream_gets_all_before_a_nested_failure_goes_on(run_mode: Run)
     inner = helper(call("fine"), fail(ModelBehaviorError("no sense")), tools=[fine])
     outer = asking(inner, on_stream=handler, failure_error_function=told)
     await run_mode(outer, "go")
-    assert shown(outer) == {"c1": "sorry: no sense"}
+    assert read_shown_outputs(outer) == {"c1": "sorry: no sense"}
     assert counts == [len(got)]
     assert got[-1] == ev.RunEnded("failed", path=("c1",), turn=2)
 
@@ -389,7 +387,7 @@ async def test_events_of_agent_tools_side_by_side_are_told_apart() -> None:
     model = ScriptedModel([[call("fine", call_id="n")], [call("fine", call_id="n")], say("dug"), say("dug")])
     inner: Agent[Any, Any] = Agent("helper", model=model, tools=[fine])
     calls = [call("helper", {"input": name}, call_id=name) for name in ("a", "b")]
-    outer = agent_with([inner.as_tool(on_stream=got.append)], calls)
+    outer = make_agent([inner.as_tool(on_stream=got.append)], calls)
     async with Runner.run_streamed(outer, "go") as stream:
         seen = [event async for event in stream]
     for name in ("a", "b"):
@@ -397,7 +395,7 @@ async def test_events_of_agent_tools_side_by_side_are_told_apart() -> None:
         assert ours == [event for event in seen if event.path == (name,)]
         assert sum(isinstance(event, ev.CallStarted) for event in ours) == 1
         assert isinstance(ours[-1], ev.RunEnded)
-    assert shown(outer) == {"a": "dug", "b": "dug"}
+    assert read_shown_outputs(outer) == {"a": "dug", "b": "dug"}
 
 
 # ---------------------------------------------------------------------------------------------- input and output
@@ -430,7 +428,7 @@ async def test_structured_input_is_seen_by_the_nested_run_as_an_object(run_mode:
 
     plain = helper(call("look"), say("p"), name="plain", tools=[looking("plain")], instructions=instructions)
     typed = helper(call("look"), say("t"), name="typed", tools=[looking("typed")], instructions=instructions)
-    outer = agent_with(
+    outer = make_agent(
         [plain.as_tool(), typed.as_tool(parameters=Question), looking("outer")],
         [
             call("plain", {"input": "x"}, call_id="c1"),
@@ -447,7 +445,7 @@ async def test_structured_input_is_seen_by_the_nested_run_as_an_object(run_mode:
         "instructions of plain": None,
         "instructions of typed": question,
     }
-    assert shown(outer) == {"c1": "p", "c2": "t", "c3": "seen"}
+    assert read_shown_outputs(outer) == {"c1": "p", "c2": "t", "c3": "seen"}
 
 
 async def test_structured_input_becomes_json_or_what_the_builder_makes(run_mode: Run) -> None:
@@ -463,22 +461,22 @@ async def test_structured_input_becomes_json_or_what_the_builder_makes(run_mode:
         third.as_tool(parameters=Question, input_builder=build),
     ]
     arguments = {"topic": "bees", "depth": 3}
-    outer = agent_with(tools, [call(name, arguments) for name in ("first", "second", "third")])
+    outer = make_agent(tools, [call(name, arguments) for name in ("first", "second", "third")])
     await run_mode(outer, "go")
-    assert [json.loads(item.text) for item in requests_of(first)[0].items] == [arguments]
-    assert [item.text for item in requests_of(second)[0].items] == ["about bees"]
-    assert [item.text for item in requests_of(third)[0].items] == ["look up", "bees"]
+    assert [json.loads(item.text) for item in read_requests(first)[0].items] == [arguments]
+    assert [item.text for item in read_requests(second)[0].items] == ["about bees"]
+    assert [item.text for item in read_requests(third)[0].items] == ["look up", "bees"]
 
 
 async def test_structured_input_that_does_not_fit_is_told_to_the_model(run_mode: Run) -> None:
     """The nested run doesn't begin."""
     inner = helper(say("never"))
     tools = [inner.as_tool(parameters=Question)]
-    outer = agent_with(tools, call("helper", {"topic": "bees", "depth": "deep"}, call_id="c1"))
+    outer = make_agent(tools, call("helper", {"topic": "bees", "depth": "deep"}, call_id="c1"))
     result = await run_mode(outer, "go")
-    assert requests_of(inner) == []
-    assert statuses(result) == ["failed"]
-    assert "depth" in str(shown(outer)["c1"])
+    assert read_requests(inner) == []
+    assert read_statuses(result) == ["failed"]
+    assert "depth" in str(read_shown_outputs(outer)["c1"])
 
 
 async def test_extractor_decides_what_the_tool_gives(run_mode: Run) -> None:
@@ -490,20 +488,20 @@ async def test_extractor_decides_what_the_tool_gives(run_mode: Run) -> None:
 
     outer = asking(inner, custom_output_extractor=extract)
     result = await run_mode(outer, "go")
-    assert outcome_of(result, "c1").value == {"said": "dug", "calls": 1, "agent": "helper"}
+    assert find_outcome(result, "c1").value == {"said": "dug", "calls": 1, "agent": "helper"}
 
 
 async def test_nested_run_keeps_a_session_of_its_own(run_mode: Run) -> None:
     """Two calls one after the other: the second nested run is shown the first one's items. The outer session is not."""
     inner_session, outer_session = MemorySession("inner"), MemorySession("outer")
     inner = helper(say("first"), say("second"))
-    outer = agent_with(
+    outer = make_agent(
         [inner.as_tool(session=inner_session)],
         call("helper", {"input": "one"}, call_id="c1"),
         call("helper", {"input": "two"}, call_id="c2"),
     )
     result = await run_mode(outer, "go", session=outer_session)
-    assert [item.text for item in requests_of(inner)[1].items] == ["one", "first", "two"]  # type: ignore[union-attr]
+    assert [item.text for item in read_requests(inner)[1].items] == ["one", "first", "two"]  # type: ignore[union-attr]
     assert [item.text for item in await inner_session.get_items()] == ["one", "first", "two", "second"]  # type: ignore[union-attr]
     assert await outer_session.get_items() == [*result.input, *result.new_items]
 
@@ -516,7 +514,7 @@ async def test_records_of_the_tree_stand_in_one_log(run_mode: Run) -> None:
     started, ended = kinds.index(("RunStarted", ("c1",))), kinds.index(("RunEnded", ("c1",)))
     assert kinds.index(("CallStarted", ())) < started < kinds.index(("CallSettled", ("c1",))) < ended
     assert ended < kinds.index(("CallSettled", ()))
-    assert len({record.run_id for record in records_of(result, r.RunStarted)}) == 2
+    assert len({record.run_id for record in find_records(result, r.RunStarted)}) == 2
 
 
 async def test_model_of_a_nested_run_under_way_is_closed_when_the_call_is_cancelled() -> None:
@@ -528,6 +526,6 @@ async def test_model_of_a_nested_run_under_way_is_closed_when_the_call_is_cancel
             if isinstance(event, ev.TurnStarted) and event.path:
                 assert stream.cancel_call("c1", "enough")
     assert stream.result.final_output == "done"
-    assert shown(outer) == {"c1": "Tool helper failed with: ToolCancelledError(enough)"}
-    ends = [(record.path, record.status) for record in records_of(stream.result, r.RunEnded)]
+    assert read_shown_outputs(outer) == {"c1": "Tool helper failed with: ToolCancelledError(enough)"}
+    ends = [(record.path, record.status) for record in find_records(stream.result, r.RunEnded)]
     assert ends == [(("c1",), "cancelled"), ((), "completed")]

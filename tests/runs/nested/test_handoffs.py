@@ -5,9 +5,9 @@ from typing import Any
 
 import attrs
 import pytest
-from kit.agents import RunTrace, asked, brief, scripted
-from kit.results import Run, outputs_in, records_of
-from kit.resuming import gated
+from kit.agents import Run, make_gated_tool, script_agent
+from kit.results import describe, find_records, read_outputs, read_requests
+from kit.watching import RunHookLog
 
 from agentloop import (
     HandoffInputData,
@@ -44,8 +44,8 @@ async def add(a: int, b: int) -> int:
 @pytest.mark.scenario("HO-01")
 async def test_handoff_switches_the_agent_and_spends_no_turn(run_mode: Run) -> None:
     """Call and output stand in the items; the next turn is the target's."""
-    second = scripted("Second One", say("done"), instructions="I am two.")
-    first = scripted("a", call("transfer_to_second_one", call_id="h"), instructions="I am one.", handoffs=[second])
+    second = script_agent("Second One", say("done"), instructions="I am two.")
+    first = script_agent("a", call("transfer_to_second_one", call_id="h"), instructions="I am one.", handoffs=[second])
     result = await run_mode(first, "go", max_turns=2)
     assert result.final_output == "done"
     assert result.last_agent is second
@@ -54,24 +54,24 @@ async def test_handoff_switches_the_agent_and_spends_no_turn(run_mode: Run) -> N
         HandoffOutput("h", "Handed over to Second One.", "a", "Second One"),
         AssistantMessage("done"),
     )
-    [request] = asked(second)
+    [request] = read_requests(second)
     assert request.turn == 2
     assert request.system == "I am two."
-    assert brief(request.items) == [
+    assert describe(request.items) == [
         "user:go",
         "handoff:transfer_to_second_one#h",
         "handed:Handed over to Second One.#h",
     ]
-    assert len(asked(first)) == 1
-    assert [record.agent for record in records_of(result, r.TurnStarted)] == ["a", "Second One"]
+    assert len(read_requests(first)) == 1
+    assert [record.agent for record in find_records(result, r.TurnStarted)] == ["a", "Second One"]
     assert result.calls == ()
 
 
 @pytest.mark.scenario("HO-01")
 async def test_agents_may_hand_over_in_circles(run_mode: Run) -> None:
     """Each goes on where it was."""
-    first = scripted("a", call("transfer_to_b", call_id="h1"), say("done"))
-    second = scripted("b", call("transfer_to_a", call_id="h2"), handoffs=[first])
+    first = script_agent("a", call("transfer_to_b", call_id="h1"), say("done"))
+    second = script_agent("b", call("transfer_to_a", call_id="h2"), handoffs=[first])
     first.handoffs = [second]
     result = await run_mode(first, "go")
     assert result.last_agent is first
@@ -94,22 +94,24 @@ async def test_first_of_several_handoffs_is_taken(run_mode: Run) -> None:
     """The others are answered, their callbacks not called; the span says what was wrong."""
     spans = HandoffSpans()
     called: list[str] = []
-    second, third = scripted("b", say("done")), scripted("c", say("never"))
+    second, third = script_agent("b", say("done")), script_agent("c", say("never"))
     handoffs = [
         handoff(third, on_handoff=lambda ctx: called.append("c")),
         handoff(second, on_handoff=lambda ctx: called.append("b")),
     ]
-    first = scripted("a", [call("transfer_to_b", call_id="h1"), call("transfer_to_c", call_id="h2")], handoffs=handoffs)
+    first = script_agent(
+        "a", [call("transfer_to_b", call_id="h1"), call("transfer_to_c", call_id="h2")], handoffs=handoffs
+    )
     result = await run_mode(first, "go", run_config=RunConfig(instruments=[spans]))
     assert result.last_agent is second
     assert called == ["b"]
     assert spans.seen == [("a -> b", "Multiple handoffs requested")]
-    assert asked(third) == []
+    assert read_requests(third) == []
     assert result.new_items[2:4] == (
         HandoffOutput("h1", "Handed over to b.", "a", "b"),
         HandoffOutput("h2", IGNORED, "a", "a"),
     )
-    assert brief(asked(second)[0].items)[-1] == f"handed:{IGNORED}#h2"
+    assert describe(read_requests(second)[0].items)[-1] == f"handed:{IGNORED}#h2"
 
 
 @pytest.mark.scenario("HO-03")
@@ -123,8 +125,8 @@ async def test_tools_run_before_the_handoff_which_beats_every_output(run_mode: R
         log.append("tool")
         return "seen"
 
-    second = scripted("b", say("done"))
-    first = scripted(
+    second = script_agent("b", say("done"))
+    first = script_agent(
         "a",
         [say("I hand over."), call("transfer_to_b", call_id="h"), call("look", call_id="c")],
         tools=[look],
@@ -135,7 +137,7 @@ async def test_tools_run_before_the_handoff_which_beats_every_output(run_mode: R
     assert log == ["tool", "handoff"]
     assert result.final_output == "done"
     assert result.last_agent is second
-    assert brief(asked(second)[0].items) == [
+    assert describe(read_requests(second)[0].items) == [
         "user:go",
         "says:I hand over.",
         "handoff:transfer_to_b#h",
@@ -160,7 +162,7 @@ class Reason:
 async def test_callback_gets_the_context_and_the_input(run_mode: Run, kind: str, typed: bool) -> None:
     """Sync or async, with an input type or without; before the target is at work."""
     seen: list[Any] = []
-    trace = RunTrace(seen)
+    trace = RunHookLog(seen)
 
     def bare(ctx: Any) -> None:
         seen.append(ctx.context)
@@ -180,13 +182,15 @@ async def test_callback_gets_the_context_and_the_input(run_mode: Run, kind: str,
         ("sync", True): with_input,
         ("async", True): with_input_async,
     }[kind, typed]
-    second = scripted("b", say("done"))
+    second = script_agent("b", say("done"))
     entry = handoff(second, on_handoff=callback, input_type=Reason if typed else None)
-    first = scripted("a", call("transfer_to_b", {"why": "tired", "urgent": True} if typed else {}), handoffs=[entry])
+    first = script_agent(
+        "a", call("transfer_to_b", {"why": "tired", "urgent": True} if typed else {}), handoffs=[entry]
+    )
     await run_mode(first, "go", context="app", hooks=trace)
     given = ("app", Reason("tired", True)) if typed else "app"
     assert seen[3:6] == [given, "handoff a b", "agent_start b"]
-    schema = asked(first)[0].handoffs[0].params_json_schema
+    schema = read_requests(first)[0].handoffs[0].params_json_schema
     assert set(schema["properties"]) == ({"why", "urgent"} if typed else set())
 
 
@@ -195,9 +199,9 @@ async def test_callback_gets_the_context_and_the_input(run_mode: Run, kind: str,
 async def test_input_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text: str) -> None:
     """The callback isn't called, the agent stays."""
     called: list[Any] = []
-    second = scripted("b", say("never"))
+    second = script_agent("b", say("never"))
     entry = handoff(second, on_handoff=lambda ctx, given: called.append(given), input_type=Reason)
-    first = scripted("a", call("transfer_to_b", text), handoffs=[entry])
+    first = script_agent("a", call("transfer_to_b", text), handoffs=[entry])
     with pytest.raises(ModelBehaviorError, match="transfer_to_b") as caught:
         await run_mode(first, "go")
     assert called == []
@@ -208,7 +212,7 @@ async def test_input_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text:
 @pytest.mark.scenario("HO-04")
 def test_callback_of_the_wrong_arity_is_refused_at_construction() -> None:
     """And so is an input that nobody is given."""
-    agent = scripted("b")
+    agent = script_agent("b")
     with pytest.raises(UserError, match=r"on_handoff must be callable as \(ctx\)"):
         handoff(agent, on_handoff=lambda: None)
     with pytest.raises(UserError, match=r"on_handoff must be callable as \(ctx\)"):
@@ -229,11 +233,11 @@ async def test_error_of_a_callback_fails_the_run(run_mode: Run) -> None:
     def broken(ctx: Any) -> None:
         raise LookupError("no such desk")
 
-    second = scripted("b", say("never"))
-    first = scripted("a", call("transfer_to_b"), handoffs=[handoff(second, on_handoff=broken)])
+    second = script_agent("b", say("never"))
+    first = script_agent("a", call("transfer_to_b"), handoffs=[handoff(second, on_handoff=broken)])
     with pytest.raises(LookupError, match="no such desk"):
         await run_mode(first, "go")
-    assert asked(second) == []
+    assert read_requests(second) == []
 
 
 # -- filters
@@ -259,9 +263,9 @@ def first_words_only(data: HandoffInputData) -> HandoffInputData:
 async def test_filter_decides_what_the_target_sees_and_nothing_else(run_mode: Run, level: str) -> None:
     """Session and new items keep everything; a handoff's own filter wins, false or not."""
     session = MemorySession()
-    second = scripted("b", say("done"))
+    second = script_agent("b", say("done"))
     entry = handoff(second, input_filter=None if level == "run" else FalsyFilter())
-    first = scripted(
+    first = script_agent(
         "a",
         call("add", {"a": 1, "b": 2}, "c"),
         call("transfer_to_b", call_id="h"),
@@ -270,7 +274,7 @@ async def test_filter_decides_what_the_target_sees_and_nothing_else(run_mode: Ru
     )
     config = RunConfig(handoff_input_filter=None if level == "handoff" else first_words_only)
     result = await run_mode(first, "go", run_config=config, session=session)
-    assert brief(asked(second)[0].items) == (["user:go"] if level == "run" else ["user:only this"])
+    assert describe(read_requests(second)[0].items) == (["user:go"] if level == "run" else ["user:only this"])
     everything = [
         "call:add#c",
         "output:3#c",
@@ -278,9 +282,9 @@ async def test_filter_decides_what_the_target_sees_and_nothing_else(run_mode: Ru
         "handed:Handed over to b.#h",
         "says:done",
     ]
-    assert brief(result.new_items) == everything
-    assert brief(await session.get_items()) == ["user:go", *everything]
-    assert brief(result.to_input_list("all")) == ["user:go", *everything]
+    assert describe(result.new_items) == everything
+    assert describe(await session.get_items()) == ["user:go", *everything]
+    assert describe(result.to_input_list("all")) == ["user:go", *everything]
 
 
 @pytest.mark.scenario("HO-05")
@@ -294,8 +298,8 @@ async def test_filter_gets_the_history_told_apart_by_when_it_came(run_mode: Run)
         given.append(data)
         return data
 
-    second = scripted("b", say("done"))
-    first = scripted(
+    second = script_agent("b", say("done"))
+    first = script_agent(
         "a",
         call("add", {"a": 1, "b": 2}, "c"),
         [say("over"), call("transfer_to_b", call_id="h")],
@@ -304,14 +308,14 @@ async def test_filter_gets_the_history_told_apart_by_when_it_came(run_mode: Run)
     )
     await run_mode(first, "go", session=session, context="app")
     [data] = given
-    assert brief(data.input_history) == ["user:before", "says:yes?", "user:go"]
-    assert brief(data.pre_handoff_items) == ["call:add#c", "output:3#c"]
-    assert brief(data.new_items) == ["says:over", "handoff:transfer_to_b#h", "handed:Handed over to b.#h"]
+    assert describe(data.input_history) == ["user:before", "says:yes?", "user:go"]
+    assert describe(data.pre_handoff_items) == ["call:add#c", "output:3#c"]
+    assert describe(data.new_items) == ["says:over", "handoff:transfer_to_b#h", "handed:Handed over to b.#h"]
     assert data.input_items is None
     assert data.context is not None
     assert data.context.context == "app"
     shown = [*data.input_history, *data.pre_handoff_items, *data.new_items]
-    assert list(asked(second)[0].items) == shown  # a filter that changes nothing changes nothing
+    assert list(read_requests(second)[0].items) == shown  # a filter that changes nothing changes nothing
 
 
 @pytest.mark.scenario("HO-05")
@@ -323,16 +327,16 @@ async def test_a_filter_is_given_outputs_in_model_order_after_a_pause_too(run_mo
         given.append(data)
         return data
 
-    third = scripted("c", say("done"))
-    second = scripted("b", call("transfer_to_c", call_id="h2"), handoffs=[handoff(third, input_filter=look)])
-    first = scripted(
+    third = script_agent("c", say("done"))
+    second = script_agent("b", call("transfer_to_c", call_id="h2"), handoffs=[handoff(third, input_filter=look)])
+    first = script_agent(
         "a",
         [
             call("gated", {"n": 1}, call_id="c1"),
             call("add", {"a": 1, "b": 2}, call_id="c2"),
             call("transfer_to_b", call_id="h1"),
         ],
-        tools=[gated([]), add],
+        tools=[make_gated_tool([]), add],
         handoffs=[handoff(second, input_filter=look)],
     )
     state = (await run_mode(first, "go")).to_state()
@@ -340,9 +344,9 @@ async def test_a_filter_is_given_outputs_in_model_order_after_a_pause_too(run_mo
     await run_mode(first, state)
     in_turn, before = given
     turn = ["call:gated#c1", "call:add#c2", "handoff:transfer_to_b#h1", "output:gated 1#c1", "output:3#c2"]
-    assert [text for text in brief(in_turn.new_items) if "#c" in text or "handoff:" in text] == turn
-    assert brief(before.input_history)[: len(turn) + 1] == ["user:go", *turn]  # what the first filter has left
-    assert brief(before.pre_handoff_items) == []
+    assert [text for text in describe(in_turn.new_items) if "#c" in text or "handoff:" in text] == turn
+    assert describe(before.input_history)[: len(turn) + 1] == ["user:go", *turn]  # what the first filter has left
+    assert describe(before.pre_handoff_items) == []
 
 
 @pytest.mark.scenario("HO-05")
@@ -354,15 +358,15 @@ async def test_later_filter_does_not_bring_back_what_an_earlier_one_left_out(run
         given.append(data)
         return data
 
-    third = scripted("c", say("done"))
-    second = scripted(
+    third = script_agent("c", say("done"))
+    second = script_agent(
         "b",
         call("add", {"a": 1, "b": 2}, "c"),
         call("transfer_to_c", call_id="h2"),
         tools=[add],
         handoffs=[handoff(third, input_filter=look)],
     )
-    first = scripted(
+    first = script_agent(
         "a",
         call("add", {"a": 3, "b": 4}, "d"),
         call("transfer_to_b", call_id="h1"),
@@ -370,9 +374,9 @@ async def test_later_filter_does_not_bring_back_what_an_earlier_one_left_out(run
         handoffs=[handoff(second, input_filter=first_words_only)],
     )
     await run_mode(first, "go")
-    assert brief(given[0].input_history) == ["user:go"]
-    assert brief(given[0].pre_handoff_items) == ["call:add#c", "output:3#c"]
-    assert brief(asked(third)[0].items) == [
+    assert describe(given[0].input_history) == ["user:go"]
+    assert describe(given[0].pre_handoff_items) == ["call:add#c", "output:3#c"]
+    assert describe(read_requests(third)[0].items) == [
         "user:go",
         "call:add#c",
         "output:3#c",
@@ -389,16 +393,16 @@ def giving(value: Any) -> Any:
 @pytest.mark.scenario("HO-06")
 async def test_filter_that_is_none_is_refused(run_mode: Run) -> None:
     """What can't be called at construction, a wrong result when it is given."""
-    second = scripted("b", say("never"))
+    second = script_agent("b", say("never"))
     with pytest.raises(UserError, match="input_filter: a callable is needed, not 5"):
         handoff(second, input_filter=5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="handoff_input_filter"):
         RunConfig(handoff_input_filter="x")
     for bad in (None, [UserMessage("x")], "text"):
-        first = scripted("a", call("transfer_to_b"), handoffs=[handoff(second, input_filter=giving(bad))])
+        first = script_agent("a", call("transfer_to_b"), handoffs=[handoff(second, input_filter=giving(bad))])
         with pytest.raises(UserError, match="'transfer_to_b' must return HandoffInputData"):
             await run_mode(first, "go")
-    assert asked(second) == []
+    assert read_requests(second) == []
 
 
 @pytest.mark.scenario("HO-07")
@@ -409,14 +413,14 @@ async def test_async_filter_is_awaited(run_mode: Run, level: str) -> None:
     async def only_this(data: HandoffInputData) -> HandoffInputData:
         return FalsyFilter()(data)
 
-    second = scripted("b", say("done"))
-    first = scripted(
+    second = script_agent("b", say("done"))
+    first = script_agent(
         "a",
         call("transfer_to_b"),
         handoffs=[handoff(second, input_filter=only_this if level == "handoff" else None)],
     )
     await run_mode(first, "go", run_config=RunConfig(handoff_input_filter=only_this if level == "run" else None))
-    assert brief(asked(second)[0].items) == ["user:only this"]
+    assert describe(read_requests(second)[0].items) == ["user:only this"]
 
 
 # -- enablement
@@ -431,12 +435,12 @@ async def test_disabled_handoff_is_neither_shown_nor_callable(run_mode: Run, kin
         return False
 
     disabled: Any = {"constant": False, "sync": lambda ctx, agent: False, "async": never}[kind]
-    second = scripted("b", say("never"))
-    first = scripted("a", call("transfer_to_b"), handoffs=[handoff(second, is_enabled=disabled)])
+    second = script_agent("b", say("never"))
+    first = script_agent("a", call("transfer_to_b"), handoffs=[handoff(second, is_enabled=disabled)])
     with pytest.raises(ModelBehaviorError, match="'transfer_to_b' not found"):
         await run_mode(first, "go")
-    assert asked(first)[0].handoffs == ()
-    assert asked(second) == []
+    assert read_requests(first)[0].handoffs == ()
+    assert read_requests(second) == []
 
 
 @pytest.mark.scenario("HO-08")
@@ -448,8 +452,8 @@ async def test_enablement_is_asked_with_the_run_s_context_and_agent(run_mode: Ru
         seen.append((ctx.context, agent, bool(ctx.run_id), ctx.usage.requests))
         return len(seen) == 2
 
-    second = scripted("b", say("done"))
-    first = scripted(
+    second = script_agent("b", say("done"))
+    first = script_agent(
         "a",
         call("add", {"a": 1, "b": 2}),
         call("transfer_to_b"),
@@ -459,7 +463,7 @@ async def test_enablement_is_asked_with_the_run_s_context_and_agent(run_mode: Ru
     result = await run_mode(first, "go", context="app")
     assert result.last_agent is second
     assert seen == [("app", first, True, 0), ("app", first, True, 1)]
-    assert [len(request.handoffs) for request in asked(first)] == [0, 1]
+    assert [len(request.handoffs) for request in read_requests(first)] == [0, 1]
 
 
 # -- nested history
@@ -477,8 +481,8 @@ async def test_target_is_shown_a_summary_around_what_text_cannot_say(run_mode: R
     """Reasoning is left out; results and session keep everything as it was."""
     session = MemorySession()
     image = UserMessage((Text("look"), Image("https://example.com/x.png")))
-    second = scripted("b", say("done"))
-    first = scripted(
+    second = script_agent("b", say("done"))
+    first = script_agent(
         "a",
         [reason("hm"), call("add", {"a": 1, "b": 2}, "c")],
         [reason("well"), say("over"), call("transfer_to_b", call_id="h")],
@@ -487,7 +491,7 @@ async def test_target_is_shown_a_summary_around_what_text_cannot_say(run_mode: R
     )
     config = RunConfig(nest_handoff_history=level == "run")
     result = await run_mode(first, [UserMessage("go"), image], run_config=config, session=session)
-    before, kept, after = asked(second)[0].items
+    before, kept, after = read_requests(second)[0].items
     assert summary_lines(before) == ["user: go"]
     assert kept == image
     assert summary_lines(after) == [
@@ -500,27 +504,27 @@ async def test_target_is_shown_a_summary_around_what_text_cannot_say(run_mode: R
     assert "<CONVERSATION HISTORY>\n" in before.text
     assert before.text.endswith("\n</CONVERSATION HISTORY>")
     assert [item for item in result.new_items if isinstance(item, Reasoning)] != []
-    assert "call:add#c" in brief(result.new_items)
-    assert brief(await session.get_items()) == [*brief(result.input), *brief(result.new_items)]
+    assert "call:add#c" in describe(result.new_items)
+    assert describe(await session.get_items()) == [*describe(result.input), *describe(result.new_items)]
 
 
 @pytest.mark.scenario("HO-09")
 @pytest.mark.parametrize("wrappers", [(True, True), (("<a>", "</a>"), True), (("<a>", "</a>"), ("[", "]"))])
 async def test_summaries_flatten_over_several_handoffs(run_mode: Run, wrappers: tuple[Any, Any]) -> None:
     """One summary, in which everything stands once, whatever wraps each."""
-    third = scripted("c", say("done"))
-    second = scripted(
+    third = script_agent("c", say("done"))
+    second = script_agent(
         "b",
         [say("here is b"), call("transfer_to_c", call_id="h2")],
         handoffs=[handoff(third, nest_handoff_history=wrappers[1])],
     )
-    first = scripted(
+    first = script_agent(
         "a",
         [say("here is a"), call("transfer_to_b", call_id="h1")],
         handoffs=[handoff(second, nest_handoff_history=wrappers[0])],
     )
     await run_mode(first, "go\n1. first\n2. second")
-    [summary] = asked(third)[0].items
+    [summary] = read_requests(third)[0].items
     assert summary.text.split("\n")[2:-1] == [
         "1. user: go",
         "   1. first",
@@ -542,12 +546,12 @@ async def test_summaries_flatten_over_several_handoffs(run_mode: Run, wrappers: 
 async def test_wrapper_of_a_summary_is_the_application_s(run_mode: Run, level: str) -> None:
     """Two lines; anything else is refused."""
     wrapper = ("<said>", "</said>")
-    second = scripted("b", say("done"))
+    second = script_agent("b", say("done"))
     entry = handoff(second, nest_handoff_history=wrapper if level == "handoff" else None)
-    first = scripted("a", call("transfer_to_b"), handoffs=[entry])
+    first = script_agent("a", call("transfer_to_b"), handoffs=[entry])
     config = RunConfig(nest_handoff_history=wrapper if level == "run" else False)
     await run_mode(first, "go", run_config=config)
-    [summary] = asked(second)[0].items
+    [summary] = read_requests(second)[0].items
     lines = summary.text.split("\n")
     assert (lines[1], lines[-1]) == ("<said>", "</said>")
     for bad in ("<said>", ("one",), ("a\nb", "c"), (1, 2), 5):
@@ -561,10 +565,14 @@ async def test_wrapper_of_a_summary_is_the_application_s(run_mode: Run, level: s
 async def test_handoff_s_own_word_wins_over_the_run_s(run_mode: Run) -> None:
     """Off where the run says on; and a filter wins over both."""
     for entry_fields in ({"nest_handoff_history": False}, {"input_filter": lambda data: data}):
-        second = scripted("b", say("done"))
-        first = scripted("a", call("transfer_to_b", call_id="h"), handoffs=[handoff(second, **entry_fields)])
+        second = script_agent("b", say("done"))
+        first = script_agent("a", call("transfer_to_b", call_id="h"), handoffs=[handoff(second, **entry_fields)])
         await run_mode(first, "go", run_config=RunConfig(nest_handoff_history=True))
-        assert brief(asked(second)[0].items) == ["user:go", "handoff:transfer_to_b#h", "handed:Handed over to b.#h"]
+        assert describe(read_requests(second)[0].items) == [
+            "user:go",
+            "handoff:transfer_to_b#h",
+            "handed:Handed over to b.#h",
+        ]
 
 
 # -- streaming and types
@@ -573,8 +581,8 @@ async def test_handoff_s_own_word_wins_over_the_run_s(run_mode: Run) -> None:
 @pytest.mark.scenario("HO-11")
 async def test_stream_shows_call_output_and_agent_in_that_order() -> None:
     """The call is a HandoffCall and nothing else."""
-    second = scripted("b", say("done"))
-    first = scripted("a", call("transfer_to_b", call_id="h"), handoffs=[second])
+    second = script_agent("b", say("done"))
+    first = script_agent("a", call("transfer_to_b", call_id="h"), handoffs=[second])
     events: list[Any] = []
     async with Runner.run_streamed(first, "go") as stream:
         async for event in stream:
@@ -600,8 +608,8 @@ async def test_stream_shows_call_output_and_agent_in_that_order() -> None:
 @pytest.mark.scenario("HO-11")
 async def test_stream_shows_the_answers_of_all_handoffs_before_the_agent() -> None:
     """The taken one's first."""
-    second, third = scripted("b"), scripted("c", say("done"))
-    first = scripted(
+    second, third = script_agent("b"), script_agent("c", say("done"))
+    first = script_agent(
         "a", [call("transfer_to_c", call_id="h1"), call("transfer_to_b", call_id="h2")], handoffs=[second, third]
     )
     shown: list[Any] = []
@@ -622,23 +630,26 @@ class Answer:
 @pytest.mark.scenario("HO-12")
 async def test_output_type_of_the_final_agent_decides(run_mode: Run) -> None:
     """Both ways: a typed agent hands to a text agent, and a text agent to a typed one."""
-    typed = scripted("typed", say('{"number": 7}'), output_type=Answer)
-    plain = scripted("plain", call("transfer_to_typed"), handoffs=[typed])
+    typed = script_agent("typed", say('{"number": 7}'), output_type=Answer)
+    plain = script_agent("plain", call("transfer_to_typed"), handoffs=[typed])
     assert (await run_mode(plain, "go")).final_output == Answer(7)
-    assert [request.output_schema is not None for request in (*asked(plain), *asked(typed))] == [False, True]
-    text = scripted("text", say('{"number": 7}'))
-    first = scripted("first", call("transfer_to_text"), handoffs=[text], output_type=Answer)
+    assert [request.output_schema is not None for request in (*read_requests(plain), *read_requests(typed))] == [
+        False,
+        True,
+    ]
+    text = script_agent("text", say('{"number": 7}'))
+    first = script_agent("first", call("transfer_to_text"), handoffs=[text], output_type=Answer)
     assert (await run_mode(first, "go")).final_output == '{"number": 7}'
 
 
 async def test_handoff_s_name_and_description_are_what_the_model_is_shown(run_mode: Run) -> None:
     """Those given, or made from the agent's."""
-    second = scripted("B & Co.", say("done"), handoff_description="Knows all.")
-    first = scripted(
+    second = script_agent("B & Co.", say("done"), handoff_description="Knows all.")
+    first = script_agent(
         "a", call("ask_b"), handoffs=[handoff(second, tool_name="ask_b", tool_description="Ask b."), second]
     )
     await run_mode(first, "go")
-    shown = [(one.name, one.description) for one in asked(first)[0].handoffs]
+    shown = [(one.name, one.description) for one in read_requests(first)[0].handoffs]
     assert shown == [
         ("ask_b", "Ask b."),
         ("transfer_to_b_co", "Hand the conversation over to the agent B & Co.. Knows all."),
@@ -653,13 +664,13 @@ async def test_failing_handoff_hook_leaves_the_handoff_in_the_log(run_mode: Run)
             raise LookupError("hook")
 
     session = MemorySession()
-    second = scripted("b", say("never"))
-    first = scripted(
+    second = script_agent("b", say("never"))
+    first = script_agent(
         "a", [call("add", {"a": 1, "b": 2}, "c"), call("transfer_to_b", call_id="h")], tools=[add], handoffs=[second]
     )
     with pytest.raises(LookupError, match="hook"):
         await run_mode(first, "go", hooks=Broken(), session=session)
-    assert asked(second) == []
+    assert read_requests(second) == []
     items = await session.get_items()
-    assert outputs_in(items) == {"c": "3"}
-    assert brief(items)[-1] == "handed:Handed over to b.#h"
+    assert read_outputs(items) == {"c": "3"}
+    assert describe(items)[-1] == "handed:Handed over to b.#h"

@@ -4,8 +4,9 @@ import logging
 from typing import Any
 
 import pytest
-from kit.agents import RunTrace, asked, scripted
-from kit.results import Run, records_of
+from kit.agents import Run, script_agent
+from kit.results import find_records, read_requests
+from kit.watching import RunHookLog
 
 from agentloop import Agent, ModelBehaviorError, RunConfig, UserError, handoff, tool
 from agentloop import records as r
@@ -24,7 +25,7 @@ class Both:
             return f"f{n}"
 
         self.f = f
-        self.second = scripted("b", say("done"))
+        self.second = script_agent("b", say("done"))
         self.handoff = handoff(self.second, on_handoff=lambda ctx: self.log.append("handoff"), **handoff_fields)
 
 
@@ -34,7 +35,7 @@ async def test_one_id_for_a_tool_and_a_handoff_fails_before_execution(run_mode: 
     """Neither is taken, nor is a sibling run."""
     both = Both()
     calls = [call("f", {}, "c"), call("transfer_to_b", {}, "c")]
-    agent = scripted(
+    agent = script_agent(
         "a",
         [call("f", {"n": 9}, "x"), *(calls if order == "tool-first" else calls[::-1])],
         tools=[both.f],
@@ -44,7 +45,7 @@ async def test_one_id_for_a_tool_and_a_handoff_fails_before_execution(run_mode: 
         await run_mode(agent, "go")
     assert both.log == []
     assert caught.value.run_data is not None
-    assert records_of(caught.value.run_data, r.CallStarted) == []
+    assert find_records(caught.value.run_data, r.CallStarted) == []
     assert caught.value.run_data.last_agent is agent
 
 
@@ -52,7 +53,9 @@ async def test_one_id_for_a_tool_and_a_handoff_fails_before_execution(run_mode: 
 async def test_id_of_an_earlier_turn_s_tool_is_not_a_handoff_s(run_mode: Run) -> None:
     """The id names the tool call for the whole run."""
     both = Both()
-    agent = scripted("a", call("f", {}, "c"), call("transfer_to_b", {}, "c"), tools=[both.f], handoffs=[both.handoff])
+    agent = script_agent(
+        "a", call("f", {}, "c"), call("transfer_to_b", {}, "c"), tools=[both.f], handoffs=[both.handoff]
+    )
     with pytest.raises(ModelBehaviorError, match="'c'"):
         await run_mode(agent, "go")
     assert both.log == ["f0"]
@@ -63,8 +66,8 @@ async def test_id_of_an_earlier_turn_s_tool_is_not_a_handoff_s(run_mode: Run) ->
 async def test_unknown_name_fails_the_run_before_its_siblings(run_mode: Run, name: str) -> None:
     """The end of the model call was told; neither tool nor handoff followed."""
     both = Both()
-    trace = RunTrace()
-    agent = scripted(
+    trace = RunHookLog()
+    agent = script_agent(
         "a",
         [call("f", {}, "x"), call("transfer_to_b", {}, "h"), call(name, {}, "c")],
         tools=[both.f],
@@ -75,8 +78,8 @@ async def test_unknown_name_fails_the_run_before_its_siblings(run_mode: Run, nam
     assert both.log == []
     assert trace.lines == ["agent_start a", "llm_start a", "llm_end a", "run_end failed"]
     assert caught.value.run_data is not None
-    assert records_of(caught.value.run_data, r.CallStarted) == []
-    assert asked(both.second) == []
+    assert find_records(caught.value.run_data, r.CallStarted) == []
+    assert read_requests(both.second) == []
 
 
 @pytest.mark.scenario("PL-16")
@@ -89,12 +92,12 @@ async def test_handoff_wins_over_a_tool_of_its_name(run_mode: Run, caplog: pytes
         both.log.append("other")
         return "other"
 
-    agent = scripted("a", call("other"), call("f", {}, "c"), tools=[both.f, other], handoffs=[both.handoff])
+    agent = script_agent("a", call("other"), call("f", {}, "c"), tools=[both.f, other], handoffs=[both.handoff])
     with caplog.at_level(logging.WARNING, "agentloop"):
         result = await run_mode(agent, "go")
     assert result.last_agent is both.second
     assert both.log == ["other", "handoff"]
-    for request in asked(agent):
+    for request in read_requests(agent):
         assert [one.name for one in request.tools] == ["other"]
         assert [one.name for one in request.handoffs] == ["f"]
     assert len([record for record in caplog.records if "tool and a handoff named 'f'" in record.message]) == 1
@@ -104,7 +107,7 @@ async def test_handoff_wins_over_a_tool_of_its_name(run_mode: Run, caplog: pytes
 async def test_disabled_handoff_does_not_take_a_tool_s_name(run_mode: Run) -> None:
     """It isn't there in that turn."""
     both = Both(tool_name="f", is_enabled=False)
-    agent = scripted("a", call("f", {}, "c"), say("done"), tools=[both.f], handoffs=[both.handoff])
+    agent = script_agent("a", call("f", {}, "c"), say("done"), tools=[both.f], handoffs=[both.handoff])
     result = await run_mode(agent, "go")
     assert both.log == ["f0"]
     assert result.last_agent is agent
@@ -113,10 +116,10 @@ async def test_disabled_handoff_does_not_take_a_tool_s_name(run_mode: Run) -> No
 async def test_collision_of_a_tool_and_a_handoff_may_be_an_error(run_mode: Run) -> None:
     """By the run's policy, before the model is asked."""
     both = Both(tool_name="f")
-    agent = scripted("a", say("never"), tools=[both.f], handoffs=[both.handoff])
+    agent = script_agent("a", say("never"), tools=[both.f], handoffs=[both.handoff])
     with pytest.raises(UserError, match="a tool and a handoff named 'f'"):
         await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
-    assert asked(agent) == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("PL-17")
@@ -130,12 +133,12 @@ async def test_tool_of_a_namespace_is_no_handoff_s_rival(run_mode: Run, policy: 
         both.log.append("ns.f")
         return "ns"
 
-    agent = scripted("a", call("f", {}, "c", "ns"), call("f", {}, "d"), tools=[namespaced], handoffs=[both.handoff])
+    agent = script_agent("a", call("f", {}, "c", "ns"), call("f", {}, "d"), tools=[namespaced], handoffs=[both.handoff])
     result = await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy=policy))
     assert both.log == ["ns.f", "handoff"]
     assert result.last_agent is both.second
-    assert len(asked(agent)) == 2
-    assert asked(agent)[0].tools == (namespaced,)
+    assert len(read_requests(agent)) == 2
+    assert read_requests(agent)[0].tools == (namespaced,)
 
 
 async def test_a_handoff_whose_input_does_not_fit_is_refused_before_any_tool_of_its_response_starts(

@@ -6,11 +6,10 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.agents import input_guard, output_guard
-from kit.results import Run, agent_with, requests_of
-from kit.resuming import check_history
-from kit.stored import copy_of, journal_of
-from kit.watching import time_passes
+from kit.agents import Run, make_agent, make_input_guard, make_output_guard
+from kit.ending import advance_clock
+from kit.results import check_history, read_requests
+from kit.resuming import copy_state, make_journal
 
 from agentloop import (
     Agent,
@@ -74,7 +73,7 @@ class Case:
 
 
 def _calling(*tools: Any, **fields: Any) -> Agent[Any, Any]:
-    return agent_with(tools, [call(one.name, {"input": "x"} if one.name == "ask" else {}) for one in tools], **fields)
+    return make_agent(tools, [call(one.name, {"input": "x"} if one.name == "ask" else {}) for one in tools], **fields)
 
 
 def _work(**options: Any) -> Any:
@@ -138,14 +137,14 @@ def in_input_guardrail(parallel: bool) -> Callable[[Raises], Case]:
     """Return the case in which a guardrail of the input raises."""
 
     def case(raises: Raises) -> Case:
-        return Case(_calling(_work(), input_guardrails=[input_guard("g", raises.error(), parallel=parallel)]))
+        return Case(_calling(_work(), input_guardrails=[make_input_guard("g", raises.error(), parallel=parallel)]))
 
     return case
 
 
 def in_output_guardrail(raises: Raises) -> Case:
     """On the final output."""
-    return Case(_calling(_work(), output_guardrails=[output_guard("g", raises.error())]))
+    return Case(_calling(_work(), output_guardrails=[make_output_guard("g", raises.error())]))
 
 
 def in_instructions(raises: Raises) -> Case:
@@ -227,11 +226,11 @@ async def test_such_an_error_of_anything_else_than_the_loop_ends_the_run_for_goo
     raised, state = await failed(run_mode, case.agent, **case.options)
     assert type(raised) in (type(error()), AgentLoopError) or type(raised.__cause__) is type(error())
     assert not end_of(state).resumable
-    before, asked = len(state.records), len(requests_of(case.agent))
-    for given in (state, copy_of(state, case.agent)):
+    before, asked = len(state.records), len(read_requests(case.agent))
+    for given in (state, copy_state(state, case.agent)):
         with pytest.raises(StateError, match=type(error()).__name__):
             await run_mode(case.agent, given, max_turns=20)
-    assert (len(state.records), len(requests_of(case.agent))) == (before, asked)
+    assert (len(state.records), len(read_requests(case.agent))) == (before, asked)
 
 
 @pytest.mark.scenario("RP-06", "PL-22")
@@ -254,7 +253,7 @@ async def test_such_an_error_of_a_nested_run_is_told_by_the_policy_of_its_tool(
 ) -> None:
     """By default the outer model is told, and the outer run goes on."""
     for inner in (in_body(Raises(error)).agent, Agent("guide", model=ScriptedModel([Raises(error)] * 3))):
-        agent = agent_with([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
+        agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
         result = await run_mode(agent, "go")
         assert result.final_output == "done"
         [settled] = result.calls
@@ -269,19 +268,19 @@ async def test_a_nested_run_that_a_body_ended_is_not_entered_again_after_a_crash
 ) -> None:
     """The log breaks off at every record; wherever it does, no nested model is shown a call without an output."""
     inner = in_body(Raises(error)).agent
-    agent = agent_with([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
+    agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
     journal = MemoryJournal()
     await run_mode(agent, "go", journal=journal)
     lines = await journal.read()
     for kept in range(2, len(lines)):
         for one in (agent, inner):
             one.model = ScriptedModel([_by_history(one is inner)] * 5)
-        state = await RunState.from_journal(agent, await journal_of(lines[:kept]))
+        state = await RunState.from_journal(agent, await make_journal(lines[:kept]))
         if state.fold.ended is not None:
             continue
         result = await run_mode(agent, state)
         assert result.final_output == "done"
-        for request in requests_of(inner):
+        for request in read_requests(inner):
             check_history(request.items)
 
 
@@ -304,14 +303,14 @@ async def test_a_call_that_failed_as_the_run_was_ended_is_not_gone_past(by: str,
     @tool(failure_error_function=None)
     async def work() -> str:
         if by == "deadline":
-            time_passes(40)
+            advance_clock(40)
         else:
             scope.cancel()
         raise ValueError("the disk is full")
 
-    agent = agent_with([work], call("work", {}, "c1"))
+    agent = make_agent([work], call("work", {}, "c1"))
     if nested:
-        agent = agent_with([agent.as_tool("ask", "asks", failure_error_function=None)], call("ask", {"input": "x"}))
+        agent = make_agent([agent.as_tool("ask", "asks", failure_error_function=None)], call("ask", {"input": "x"}))
     journal = MemoryJournal()
     config = RunConfig(timeout=30) if by == "deadline" else None
     with scope:
@@ -326,7 +325,7 @@ async def test_a_call_that_failed_as_the_run_was_ended_is_not_gone_past(by: str,
         _, state = await failed(Runner.run, agent, state)
     with pytest.raises(StateError, match="failed"):
         await Runner.run(agent, state)
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
 
 
 # ---------------------------------------------------------------------------------------------- the loop's own
@@ -339,11 +338,11 @@ async def test_a_run_whose_own_model_failed_goes_on(run_mode: Run, error: str) -
     for place in (0, 1):
         steps: list[Any] = [call("work"), say("done")]
         steps.insert(place, Raises(ERRORS[error]))
-        agent = agent_with([_work()], *steps, done=None)
+        agent = make_agent([_work()], *steps, done=None)
         raised, state = await failed(run_mode, agent)
         assert type(raised) is type(ERRORS[error]())
         assert end_of(state).resumable
-        assert (await run_mode(agent, copy_of(state, agent))).final_output == "done"
+        assert (await run_mode(agent, copy_state(state, agent))).final_output == "done"
 
 
 @pytest.mark.scenario("RP-06")
@@ -353,15 +352,15 @@ async def test_a_run_out_of_turns_or_of_its_budget_goes_on(run_mode: Run) -> Non
         ({"max_turns": 1}, {"max_turns": 3}),
         ({"run_config": RunConfig(limits=UsageLimits(requests=1))}, {}),
     ):
-        agent = agent_with([_work()], call("work"))
+        agent = make_agent([_work()], call("work"))
         _, state = await failed(run_mode, agent, **options)
         assert end_of(state).resumable
-        assert (await run_mode(agent, copy_of(state, agent), **again)).final_output == "done"
+        assert (await run_mode(agent, copy_state(state, agent), **again)).final_output == "done"
 
 
 def for_ever(request: Any) -> Any:
     """The model thinks until long after every limit."""
-    time_passes(40)
+    advance_clock(40)
     return wait(anyio.Event())
 
 
@@ -372,24 +371,24 @@ async def test_a_run_out_of_time_goes_on(run_mode: Run) -> None:
 
     @tool
     async def work() -> str:
-        time_passes(40)
+        advance_clock(40)
         await anyio.sleep_forever()
         return "never"
 
     for first in (call("work"), for_ever):
-        agent = agent_with([work], first)
+        agent = make_agent([work], first)
         raised, state = await failed(run_mode, agent, run_config=timed)
         assert type(raised) is RunTimeout
         assert end_of(state).resumable
         agent.model = ScriptedModel([say("done")])
-        assert (await run_mode(agent, copy_of(state, agent))).final_output == "done"
+        assert (await run_mode(agent, copy_state(state, agent))).final_output == "done"
 
 
 @pytest.mark.scenario("RP-06")
 async def test_a_model_that_is_too_slow_by_its_settings_stops_the_loop(run_mode: Run) -> None:
     """The settings' own time limit, as a model's own."""
 
-    agent = agent_with([], for_ever, model_settings=ModelSettings(timeout=20))
+    agent = make_agent([], for_ever, model_settings=ModelSettings(timeout=20))
     raised, state = await failed(run_mode, agent)
     assert type(raised) is ModelTimeoutError
     assert end_of(state).resumable

@@ -6,20 +6,21 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
-from kit.agents import PASSED, TRIPPED, input_guard, output_guard
-from kit.results import Flight, Run, ToolHooks, agent_with, executing, outputs_in, requests_of, shown, statuses
-from kit.resuming import (
-    Pauses,
-    approving,
-    check_history,
-    free,
-    gated,
-    in_every_way,
-    nothing,
-    stored,
-    waiting,
+from kit.agents import (
+    PASSED,
+    TRIPPED,
+    Run,
+    configure_run,
+    make_agent,
+    make_free_tool,
+    make_gated_tool,
+    make_input_guard,
+    make_output_guard,
 )
-from kit.watching import Backend, lasting, time_passes
+from kit.ending import Backend, advance_clock, check_duration
+from kit.results import check_history, read_outputs, read_requests, read_shown_outputs, read_statuses, read_waiting
+from kit.resuming import Pauses, approve, copy_state, decide_nothing, in_every_way
+from kit.watching import Flight, ToolHookLog
 
 from agentloop import (
     Agent,
@@ -54,7 +55,7 @@ async def test_a_run_that_a_body_ended_is_not_gone_on_with(run_mode: Run, way: s
         ran.append("breaks")
         raise ValueError("the disk is full")
 
-    agent = agent_with([breaks, free(ran)], [call("free", {}, "c1"), call("breaks", {}, "c2")])
+    agent = make_agent([breaks, make_free_tool(ran)], [call("free", {}, "c1"), call("breaks", {}, "c2")])
     journal = MemoryJournal()
     given: Any = "go"
     if approved:
@@ -71,20 +72,20 @@ async def test_a_run_that_a_body_ended_is_not_gone_on_with(run_mode: Run, way: s
         case "state":
             state = stream.state
         case "json":
-            state = stored(agent, stream.state)
+            state = copy_state(stream.state, agent)
         case _:
             state = await RunState.from_journal(agent, journal)
-    before, asked = list(ran), len(requests_of(agent))
+    before, asked = list(ran), len(read_requests(agent))
     with pytest.raises(StateError, match=r"'c2'.*'breaks'.*the disk is full"):
         await run_mode(agent, state)
-    assert (ran, len(requests_of(agent))) == (before, asked)
+    assert (ran, len(read_requests(agent))) == (before, asked)
     if way == "journal":
         with pytest.raises(StateError, match=r"'c2'.*'breaks'.*the disk is full"):
             await Runner.resume(agent, journal)
         assert ran == before
 
 
-class BreaksAt(ToolHooks):
+class BreaksAt(ToolHookLog):
     """Tool hooks of which the end of one call fails."""
 
     def __init__(self, call_id: str) -> None:
@@ -122,17 +123,17 @@ async def test_a_failing_end_hook_of_an_approved_batch_keeps_the_outputs(
             held[ctx.tool_call_id].set()
             await super().on_tool_end(ctx, agent, tool, outcome)
 
-    agent = agent_with([work], [call("work", {}, call_id) for call_id in ("c1", "c2", "c3")])
+    agent = make_agent([work], [call("work", {}, call_id) for call_id in ("c1", "c2", "c3")])
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     hooks = Hooks(breaking)
     state = await pauses.state(agent, paused)
-    approving()(state)
+    approve()(state)
     with pytest.raises(ToolCallError, match="the hook broke") as caught:
         await pauses.run(agent, state, hooks=hooks)
     data = caught.value.run_data
     assert data is not None
-    assert list(outputs_in(data.new_items).items()) == [(one, f"output {one}") for one in ("c1", "c2", "c3")]
+    assert list(read_outputs(data.new_items).items()) == [(one, f"output {one}") for one in ("c1", "c2", "c3")]
     assert sorted(ran) == ["c1", "c2", "c3"]
     assert sorted(hooks.seen) == sorted(
         [f"start:{one}" for one in ("c1", "c2", "c3")] + [f"end:{one}:succeeded" for one in ("c1", "c2", "c3")]
@@ -143,9 +144,9 @@ async def test_a_failing_end_hook_of_an_approved_batch_keeps_the_outputs(
 async def test_a_batch_that_a_failing_end_hook_ended_is_not_gone_on_with() -> None:
     """The state says so before anything starts; what every call came to is in it."""
     ran: list[Any] = []
-    agent = agent_with([gated(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2, 3)])
+    agent = make_agent([make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2, 3)])
     state = (await Runner.run(agent, "go")).to_state()
-    approving()(state)
+    approve()(state)
     async with Runner.run_streamed(agent, state, hooks=BreaksAt("c2")) as stream:
         with pytest.raises(ToolCallError, match="the hook broke"):
             async for _ in stream:
@@ -153,7 +154,7 @@ async def test_a_batch_that_a_failing_end_hook_ended_is_not_gone_on_with() -> No
     left = stream.state
     assert sorted(one.call_id for one in left.records if isinstance(one, r.CallSettled)) == ["c1", "c2", "c3"]
     before = list(ran)
-    for again in (left, stored(agent, left)):
+    for again in (left, copy_state(left, agent)):
         with pytest.raises(StateError, match="the hook broke"):
             await Runner.run(agent, again)
     assert ran == before
@@ -173,7 +174,7 @@ async def test_an_approved_body_has_its_timeout(run_mode: Run, anyio_backend: Ba
     @tool(timeout=60, needs_approval=True)
     async def slow() -> str:
         await quickly.wait()
-        time_passes(60)
+        advance_clock(60)
         await anyio.sleep_forever()
         return "never"
 
@@ -182,15 +183,15 @@ async def test_an_approved_body_has_its_timeout(run_mode: Run, anyio_backend: Ba
         quickly.set()
         return "quick"
 
-    agent = agent_with([slow, quick], [call("slow", {}, "c1"), call("quick", {}, "c2")])
+    agent = make_agent([slow, quick], [call("slow", {}, "c1"), call("quick", {}, "c2")])
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    time_passes(120)
-    async with lasting(anyio_backend, 60):
-        result = await pauses.resume(agent, paused, approving())
+    advance_clock(120)
+    async with check_duration(anyio_backend, 60):
+        result = await pauses.resume(agent, paused, approve())
     assert result.final_output == "done"
-    assert shown(agent) == {"c1": "Tool 'slow' timed out after 60 seconds.", "c2": "quick"}
-    assert statuses(result) == ["timed_out", "succeeded"]
+    assert read_shown_outputs(agent) == {"c1": "Tool 'slow' timed out after 60 seconds.", "c2": "quick"}
+    assert read_statuses(result) == ["timed_out", "succeeded"]
 
 
 @pytest.mark.scenario("CO-07")
@@ -207,15 +208,15 @@ async def test_approved_calls_run_under_the_cap(run_mode: Run, cap: int | None, 
                 await anyio.lowlevel.checkpoint()
             return n
 
-    agent = agent_with([f], [call("f", {"n": n}, f"c{n}") for n in range(5)])
-    config = executing(max_function_tool_concurrency=cap)
+    agent = make_agent([f], [call("f", {"n": n}, f"c{n}") for n in range(5)])
+    config = configure_run(max_function_tool_concurrency=cap)
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=config)
-    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    result = await pauses.resume(agent, paused, approve(), run_config=config)
     assert flight.peak == (5 if cap is None else cap)
     if cap == 1:
         assert flight.started == [0, 1, 2, 3, 4]
-    assert list(shown(agent).values()) == ["0", "1", "2", "3", "4"]
+    assert list(read_shown_outputs(agent).values()) == ["0", "1", "2", "3", "4"]
     assert result.final_output == "done"
 
 
@@ -234,15 +235,15 @@ async def test_approved_calls_of_a_nested_run_are_under_the_cap_it_inherits(run_
     inner: Agent[Any, Any] = Agent(
         "inner", model=ScriptedModel([[call("f", {"n": n}, f"n{n}") for n in range(4)], say("inner done")]), tools=[f]
     )
-    agent = agent_with([inner.as_tool()], call("inner", {"input": "go"}, "i"))
-    config = executing(max_function_tool_concurrency=1)
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "go"}, "i"))
+    config = configure_run(max_function_tool_concurrency=1)
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=config)
-    assert waiting(paused) == ["n0", "n1", "n2", "n3"]
+    assert read_waiting(paused) == ["n0", "n1", "n2", "n3"]
     with anyio.fail_after(20):
-        await pauses.resume(agent, paused, approving(), run_config=config)
+        await pauses.resume(agent, paused, approve(), run_config=config)
     assert (flight.peak, flight.started) == (1, [0, 1, 2, 3])
-    assert shown(agent) == {"i": "inner done"}
+    assert read_shown_outputs(agent) == {"i": "inner done"}
 
 
 @pytest.mark.scenario("CO-07")
@@ -261,12 +262,12 @@ async def test_a_call_that_started_before_a_pause_is_not_skipped_after_it(run_mo
         return "asked"
 
     inner: Agent[Any, Any] = Agent("inner", model=ScriptedModel([call("asked"), say("inner done")]), tools=[asked])
-    agent = agent_with([slow, inner.as_tool()], [call("slow", call_id="c1"), call("inner", {"input": "go"}, "c2")])
-    config = executing(max_function_tool_concurrency=1, queue_timeout=1)
+    agent = make_agent([slow, inner.as_tool()], [call("slow", call_id="c1"), call("inner", {"input": "go"}, "c2")])
+    config = configure_run(max_function_tool_concurrency=1, queue_timeout=1)
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=config)
-    result = await pauses.resume(agent, paused, approving(), run_config=config)
-    assert shown(agent) == {"c1": "slow done", "c2": "inner done"}
+    result = await pauses.resume(agent, paused, approve(), run_config=config)
+    assert read_shown_outputs(agent) == {"c1": "slow done", "c2": "inner done"}
     assert result.final_output == "done"
 
 
@@ -279,19 +280,19 @@ async def test_a_run_that_goes_on_does_not_ask_its_input_guardrails_again(run_mo
     """Neither the agent's nor the run configuration's, blocking or not; their results stay."""
     asked: list[str] = []
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran)],
+    agent = make_agent(
+        [make_gated_tool(ran)],
         call("gated", {}, "c1"),
         input_guardrails=[
-            input_guard("blocking", log=asked, parallel=False),
-            input_guard("parallel", log=asked),
+            make_input_guard("blocking", log=asked, parallel=False),
+            make_input_guard("parallel", log=asked),
         ],
     )
-    config = RunConfig(input_guardrails=[input_guard("of the run", log=asked)])
+    config = RunConfig(input_guardrails=[make_input_guard("of the run", log=asked)])
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent, run_config=config)
     assert sorted(asked) == ["blocking", "of the run", "parallel"]
-    result = await pauses.resume(agent, paused, approving(), run_config=config)
+    result = await pauses.resume(agent, paused, approve(), run_config=config)
     assert result.final_output == "done"
     assert len(asked) == 3
     assert [one.guardrail.name for one in result.input_guardrail_results] == ["of the run", "blocking", "parallel"]
@@ -309,14 +310,14 @@ def two_agents(asked: list[str], judged: list[Any], verdict: Any) -> Agent[Any, 
     second: Agent[Any, Any] = Agent(
         "second",
         model=ScriptedModel([call("free", {}, "c1"), say("second is done")]),
-        tools=[free([])],
+        tools=[make_free_tool([])],
         input_guardrails=[input_guardrail(judge, name="second")],
     )
     return Agent(
         "first",
         model=ScriptedModel([respond(HandoffCall("h", "transfer_to_second", "{}"))]),
         handoffs=[second],
-        input_guardrails=[input_guard("first", log=asked)],
+        input_guardrails=[make_input_guard("first", log=asked)],
     )
 
 
@@ -327,7 +328,7 @@ async def test_input_added_to_a_run_is_judged_by_the_agent_at_work(run_mode: Run
     asked: list[str] = []
     judged: list[Any] = []
     agent = two_agents(asked, judged, PASSED)
-    config = RunConfig(input_guardrails=[input_guard("of the run", log=asked)])
+    config = RunConfig(input_guardrails=[make_input_guard("of the run", log=asked)])
     pauses = Pauses(run_mode, way)
     stopped = await pauses.run(agent, run_config=attrs.evolve(config, stop_when=MaxTurns(2)))
     assert stopped.status == "stopped"
@@ -348,10 +349,10 @@ async def test_input_added_to_a_run_that_trips_is_not_shown_to_the_model(run_mod
     stopped = await pauses.run(agent, run_config=RunConfig(stop_when=MaxTurns(2)))
     [second] = agent.handoffs
     assert isinstance(second, Agent)
-    before = len(requests_of(second))
+    before = len(read_requests(second))
     with pytest.raises(InputGuardrailTripwireTriggered):
         await pauses.resume(agent, stopped, lambda state: state.add_input("more"))
-    assert all("more" not in str(request.items) for request in requests_of(second)[before:])
+    assert all("more" not in str(request.items) for request in read_requests(second)[before:])
     assert asked == ["first", "second"]
 
 
@@ -365,20 +366,20 @@ async def test_the_final_output_of_a_run_that_went_on_is_judged(
     """The model's message, and an output that an approved tool made."""
     asked: list[str] = []
     ran: list[Any] = []
-    agent = agent_with(
-        [gated(ran)],
+    agent = make_agent(
+        [make_gated_tool(ran)],
         call("gated", {"n": 1}, "c1"),
         tool_use_behavior=behavior,
-        output_guardrails=[output_guard("judge", TRIPPED if trips else PASSED, log=asked)],
+        output_guardrails=[make_output_guard("judge", TRIPPED if trips else PASSED, log=asked)],
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
     assert asked == []
     if trips:
         with pytest.raises(OutputGuardrailTripwireTriggered):
-            await pauses.resume(agent, paused, approving())
+            await pauses.resume(agent, paused, approve())
     else:
-        result = await pauses.resume(agent, paused, approving())
+        result = await pauses.resume(agent, paused, approve())
         assert result.final_output == ("done" if behavior == "run_llm_again" else "gated 1")
     assert asked == ["judge"]
     assert ran == [("gated", 1)]
@@ -418,11 +419,11 @@ async def test_a_run_cancelled_while_a_rejection_is_worded_can_be_stored_and_run
 ) -> None:
     """The rejected call is done with, by the default text; the approved sibling runs once, and nothing runs again."""
     ran: list[Any] = []
-    inner = agent_with(
-        [free(ran), gated(ran), gated(ran, "other")],
+    inner = make_agent(
+        [make_free_tool(ran), make_gated_tool(ran), make_gated_tool(ran, "other")],
         [call("free", {}, "c1"), call("gated", {}, "c2"), call("other", {}, "c3")],
     )
-    agent = agent_with([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1")) if nested else inner
+    agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1")) if nested else inner
     formatter = HeldFormatter()
     config = RunConfig(tool_error_formatter=formatter)
     pauses = Pauses(run_mode, way)
@@ -432,15 +433,15 @@ async def test_a_run_cancelled_while_a_rejection_is_worded_can_be_stored_and_run
     state.reject("c2")
     state.approve("c3")
     left = await cancelled_in(formatter, agent, state, pauses.journal, config)
-    stored(agent, left)
+    copy_state(left, agent)
     assert ran == [("free", 0)]
-    result = await pauses.resume(agent, left, nothing, run_config=config)
+    result = await pauses.resume(agent, left, decide_nothing, run_config=config)
     assert result.final_output == "done"
     assert ran == [("free", 0), ("other", 0)]
-    assert shown(inner) == {"c1": "free 0", "c2": "Tool 'gated' was not approved.", "c3": "other 0"}
+    assert read_shown_outputs(inner) == {"c1": "free 0", "c2": "Tool 'gated' was not approved.", "c3": "other 0"}
     assert formatter.asked == [("approval_rejected", "c2")]
-    check_history(requests_of(inner)[-1].items)
-    check_history(requests_of(agent)[-1].items)
+    check_history(read_requests(inner)[-1].items)
+    check_history(read_requests(agent)[-1].items)
 
 
 @pytest.mark.scenario("PC-06")
@@ -448,16 +449,16 @@ async def test_a_run_cancelled_while_a_rejection_is_worded_can_be_stored_and_run
 async def test_a_run_cancelled_while_a_missing_tool_is_worded_can_be_stored_and_run_on(run_mode: Run, way: str) -> None:
     """The missing one is done with, by the default text; its sibling had not started, and runs once."""
     ran: list[Any] = []
-    agent = agent_with([free(ran)], [call("free", {}, "c1"), call("nowhere", {}, "c2")])
+    agent = make_agent([make_free_tool(ran)], [call("free", {}, "c1"), call("nowhere", {}, "c2")])
     formatter = HeldFormatter()
     config = RunConfig(tool_error_formatter=formatter, tool_not_found_behavior="return_error_to_model")
     pauses = Pauses(run_mode, way)
     left = await cancelled_in(formatter, agent, "go", pauses.journal, config)
-    stored(agent, left)
+    copy_state(left, agent)
     assert ran == []
-    result = await pauses.resume(agent, left, nothing, run_config=config)
+    result = await pauses.resume(agent, left, decide_nothing, run_config=config)
     assert result.final_output == "done"
     assert ran == [("free", 0)]
-    assert shown(agent) == {"c1": "free 0", "c2": "Tool 'nowhere' not found."}
+    assert read_shown_outputs(agent) == {"c1": "free 0", "c2": "Tool 'nowhere' not found."}
     assert formatter.asked == [("tool_not_found", "c2")]
-    check_history(requests_of(agent)[-1].items)
+    check_history(read_requests(agent)[-1].items)

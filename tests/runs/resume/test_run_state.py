@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kit.agents import PASSED, brief, input_guard
-from kit.results import Run, records_of
-from kit.stored import approved, by_turn, copy_of, paused
+from kit.agents import PASSED, Run, make_input_guard, script_turns
+from kit.results import describe, find_records
+from kit.resuming import copy_state, restore_approved, restore_paused
 
 from agentloop import Agent, RunConfig, Runner, RunState, StateError, UserTypeError, handoff, tool
 from agentloop import records as r
@@ -38,7 +38,7 @@ def waiting_agent(**fields: Any) -> Agent[Any, Any]:
         [call("look", {"place": "there"}, call_id="l1"), call("pay", {"amount": 3}, call_id="p1")],
         say("done", RequestUsage(input_tokens=5, output_tokens=2, total_tokens=7)),
     ]
-    return Agent("guide", model=by_turn(*steps), tools=[look, pay], **fields)
+    return Agent("guide", model=script_turns(*steps), tools=[look, pay], **fields)
 
 
 async def waiting(**fields: Any) -> RunState:
@@ -77,11 +77,11 @@ async def test_json_of_a_state_read_from_json_is_the_same(stage: str) -> None:
 async def test_a_loaded_state_equals_the_saved_one_receipts_included() -> None:
     """What an equal call of an idempotent tool finds is there after loading, under the same keys."""
     state = await waiting()
-    loaded = copy_of(state)
+    loaded = copy_state(state)
     assert loaded == state
     assert loaded.fold.receipts == state.fold.receipts
     assert sorted(loaded.fold.receipts.values()) == ["l0", "l1"]
-    assert copy_of(loaded) == state
+    assert copy_state(loaded) == state
     loaded.approve("p1")
     assert loaded != state
 
@@ -94,9 +94,9 @@ async def test_usage_survives_storing_with_its_entries() -> None:
         respond(ToolCall("l0", "look"), usage=usage),
         call("pay", {"amount": 1}, call_id="p1"),
     ]
-    agent = Agent("guide", model=by_turn(*steps), tools=[look, pay])
+    agent = Agent("guide", model=script_turns(*steps), tools=[look, pay])
     result = await Runner.run(agent, "go")
-    restored = copy_of(result.to_state())
+    restored = copy_state(result.to_state())
     assert restored.fold.usage == result.usage
     assert restored.fold.usage.requests == 2
     [entry] = restored.fold.usage.entries
@@ -115,7 +115,7 @@ async def test_a_state_names_a_trace_only_where_the_run_was_traced() -> None:
     plain = (await Runner.run(waiting_agent(), "go")).to_state().to_string()
     assert "trace" not in plain
     traced = (await Runner.run(waiting_agent(), "go", run_config=config)).to_state()
-    [started] = records_of(traced, r.RunStarted)
+    [started] = find_records(traced, r.RunStarted)
     assert started.trace_id
     text = traced.to_string()
     assert started.trace_id in text
@@ -172,14 +172,14 @@ async def test_turns_and_their_limit_are_kept_and_a_resume_takes_none(run_mode: 
     """A turn is begun only for a model call; the limit counts all entries."""
     agent = waiting_agent()
     first = await run_mode(agent, "go", max_turns=limit)
-    assert [record.turn for record in records_of(first, r.TurnStarted)] == [1, 2]
-    state = approved(first)
+    assert [record.turn for record in find_records(first, r.TurnStarted)] == [1, 2]
+    state = restore_approved(first)
     assert state.fold.turn == 2
     assert state.fold.max_turns == limit
     done = await run_mode(agent, state)
     assert done.final_output == "done"
-    assert [record.turn for record in records_of(done, r.TurnStarted)] == [1, 2, 3]
-    assert [record.max_turns for record in records_of(done, r.RunResumed)] == [limit]
+    assert [record.turn for record in find_records(done, r.TurnStarted)] == [1, 2, 3]
+    assert [record.max_turns for record in find_records(done, r.RunResumed)] == [limit]
 
 
 @pytest.mark.scenario("RS-04")
@@ -190,10 +190,10 @@ async def test_the_limit_is_enforced_after_a_resume(run_mode: Run) -> None:
     agent = waiting_agent()
     first = await run_mode(agent, "go", max_turns=2)
     with pytest.raises(MaxTurnsExceeded, match=r"Max turns \(2\) exceeded") as caught:
-        await run_mode(agent, approved(first))
+        await run_mode(agent, restore_approved(first))
     assert caught.value.run_data is not None
     assert [settled.outcome.output for settled in caught.value.run_data.calls][-1] == "paid 3"
-    done = await run_mode(agent, approved(first), max_turns=3)
+    done = await run_mode(agent, restore_approved(first), max_turns=3)
     assert done.final_output == "done"
 
 
@@ -201,9 +201,9 @@ async def test_the_limit_is_enforced_after_a_resume(run_mode: Run) -> None:
 async def test_a_resume_that_asks_no_model_takes_no_turn(run_mode: Run) -> None:
     """With the limit reached, a tool's output may still be the final one."""
     agent = waiting_agent(tool_use_behavior="stop_on_first_tool")
-    agent.model = by_turn(call("pay", {"amount": 4}, call_id="p1"))
+    agent.model = script_turns(call("pay", {"amount": 4}, call_id="p1"))
     first = await run_mode(agent, "go", max_turns=1)
-    done = await run_mode(agent, approved(first))
+    done = await run_mode(agent, restore_approved(first))
     assert done.final_output == "paid 4"
     assert len(done.raw_responses) == 1
 
@@ -239,7 +239,7 @@ async def test_interruptions_are_values_that_fit_any_copy_of_the_state(run_mode:
     first = await run_mode(agent, "go")
     [shown] = first.interruptions
     assert shown == ApprovalRequest(ToolCall("p1", "pay", '{"amount": 3}'), "guide", ())
-    one, other = first.to_state(), paused(first)
+    one, other = first.to_state(), restore_paused(first)
     one.approve(shown)
     assert one.interruptions == ()
     assert other.interruptions == (shown,)
@@ -253,12 +253,12 @@ async def test_a_resumed_run_counts_on_from_what_was_captured(run_mode: Run) -> 
     """Two states of one pause count for themselves, and the result they came from stays as it is."""
     usage = [RequestUsage(input_tokens=n, output_tokens=1, total_tokens=n + 1) for n in (10, 20)]
     agent = Agent("guide", tools=[pay])
-    agent.model = by_turn(
+    agent.model = script_turns(
         respond(ToolCall("p1", "pay", '{"amount": 1}'), usage=usage[0]),
         respond(AssistantMessage("done"), usage=usage[1]),
     )
     first = await run_mode(agent, "go")
-    states = [approved(first), approved(first)]
+    states = [restore_approved(first), restore_approved(first)]
     results = [await run_mode(agent, state) for state in states]
     for result in results:
         assert result.usage.requests == 2
@@ -294,7 +294,9 @@ def two_clerks(ran: list[str], *, swapped: bool) -> Agent[Any, Any]:
         Agent(
             "clerk",
             instructions=f"You sit on the {floor} floor.",
-            model=by_turn(say("wrong turn"), call("sign", {"paper": "deed"}, call_id="s"), say(f"{floor} is done")),
+            model=script_turns(
+                say("wrong turn"), call("sign", {"paper": "deed"}, call_id="s"), say(f"{floor} is done")
+            ),
             tools=[sign_of(floor)],
         )
         for floor in ("first", "second")
@@ -302,7 +304,7 @@ def two_clerks(ran: list[str], *, swapped: bool) -> Agent[Any, Any]:
     handoffs = [handoff(clerk, tool_name=f"to_{floor}") for clerk, floor in zip(clerks, ("a", "b"), strict=True)]
     if swapped:
         handoffs.reverse()
-    return Agent("desk", model=by_turn(call("to_b", call_id="h")), handoffs=handoffs)
+    return Agent("desk", model=script_turns(call("to_b", call_id="h")), handoffs=handoffs)
 
 
 @pytest.mark.scenario("RS-06")
@@ -344,9 +346,11 @@ async def test_an_agent_that_only_the_past_names_is_ignored_with_a_warning(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It has used a tool once; nothing that is still to be done is its."""
-    target = Agent("target", model=by_turn(say("-"), say("-"), call("pay", {"amount": 1}, call_id="p"), say("end")))
+    target = Agent(
+        "target", model=script_turns(say("-"), say("-"), call("pay", {"amount": 1}, call_id="p"), say("end"))
+    )
     target.tools = [pay]
-    root = Agent("gone", model=by_turn(call("look", call_id="l"), call("to_target", call_id="h")), tools=[look])
+    root = Agent("gone", model=script_turns(call("look", call_id="l"), call("to_target", call_id="h")), tools=[look])
     root.handoffs = [handoff(target, tool_name="to_target")]
     first = await run_mode(root, "go")
     assert first.status == "interrupted"
@@ -371,15 +375,15 @@ async def test_what_agents_of_one_name_have_used_survives_storing(run_mode: Run)
         instructions="Second.",
         tools=[look],
         model_settings=settings,
-        model=by_turn(say("-"), say("-"), say("-"), say("end")),
+        model=script_turns(say("-"), say("-"), say("-"), say("end")),
     )
     first = Agent("clerk", instructions="First.", tools=[look, pay], model_settings=settings)
     first.handoffs = [handoff(second, tool_name="to_second")]
-    first.model = by_turn(
+    first.model = script_turns(
         call("look", call_id="l"), call("pay", {"amount": 1}, call_id="p"), call("to_second", call_id="h")
     )
     interrupted = await run_mode(first, "go")
-    done = await run_mode(first, approved(interrupted))
+    done = await run_mode(first, restore_approved(interrupted))
     assert done.final_output == "end"
     models = [first.model, second.model]
     assert all(isinstance(model, ScriptedModel) for model in models)
@@ -472,9 +476,9 @@ async def test_a_forged_verdict_approves_nothing(run_mode: Run) -> None:
         ran.append(amount)
         return "paid"
 
-    agent = Agent("guide", model=by_turn(call("pay", {"amount": 1}, call_id="p1"), say("x")), tools=[noted])
+    agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p1"), say("x")), tools=[noted])
     state = (await run_mode(agent, "go")).to_state()
-    [asked] = records_of(state, r.ApprovalRequested)
+    [asked] = find_records(state, r.ApprovalRequested)
     for forged in (
         {"digest": "0" * 32},
         {"tool": "look"},
@@ -507,13 +511,17 @@ async def test_a_forged_verdict_approves_nothing(run_mode: Run) -> None:
 
 async def test_a_state_of_a_run_with_guardrails_and_handoffs_is_stable(run_mode: Run) -> None:
     """Every kind of record on the way, read and written again."""
-    target = Agent("target", model=by_turn(say("-"), call("pay", {"amount": 1}, call_id="p"), say("end")), tools=[pay])
-    root = Agent("root", model=by_turn(call("to_target", call_id="h")), input_guardrails=[input_guard("g", PASSED)])
+    target = Agent(
+        "target", model=script_turns(say("-"), call("pay", {"amount": 1}, call_id="p"), say("end")), tools=[pay]
+    )
+    root = Agent(
+        "root", model=script_turns(call("to_target", call_id="h")), input_guardrails=[make_input_guard("g", PASSED)]
+    )
     root.handoffs = [handoff(target, tool_name="to_target")]
     first = await run_mode(root, "go")
-    state = paused(first)
+    state = restore_paused(first)
     assert state == first.to_state()
     state.reject("p", message="No.")
-    done = await run_mode(root, copy_of(state))
-    assert brief(done.new_items)[-2:] == ["output:No.#p", "says:end"]
-    assert copy_of(done.to_state()) == done.to_state()
+    done = await run_mode(root, copy_state(state))
+    assert describe(done.new_items)[-2:] == ["output:No.#p", "says:end"]
+    assert copy_state(done.to_state()) == done.to_state()

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import pydantic
 import pytest
-from kit.agents import PASSED, brief, input_guard, output_guard
-from kit.results import Run, outcome_of, outputs_in, records_of, shown
-from kit.stored import approved, by_turn, copy_of
+from kit.agents import PASSED, Run, make_input_guard, make_output_guard, script_turns
+from kit.results import describe, find_outcome, find_records, read_outputs, read_shown_outputs
+from kit.resuming import copy_state, restore_approved
 
 from agentloop import (
     Agent,
@@ -49,7 +49,7 @@ async def ask_context(ctx: ToolContext[Any]) -> str:
 def paying(*before: Any, tools: Any = (), **fields: Any) -> Agent[Any, Any]:
     """Return an agent that does *before*, asks to pay, and is done."""
     steps = [*before, call("pay", {"amount": 1}, call_id="p"), say("done")]
-    return Agent("guide", model=by_turn(*steps), tools=[*tools, pay], **fields)
+    return Agent("guide", model=script_turns(*steps), tools=[*tools, pay], **fields)
 
 
 # ---------------------------------------------------------------------------------------------- contexts
@@ -65,7 +65,7 @@ class Desk:
 
 def context_agent() -> Agent[Any, Any]:
     """Return an agent whose tool tells the context, once approved."""
-    return Agent("guide", model=by_turn(call("ask_context", call_id="c"), say("done")), tools=[ask_context])
+    return Agent("guide", model=script_turns(call("ask_context", call_id="c"), say("done")), tools=[ask_context])
 
 
 @pytest.mark.scenario("RS-05")
@@ -75,13 +75,13 @@ async def test_a_mapping_is_stored_exactly(run_mode: Run, caplog: pytest.LogCapt
     agent = context_agent()
     with caplog.at_level(logging.WARNING, "agentloop"):
         state = (await run_mode(agent, "go", context=given)).to_state()
-        restored = copy_of(state)
+        restored = copy_state(state)
     assert caplog.records == []
     assert restored.context == given
     assert restored.context is not given
     restored.approve("c")
     done = await run_mode(agent, restored)
-    assert outputs_in(done.new_items) == {"c": repr(given)}
+    assert read_outputs(done.new_items) == {"c": repr(given)}
     assert done.context == given
 
 
@@ -133,15 +133,15 @@ async def test_another_context_takes_the_place_of_the_object_and_approvals_stay(
     state = (await run_mode(agent, "go", context={"owner": "Ann"})).to_state()
     state.approve("c")
     if when == "reading":
-        restored = copy_of(state, context=Desk("Bob"))
+        restored = copy_state(state, context=Desk("Bob"))
         done = await run_mode(agent, restored)
     else:
-        restored = copy_of(state)
+        restored = copy_state(state)
         done = await run_mode(agent, restored, context=Desk("Bob"))
         assert restored.context == {"owner": "Ann"}
     assert done.final_output == "done"
     assert done.context == Desk("Bob")
-    assert outputs_in(done.new_items) == {"c": repr(Desk("Bob"))}
+    assert read_outputs(done.new_items) == {"c": repr(Desk("Bob"))}
 
 
 # ---------------------------------------------------------------------------------------------- outputs
@@ -193,14 +193,14 @@ async def test_what_a_body_returned_is_kept_as_plain_data(run_mode: Run, kind: s
 
     agent = paying(call("make", call_id="m"), tools=[make])
     first = await run_mode(agent, "go")
-    restored = approved(first)
-    [body] = [record for record in records_of(restored, r.BodyEnded) if record.call_id == "m"]
+    restored = restore_approved(first)
+    [body] = [record for record in find_records(restored, r.BodyEnded) if record.call_id == "m"]
     assert body.value == kept
     assert type(body.value) is type(kept)
-    before = outcome_of(first, "m").output
+    before = find_outcome(first, "m").output
     done = await run_mode(agent, restored)
-    assert outcome_of(done, "m").output == before
-    assert shown(agent)["m"] == before
+    assert find_outcome(done, "m").output == before
+    assert read_shown_outputs(agent)["m"] == before
 
 
 @pytest.mark.scenario("RS-07")
@@ -214,9 +214,9 @@ async def test_the_applications_own_data_of_a_call_are_kept(run_mode: Run) -> No
 
     agent = paying(call("make", call_id="m"), tools=[make])
     first = await run_mode(agent, "go")
-    assert outcome_of(first, "m").custom_data["point"] == Point(1, 2.0)
-    done = await run_mode(agent, approved(first))
-    assert outcome_of(done, "m").custom_data == {"point": {"x": 1, "y": 2.0}, "raw": b"\x01", "of": ["made"]}
+    assert find_outcome(first, "m").custom_data["point"] == Point(1, 2.0)
+    done = await run_mode(agent, restore_approved(first))
+    assert find_outcome(done, "m").custom_data == {"point": {"x": 1, "y": 2.0}, "raw": b"\x01", "of": ["made"]}
 
 
 # ---------------------------------------------------------------------------------------------- the rest of a run
@@ -246,10 +246,10 @@ async def test_guardrail_results_are_kept_and_no_guardrail_judges_twice(run_mode
         return "made"
 
     agent = paying(call("make", {"n": 1}, call_id="m"), tools=[make], input_guardrails=[polite])
-    agent.input_guardrails.append(input_guard("second", PASSED, log=log))
-    agent.output_guardrails.append(output_guard("out", PASSED, log=log))
+    agent.input_guardrails.append(make_input_guard("second", PASSED, log=log))
+    agent.output_guardrails.append(make_output_guard("out", PASSED, log=log))
     first = await run_mode(agent, "go")
-    done = await run_mode(agent, approved(first))
+    done = await run_mode(agent, restore_approved(first))
     assert sorted(log[:2]) == ["polite", "second"]  # side by side
     assert log[2:] == ["out"]
     assert [result.guardrail.name for result in done.input_guardrail_results] == ["polite", "second"]
@@ -260,7 +260,7 @@ async def test_guardrail_results_are_kept_and_no_guardrail_judges_twice(run_mode
     [hidden] = done.tool_output_guardrail_results
     assert isinstance(hidden.output, RejectContent)
     assert hidden.output.output_info == {"was": "made"}
-    assert outcome_of(done, "m").output == "Hidden."
+    assert find_outcome(done, "m").output == "Hidden."
     text = first.to_state().to_string()
     assert text.count('"body_ended"') == 1
     assert '"kept"' not in text, "what an output guardrail had not judged yet is kept nowhere"
@@ -273,10 +273,10 @@ async def test_rejections_keep_their_words(run_mode: Run, message: str | None) -
     agent = paying()
     state = (await run_mode(agent, "go")).to_state()
     state.reject("p", message=message)
-    done = await run_mode(agent, copy_of(state))
-    assert shown(agent) == {"p": message or "Tool 'pay' was not approved."}
-    assert outcome_of(done, "p").status == "rejected"
-    assert outputs_in(copy_of(done.to_state()).fold.new_items) == shown(agent)
+    done = await run_mode(agent, copy_state(state))
+    assert read_shown_outputs(agent) == {"p": message or "Tool 'pay' was not approved."}
+    assert find_outcome(done, "p").status == "rejected"
+    assert read_outputs(copy_state(done.to_state()).fold.new_items) == read_shown_outputs(agent)
 
 
 @attrs.frozen
@@ -298,13 +298,13 @@ async def test_the_structured_input_of_a_nested_run_is_there_again(run_mode: Run
         seen.append(ctx.tool_input)
         return "shipped"
 
-    inner = Agent("inner", model=by_turn(call("ship", call_id="s"), say("inner done")), tools=[ship])
+    inner = Agent("inner", model=script_turns(call("ship", call_id="s"), say("inner done")), tools=[ship])
     nested = inner.as_tool("order", "Orders.", parameters=Order)
     step = call("order", {"item": "pen", "count": 2}, call_id="o")
-    outer = Agent("outer", model=by_turn(step, say("done")), tools=[nested])
-    done = await run_mode(outer, approved(await run_mode(outer, "go")))
+    outer = Agent("outer", model=script_turns(step, say("done")), tools=[nested])
+    done = await run_mode(outer, restore_approved(await run_mode(outer, "go")))
     assert seen == [Order("pen", 2)]
-    assert shown(outer) == {"o": "inner done"}
+    assert read_shown_outputs(outer) == {"o": "inner done"}
     assert done.final_output == "done"
 
 
@@ -316,10 +316,10 @@ async def test_reasoning_stands_before_what_it_led_to(run_mode: Run) -> None:
         respond(reasoning, ToolCall("p", "pay", '{"amount": 1}', provider_data={"id": "fc_1"}), response_id="r1"),
         say("done"),
     ]
-    agent = Agent("guide", model=by_turn(*steps), tools=[pay])
-    done = await run_mode(agent, approved(await run_mode(agent, "go")))
+    agent = Agent("guide", model=script_turns(*steps), tools=[pay])
+    done = await run_mode(agent, restore_approved(await run_mode(agent, "go")))
     items = agent.model.requests[1].items  # type: ignore[union-attr]
-    assert brief(items) == ["user:go", "Reasoning", "call:pay#p", "output:paid 1#p"]
+    assert describe(items) == ["user:go", "Reasoning", "call:pay#p", "output:paid 1#p"]
     assert items[1] == reasoning
     assert items[2].provider_data == {"id": "fc_1"}
     assert done.raw_responses[0].response_id == "r1"
@@ -333,15 +333,15 @@ async def test_a_conversation_that_the_provider_keeps_goes_on(run_mode: Run, by:
         respond(ToolCall("p", "pay", '{"amount": 1}'), response_id="r1"),
         respond(AssistantMessage("done"), response_id="r2"),
     ]
-    agent = Agent("guide", model=by_turn(*steps), tools=[pay])
+    agent = Agent("guide", model=script_turns(*steps), tools=[pay])
     kept: Mapping[str, Any] = {"conversation_id": "conv"} if by == "conversation" else {"previous_response_id": "r0"}
-    done = await run_mode(agent, approved(await run_mode(agent, "go", **kept)))
+    done = await run_mode(agent, restore_approved(await run_mode(agent, "go", **kept)))
     assert done.final_output == "done"
     request = agent.model.requests[1]  # type: ignore[union-attr]
     assert (request.conversation_id, request.previous_response_id) == (
         ("conv", None) if by == "conversation" else (None, "r1")
     )
-    assert brief(request.items) == ["output:paid 1#p"]
+    assert describe(request.items) == ["output:paid 1#p"]
 
 
 @pytest.mark.scenario("RS-08")
@@ -351,9 +351,9 @@ async def test_a_nested_history_stays_one_piece_over_pauses(run_mode: Run) -> No
 
     def build() -> tuple[Agent[Any, Any], Agent[Any, Any]]:
         second = Agent("second", tools=[pay])
-        second.model = by_turn(say("-"), call("pay", {"amount": 2}, call_id="p2"), say("end"))
+        second.model = script_turns(say("-"), call("pay", {"amount": 2}, call_id="p2"), say("end"))
         first = Agent("first", tools=[pay], handoffs=[handoff(second, tool_name="over")])
-        first.model = by_turn([call("pay", {"amount": 1}, call_id="p1"), call("over", call_id="h")])
+        first.model = script_turns([call("pay", {"amount": 1}, call_id="p1"), call("over", call_id="h")])
         return first, second
 
     unpaused, target = build()
@@ -362,12 +362,12 @@ async def test_a_nested_history_stays_one_piece_over_pauses(run_mode: Run) -> No
     first, second = build()
     result = await run_mode(first, "go", run_config=config)
     while result.status == "interrupted":
-        result = await run_mode(first, approved(result), run_config=config)
+        result = await run_mode(first, restore_approved(result), run_config=config)
     assert result.final_output == whole.final_output == "end"
-    asked = [[brief(request.items) for request in agent.model.requests] for agent in (target, second)]  # type: ignore[union-attr]
+    asked = [[describe(request.items) for request in agent.model.requests] for agent in (target, second)]  # type: ignore[union-attr]
     assert asked[0] == asked[1]
-    assert brief(result.new_items) == brief(whole.new_items)
-    assert brief(result.to_input_list()) == brief(whole.to_input_list())
+    assert describe(result.new_items) == describe(whole.new_items)
+    assert describe(result.to_input_list()) == describe(whole.to_input_list())
 
 
 async def test_a_run_keeps_its_id_and_its_calls_their_keys(run_mode: Run) -> None:
@@ -380,12 +380,12 @@ async def test_a_run_keeps_its_id_and_its_calls_their_keys(run_mode: Run) -> Non
         seen.append((ctx.run_id, ctx.idempotency_key))
         return "paid"
 
-    agent = Agent("guide", model=by_turn(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[noted])
+    agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[noted])
     first = await run_mode(agent, "go")
-    state = approved(first)
+    state = restore_approved(first)
     await run_mode(agent, state)
     await run_mode(agent, state)
-    [started] = records_of(first, r.RunStarted)
+    [started] = find_records(first, r.RunStarted)
     assert [run_id for run_id, _ in seen] == [started.run_id] * 2
     assert len({key for _, key in seen}) == 1
 

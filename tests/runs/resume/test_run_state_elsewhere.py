@@ -2,25 +2,23 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit import child_runs, frozen_state
-from kit.results import Run, outcome_of, outputs_in
-from kit.stored import copy_of
+from kit.agents import Run
+from kit.results import find_outcome, read_outputs
+from kit.resuming import copy_state
 
 from agentloop import RunState
-
-CHILD = Path(child_runs.__file__)
 
 
 def child(*args: str, given: str = "") -> str:
     """Run a step of `child_runs` in a process of its own and return what it wrote."""
-    done = subprocess.run(
-        [sys.executable, str(CHILD), *args], input=given, capture_output=True, text=True, timeout=50, check=False
-    )
+    options: dict[str, Any] = {"env": child_runs.ENVIRONMENT, "input": given, "timeout": 50}
+    command = child_runs.make_command(*args)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -69,7 +67,7 @@ def test_what_was_rejected_elsewhere_never_runs_and_the_model_gets_the_reason(tm
 
 def frozen() -> RunState:
     """Return the frozen state, read by the definitions it was made with."""
-    return RunState.from_string(frozen_state.build(), frozen_state.FILE.read_text())
+    return RunState.from_string(frozen_state.build_agent(), frozen_state.FILE.read_text())
 
 
 @pytest.mark.scenario("RS-03")
@@ -83,7 +81,7 @@ def test_the_frozen_state_is_read_and_means_what_it_meant() -> None:
     assert state.fold.max_turns == 7
     assert state.fold.usage.requests == 4
     assert state.fold.usage.total_tokens == 13
-    assert outputs_in(state.fold.new_items) == {
+    assert read_outputs(state.fold.new_items) == {
         "located": '{"x": 1, "y": 2.5}',
         "again": '{"x": 1, "y": 2.5}',
         "peeked": "Hidden.",
@@ -104,7 +102,7 @@ def test_the_frozen_state_is_written_as_it_was_read() -> None:
     if data["schema"] == RunState.schema_version:
         del written["library"], data["library"]
         assert written == data
-    assert copy_of(frozen()) == frozen()
+    assert copy_state(frozen()) == frozen()
 
 
 @pytest.mark.scenario("RS-03")
@@ -116,7 +114,7 @@ async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
     done = await run_mode(state.agent, state)
     assert done.final_output == "all is done"
     assert done.context == frozen_state.CONTEXT
-    assert outcome_of(done, "nested").output == "inside is done"
+    assert find_outcome(done, "nested").output == "inside is done"
     assert done.usage.requests == 6
     assert done.usage.total_tokens == 39
 
@@ -124,7 +122,7 @@ async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
 @pytest.mark.scenario("RS-03")
 async def test_a_state_made_now_has_the_form_of_the_frozen_one() -> None:
     """What is stored has not changed unseen: kinds of records and their fields are those of the file."""
-    now = frozen_state.without_chance((await frozen_state.make()).to_json())
+    now = frozen_state.fix_chance((await frozen_state.make_state()).to_json())
     then = json.loads(frozen_state.FILE.read_text())
     if then["schema"] == now["schema"]:
         assert [record["kind"] for record in now["records"]] == [record["kind"] for record in then["records"]]

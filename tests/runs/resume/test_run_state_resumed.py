@@ -5,10 +5,20 @@ from typing import Any
 
 import attrs
 import pytest
-from kit.agents import PASSED, TRIPPED, brief, input_guard
-from kit.results import Run, outcome_of, outputs_in, records_of, requests_of, shown, statuses
-from kit.stored import Batches, approved, by_turn, copy_of, journal_of, paused, texts_asked, turns
-from kit.watching import cancelled_at
+from kit.agents import PASSED, TRIPPED, Run, look, make_input_guard, script_turns
+from kit.ending import cancel_when
+from kit.results import (
+    describe,
+    find_outcome,
+    find_records,
+    read_outputs,
+    read_requests,
+    read_shown_outputs,
+    read_statuses,
+    read_turns,
+    read_user_texts,
+)
+from kit.resuming import BatchJournal, copy_state, make_journal, restore_approved, restore_paused
 
 from agentloop import (
     Agent,
@@ -34,12 +44,6 @@ from agentloop.policies import Deny
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, normal, say
 from agentloop.usage import RequestUsage
-
-
-@tool
-async def look() -> str:
-    """Look."""
-    return "seen"
 
 
 @tool(needs_approval=True)
@@ -71,28 +75,28 @@ async def test_after_a_soft_cancel_usage_is_counted_and_the_run_goes_on(run_mode
     """The turn's request counts once, and the next entry goes on with the next turn."""
     usage = RequestUsage(input_tokens=3, output_tokens=1, total_tokens=4)
     agent = Agent("guide", tools=[look])
-    agent.model = by_turn([call("look", call_id="l"), say("wait", usage)], say("done", usage))
+    agent.model = script_turns([call("look", call_id="l"), say("wait", usage)], say("done", usage))
     state = await stopped_after_a_turn(agent)
     assert state.fold.usage.requests == 1
     assert state.fold.usage.total_tokens == 4
-    done = await run_mode(agent, copy_of(state))
+    done = await run_mode(agent, copy_state(state))
     assert done.final_output == "done"
     assert done.usage.requests == 2
     assert done.usage.total_tokens == 8
-    assert len(records_of(done, r.CallStarted)) == 1
+    assert len(find_records(done, r.CallStarted)) == 1
 
 
 @pytest.mark.scenario("SC-11")
 async def test_a_state_after_a_soft_cancel_goes_on_with_the_next_turn(run_mode: Run) -> None:
     """It has what the turn gave, and no turn is taken twice."""
-    agent = Agent("guide", model=by_turn(call("look", call_id="l"), say("done")), tools=[look])
+    agent = Agent("guide", model=script_turns(call("look", call_id="l"), say("done")), tools=[look])
     state = await stopped_after_a_turn(agent)
-    assert turns(state.records) == [1]
-    assert len(requests_of(agent)) == 1
+    assert read_turns(state.records) == [1]
+    assert len(read_requests(agent)) == 1
     done = await run_mode(agent, state)
-    assert turns(done.records) == [1, 2]
-    assert shown(agent) == {"l": "seen"}
-    assert [record.status for record in records_of(done, r.RunEnded)] == ["cancelled", "completed"]
+    assert read_turns(done.records) == [1, 2]
+    assert read_shown_outputs(agent) == {"l": "seen"}
+    assert [record.status for record in find_records(done, r.RunEnded)] == ["cancelled", "completed"]
 
 
 # ---------------------------------------------------------------------------------------------- added input
@@ -101,19 +105,19 @@ async def test_a_state_after_a_soft_cancel_goes_on_with_the_next_turn(run_mode: 
 @pytest.mark.scenario("RS-13")
 async def test_added_input_is_shown_in_order_once_at_the_next_model_call(run_mode: Run) -> None:
     """After what there was; text and items; it stands among the run's items as input does."""
-    agent = Agent("guide", model=by_turn(call("look", call_id="a"), call("look", call_id="b"), say("done")))
+    agent = Agent("guide", model=script_turns(call("look", call_id="a"), call("look", call_id="b"), say("done")))
     agent.tools = [look]
     state = await stopped_after_a_turn(agent)
     state.add_input("first")
     state.add_input([UserMessage("second"), AssistantMessage("third")])
     state.add_input("fourth")
-    done = await run_mode(agent, copy_of(state))
+    done = await run_mode(agent, copy_state(state))
     assert done.final_output == "done"
     added = ["user:first", "user:second", "says:third", "user:fourth"]
-    assert brief(requests_of(agent)[1].items) == ["user:go", "call:look#a", "output:seen#a", *added]
-    assert [line for line in brief(requests_of(agent)[2].items) if line in added] == added
-    assert [line for line in brief(done.new_items) if line in added] == added
-    assert [len(record.items) for record in records_of(done, r.InputAdded)] == [1, 2, 1]
+    assert describe(read_requests(agent)[1].items) == ["user:go", "call:look#a", "output:seen#a", *added]
+    assert [line for line in describe(read_requests(agent)[2].items) if line in added] == added
+    assert [line for line in describe(done.new_items) if line in added] == added
+    assert [len(record.items) for record in find_records(done, r.InputAdded)] == [1, 2, 1]
 
 
 @pytest.mark.scenario("RS-13")
@@ -127,30 +131,30 @@ async def test_added_input_is_guarded(run_mode: Run) -> None:
         judged.append(texts)
         return TRIPPED if "bad" in texts else PASSED
 
-    agent = Agent("guide", model=by_turn(call("look", call_id="a"), call("look", call_id="b"), say("done")))
+    agent = Agent("guide", model=script_turns(call("look", call_id="a"), call("look", call_id="b"), say("done")))
     agent.tools, agent.input_guardrails = [look], [watch]
     state = await stopped_after_a_turn(agent)
-    good, bad = copy_of(state), copy_of(state)
+    good, bad = copy_state(state), copy_state(state)
     good.add_input("more")
     bad.add_input("bad")
     await run_mode(agent, good)
     assert judged == [["go"], ["more"]]
-    asked = len(requests_of(agent))
+    asked = len(read_requests(agent))
     with pytest.raises(InputGuardrailTripwireTriggered):
         await run_mode(agent, bad)
     assert judged[2:] == [["bad"]]
-    assert all("bad" not in texts_asked(agent, place) for place in range(asked))
+    assert all("bad" not in read_user_texts(agent, place) for place in range(asked))
 
 
 @pytest.mark.scenario("RS-13")
 async def test_a_run_that_is_over_takes_no_input() -> None:
     """Completed, or failed for good."""
-    agent = Agent("guide", model=by_turn(say("done")))
+    agent = Agent("guide", model=script_turns(say("done")))
     state = (await Runner.run(agent, "go")).to_state()
     before = list(state.records)
     with pytest.raises(StateError, match="over"):
         state.add_input("more")
-    failing = Agent("guide", model=by_turn(call("none", call_id="x")))
+    failing = Agent("guide", model=script_turns(call("none", call_id="x")))
     async with Runner.run_streamed(failing, "go") as stream:
         with pytest.raises(AgentLoopError):
             await stream.finished()
@@ -167,7 +171,7 @@ async def test_a_run_that_is_over_takes_no_input() -> None:
 @pytest.mark.scenario("RS-13")
 async def test_without_a_turn_left_no_input_is_taken(run_mode: Run) -> None:
     """It could never be shown."""
-    agent = Agent("guide", model=by_turn(call("look", call_id="a"), say("done")), tools=[look])
+    agent = Agent("guide", model=script_turns(call("look", call_id="a"), say("done")), tools=[look])
     with pytest.raises(MaxTurnsExceeded) as caught:
         await run_mode(agent, "go", max_turns=1)
     assert caught.value.run_data is not None
@@ -179,28 +183,28 @@ async def test_without_a_turn_left_no_input_is_taken(run_mode: Run) -> None:
 @pytest.mark.scenario("RS-13")
 async def test_while_calls_wait_no_input_is_taken(run_mode: Run) -> None:
     """The answer that made them comes first, decided or not."""
-    agent = Agent("guide", model=by_turn(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
-    state = paused(await run_mode(agent, "go"))
+    agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
+    state = restore_paused(await run_mode(agent, "go"))
     for _ in range(2):
         with pytest.raises(StateError, match="isn't dealt with"):
             state.add_input("more")
         state.approve("p")
-    assert records_of(state, r.InputAdded) == []
+    assert find_records(state, r.InputAdded) == []
 
 
 @pytest.mark.scenario("RS-13")
 @pytest.mark.parametrize("ends", ["by a message", "by a tool", "by a handoff"])
 async def test_where_what_is_there_may_end_the_run_no_input_is_taken(ends: str) -> None:
     """A log that a crash cut before the final output was judged, or before the next agent took over."""
-    target = Agent("target", model=by_turn(say("-"), say("end")))
+    target = Agent("target", model=script_turns(say("-"), say("end")))
     agent = Agent("guide", tools=[look])
     cut: type = r.RunEnded
     if ends == "by a message":
-        agent.model = by_turn(say("done"))
+        agent.model = script_turns(say("done"))
     elif ends == "by a tool":
-        agent.model, agent.tool_use_behavior = by_turn(call("look", call_id="l")), "stop_on_first_tool"
+        agent.model, agent.tool_use_behavior = script_turns(call("look", call_id="l")), "stop_on_first_tool"
     else:
-        agent.model, cut = by_turn(call("over", call_id="h")), r.HandedOff
+        agent.model, cut = script_turns(call("over", call_id="h")), r.HandedOff
         agent.handoffs = [handoff(target, tool_name="over")]
     records = (await Runner.run(agent, "go")).records
     place = next(place for place, record in enumerate(records) if isinstance(record, cut))
@@ -229,17 +233,17 @@ def pending_with_a_sibling(ran: list[str], **changes: Any) -> Agent[Any, Any]:
         return f"paid {amount}"
 
     calls = [call("note", call_id="n"), call("pay", {"amount": 1}, call_id="p")]
-    return Agent("guide", model=by_turn(calls, say("done")), tools=[note, attrs.evolve(noted, **changes)])
+    return Agent("guide", model=script_turns(calls, say("done")), tools=[note, attrs.evolve(noted, **changes)])
 
 
 @pytest.mark.scenario("RS-14")
 async def test_a_renamed_tool_with_a_pending_call_fails_before_anything_runs(run_mode: Run) -> None:
     """Its approved sibling hasn't run either."""
     ran: list[str] = []
-    state = approved(await run_mode(pending_with_a_sibling(ran), "go"))
+    state = restore_approved(await run_mode(pending_with_a_sibling(ran), "go"))
     renamed = pending_with_a_sibling(ran, name="pay_now")
     with pytest.raises(AgentLoopError, match="pay"):
-        await run_mode(renamed, copy_of(state, renamed))
+        await run_mode(renamed, copy_state(state, renamed))
     assert ran == []
     done = await run_mode(state.agent, state)
     assert sorted(ran) == ["note", "pay 1"]
@@ -250,11 +254,11 @@ async def test_a_renamed_tool_with_a_pending_call_fails_before_anything_runs(run
 async def test_a_changed_schema_of_a_tool_with_a_pending_call_fails_before_anything_runs(run_mode: Run) -> None:
     """The error names call, tool and agent."""
     ran: list[str] = []
-    state = approved(await run_mode(pending_with_a_sibling(ran), "go"))
+    state = restore_approved(await run_mode(pending_with_a_sibling(ran), "go"))
     schema = {"type": "object", "properties": {"amount": {"type": "string"}}, "required": ["amount"]}
     changed = pending_with_a_sibling(ran, params_json_schema=schema)
     with pytest.raises(StateError, match=r"'p'.*'pay'.*'guide'"):
-        await run_mode(changed, copy_of(state, changed))
+        await run_mode(changed, copy_state(state, changed))
     assert ran == []
 
 
@@ -265,9 +269,9 @@ async def test_a_stricter_collision_policy_fails_before_anything_runs(run_mode: 
     agent = pending_with_a_sibling(ran)
     agent.tools = [agent.tools[1], *agent.tools]
     agent.tools[0] = attrs.evolve(agent.tools[0], description="Another one.")
-    state = approved(await run_mode(agent, "go"))
+    state = restore_approved(await run_mode(agent, "go"))
     with pytest.raises(AgentLoopError, match="pay"):
-        await run_mode(agent, copy_of(state), run_config=RunConfig(tool_name_collision_policy="error"))
+        await run_mode(agent, copy_state(state), run_config=RunConfig(tool_name_collision_policy="error"))
     assert ran == []
 
 
@@ -275,7 +279,7 @@ async def test_a_stricter_collision_policy_fails_before_anything_runs(run_mode: 
 async def test_an_interruption_that_was_changed_approves_nothing(run_mode: Run) -> None:
     """Other arguments, another tool, another agent, another run of the tree, another id."""
     ran: list[str] = []
-    state = paused(await run_mode(pending_with_a_sibling(ran), "go"))
+    state = restore_paused(await run_mode(pending_with_a_sibling(ran), "go"))
     shown_call = state.interruptions[1]
     for changed in (
         attrs.evolve(shown_call, call=attrs.evolve(shown_call.call, arguments='{"amount": 100}')),
@@ -301,14 +305,14 @@ async def test_an_interruption_that_was_changed_approves_nothing(run_mode: Run) 
 async def test_an_approval_for_a_tool_of_another_key_is_asked_again(run_mode: Run) -> None:
     """The name leads to another tool now than the one that was approved."""
     ran: list[str] = []
-    state = approved(await run_mode(pending_with_a_sibling(ran), "go"))
+    state = restore_approved(await run_mode(pending_with_a_sibling(ran), "go"))
     moved = pending_with_a_sibling(ran, defer_loading=True)
     assert moved.tools[1].lookup_key != state.agent.tools[1].lookup_key
-    again = await run_mode(moved, copy_of(state, moved))
+    again = await run_mode(moved, copy_state(state, moved))
     assert again.status == "interrupted"
     assert [waiting.call.call_id for waiting in again.interruptions] == ["p"]
     assert ran == ["note"]
-    done = await run_mode(moved, approved(again))
+    done = await run_mode(moved, restore_approved(again))
     assert ran == ["note", "pay 1"]
     assert done.final_output == "done"
 
@@ -322,18 +326,18 @@ async def test_approved_arguments_are_judged_again_when_the_run_goes_on(run_mode
             return Deny("Not today.")
 
     ran: list[str] = []
-    state = approved(await run_mode(pending_with_a_sibling(ran), "go"))
+    state = restore_approved(await run_mode(pending_with_a_sibling(ran), "go"))
     done = await run_mode(state.agent, state, run_config=RunConfig(policies=(NoPaying(),)))
     assert ran == []
-    assert outputs_in(done.new_items) == {"n": "Not today.", "p": "Not today."}
+    assert read_outputs(done.new_items) == {"n": "Not today.", "p": "Not today."}
 
 
 @pytest.mark.scenario("RS-15")
 async def test_streaming_resume_equals_the_other() -> None:
     """Records in normal form, items, usage, status; of a pause in a nested run and one beside it."""
-    inner = Agent("inner", model=by_turn(call("pay", {"amount": 2}, call_id="q"), say("in")), tools=[pay])
+    inner = Agent("inner", model=script_turns(call("pay", {"amount": 2}, call_id="q"), say("in")), tools=[pay])
     outer = Agent("outer", tools=[look, pay, inner.as_tool("sub", "Sub.")])
-    outer.model = by_turn(
+    outer.model = script_turns(
         [call("look", call_id="l"), call("sub", {"input": "x"}, call_id="s"), call("pay", {"amount": 1}, call_id="p")],
         say("done"),
     )
@@ -354,7 +358,7 @@ async def test_streaming_resume_equals_the_other() -> None:
     assert normal(plain.records) == normal(with_events.records)
     assert plain.new_items == with_events.new_items
     assert plain.usage == with_events.usage
-    assert statuses(plain) == statuses(with_events) == ["succeeded"] * 3
+    assert read_statuses(plain) == read_statuses(with_events) == ["succeeded"] * 3
 
 
 # ---------------------------------------------------------------------------------------------- sessions
@@ -365,19 +369,19 @@ async def test_an_interruption_saves_what_is_complete_and_a_resume_adds_only_wha
     """Every item once, calls before their outputs."""
     session = MemorySession()
     agent = Agent("guide", tools=[look, pay])
-    agent.model = by_turn(
+    agent.model = script_turns(
         call("look", call_id="a"), [call("look", call_id="b"), call("pay", {"amount": 1}, call_id="p")], say("done")
     )
     first = await run_mode(agent, "go", session=session)
-    assert brief(await session.get_items()) == [
+    assert describe(await session.get_items()) == [
         "user:go",
         "call:look#a",
         "output:seen#a",
         "call:look#b",
         "output:seen#b",
     ]
-    await run_mode(agent, approved(first), session=session)
-    held = brief(await session.get_items())
+    await run_mode(agent, restore_approved(first), session=session)
+    held = describe(await session.get_items())
     assert sorted(held) == sorted(
         [
             "user:go",
@@ -413,12 +417,12 @@ class Traces(Instrument):
 @pytest.mark.scenario("HS-15")
 async def test_a_resumed_run_goes_on_in_its_trace_without_a_second_start(run_mode: Run) -> None:
     """In another process too; a run of another workflow begins its own."""
-    agent = Agent("guide", model=by_turn(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
+    agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
     before = Traces()
     first = await run_mode(agent, "go", run_config=RunConfig(instruments=[before], workflow_name="buying"))
     [(_, trace_id, _), _] = before.lines
     assert [what for what, _, _ in before.lines] == ["start", "end"]
-    state = approved(first)
+    state = restore_approved(first)
     after = Traces()
     await run_mode(agent, state, run_config=RunConfig(instruments=[after], workflow_name="buying"))
     assert [line for line in after.lines if line[0] == "start"] == []
@@ -444,15 +448,15 @@ async def test_what_completed_before_a_pause_is_a_hit_after_it(run_mode: Run) ->
         return f"value of {key}"
 
     agent = Agent("guide", tools=[fetch, pay])
-    agent.model = by_turn(
+    agent.model = script_turns(
         [call("fetch", {"key": "k"}, call_id="f1"), call("pay", {"amount": 1}, call_id="p")],
         call("fetch", {"key": "k"}, call_id="f2"),
         say("done"),
     )
-    done = await run_mode(agent, approved(await run_mode(agent, "go")))
+    done = await run_mode(agent, restore_approved(await run_mode(agent, "go")))
     assert ran == ["k"]
-    assert statuses(done) == ["succeeded", "succeeded", "replayed"]
-    assert shown(agent)["f2"] == "value of k"
+    assert read_statuses(done) == ["succeeded", "succeeded", "replayed"]
+    assert read_shown_outputs(agent)["f2"] == "value of k"
 
 
 @pytest.mark.scenario("LX-41")
@@ -478,24 +482,24 @@ async def test_what_completed_before_a_cancelled_run_is_a_hit_when_its_journal_g
         return "held"
 
     agent = Agent("guide", tools=[fetch, hold])
-    agent.model = by_turn(
+    agent.model = script_turns(
         call("fetch", {"key": "k"}, call_id="f1"),
         call("hold", call_id="h"),
         call("fetch", {"key": "k"}, call_id="f2"),
         say("done"),
     )
-    journal = Batches()
-    await cancelled_at(held, lambda: run_mode(agent, "go", journal=journal))
+    journal = BatchJournal()
+    await cancel_when(held, lambda: run_mode(agent, "go", journal=journal))
     done = await Runner.resume(agent, journal)
     assert ran == ["k"]
     assert done.final_output == "done"
-    assert statuses(done) == ["succeeded", "unknown", "replayed"]
-    assert shown(agent)["f2"] == "value of k"
+    assert read_statuses(done) == ["succeeded", "unknown", "replayed"]
+    assert read_shown_outputs(agent)["f2"] == "value of k"
 
 
 async def lines_up_to(kind: str, agent: Agent[Any, Any]) -> Sequence[bytes]:
     """Return what the journal of a run of *agent* holds up to its first record of *kind*, that one included."""
-    journal = Batches()
+    journal = BatchJournal()
     await Runner.run(agent, "go", journal=journal)
     lines = await journal.read()
     place = next(place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line)
@@ -513,24 +517,24 @@ async def test_a_call_in_flight_when_the_process_died_is_told_as_unknown(run_mod
         ran.append(amount)
         return "paid"
 
-    agent = Agent("guide", model=by_turn(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[noted])
+    agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[noted])
     lines = await lines_up_to("call_started", agent)
     ran.clear()
-    journal = await journal_of(lines)
+    journal = await make_journal(lines)
     state = await RunState.from_journal(agent, journal)
     done = await run_mode(agent, state, journal=journal)
     assert ran == []
-    assert outcome_of(done, "p").status == "unknown"
+    assert find_outcome(done, "p").status == "unknown"
     text = "Tool 'pay' was interrupted when the run stopped; whether it took effect is unknown."
-    assert shown(agent) == {"p": text}
-    assert [record.attempt for record in records_of(done, r.CallSettled)] == [2]
+    assert read_shown_outputs(agent) == {"p": text}
+    assert [record.attempt for record in find_records(done, r.CallSettled)] == [2]
     assert done.new_items[1] == ToolOutput("p", text)
 
 
 @pytest.mark.parametrize("ready", [True, False])
 async def test_a_state_that_was_read_midway_is_a_detached_snapshot(ready: bool) -> None:
     """Of the time it was read: the run goes on, the state doesn't."""
-    agent = Agent("guide", model=by_turn(call("look", call_id="l"), say("done")), tools=[look])
+    agent = Agent("guide", model=script_turns(call("look", call_id="l"), say("done")), tools=[look])
     config = RunConfig(tool_execution=ToolExecution(cleanup_grace=1.0))
     async with Runner.run_streamed(agent, "go", run_config=config) as stream:
         if ready:
@@ -547,12 +551,12 @@ async def test_a_state_that_was_read_midway_is_a_detached_snapshot(ready: bool) 
 async def test_added_input_is_saved_to_the_session_once(run_mode: Run) -> None:
     """In its place among the run's items."""
     session = MemorySession()
-    agent = Agent("guide", model=by_turn(call("look", call_id="a"), say("done")), tools=[look])
-    agent.input_guardrails = [input_guard("g", PASSED)]
+    agent = Agent("guide", model=script_turns(call("look", call_id="a"), say("done")), tools=[look])
+    agent.input_guardrails = [make_input_guard("g", PASSED)]
     state = await stopped_after_a_turn(agent, session=session)
     state.add_input("more")
-    await run_mode(agent, copy_of(state), session=session)
-    assert brief(await session.get_items()) == [
+    await run_mode(agent, copy_state(state), session=session)
+    assert describe(await session.get_items()) == [
         "user:go",
         "call:look#a",
         "output:seen#a",

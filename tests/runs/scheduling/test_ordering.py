@@ -7,19 +7,10 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import pytest
-from kit.results import (
-    Flight,
-    Rendezvous,
-    Run,
-    agent_with,
-    executing,
-    outcome_of,
-    outputs_in,
-    records_of,
-    requests_of,
-    shown,
-    statuses,
-)
+from kit.agents import Run, configure_run, make_agent
+from kit.ending import Rendezvous
+from kit.results import find_outcome, find_records, read_outputs, read_requests, read_shown_outputs, read_statuses
+from kit.watching import Flight
 
 from agentloop import (
     Agent,
@@ -59,10 +50,10 @@ async def test_without_a_cap_all_calls_of_a_turn_are_active_at_once(run_mode: Ru
         await everyone.wait()
         return n
 
-    agent = agent_with([f], calls("f", 40))
+    agent = make_agent([f], calls("f", 40))
     with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=None))
-    assert shown(agent) == expected(40)
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=None))
+    assert read_shown_outputs(agent) == expected(40)
 
 
 @pytest.mark.scenario("CO-02")
@@ -79,11 +70,11 @@ async def test_a_cap_is_never_exceeded_and_always_used(run_mode: Run, cap: int) 
             await groups[n // cap].wait()
             return n
 
-    agent = agent_with([f], calls("f", count))
+    agent = make_agent([f], calls("f", count))
     with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=cap))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=cap))
     assert flight.peak == cap
-    assert list(shown(agent).items()) == list(expected(count).items())
+    assert list(read_shown_outputs(agent).items()) == list(expected(count).items())
 
 
 @pytest.mark.scenario("CO-03")
@@ -98,8 +89,8 @@ async def test_a_cap_of_one_is_sequential_in_model_order(run_mode: Run) -> None:
                 await anyio.lowlevel.checkpoint()
             return n
 
-    agent = agent_with([f], calls("f", 5))
-    await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
+    agent = make_agent([f], calls("f", 5))
+    await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=1))
     assert flight.started == flight.ended == [0, 1, 2, 3, 4]
     assert flight.peak == 1
 
@@ -115,17 +106,17 @@ async def test_with_a_cap_of_one_nothing_starts_after_a_failure(run_mode: Run) -
         await anyio.lowlevel.checkpoint()
         raise ValueError("no")
 
-    agent = agent_with([f], calls("f", 4))
+    agent = make_agent([f], calls("f", 4))
     with pytest.raises(ToolCallError) as caught:
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=1))
     assert started == [0]
     data = caught.value.run_data
     assert data is not None
-    assert statuses(data) == ["failed", "cancelled", "cancelled", "cancelled"]
+    assert read_statuses(data) == ["failed", "cancelled", "cancelled", "cancelled"]
     for call_id in ("c1", "c2", "c3"):
-        outcome = outcome_of(data, call_id)
+        outcome = find_outcome(data, call_id)
         assert (outcome.cancelled_by, outcome.started_at) == ("sibling", None)
-    assert [record.call_id for record in records_of(data, r.CallStarted)] == ["c0"]
+    assert [record.call_id for record in find_records(data, r.CallStarted)] == ["c0"]
 
 
 @pytest.mark.scenario("CO-05")
@@ -152,11 +143,11 @@ async def test_a_slow_first_call_does_not_keep_later_ones_from_free_slots(run_mo
         ended.append(n)
         return n
 
-    agent = agent_with([f], calls("f", 6))
+    agent = make_agent([f], calls("f", 6))
     with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=2))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=2))
     assert ended == [1, 2, 3, 4, 5, 0]
-    assert shown(agent) == expected(6)
+    assert read_shown_outputs(agent) == expected(6)
 
 
 @pytest.mark.scenario("CO-07")
@@ -171,12 +162,12 @@ async def test_a_nested_agent_inherits_the_cap_for_its_own_turn(run_mode: Run) -
             return n
 
     inner = Agent("inner", model=ScriptedModel([calls("f", 3), say("inner done")]), tools=[f])
-    agent = agent_with([inner.as_tool()], call("inner", {"input": "go"}, "i"))
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "go"}, "i"))
     with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=1))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=1))
     assert flight.peak == 1
     assert flight.started == [0, 1, 2]
-    assert shown(agent) == {"i": "inner done"}
+    assert read_shown_outputs(agent) == {"i": "inner done"}
 
 
 @pytest.mark.scenario("LX-20")
@@ -191,12 +182,12 @@ async def test_five_hundred_calls_under_a_limit_of_ten(run_mode: Run) -> None:
             await groups[n // 10].wait()
             return n
 
-    agent = agent_with([f], calls("f", 500))
+    agent = make_agent([f], calls("f", 500))
     with anyio.fail_after(40):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=10))
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=10))
     assert flight.peak == 10
     assert sorted(flight.started) == list(range(500))
-    assert list(shown(agent).items()) == list(expected(500).items())
+    assert list(read_shown_outputs(agent).items()) == list(expected(500).items())
 
 
 @pytest.mark.scenario("LX-21")
@@ -209,14 +200,14 @@ async def test_calls_past_the_call_cap_of_a_turn_are_refused(run_mode: Run) -> N
         ran.append(n)
         return n
 
-    agent = agent_with([f], calls("f", 500))
-    result = await run_mode(agent, "go", run_config=executing(max_calls_per_turn=100))
+    agent = make_agent([f], calls("f", 500))
+    result = await run_mode(agent, "go", run_config=configure_run(max_calls_per_turn=100))
     assert sorted(ran) == list(range(100))
-    found = shown(agent)
+    found = read_shown_outputs(agent)
     refusal = "Tool 'f' was not started: more than 100 calls in one turn."
     assert list(found.values()) == [str(n) for n in range(100)] + [refusal] * 400
-    assert statuses(result) == ["succeeded"] * 100 + ["skipped"] * 400
-    assert outcome_of(result, "c100").started_at is None
+    assert read_statuses(result) == ["succeeded"] * 100 + ["skipped"] * 400
+    assert find_outcome(result, "c100").started_at is None
 
 
 # -- overlap
@@ -232,11 +223,11 @@ async def test_concurrent_tools_take_as_long_as_the_slowest(run_mode: Run) -> No
         await anyio.sleep(0.1)
         return n
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     began = anyio.current_time()
     await run_mode(agent, "go")
     assert anyio.current_time() - began == pytest.approx(0.1)
-    assert shown(agent) == expected(3)
+    assert read_shown_outputs(agent) == expected(3)
 
 
 @pytest.mark.scenario("LX-01")
@@ -249,10 +240,10 @@ async def test_concurrent_tools_overlap(run_mode: Run) -> None:
         await everyone.wait()
         return n
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     with anyio.fail_after(20):
         await run_mode(agent, "go")
-    assert shown(agent) == expected(3)
+    assert read_shown_outputs(agent) == expected(3)
 
 
 SEQUENTIAL = [
@@ -276,7 +267,7 @@ async def test_sequential_bodies_run_in_call_order_without_overlap(
                 await anyio.lowlevel.checkpoint()
             return n
 
-    agent = agent_with([f], calls("f", 4), **fields)
+    agent = make_agent([f], calls("f", 4), **fields)
     await run_mode(agent, "go", run_config=config)
     assert flight.started == flight.ended == [0, 1, 2, 3]
     assert flight.peak == 1
@@ -292,9 +283,9 @@ async def test_sequential_tools_take_as_long_as_all_together(run_mode: Run) -> N
         await anyio.sleep(0.1)
         return n
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     began = anyio.current_time()
-    await run_mode(agent, "go", run_config=executing(mode="sequential"))
+    await run_mode(agent, "go", run_config=configure_run(mode="sequential"))
     assert anyio.current_time() - began == pytest.approx(0.3)
 
 
@@ -307,10 +298,10 @@ async def test_the_run_s_mode_wins_over_the_agent_s(run_mode: Run) -> None:
         await everyone.wait()
         return n
 
-    agent = agent_with([f], calls("f", 3), tool_execution="sequential")
+    agent = make_agent([f], calls("f", 3), tool_execution="sequential")
     with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=executing(mode="concurrent"))
-    assert shown(agent) == expected(3)
+        await run_mode(agent, "go", run_config=configure_run(mode="concurrent"))
+    assert read_shown_outputs(agent) == expected(3)
 
 
 @pytest.mark.scenario("CO-08", "LX-17")
@@ -343,13 +334,13 @@ async def test_a_blocking_sync_tool_runs_beside_async_ones(run_mode: Run) -> Non
             if ticks >= 3 and async_ran.is_set():
                 three_ticks.set()
 
-    agent = agent_with([blocking, quick], [call("blocking", {}, "s"), call("quick", {}, "a")])
+    agent = make_agent([blocking, quick], [call("blocking", {}, "s"), call("quick", {}, "a")])
     async with anyio.create_task_group() as group:
         group.start_soon(ticker)
         with anyio.fail_after(20):
             await run_mode(agent, "go")
         group.cancel_scope.cancel()
-    found = shown(agent)
+    found = read_shown_outputs(agent)
     assert found["a"] == threading.current_thread().name
     assert found["s"] != found["a"]
 
@@ -365,9 +356,9 @@ async def test_sync_tools_run_in_parallel_with_each_other(run_mode: Run) -> None
         barrier.wait(20)
         return n
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     await run_mode(agent, "go")
-    assert shown(agent) == expected(3)
+    assert read_shown_outputs(agent) == expected(3)
 
 
 @pytest.mark.scenario("CO-11")
@@ -387,10 +378,10 @@ async def test_the_provider_s_parallel_calls_and_the_local_cap_are_independent(
                 await everyone.wait()
             return n
 
-    agent = agent_with([f], calls("f", 3), model_settings=ModelSettings(parallel_tool_calls=parallel))
+    agent = make_agent([f], calls("f", 3), model_settings=ModelSettings(parallel_tool_calls=parallel))
     with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=cap))
-    assert [request.settings.parallel_tool_calls for request in requests_of(agent)] == [parallel, parallel]
+        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=cap))
+    assert [request.settings.parallel_tool_calls for request in read_requests(agent)] == [parallel, parallel]
     assert flight.peak == (3 if cap is None else 1)
 
 
@@ -414,15 +405,15 @@ async def test_a_run_has_one_log_whatever_starts_its_tasks(run_mode: Run) -> Non
     script = [
         call(name, {"n": n}, f"c{n}") for n, name in enumerate(["later", "at_once", "failing", "later", "at_once"])
     ]
-    agent = agent_with([at_once, later, failing], script)
-    result = await run_mode(agent, "go", run_config=executing(max_function_tool_concurrency=2))
+    agent = make_agent([at_once, later, failing], script)
+    result = await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=2))
     kinds = [(record["kind"], record.get("call_id")) for record in normal(result.records)]
     per_call = [
         (kind, f"c{n}") for n in range(5) for kind in ("CallStarted", "BodyEnded", "CallSettled", "ItemReleased")
     ]
     batch = [row for row in kinds if row[1] is not None]
     assert batch == per_call
-    assert statuses(result) == ["succeeded", "succeeded", "failed", "succeeded", "succeeded"]
+    assert read_statuses(result) == ["succeeded", "succeeded", "failed", "succeeded", "succeeded"]
 
 
 @pytest.mark.scenario("CO-12")
@@ -435,12 +426,12 @@ async def test_a_failure_at_once_keeps_no_admitted_sibling_from_starting(run_mod
         started.append(n)
         raise ValueError(f"no {n}")
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     with pytest.raises(ToolCallError, match="no 0") as caught:
         await run_mode(agent, "go")
     assert sorted(started) == [0, 1, 2]
     assert caught.value.run_data is not None
-    assert statuses(caught.value.run_data) == ["failed", "failed", "failed"]
+    assert read_statuses(caught.value.run_data) == ["failed", "failed", "failed"]
 
 
 # -- order of outputs and events
@@ -472,17 +463,17 @@ async def test_settled_events_come_at_once_and_outputs_in_model_order() -> None:
 
         def on_late_result(self, report: Any) -> None: ...
 
-    agent = agent_with([f], calls("f", 3))
+    agent = make_agent([f], calls("f", 3))
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(instruments=[_Sets()])) as stream:
         events = [event async for event in stream]
     settled = [event.call.call_id for event in events if isinstance(event, ev.CallSettled)]
-    outputs = outputs_in(event.item for event in events if isinstance(event, ev.ItemCreated))
+    outputs = read_outputs(event.item for event in events if isinstance(event, ev.ItemCreated))
     assert settled == ["c1", "c2", "c0"]
     assert list(outputs.items()) == list(expected(3).items())
     assert [one.call.call_id for one in stream.result.calls] == ["c0", "c1", "c2"]
-    released = [record.call_id for record in records_of(stream.result, r.ItemReleased)]
+    released = [record.call_id for record in find_records(stream.result, r.ItemReleased)]
     assert released == ["c0", "c1", "c2"]
-    assert list(outputs_in(stream.result.new_items)) == ["c0", "c1", "c2"]
+    assert list(read_outputs(stream.result.new_items)) == ["c0", "c1", "c2"]
 
 
 @pytest.mark.scenario("LX-05")
@@ -496,14 +487,14 @@ async def test_an_early_output_is_delivered_before_a_slow_later_call_finishes() 
             await seen.wait()
         return n
 
-    agent = agent_with([f], calls("f", 2))
+    agent = make_agent([f], calls("f", 2))
     with anyio.fail_after(20):
         async with Runner.run_streamed(agent, "go") as stream:
             async for event in stream:
-                if isinstance(event, ev.ItemCreated) and outputs_in([event.item]) == {"c0": "0"}:
+                if isinstance(event, ev.ItemCreated) and read_outputs([event.item]) == {"c0": "0"}:
                     assert not stream.is_complete
                     seen.set()
-    assert shown(agent) == expected(2)
+    assert read_shown_outputs(agent) == expected(2)
 
 
 # -- serial, exclusive
@@ -528,12 +519,12 @@ async def test_calls_of_a_serial_tool_never_overlap_while_others_do(run_mode: Ru
         return n
 
     script = [call(name, {"n": n}, f"c{n}") for n, name in enumerate("sfsfs")]
-    agent = agent_with([s, f], script)
+    agent = make_agent([s, f], script)
     with anyio.fail_after(20):
         await run_mode(agent, "go")
     assert flight.peak == 1
     assert flight.started == [0, 2, 4]
-    assert shown(agent) == expected(5)
+    assert read_shown_outputs(agent) == expected(5)
 
 
 async def test_two_tools_of_one_serial_group_exclude_each_other_and_two_groups_do_not(run_mode: Run) -> None:
@@ -559,7 +550,7 @@ async def test_two_tools_of_one_serial_group_exclude_each_other_and_two_groups_d
         return n
 
     script = [call(name, {"n": n}, f"c{n}") for n, name in enumerate(["one", "two", "one", "three"])]
-    agent = agent_with([one, two, three], script)
+    agent = make_agent([one, two, three], script)
     with anyio.fail_after(20):
         await run_mode(agent, "go")
     assert (flight.peak, flight.started) == (1, [0, 1, 2])
@@ -586,10 +577,10 @@ async def test_an_exclusive_call_waits_for_earlier_ones_and_holds_back_later_one
         return n
 
     script = [call("alone" if n == 2 else "f", {"n": n}, f"c{n}") for n in range(5)]
-    agent = agent_with([f, alone], script)
+    agent = make_agent([f, alone], script)
     with anyio.fail_after(20):
         await run_mode(agent, "go")
-    assert shown(agent) == expected(5)
+    assert read_shown_outputs(agent) == expected(5)
     assert flight.started[2] == flight.ended[2] == 2
 
 
@@ -605,9 +596,9 @@ async def test_an_exclusive_call_that_fails_lets_the_later_ones_run(run_mode: Ru
         return n
 
     script = [call(name, {"n": n}, f"c{n}") for n, name in enumerate(["alone", "f", "alone"])]
-    agent = agent_with([alone, f], script)
+    agent = make_agent([alone, f], script)
     result = await run_mode(agent, "go")
-    assert statuses(result) == ["failed", "succeeded", "failed"]
+    assert read_statuses(result) == ["failed", "succeeded", "failed"]
 
 
 # -- a turn's calls one by one in the log
@@ -621,9 +612,9 @@ async def test_the_log_says_what_a_call_waited_for(run_mode: Run) -> None:
         await anyio.lowlevel.checkpoint()
         return n
 
-    agent = agent_with([s], calls("s", 2))
+    agent = make_agent([s], calls("s", 2))
     result = await run_mode(agent, "go")
-    first, second = records_of(result, r.CallStarted)
+    first, second = find_records(result, r.CallStarted)
     assert first.waited_for == ()
     assert second.waited_for == ("serial:disk",)
     assert first.queued_at is not None

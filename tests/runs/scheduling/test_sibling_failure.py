@@ -6,18 +6,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.results import (
-    Rendezvous,
-    Run,
-    ToolHooks,
-    agent_with,
-    executing,
-    outcome_of,
-    outputs_in,
-    records_of,
-    shown,
-    statuses,
-)
+from kit.agents import Run, configure_run, make_agent
+from kit.ending import Fatal, Rendezvous
+from kit.results import find_outcome, find_records, read_outputs, read_shown_outputs, read_statuses
+from kit.watching import ToolHookLog
 
 from agentloop import (
     AgentLoopError,
@@ -40,10 +32,6 @@ from agentloop.testing import call, reason
 SIBLING_TEXT = "Tool 'NAME' was cancelled because another call failed; it did not fail itself."
 
 
-class Fatal(BaseException):
-    """Neither an error nor a cancellation: nothing may swallow it."""
-
-
 # -- the model is told
 
 
@@ -60,12 +48,12 @@ async def test_one_failing_call_leaves_its_siblings_outputs_alone(run_mode: Run)
     async def bad() -> str:
         raise ValueError("no luck")
 
-    agent = agent_with([good, bad], [call("good", {"n": 1}, "a"), call("bad", {}, "b"), call("good", {"n": 2}, "c")])
+    agent = make_agent([good, bad], [call("good", {"n": 1}, "a"), call("bad", {}, "b"), call("good", {"n": 2}, "c")])
     result = await run_mode(agent, "go")
-    assert shown(agent) == {"a": "1", "b": "Tool bad failed with: ValueError(no luck)", "c": "2"}
-    assert statuses(result) == ["succeeded", "failed", "succeeded"]
+    assert read_shown_outputs(agent) == {"a": "1", "b": "Tool bad failed with: ValueError(no luck)", "c": "2"}
+    assert read_statuses(result) == ["succeeded", "failed", "succeeded"]
     assert result.final_output == "done"
-    failed = outcome_of(result, "b")
+    failed = find_outcome(result, "b")
     assert isinstance(failed.error, ValueError)
     assert failed.body_finished
 
@@ -78,9 +66,9 @@ async def test_the_text_of_a_failure_names_type_and_message(run_mode: Run) -> No
     async def fetch() -> str:
         raise ConnectionError("after 30s")
 
-    agent = agent_with([fetch], call("fetch", {}, "a"))
+    agent = make_agent([fetch], call("fetch", {}, "a"))
     await run_mode(agent, "go")
-    assert shown(agent) == {"a": "Tool fetch failed with: ConnectionError(after 30s)"}
+    assert read_shown_outputs(agent) == {"a": "Tool fetch failed with: ConnectionError(after 30s)"}
 
 
 @pytest.mark.scenario("LX-08")
@@ -91,9 +79,9 @@ async def test_the_text_of_a_failure_has_one_line_and_no_secret(run_mode: Run) -
     async def fetch() -> str:
         raise RuntimeError("refused with api_key=abc123\nstack: internal-host-7")
 
-    agent = agent_with([fetch], call("fetch", {}, "a"))
+    agent = make_agent([fetch], call("fetch", {}, "a"))
     await run_mode(agent, "go")
-    text = str(shown(agent)["a"])
+    text = str(read_shown_outputs(agent)["a"])
     assert text.startswith("Tool fetch failed with: RuntimeError(refused with api_key=")
     assert "abc123" not in text
     assert "internal-host-7" not in text
@@ -109,9 +97,9 @@ async def test_the_text_of_a_group_names_every_leaf(run_mode: Run) -> None:
         inner = ExceptionGroup("inner", [KeyError("k"), OSError("disk")])
         raise ExceptionGroup("several", [ValueError("one"), inner])
 
-    agent = agent_with([fetch], call("fetch", {}, "a"))
+    agent = make_agent([fetch], call("fetch", {}, "a"))
     await run_mode(agent, "go")
-    text = str(shown(agent)["a"])
+    text = str(read_shown_outputs(agent)["a"])
     for leaf in ("ValueError(one)", "KeyError('k')", "OSError(disk)"):
         assert leaf in text
 
@@ -125,11 +113,11 @@ async def test_a_returned_exception_object_is_an_ordinary_output(run_mode: Run) 
     async def f() -> Exception:
         return error
 
-    agent = agent_with([f], call("f", {}, "a"))
+    agent = make_agent([f], call("f", {}, "a"))
     result = await run_mode(agent, "go")
-    assert statuses(result) == ["succeeded"]
-    assert outcome_of(result, "a").value is error
-    assert "a value" in str(shown(agent)["a"])
+    assert read_statuses(result) == ["succeeded"]
+    assert find_outcome(result, "a").value is error
+    assert "a value" in str(read_shown_outputs(agent)["a"])
 
 
 # -- the run ends
@@ -144,7 +132,7 @@ async def test_a_failure_without_a_failure_function_ends_the_run(run_mode: Run) 
     async def bad() -> str:
         raise original
 
-    agent = agent_with([bad], call("bad", {}, "b"))
+    agent = make_agent([bad], call("bad", {}, "b"))
     with pytest.raises(ToolCallError) as caught:
         await run_mode(agent, "go")
     error = caught.value
@@ -154,7 +142,7 @@ async def test_a_failure_without_a_failure_function_ends_the_run(run_mode: Run) 
     assert error.outcome is not None
     assert error.outcome.status == "failed"
     assert error.run_data is not None
-    assert statuses(error.run_data) == ["failed"]
+    assert read_statuses(error.run_data) == ["failed"]
     ended = error.run_data.records[-1]
     assert isinstance(ended, r.RunEnded)
     assert ended.status == "failed"
@@ -186,13 +174,13 @@ async def test_running_siblings_are_cancelled_and_only_their_end_hook_runs(run_m
         await waiting.wait()
         raise ValueError("no")
 
-    hooks = ToolHooks()
-    agent = agent_with([slow, bad], [call("slow", {}, "s"), call("bad", {}, "b")])
+    hooks = ToolHookLog()
+    agent = make_agent([slow, bad], [call("slow", {}, "s"), call("bad", {}, "b")])
     with pytest.raises(ToolCallError, match="bad") as caught:
         await run_mode(agent, "go", hooks=hooks)
     assert touched == []
     assert [seen for seen in hooks.seen if seen.startswith("end:s")] == ["end:s:cancelled"]
-    outcome = outcome_of(caught.value.run_data, "s")
+    outcome = find_outcome(caught.value.run_data, "s")
     assert outcome == hooks.outcomes["s"]
     assert (outcome.status, outcome.cancelled_by, outcome.body_finished) == ("cancelled", "sibling", False)
     assert outcome.output == SIBLING_TEXT.replace("NAME", "slow")
@@ -226,18 +214,18 @@ async def test_a_sibling_past_its_body_finishes_its_guardrails_and_hooks(run_mod
             acted.set()
         return "never"
 
-    hooks = ToolHooks()
-    agent = agent_with(
+    hooks = ToolHookLog()
+    agent = make_agent(
         [finished, bad, witness], [call("finished", {}, "f"), call("bad", {}, "b"), call("witness", {}, "w")]
     )
     with anyio.fail_after(20), pytest.raises(ToolCallError, match="bad") as caught:
         await run_mode(agent, "go", hooks=hooks)
     data = caught.value.run_data
-    assert statuses(data) == ["succeeded", "failed", "cancelled"]
-    assert outcome_of(data, "f").output == "kept"
+    assert read_statuses(data) == ["succeeded", "failed", "cancelled"]
+    assert find_outcome(data, "f").output == "kept"
     assert hooks.outcomes["f"].status == "succeeded"
-    assert outputs_in(data.new_items if data else ())["f"] == "kept"
-    assert not any(isinstance(record, r.CleanupCut) for record in records_of(data, object))
+    assert read_outputs(data.new_items if data else ())["f"] == "kept"
+    assert not any(isinstance(record, r.CleanupCut) for record in find_records(data, object))
 
 
 @pytest.mark.scenario("SF-04")
@@ -261,15 +249,15 @@ async def test_what_follows_a_sibling_s_body_is_cut_at_the_cleanup_deadline(run_
         await judging.wait()
         raise ValueError("no")
 
-    agent = agent_with([finished, bad], [call("finished", {}, "f"), call("bad", {}, "b")])
+    agent = make_agent([finished, bad], [call("finished", {}, "f"), call("bad", {}, "b")])
     began = anyio.current_time()
     with pytest.raises(ToolCallError, match="bad") as caught:
-        await run_mode(agent, "go", run_config=executing(cleanup_grace=0.5))
+        await run_mode(agent, "go", run_config=configure_run(cleanup_grace=0.5))
     assert anyio.current_time() - began == pytest.approx(0.5)
-    outcome = outcome_of(caught.value.run_data, "f")
+    outcome = find_outcome(caught.value.run_data, "f")
     assert (outcome.status, outcome.cancelled_by, outcome.body_finished) == ("cancelled", "sibling", True)
     assert outcome.cleanup == "cut"
-    [cut] = records_of(caught.value.run_data, r.CleanupCut)
+    [cut] = find_records(caught.value.run_data, r.CleanupCut)
     assert cut.call_id == "f"
     assert "lost" not in str(caught.value.run_data.new_items if caught.value.run_data else "lost")
 
@@ -301,11 +289,11 @@ async def test_a_sibling_s_cleanup_is_awaited_before_the_failure_is_raised(run_m
         await waiting.wait()
         raise ValueError("no")
 
-    agent = agent_with([slow, bad], [call("slow", {}, "s"), call("bad", {}, "b")])
+    agent = make_agent([slow, bad], [call("slow", {}, "s"), call("bad", {}, "b")])
     with pytest.raises(ToolCallError, match="bad") as caught:
         await run_mode(agent, "go")
     assert steps == ["unshielded await failed", "cleaned up"]
-    outcome = outcome_of(caught.value.run_data, "s")
+    outcome = find_outcome(caught.value.run_data, "s")
     assert (outcome.status, outcome.cancelled_by, outcome.cleanup) == ("cancelled", "sibling", "done")
 
 
@@ -347,8 +335,8 @@ async def test_a_body_that_goes_on_is_reported_once_a_second_whatever_ends_besid
         raise ValueError("no")
 
     calls = [call("stubborn", {"seconds": seconds}, call_id=f"{seconds}") for seconds in (2.75, 0.8, 1.1)]
-    agent = agent_with([stubborn, bad], [*calls, call("bad", {}, "b")])
-    config = RunConfig(tool_execution=executing(cleanup_grace=0.5).tool_execution, instruments=[watching])
+    agent = make_agent([stubborn, bad], [*calls, call("bad", {}, "b")])
+    config = RunConfig(tool_execution=configure_run(cleanup_grace=0.5).tool_execution, instruments=[watching])
     with pytest.raises(Fatal):
         await run_mode(agent, "go", run_config=config)
     reported = Counter(report.call.call_id for report in watching.running)
@@ -392,18 +380,18 @@ async def test_a_sibling_s_bounded_cleanup_is_cut_and_its_own_shield_is_awaited(
         await waiting.wait()
         raise ValueError("no")
 
-    agent = agent_with(
+    agent = make_agent(
         [polite, stubborn, bad], [call("polite", {}, "p"), call("stubborn", {}, "s"), call("bad", {}, "b")]
     )
-    config = RunConfig(tool_execution=executing(cleanup_grace=0.5).tool_execution, instruments=[watching])
+    config = RunConfig(tool_execution=configure_run(cleanup_grace=0.5).tool_execution, instruments=[watching])
     began = anyio.current_time()
     with pytest.raises(ToolCallError, match="bad") as caught:
         await run_mode(agent, "go", run_config=config)
     assert anyio.current_time() - began == pytest.approx(2.75)
     assert ended == {"polite": pytest.approx(0.5), "stubborn": pytest.approx(2.75)}
     data = caught.value.run_data
-    assert outcome_of(data, "p").cleanup == "cut"
-    assert [record.call_id for record in records_of(data, r.CleanupCut)] == ["p"]
+    assert find_outcome(data, "p").cleanup == "cut"
+    assert [record.call_id for record in find_records(data, r.CleanupCut)] == ["p"]
     assert {report.call.call_id for report in watching.running} == {"s"}
     assert [report.age for report in watching.running] == [pytest.approx(at) for at in (0.5, 1.5, 2.5)]
     assert all("stubborn" in report.stack for report in watching.running)
@@ -431,14 +419,14 @@ async def _fail_together(run_mode: Run, wait: Any) -> None:
         await wait(n)
         raise ValueError(f"no {n}")
 
-    agent = agent_with([f], [call("f", {"n": n}, f"c{n}") for n in range(6)])
+    agent = make_agent([f], [call("f", {"n": n}, f"c{n}") for n in range(6)])
     with pytest.raises(ToolCallError, match="ValueError: no 0") as caught:
         await run_mode(agent, "go")
     notes = caught.value.__notes__
     assert len(notes) == 5
     for n, note in enumerate(notes, 1):
         assert f"no {n}" in note
-    assert statuses(caught.value.run_data) == ["failed"] * 6
+    assert read_statuses(caught.value.run_data) == ["failed"] * 6
 
 
 @pytest.mark.slow
@@ -533,7 +521,7 @@ def _script(*names: str) -> list[Any]:
 async def test_a_fatal_error_wins_over_ordinary_ones(run_mode: Run) -> None:
     """Whatever its place, bare; the others are its notes."""
     names = ("wrong", "cancelled", "fatal", "wrong", "fatal")
-    agent = agent_with(Together(5).tools, _script(*names))
+    agent = make_agent(Together(5).tools, _script(*names))
     with pytest.raises(Fatal, match="fatal 2") as caught:
         await run_mode(agent, "go")
     assert type(caught.value) is Fatal
@@ -572,7 +560,7 @@ async def test_an_ordinary_error_wins_over_a_cancellation(run_mode: Run) -> None
         return "never"
 
     cancelled = anyio.Event()
-    agent = agent_with(
+    agent = make_agent(
         [gives_up, finished, witness], [call("gives_up", {}, "g"), call("finished", {}, "f"), call("witness", {}, "w")]
     )
     with anyio.fail_after(20), pytest.raises(ToolCallError, match="guardrail broke") as caught:
@@ -601,10 +589,10 @@ async def test_an_error_of_a_cancelled_sibling_s_cleanup_is_secondary(run_mode: 
         await waiting.wait()
         raise ValueError("no")
 
-    agent = agent_with([untidy, bad], [call("untidy", {}, "u"), call("bad", {}, "b")])
+    agent = make_agent([untidy, bad], [call("untidy", {}, "u"), call("bad", {}, "b")])
     with pytest.raises(ToolCallError, match="ValueError: no") as caught:
         await run_mode(agent, "go", run_config=RunConfig(instruments=[watching]))
-    outcome = outcome_of(caught.value.run_data, "u")
+    outcome = find_outcome(caught.value.run_data, "u")
     assert (outcome.status, outcome.cancelled_by) == ("cancelled", "sibling")
     assert isinstance(outcome.error, RuntimeError)
     assert [str(late.error) for late in watching.late] == ["cleanup broke"]
@@ -629,7 +617,7 @@ async def test_a_fatal_error_of_a_cancelled_sibling_s_cleanup_replaces_the_failu
         await waiting.wait()
         raise ValueError("no")
 
-    agent = agent_with([bad, untidy], [call("bad", {}, "b"), call("untidy", {}, "u")])
+    agent = make_agent([bad, untidy], [call("bad", {}, "b"), call("untidy", {}, "u")])
     with pytest.raises(Fatal, match="cleanup died") as caught:
         await run_mode(agent, "go")
     assert any("ValueError" in note for note in caught.value.__notes__)
@@ -644,11 +632,11 @@ async def test_secondary_failures_stand_in_the_calls(run_mode: Run) -> None:
         await anyio.lowlevel.checkpoint()
         raise ValueError(f"no {n}")
 
-    agent = agent_with([f], [call("f", {"n": n}, f"c{n}") for n in range(3)])
+    agent = make_agent([f], [call("f", {"n": n}, f"c{n}") for n in range(3)])
     with pytest.raises(ToolCallError) as caught:
         await run_mode(agent, "go")
     data = caught.value.run_data
-    assert [str(outcome_of(data, f"c{n}").error) for n in range(3)] == ["no 0", "no 1", "no 2"]
+    assert [str(find_outcome(data, f"c{n}").error) for n in range(3)] == ["no 0", "no 1", "no 2"]
 
 
 @pytest.mark.scenario("SF-10")
@@ -691,7 +679,7 @@ async def test_what_fails_after_a_body_beats_a_sibling_s_cancellation(run_mode: 
             acted.set()
         return "never"
 
-    agent = agent_with(
+    agent = make_agent(
         [gives_up, finished, witness], [call("gives_up", {}, "g"), call("finished", {}, "f"), call("witness", {}, "w")]
     )
     hooks = Hooks() if part == "hook" else None
@@ -718,7 +706,7 @@ async def test_what_completed_before_the_failure_is_in_the_error_s_items(run_mod
             await anyio.lowlevel.checkpoint()
         raise ValueError("no")
 
-    agent = agent_with(
+    agent = make_agent(
         [good, bad],
         call("good", {}, "t1"),
         [reason("kept thought"), call("good", {}, "g"), reason("lost thought"), call("bad", {}, "b")],
@@ -727,9 +715,9 @@ async def test_what_completed_before_the_failure_is_in_the_error_s_items(run_mod
         await run_mode(agent, "go")
     data = caught.value.run_data
     assert data is not None
-    assert outputs_in(data.new_items) == {"t1": "kept", "g": "kept"}
+    assert read_outputs(data.new_items) == {"t1": "kept", "g": "kept"}
     assert [item.summary for item in data.new_items if isinstance(item, Reasoning)] == [("kept thought",)]
-    assert records_of(data, r.BatchEnded)[-1].turn == 1
+    assert find_records(data, r.BatchEnded)[-1].turn == 1
 
 
 @pytest.mark.scenario("SF-14")
@@ -744,11 +732,11 @@ async def test_an_error_of_the_library_keeps_its_type(run_mode: Run) -> None:
         raise Ours("own") if which == "own" else UserError("misused")
 
     with pytest.raises(Ours, match="own") as caught:
-        await run_mode(agent_with([bad], call("bad", {"which": "own"}, "b")), "go")
+        await run_mode(make_agent([bad], call("bad", {"which": "own"}, "b")), "go")
     assert type(caught.value) is Ours
     assert caught.value.run_data is not None
     with pytest.raises(UserError, match="misused"):
-        await run_mode(agent_with([bad], call("bad", {"which": "user"}, "b")), "go")
+        await run_mode(make_agent([bad], call("bad", {"which": "user"}, "b")), "go")
 
 
 async def test_a_failure_is_raised_bare_from_a_stream_after_its_events() -> None:
@@ -762,7 +750,7 @@ async def test_a_failure_is_raised_bare_from_a_stream_after_its_events() -> None
     async def bad() -> str:
         raise ValueError("no")
 
-    agent = agent_with([good, bad], [call("good", {}, "g"), call("bad", {}, "b")])
+    agent = make_agent([good, bad], [call("good", {}, "g"), call("bad", {}, "b")])
     seen: list[str] = []
     async with Runner.run_streamed(agent, "go") as stream:
         with pytest.raises(ToolCallError):

@@ -8,15 +8,12 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from kit.ending import Fatal
 from kit.watching import Watch
 
 from agentloop import Agent, RunConfig, Runner, ToolCallError, ToolExecution, UserError, tool
 from agentloop import records as r
 from agentloop.testing import ScriptedModel, call, say
-
-
-class Fatal(BaseException):
-    """What no policy answers."""
 
 
 def agent_of(*tools: Any, calls: list[Any]) -> Agent[Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.stored import by_turn
+from kit.agents import script_turns
 
 from agentloop import Agent, AgentLoopError, Runner, RunState, StateError, UserTypeError, UserValueError, tool
 from agentloop._storage.signing import SealKey
@@ -27,7 +27,7 @@ async def pay(amount: int) -> str:
 
 def build() -> Agent[Any, Any]:
     """Return the agent whose state is sealed."""
-    return Agent("a", model=by_turn(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
+    return Agent("a", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
 
 
 @pytest.fixture(scope="module")

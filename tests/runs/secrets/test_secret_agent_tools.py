@@ -6,8 +6,9 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.results import Run, agent_with, requests_of, shown, statuses
-from kit.secret_cases import CANARIES, PASSWORD, Case, NestedHooks, Reversing
+from kit.agents import Run, make_agent
+from kit.results import read_requests, read_shown_outputs, read_statuses
+from kit.secret_cases import CANARIES, PASSWORD, ReprAgentHooks, ReversingCodec, SecretCase
 
 from agentloop import Agent, GuardrailFunctionOutput, RunConfig, RunState, ToolContext, handoff, input_guardrail, tool
 from agentloop import records as r
@@ -40,9 +41,9 @@ class Login:
 
 
 @pytest.fixture
-def case(run_mode: Run, caplog: pytest.LogCaptureFixture) -> Case:
+def case(run_mode: Run, caplog: pytest.LogCaptureFixture) -> SecretCase:
     """Return a watched run."""
-    return Case(run_mode, caplog)
+    return SecretCase(run_mode, caplog)
 
 
 @tool
@@ -59,22 +60,22 @@ def inner(*steps: Any, **fields: Any) -> Agent[Any, Any]:
 def asking(agent: Agent[Any, Any], arguments: Any = None, **options: Any) -> Agent[Any, Any]:
     """Return an agent that asks *agent* once, all it says being secret."""
     made = agent.as_tool(**{"secret": ("input",), **options})
-    return agent_with([made], call("inner", ASKED if arguments is None else arguments, call_id="c1"))
+    return make_agent([made], call("inner", ASKED if arguments is None else arguments, call_id="c1"))
 
 
-async def test_the_nested_model_sees_the_input_and_nobody_else(case: Case) -> None:
+async def test_the_nested_model_sees_the_input_and_nobody_else(case: SecretCase) -> None:
     """Records, journal, state, spans, hooks, contexts: none shows it; what isn't secret is shown as ever."""
-    nested = inner(tools=[look], hooks=NestedHooks(case.words))
+    nested = inner(tools=[look], hooks=ReprAgentHooks(case.words))
     result = await case.run(asking(nested))
-    assert statuses(result) == ["succeeded"]
-    assert [item.text for item in requests_of(nested)[0].items] == [PASSWORD]  # type: ignore[union-attr]
+    assert read_statuses(result) == ["succeeded"]
+    assert [item.text for item in read_requests(nested)[0].items] == [PASSWORD]  # type: ignore[union-attr]
     started = [record for record in result.records if isinstance(record, r.RunStarted) and record.path]
     assert [item.secret for item in started[0].input] == [True]  # type: ignore[union-attr]
     assert "'seen'" in await case.read()
     await case.check()
 
 
-async def test_without_the_mark_it_would_be_seen(case: Case) -> None:
+async def test_without_the_mark_it_would_be_seen(case: SecretCase) -> None:
     """The checks of this page find it where nothing is marked."""
     await case.run(asking(inner(tools=[look]), secret=()))
     text = await case.read()
@@ -82,7 +83,7 @@ async def test_without_the_mark_it_would_be_seen(case: Case) -> None:
 
 
 @pytest.mark.parametrize("built", ["json", "text", "items"])
-async def test_a_typed_input_and_what_a_builder_makes_of_it(case: Case, built: str) -> None:
+async def test_a_typed_input_and_what_a_builder_makes_of_it(case: SecretCase, built: str) -> None:
     """One secret parameter makes the whole input secret: a builder may have put it anywhere."""
     before: list[Item] = [
         SystemMessage("be quick"),
@@ -105,7 +106,7 @@ async def test_a_typed_input_and_what_a_builder_makes_of_it(case: Case, built: s
         seen.append(ctx.tool_input)
         return "seen"
 
-    nested = inner(tools=[look], hooks=NestedHooks(case.words))
+    nested = inner(tools=[look], hooks=ReprAgentHooks(case.words))
     outer = asking(
         nested,
         {"user": "ann", "password": PASSWORD},
@@ -115,11 +116,11 @@ async def test_a_typed_input_and_what_a_builder_makes_of_it(case: Case, built: s
     )
     await case.run(outer)
     assert seen == [Login("ann", PASSWORD)]
-    assert "hunter2" in requests_of(nested)[0].items[-1].text  # type: ignore[union-attr]
+    assert "hunter2" in read_requests(nested)[0].items[-1].text  # type: ignore[union-attr]
     await case.check()
 
 
-async def test_what_can_not_be_kept_secret_is_refused(case: Case) -> None:
+async def test_what_can_not_be_kept_secret_is_refused(case: SecretCase) -> None:
     """An item without a place for the mark: the call fails, and shows nothing either."""
     outer = asking(
         inner(),
@@ -129,14 +130,14 @@ async def test_what_can_not_be_kept_secret_is_refused(case: Case) -> None:
         secret=("password",),
     )
     result = await case.run(outer)
-    assert statuses(result) == ["failed"]
-    assert shown(outer)["c1"] == "Tool inner failed with: UserTypeError([redacted])"
+    assert read_statuses(result) == ["failed"]
+    assert read_shown_outputs(outer)["c1"] == "Tool inner failed with: UserTypeError([redacted])"
     assert "of a call with secret arguments, a Reasoning can't be made" in str(result.calls[0].outcome.error)
     await case.check()
 
 
 @pytest.mark.parametrize("raises", [False, True])
-async def test_errors_that_repeat_the_input(case: Case, raises: bool) -> None:
+async def test_errors_that_repeat_the_input(case: SecretCase, raises: bool) -> None:
     """Of the model, of a tool that marks nothing, of a nested agent: none of their words shows it."""
 
     @tool
@@ -147,23 +148,23 @@ async def test_errors_that_repeat_the_input(case: Case, raises: bool) -> None:
     nested = inner(call("look", call_id="n1"), fail(ValueError(f"no answer to {PASSWORD!r}")), tools=[look])
     options: dict[str, Any] = {"failure_error_function": None} if raises else {}
     result = await case.run(asking(nested, **options))
-    assert statuses(result) == ["failed"]
-    assert "hunter2" not in str(shown(nested))
-    assert "ValueError" in str(shown(nested)["n1"])
+    assert read_statuses(result) == ["failed"]
+    assert "hunter2" not in str(read_shown_outputs(nested))
+    assert "ValueError" in str(read_shown_outputs(nested)["n1"])
     assert (case.error is not None) == raises
     await case.check()
 
 
-async def test_a_run_nested_deeper_repeats_it_no_more(case: Case) -> None:
+async def test_a_run_nested_deeper_repeats_it_no_more(case: SecretCase) -> None:
     """What is secret of a call is so in all that runs below it, marked there or not."""
     deepest = Agent("deepest", model=ScriptedModel([fail(ValueError(f"no answer to {PASSWORD}"))]))
     between = inner(call("deepest", {"input": "say it"}, call_id="n1"), say("ok"), tools=[deepest.as_tool()])
     await case.run(asking(between))
-    assert "hunter2" not in str(shown(between))
+    assert "hunter2" not in str(read_shown_outputs(between))
     await case.check()
 
 
-async def test_what_guardrails_and_instructions_say_of_it(case: Case) -> None:
+async def test_what_guardrails_and_instructions_say_of_it(case: SecretCase) -> None:
     """Their words are the application's, and may repeat it: they are hidden, and shown in no repr."""
 
     @input_guardrail
@@ -185,14 +186,14 @@ async def test_what_guardrails_and_instructions_say_of_it(case: Case) -> None:
 
     nested = inner(say("ok"), input_guardrails=[strict], instructions=instructions)
     await case.run(asking(nested, custom_output_extractor=extract))
-    assert requests_of(nested)[0].system == f"You know {PASSWORD}."
+    assert read_requests(nested)[0].system == f"You know {PASSWORD}."
     case.words += words
     await case.check()
     await case.run(asking(inner(say("ok"), input_guardrails=[strict, broken])))
     await case.check()
 
 
-async def test_on_stream_that_fails_is_logged_without_it(case: Case) -> None:
+async def test_on_stream_that_fails_is_logged_without_it(case: SecretCase) -> None:
     """Its error may repeat what it was told."""
 
     def hear(event: Any) -> None:
@@ -203,12 +204,12 @@ async def test_on_stream_that_fails_is_logged_without_it(case: Case) -> None:
     await case.check()
 
 
-async def test_a_history_that_is_told_to_the_next_agent_of_a_nested_run(case: Case) -> None:
+async def test_a_history_that_is_told_to_the_next_agent_of_a_nested_run(case: SecretCase) -> None:
     """It is told what was asked, and the summary is as secret."""
     second = Agent("second", model=ScriptedModel([say("done")]))
     first = inner(call("transfer_to_second", call_id="h1"), handoffs=[handoff(second, nest_handoff_history=True)])
     await case.run(asking(first))
-    (summary,) = requests_of(second)[0].items
+    (summary,) = read_requests(second)[0].items
     assert isinstance(summary, AssistantMessage)
     assert "hunter2" in summary.text
     assert summary.secret
@@ -276,7 +277,7 @@ def paying() -> Agent[Any, Any]:
 
 async def test_a_nested_run_that_waited_goes_on_with_its_input(run_mode: Run) -> None:
     """A codec gives it back: the nested model is shown it again, whatever it was stored in."""
-    codec = Reversing()
+    codec = ReversingCodec()
     journal = MemoryJournal(codec=codec)
     agent = paying()
     paused = await run_mode(agent, "go", journal=journal)
@@ -291,19 +292,19 @@ async def test_a_nested_run_that_waited_goes_on_with_its_input(run_mode: Run) ->
         state.approve("n1")
         result = await run_mode(again, state)
         assert result.final_output == "done"
-        first = requests_of(nested.agent)[0].items[0]
+        first = read_requests(nested.agent)[0].items[0]
         assert isinstance(first, UserMessage)
         assert first.text == PASSWORD
         assert first.secret
 
 
 @pytest.mark.parametrize("deep", [False, True])
-@pytest.mark.parametrize("codec", [None, Reversing()])
+@pytest.mark.parametrize("codec", [None, ReversingCodec()])
 async def test_without_the_codec_the_call_is_named(run_mode: Run, deep: bool, codec: Any) -> None:
     """Only a digest was stored, or it can't be opened: the run is refused before anything goes on, also deeper down."""
     agent = paying()
     if deep:
-        agent = agent_with([agent.as_tool("guide")], call("guide", {"input": "go"}, call_id="d1"))
+        agent = make_agent([agent.as_tool("guide")], call("guide", {"input": "go"}, call_id="d1"))
     journal = MemoryJournal(codec=codec)
     await run_mode(agent, "go", journal=journal)
     journal.codec = None
@@ -317,7 +318,7 @@ async def test_without_the_codec_the_call_is_named(run_mode: Run, deep: bool, co
 async def test_without_the_codec_what_still_waits_and_what_is_over_need_nothing(run_mode: Run) -> None:
     """A verdict on another call is acted on; a nested run that is over is not asked again."""
     other = inner(call("pay", call_id="m1"), say("fine"), tools=[pay])
-    agent = agent_with(
+    agent = make_agent(
         [inner(call("pay", call_id="n1"), tools=[pay]).as_tool(secret=("input",)), other.as_tool("other")],
         [call("inner", ASKED, call_id="c1"), call("other", {"input": "go"}, call_id="c2")],
     )
@@ -325,7 +326,7 @@ async def test_without_the_codec_what_still_waits_and_what_is_over_need_nothing(
     state.approve("m1")
     result = await run_mode(agent, state)
     assert result.status == "interrupted"
-    assert statuses(result) == ["succeeded"]
+    assert read_statuses(result) == ["succeeded"]
     assert [request.call.call_id for request in result.interruptions] == ["n1"]
 
 
@@ -338,7 +339,7 @@ async def test_a_plain_call_inside_that_was_approved_is_named(run_mode: Run) -> 
         return "told"
 
     nested = Agent("inner", model=ScriptedModel([call("tell", {"word": PASSWORD}, call_id="n1")]), tools=[tell])
-    agent = agent_with([nested.as_tool()], call("inner", {"input": "go"}, call_id="c1"))
+    agent = make_agent([nested.as_tool()], call("inner", {"input": "go"}, call_id="c1"))
     state = RunState.from_string(agent, (await run_mode(agent, "go")).to_state().to_string())
     state.approve("n1")
     with pytest.raises(StateError, match="call 'n1' of tool 'tell' needs the secret arguments 'word'"):
@@ -347,7 +348,7 @@ async def test_a_plain_call_inside_that_was_approved_is_named(run_mode: Run) -> 
 
 async def test_input_that_is_secret_by_itself_is_missed_too(run_mode: Run) -> None:
     """A message that was marked by whoever made it: without the codec no model is shown what is left of it."""
-    agent = agent_with([pay], call("pay", call_id="c1"))
+    agent = make_agent([pay], call("pay", call_id="c1"))
     paused = await run_mode(agent, [UserMessage(PASSWORD, secret=True)])
     text = paused.to_state().to_string()
     assert "hunter2" not in text
@@ -359,11 +360,11 @@ async def test_input_that_is_secret_by_itself_is_missed_too(run_mode: Run) -> No
 
 async def test_a_crash_anywhere_shows_nothing_and_is_got_over_with_the_codec(run_mode: Run) -> None:
     """Cut at every record: what was written has no canary in it, and the codec is enough to go on."""
-    whole = MemoryJournal(codec=Reversing())
+    whole = MemoryJournal(codec=ReversingCodec())
     await run_mode(asking(inner(say("ok"))), "go", journal=whole)
     lines = await whole.read()
     for length in range(2, len(lines) + 1):
-        cut = MemoryJournal(codec=Reversing())
+        cut = MemoryJournal(codec=ReversingCodec())
         await cut.append(lines[:length])
         nested = inner(say("ok"))
         agent = asking(nested)
@@ -375,7 +376,7 @@ async def test_a_crash_anywhere_shows_nothing_and_is_got_over_with_the_codec(run
         with anyio.fail_after(5):
             result = await run_mode(agent, state, journal=cut)
         assert result.final_output == "done"
-        for request in requests_of(nested):
+        for request in read_requests(nested):
             assert request.items[0].text == PASSWORD  # type: ignore[union-attr]
         stored = b"\n".join(await cut.read())
         assert not any(canary.encode() in stored for canary in CANARIES)

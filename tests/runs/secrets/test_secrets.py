@@ -9,8 +9,9 @@ from typing import Any, Literal
 import anyio
 import attrs
 import pytest
-from kit.results import Run, agent_with, shown, statuses
-from kit.secret_cases import CANARIES, OUTPUT, PASSWORD, Case, Reversing
+from kit.agents import Run, make_agent
+from kit.results import read_shown_outputs, read_statuses
+from kit.secret_cases import CANARIES, OUTPUT, PASSWORD, ReversingCodec, SecretCase
 
 from agentloop import (
     Agent,
@@ -42,9 +43,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def case(run_mode: Run, caplog: pytest.LogCaptureFixture) -> Case:
+def case(run_mode: Run, caplog: pytest.LogCaptureFixture) -> SecretCase:
     """Return a watched run."""
-    return Case(run_mode, caplog)
+    return SecretCase(run_mode, caplog)
 
 
 def login(work: Callable[[str], Any], **options: Any) -> FunctionTool:
@@ -60,7 +61,7 @@ def login(work: Callable[[str], Any], **options: Any) -> FunctionTool:
 
 def logging_in(*tools: Any, **fields: Any) -> Agent[Any, Any]:
     """Return an agent that logs in once."""
-    return agent_with(tools, call("login", {"user": "ann", "password": PASSWORD}, "c1"), **fields)
+    return make_agent(tools, call("login", {"user": "ann", "password": PASSWORD}, "c1"), **fields)
 
 
 def fails(password: str) -> Any:
@@ -68,7 +69,7 @@ def fails(password: str) -> Any:
     raise ValueError(f"first\nbad password {password!r} for ann: {password}")
 
 
-async def test_the_canaries_are_seen_where_nothing_is_marked(case: Case) -> None:
+async def test_the_canaries_are_seen_where_nothing_is_marked(case: SecretCase) -> None:
     """The checks of this page would fail on a tool that marks nothing."""
 
     @tool
@@ -81,7 +82,7 @@ async def test_the_canaries_are_seen_where_nothing_is_marked(case: Case) -> None
     assert all(canary in text for canary in CANARIES)
 
 
-async def test_a_call_that_succeeds(case: Case) -> None:
+async def test_a_call_that_succeeds(case: SecretCase) -> None:
     """The body and the model have both, nobody else; what isn't secret is shown as ever."""
     got: list[str] = []
 
@@ -91,32 +92,32 @@ async def test_a_call_that_succeeds(case: Case) -> None:
 
     agent = logging_in(login(work, custom_data_extractor=lambda ctx, value: {"kept": value}))
     result = await case.run(agent)
-    assert statuses(result) == ["succeeded"]
+    assert read_statuses(result) == ["succeeded"]
     assert got == [PASSWORD]
-    assert shown(agent) == {"c1": OUTPUT}
+    assert read_shown_outputs(agent) == {"c1": OUTPUT}
     assert result.calls[0].outcome.value == OUTPUT
     assert '"user": "ann"' in repr(result.calls[0].call)
     await case.check()
 
 
-async def test_a_call_that_fails(case: Case) -> None:
+async def test_a_call_that_fails(case: SecretCase) -> None:
     """The model is told of the error, without what it repeats of the password."""
     agent = logging_in(login(fails))
     result = await case.run(agent)
-    assert statuses(result) == ["failed"]
-    assert "ValueError" in str(shown(agent)["c1"])
-    assert "hunter2" not in str(shown(agent)["c1"])
+    assert read_statuses(result) == ["failed"]
+    assert "ValueError" in str(read_shown_outputs(agent)["c1"])
+    assert "hunter2" not in str(read_shown_outputs(agent)["c1"])
     await case.check()
 
 
-async def test_a_failure_that_ends_the_run(case: Case) -> None:
+async def test_a_failure_that_ends_the_run(case: SecretCase) -> None:
     """The error's own words, its notes and the log's are without it; the cause is the tool's own."""
 
     def work(password: str) -> str:
         raise ValueError(f"bad password {password}")
 
     other = tool(_also_fails, secret=("password",), failure_error_function=None, name="other")
-    agent = agent_with(
+    agent = make_agent(
         [login(work, failure_error_function=None), other],
         [
             call("login", {"user": "ann", "password": PASSWORD}, "c1"),
@@ -136,15 +137,15 @@ async def _also_fails(password: str) -> str:
     raise ExceptionGroup(f"both {password}", [KeyError(password), OSError(f"no {password} here")])
 
 
-async def test_an_error_function_that_repeats_it(case: Case) -> None:
+async def test_an_error_function_that_repeats_it(case: SecretCase) -> None:
     """Words of the application's own are looked through as well."""
     agent = logging_in(login(fails, failure_error_function=lambda ctx, error: f"It said: {error}"))
     await case.run(agent)
-    assert "It said: first" in str(shown(agent)["c1"])
+    assert "It said: first" in str(read_shown_outputs(agent)["c1"])
     await case.check()
 
 
-async def test_a_call_that_times_out(case: Case) -> None:
+async def test_a_call_that_times_out(case: SecretCase) -> None:
     """Its cleanup may fail with the password in its words."""
 
     async def work(password: str) -> None:
@@ -154,7 +155,7 @@ async def test_a_call_that_times_out(case: Case) -> None:
             raise OSError(f"cleanup of {password}")
 
     result = await case.run(logging_in(login(work, timeout=0.01)))
-    assert statuses(result) == ["timed_out"]
+    assert read_statuses(result) == ["timed_out"]
     await case.check()
 
 
@@ -166,17 +167,17 @@ OFF = login(fails, is_enabled=False)
     [lambda: logging_in(OFF), lambda: logging_in(handoffs=[handoff(Agent("other", tools=[OFF]))])],
     ids=["off", "another agent's"],
 )
-async def test_a_call_of_a_tool_that_is_not_shown(case: Case, agent: Any) -> None:
+async def test_a_call_of_a_tool_that_is_not_shown(case: SecretCase, agent: Any) -> None:
     """The model repeats it from what it has seen, and it never runs."""
     agent = agent()
     result = await case.run(agent, tool_not_found_behavior="return_error_to_model")
-    assert statuses(result) == ["failed"]
-    assert "not found" in str(shown(agent)["c1"])
+    assert read_statuses(result) == ["failed"]
+    assert "not found" in str(read_shown_outputs(agent)["c1"])
     await case.check()
 
 
 @pytest.mark.parametrize("status", ["rejected", "failed"])
-async def test_a_call_that_a_guardrail_refuses(case: Case, status: str) -> None:
+async def test_a_call_that_a_guardrail_refuses(case: SecretCase, status: str) -> None:
     """Whatever the guardrail says of the arguments, also in what it keeps."""
 
     @tool_input_guardrail
@@ -192,7 +193,7 @@ async def test_a_call_that_a_guardrail_refuses(case: Case, status: str) -> None:
     await case.check()
 
 
-async def test_a_call_that_a_guardrail_rewrites(case: Case) -> None:
+async def test_a_call_that_a_guardrail_rewrites(case: SecretCase) -> None:
     """The new arguments have secrets of their own."""
     got: list[str] = []
 
@@ -210,7 +211,7 @@ async def test_a_call_that_a_guardrail_rewrites(case: Case) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["allow", "reject", "replace", "raise", "broken"])
-async def test_an_output_that_guardrails_judge(case: Case, verdict: str) -> None:
+async def test_an_output_that_guardrails_judge(case: SecretCase, verdict: str) -> None:
     """They see the output; what they make of it is as secret."""
 
     @tool_output_guardrail
@@ -244,18 +245,18 @@ async def test_an_output_that_guardrails_judge(case: Case, verdict: str) -> None
     ],
 )
 @pytest.mark.parametrize("raises", [False, True])
-async def test_arguments_that_do_not_fit(case: Case, text: str, raises: bool) -> None:
+async def test_arguments_that_do_not_fit(case: SecretCase, text: str, raises: bool) -> None:
     """Arguments that don't parse may be anything, so nothing of them is quoted."""
     made = login(lambda password: OUTPUT, **({"failure_error_function": None} if raises else {}))
-    agent = agent_with([made], call("login", text, "c1"))
+    agent = make_agent([made], call("login", text, "c1"))
     result = await case.run(agent)
-    assert statuses(result) == ["failed"]
+    assert read_statuses(result) == ["failed"]
     if not raises:
-        assert "hunter2" not in str(shown(agent)["c1"])
+        assert "hunter2" not in str(read_shown_outputs(agent)["c1"])
     await case.check()
 
 
-async def test_a_value_that_is_quoted_because_it_does_not_fit(case: Case) -> None:
+async def test_a_value_that_is_quoted_because_it_does_not_fit(case: SecretCase) -> None:
     """Validation errors like to quote."""
 
     async def login(password: Literal["a", "b"]) -> str:
@@ -263,14 +264,14 @@ async def test_a_value_that_is_quoted_because_it_does_not_fit(case: Case) -> Non
         return "in"
 
     made = tool(login, secret=("password",))
-    agent = agent_with([made], call("login", {"password": PASSWORD}, "c1"))
+    agent = make_agent([made], call("login", {"password": PASSWORD}, "c1"))
     result = await case.run(agent)
-    assert statuses(result) == ["failed"]
-    assert "hunter2" not in str(shown(agent)["c1"])
+    assert read_statuses(result) == ["failed"]
+    assert "hunter2" not in str(read_shown_outputs(agent)["c1"])
     await case.check()
 
 
-async def test_a_sync_tool_and_an_equal_call(case: Case) -> None:
+async def test_a_sync_tool_and_an_equal_call(case: SecretCase) -> None:
     """A receipt is kept under a key that says nothing of the arguments."""
     ran: list[str] = []
 
@@ -281,14 +282,14 @@ async def test_a_sync_tool_and_an_equal_call(case: Case) -> None:
 
     made = tool(login, secret=["password"], secret_output=True, idempotent=True)
     arguments = {"user": "ann", "password": PASSWORD}
-    agent = agent_with([made], call("login", arguments, "c1"), call("login", arguments, "c2"))
+    agent = make_agent([made], call("login", arguments, "c1"), call("login", arguments, "c2"))
     result = await case.run(agent)
-    assert statuses(result) == ["succeeded", "replayed"]
+    assert read_statuses(result) == ["succeeded", "replayed"]
     assert len(ran) == 1
     await case.check()
 
 
-async def test_an_output_that_is_the_final_one(case: Case) -> None:
+async def test_an_output_that_is_the_final_one(case: SecretCase) -> None:
     """Who asked for the run has it; the log knows that it is secret."""
     agent = logging_in(login(lambda password: OUTPUT), tool_use_behavior="stop_on_first_tool", done=None)
     result = await case.run(agent)
@@ -296,19 +297,19 @@ async def test_an_output_that_is_the_final_one(case: Case) -> None:
     await case.check()
 
 
-async def test_an_output_that_comes_through_an_agent_tool(case: Case) -> None:
+async def test_an_output_that_comes_through_an_agent_tool(case: SecretCase) -> None:
     """A nested run that ends with a secret makes it the output of its call."""
     inner = logging_in(login(lambda password: OUTPUT), tool_use_behavior="stop_on_first_tool", done=None)
-    outer = agent_with([inner.as_tool("inner", "Ask.")], call("inner", {"input": "go"}, "o1"))
+    outer = make_agent([inner.as_tool("inner", "Ask.")], call("inner", {"input": "go"}, "o1"))
     await case.run(outer)
-    assert shown(outer) == {"o1": OUTPUT}
+    assert read_shown_outputs(outer) == {"o1": OUTPUT}
     await case.check()
 
 
-async def test_a_history_that_is_told_to_the_next_agent(case: Case) -> None:
+async def test_a_history_that_is_told_to_the_next_agent(case: SecretCase) -> None:
     """A nested history is text: secrets leave it before."""
     second = Agent("second", model=ScriptedModel([say("done")]))
-    first = agent_with(
+    first = make_agent(
         [login(lambda password: OUTPUT)],
         call("login", {"user": "ann", "password": PASSWORD}, "c1"),
         call("transfer_to_second", {}, "h1"),
@@ -321,7 +322,7 @@ async def test_a_history_that_is_told_to_the_next_agent(case: Case) -> None:
     await case.check()
 
 
-async def test_a_callable_behaviour_and_a_policy_that_fail(case: Case) -> None:
+async def test_a_callable_behaviour_and_a_policy_that_fail(case: SecretCase) -> None:
     """Callbacks are given the arguments and the output; their reprs and errors are looked through."""
 
     class Strict:
@@ -333,7 +334,7 @@ async def test_a_callable_behaviour_and_a_policy_that_fail(case: Case) -> None:
     await case.check()
 
 
-async def test_a_question_for_approval_that_fails(case: Case) -> None:
+async def test_a_question_for_approval_that_fails(case: SecretCase) -> None:
     """`needs_approval` is given the arguments."""
 
     def needs(ctx: Any, arguments: Any, call_id: str) -> bool:
@@ -345,7 +346,7 @@ async def test_a_question_for_approval_that_fails(case: Case) -> None:
     assert "hunter2" not in text
 
 
-async def test_results_given_to_a_behaviour(case: Case) -> None:
+async def test_results_given_to_a_behaviour(case: SecretCase) -> None:
     """`ToolResult` shows neither value nor output."""
 
     def behave(ctx: Any, results: Any) -> Any:
@@ -360,7 +361,7 @@ async def test_results_given_to_a_behaviour(case: Case) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["approve", "reject", "edit", None])
-async def test_a_call_that_waits_for_approval(case: Case, verdict: str | None) -> None:
+async def test_a_call_that_waits_for_approval(case: SecretCase, verdict: str | None) -> None:
     """Whoever decides sees the masked call; edited arguments are as secret."""
     got: list[str] = []
 
@@ -389,7 +390,7 @@ async def test_a_call_that_waits_for_approval(case: Case, verdict: str | None) -
 @pytest.mark.scenario("RP-11")
 @pytest.mark.scenario("RP-21")
 @pytest.mark.parametrize("text", ['{"password": "hunter2', '["hunter2"]', '{"password": 5, "hunter2": 1}'])
-async def test_edited_arguments_that_do_not_fit_are_not_quoted(case: Case, text: str) -> None:
+async def test_edited_arguments_that_do_not_fit_are_not_quoted(case: SecretCase, text: str) -> None:
     """The error may be logged by whoever gave them; the call waits on."""
     paused = await case.run(logging_in(login(lambda password: OUTPUT, needs_approval=True)), journal=False)
     state = paused.to_state()
@@ -402,7 +403,7 @@ async def test_edited_arguments_that_do_not_fit_are_not_quoted(case: Case, text:
 async def test_a_call_that_waited_in_a_sealing_journal_runs_with_its_secrets(run_mode: Run) -> None:
     """Another process with the codec has the arguments as the model wrote them, and goes on with the same journal."""
     got: list[str] = []
-    journal = MemoryJournal(codec=Reversing())
+    journal = MemoryJournal(codec=ReversingCodec())
 
     def work(password: str) -> str:
         got.append(password)
@@ -410,12 +411,12 @@ async def test_a_call_that_waited_in_a_sealing_journal_runs_with_its_secrets(run
 
     made = login(work, needs_approval=True)
     await run_mode(logging_in(made), "go", journal=journal)
-    again = agent_with([made])
+    again = make_agent([made])
     state = await RunState.from_journal(again, journal)
     state.approve("c1")
     result = await run_mode(again, state, journal=journal)
     assert got == [PASSWORD]
-    assert shown(again) == {"c1": OUTPUT}
+    assert read_shown_outputs(again) == {"c1": OUTPUT}
     stored = b"\n".join(await journal.read())
     assert b"$sealed" in stored
     assert not any(canary.encode() in stored for canary in CANARIES)
@@ -424,7 +425,7 @@ async def test_a_call_that_waited_in_a_sealing_journal_runs_with_its_secrets(run
 
 
 @pytest.mark.parametrize("way", ["json", "journal"])
-@pytest.mark.parametrize("codec", [None, Reversing()])
+@pytest.mark.parametrize("codec", [None, ReversingCodec()])
 async def test_without_the_codec_a_call_that_needs_a_secret_is_named(run_mode: Run, way: str, codec: Any) -> None:
     """Only its digest was stored, or it can't be opened: the run is refused before anything starts."""
     ran: list[str] = []
@@ -450,10 +451,10 @@ async def test_without_the_codec_a_call_that_is_refused_needs_no_secret(run_mode
     paused = await run_mode(agent, "go")
     state = RunState.from_string(agent, paused.to_state().to_string())
     state.reject("c1", message="no")
-    again = agent_with([made])
+    again = make_agent([made])
     result = await run_mode(again, RunState.from_string(again, state.to_string()))
     assert result.final_output == "done"
-    assert shown(again) == {"c1": "no"}
+    assert read_shown_outputs(again) == {"c1": "no"}
 
 
 async def test_an_output_that_was_not_kept_is_no_receipt_s_secret(run_mode: Run) -> None:
@@ -517,7 +518,7 @@ ERRORS: dict[str, Any] = {
 @pytest.mark.parametrize("made", ERRORS.values(), ids=list(ERRORS))
 @pytest.mark.parametrize("value", SECRET_VALUES.values(), ids=list(SECRET_VALUES))
 async def test_an_error_of_a_call_with_secrets_shows_its_type_alone(
-    case: Case, value: Any, made: Any, raises: bool
+    case: SecretCase, value: Any, made: Any, raises: bool
 ) -> None:
     """Whatever the secret is: keys of a mapping are as secret as its values; and however the error repeats it."""
     errors: list[Exception] = []
@@ -529,7 +530,7 @@ async def test_an_error_of_a_call_with_secrets_shows_its_type_alone(
 
     options: dict[str, Any] = {"failure_error_function": None} if raises else {}
     kept = tool(keep, secret=("secret",), strict_mode=False, **options)
-    agent = agent_with([kept], call("keep", {"secret": value}, "c1"))
+    agent = make_agent([kept], call("keep", {"secret": value}, "c1"))
     await case.run(agent)
     (error,) = errors
     inner = "ValueError([redacted]), KeyError([redacted])" if isinstance(error, ExceptionGroup) else "[redacted]"
@@ -539,7 +540,7 @@ async def test_an_error_of_a_call_with_secrets_shows_its_type_alone(
     if raises:
         assert str(case.error) == f"Error running tool keep: {type(error).__name__}: [redacted]"
     else:
-        assert shown(agent) == {"c1": f"Tool keep failed with: {summary}"}
+        assert read_shown_outputs(agent) == {"c1": f"Tool keep failed with: {summary}"}
     await case.check()
 
 
@@ -557,19 +558,19 @@ async def test_an_error_of_a_call_with_secrets_shows_its_type_alone(
     ],
     ids=["value", "unknown name", "kind", "missing", "repeated key", "no JSON", "no object"],
 )
-async def test_a_misfit_of_a_call_with_secrets_shows_its_type_alone(case: Case, arguments: Any) -> None:
+async def test_a_misfit_of_a_call_with_secrets_shows_its_type_alone(case: SecretCase, arguments: Any) -> None:
     """A path to what doesn't fit is made of keys. Only that the text is no JSON at all is told."""
 
     async def keep(counts: dict[str, int]) -> str:
         """Keep them."""
         return "kept"
 
-    agent = agent_with(
+    agent = make_agent(
         [tool(keep, secret=("counts",), strict_mode=False)], call("keep", arguments, "c1"), call("other", {}, "c2")
     )
     agent.tools.append(tool(keep, name="other", secret=("counts",), strict_mode=False, failure_error_function=None))
     await case.run(agent)
-    told = str(shown(agent)["c1"])
+    told = str(read_shown_outputs(agent)["c1"])
     assert told in (
         "Tool keep failed with: ModelBehaviorError([redacted])",
         "Arguments of tool keep aren't valid JSON",
@@ -580,7 +581,7 @@ async def test_a_misfit_of_a_call_with_secrets_shows_its_type_alone(case: Case, 
 
 
 @pytest.mark.scenario("RP-11")
-async def test_names_that_a_secret_catch_all_takes_are_secret(case: Case) -> None:
+async def test_names_that_a_secret_catch_all_takes_are_secret(case: SecretCase) -> None:
     """They are the keys of a mapping, among the names of the other arguments: all of the arguments are masked."""
     got: list[Any] = []
 
@@ -590,14 +591,14 @@ async def test_names_that_a_secret_catch_all_takes_are_secret(case: Case) -> Non
         return "kept"
 
     made = tool(keep, secret=("words",), strict_mode=False)
-    agent = agent_with([made], call("keep", {"user": "ann", PASSWORD: 1}, "c1"))
+    agent = make_agent([made], call("keep", {"user": "ann", PASSWORD: 1}, "c1"))
     result = await case.run(agent)
-    assert statuses(result) == ["succeeded"]
+    assert read_statuses(result) == ["succeeded"]
     assert got == [{PASSWORD: 1}]
     await case.check()
 
 
-async def test_why_a_call_with_secrets_was_cancelled_is_not_told(case: Case) -> None:
+async def test_why_a_call_with_secrets_was_cancelled_is_not_told(case: SecretCase) -> None:
     """Whoever cancels it may repeat them."""
 
     async def keep(ctx: ToolContext[Any], password: str) -> None:
@@ -605,10 +606,10 @@ async def test_why_a_call_with_secrets_was_cancelled_is_not_told(case: Case) -> 
         ctx.cancel_call(ctx.tool_call_id, f"no {password}")
         await anyio.sleep_forever()
 
-    agent = agent_with([tool(keep, secret=("password",))], call("keep", {"password": PASSWORD}, "c1"))
+    agent = make_agent([tool(keep, secret=("password",))], call("keep", {"password": PASSWORD}, "c1"))
     result = await case.run(agent)
     assert [settled.outcome.reason for settled in result.calls] == ["[redacted]"]
-    assert shown(agent) == {"c1": "Tool keep failed with: ToolCancelledError([redacted])"}
+    assert read_shown_outputs(agent) == {"c1": "Tool keep failed with: ToolCancelledError([redacted])"}
     await case.check()
 
 
@@ -623,7 +624,7 @@ def test_an_error_of_a_call_with_secrets_is_replayed(made: Any, raises: bool) ->
 
     def make() -> Agent[Any, Any]:
         options: dict[str, Any] = {"failure_error_function": None} if raises else {}
-        return agent_with([tool(keep, secret=("secret",), **options)], call("keep", {"secret": PASSWORD}, "c1"))
+        return make_agent([tool(keep, secret=("secret",), **options)], call("keep", {"secret": PASSWORD}, "c1"))
 
     journal = MemoryJournal()
     with pytest.raises(ToolCallError) if raises else contextlib.nullcontext():
@@ -661,12 +662,12 @@ def test_words_made_of_a_secret_are_replayed_from_a_journal_that_lacks_them(who:
 
     def make() -> Agent[Any, Any]:
         made = tool(keep, secret=("password",), **options.get(who, {}))
-        return agent_with([made], call("keep", {"password": PASSWORD}, "c1"))
+        return make_agent([made], call("keep", {"password": PASSWORD}, "c1"))
 
     agent, journal = make(), MemoryJournal()
     config = RunConfig(policies=[Strict()] if who == "policy" else [])
     Runner.run_sync(agent, "go", run_config=config, journal=journal)
-    assert "hunter2" in str(shown(agent)["c1"])
+    assert "hunter2" in str(read_shown_outputs(agent)["c1"])
     stored = b"".join(anyio.run(journal.read))
     assert b"hunter2" not in stored
     replayed = replay(journal, make(), run_config=config)

@@ -10,27 +10,28 @@ import attrs
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from kit.agents import script_turns
 from kit.crashes import (
     KINDS,
     LEAVES,
     Ledger,
     Plot,
-    Whole,
-    build,
-    check_history,
+    WholeRun,
+    build_agent,
     check_recovered,
     check_same,
-    config_of,
-    kind_of,
-    lengths,
-    read_cut,
+    configure_plot,
+    count_lines,
+    describe_known,
+    read_calls,
+    read_kind,
     recover,
-    to_its_end,
-    told,
-    undisturbed,
+    run_to_end,
+    run_undisturbed,
 )
-from kit.results import Rendezvous, outcome_of, records_of, shown, statuses
-from kit.stored import Batches, by_turn, journal_of
+from kit.ending import Fatal, Rendezvous
+from kit.results import check_history, find_outcome, find_records, read_shown_outputs, read_statuses
+from kit.resuming import BatchJournal, make_journal
 
 from agentloop import Agent, RejectContent, Runner, ToolCallError, ToolContext, tool, tool_output_guardrail
 from agentloop import records as r
@@ -51,7 +52,7 @@ WORLDS: dict[str, Plot] = {
 }
 
 
-async def cut_everywhere(whole: Whole, places: Sequence[int]) -> None:
+async def cut_everywhere(whole: WholeRun, places: Sequence[int]) -> None:
     """Recover from the journal cut after each of *places* records, and check what came of it."""
     for count in places:
         lines = whole.lines[: 1 + count]
@@ -68,7 +69,7 @@ async def cut_everywhere(whole: Whole, places: Sequence[int]) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 async def test_a_run_recovers_from_a_crash_after_any_record(world: str) -> None:
     """Nothing that completed runs again, what is in doubt follows its tool, and the end is that of the whole run."""
-    whole = await undisturbed(WORLDS[world])
+    whole = await run_undisturbed(WORLDS[world])
     assert set(whole.ledger.count().values()) <= {1, 2}
     await cut_everywhere(whole, range(1, len(whole.lines) - 1))
 
@@ -76,7 +77,7 @@ async def test_a_run_recovers_from_a_crash_after_any_record(world: str) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 async def test_a_run_recovers_from_a_crash_after_any_batch(world: str) -> None:
     """As a journal leaves it: whole batches."""
-    whole = await undisturbed(WORLDS[world])
+    whole = await run_undisturbed(WORLDS[world])
     await cut_everywhere(whole, whole.ends_of_batches[:-1])
 
 
@@ -84,7 +85,7 @@ async def test_a_run_recovers_from_a_crash_after_any_batch(world: str) -> None:
 @pytest.mark.backends("asyncio", "trio")
 async def test_a_run_recovers_from_crashes_of_its_recoveries() -> None:
     """Each entry may crash as the first one did."""
-    whole = await undisturbed(WORLDS["a nested agent"])
+    whole = await run_undisturbed(WORLDS["a nested agent"])
     total = len(whole.lines) - 1
     for count in range(1, total, 3):
         lines = whole.lines[: 1 + count]
@@ -94,11 +95,11 @@ async def test_a_run_recovers_from_crashes_of_its_recoveries() -> None:
                 break
             again = once[: len(lines) + more]
             recovered = await recover(whole, again)
-            cut = read_cut(again[1:])
-            check_same(told(whole.result.new_items), told(recovered.result.new_items))
+            cut = read_calls(again[1:])
+            check_same(describe_known(whole.result.new_items), describe_known(recovered.result.new_items))
             assert recovered.result.final_output == "all is done"
             for name in cut.finished:
-                assert name not in read_cut(recovered.lines[len(again) :]).started
+                assert name not in read_calls(recovered.lines[len(again) :]).started
             lines = again
 
 
@@ -108,15 +109,15 @@ async def test_a_run_recovers_from_crashes_of_its_recoveries() -> None:
 async def test_a_session_gets_each_item_once_over_a_crash(also: bool) -> None:
     """Whether the write that the crash met had been done or not."""
     plot = Plot((("plain", "idem"), ("asks", "guarded"), ("plain",)), session=True, handoff_after=2)
-    whole = await undisturbed(plot)
+    whole = await run_undisturbed(plot)
     assert whole.session is not None
-    wanted = told(await whole.session.get_items())
+    wanted = describe_known(await whole.session.get_items())
     faults: list[str] = []
     for count in range(1, len(whole.lines) - 1):
         session = await whole.session.as_of(count, also_at=also)
         recovered = await recover(whole, whole.lines[: 1 + count], session)
         try:
-            check_same(sorted(wanted), sorted(told(await session.get_items())))
+            check_same(sorted(wanted), sorted(describe_known(await session.get_items())))
         except AssertionError:
             faults.append(f"{count}: {whole.lines[count][:100]!r}")
         assert recovered.result.final_output == "all is done"
@@ -134,19 +135,19 @@ async def test_a_session_gets_each_item_once_over_two_crashes_right_after_it_was
 
         other: Agent[Any, Any] = Agent("other", model=ScriptedModel([say("done")]))
         turn = [call("look", call_id="c"), call("transfer_to_other", call_id="h")]
-        return Agent("guide", model=by_turn(turn), tools=[look], handoffs=[other])
+        return Agent("guide", model=script_turns(turn), tools=[look], handoffs=[other])
 
     async def session_of(items: Sequence[Any]) -> MemorySession:
         session = MemorySession()
         await session.add_items(items)
         return session
 
-    async def cut_behind(journal: Batches, kind: str) -> Batches:
+    async def cut_behind(journal: BatchJournal, kind: str) -> BatchJournal:
         lines = await journal.read()
         [place] = [place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line]
-        return await journal_of(lines[: place + 1])
+        return await make_journal(lines[: place + 1])
 
-    first, session = Batches(), MemorySession()
+    first, session = BatchJournal(), MemorySession()
     await Runner.run(passing(), "go", journal=first, session=session)
     wanted = await session.get_items()
     assert [type(item).__name__ for item in wanted[:5]] == [
@@ -179,26 +180,26 @@ class CancelAt(Instrument):
 async def test_a_run_that_is_cancelled_at_any_record_goes_on_from_its_journal(world: str) -> None:
     """No body that ended runs again, none that was cut unless its tool says so; the end is that of the whole run."""
     plot = attrs.evolve(WORLDS[world], session=True)
-    whole = await undisturbed(plot)
+    whole = await run_undisturbed(plot)
     assert whole.session is not None
-    wanted = sorted(told(await whole.session.get_items()))
+    wanted = sorted(describe_known(await whole.session.get_items()))
     for count in range(1, len(whole.lines) - 2, 2):
-        journal, session = Batches(), MemorySession()
-        agent = build(plot, Ledger())
+        journal, session = BatchJournal(), MemorySession()
+        agent = build_agent(plot, Ledger())
         with anyio.CancelScope() as scope:
-            config = config_of(plot, CancelAt(count, scope))
-            await to_its_end(agent, "go", journal=journal, session=session, run_config=config)
+            config = configure_plot(plot, CancelAt(count, scope))
+            await run_to_end(agent, "go", journal=journal, session=session, run_config=config)
         lines = await journal.read()
         if not scope.cancelled_caught or b'"status":"completed"' in lines[-1]:
             continue
         recovered = await recover(whole, lines, session)
-        cut, again = read_cut(lines[1:]), read_cut(recovered.lines[len(lines) :]).started
+        cut, again = read_calls(lines[1:]), read_calls(recovered.lines[len(lines) :]).started
         assert not again & cut.ended
-        assert {kind_of(name) for name in again & cut.started} <= {"idem", "rerun", "sub", "asks_sub"}
+        assert {read_kind(name) for name in again & cut.started} <= {"idem", "rerun", "sub", "asks_sub"}
         assert recovered.result.final_output == "all is done"
         check_history(recovered.result.to_input_list())
-        check_same(sorted(told(whole.result.new_items)), sorted(told(recovered.result.new_items)))
-        check_same(wanted, sorted(told(await session.get_items())))
+        check_same(sorted(describe_known(whole.result.new_items)), sorted(describe_known(recovered.result.new_items)))
+        check_same(wanted, sorted(describe_known(await session.get_items())))
 
 
 # ---------------------------------------------------------------------------------------------- what is in doubt
@@ -206,17 +207,17 @@ async def test_a_run_that_is_cancelled_at_any_record_goes_on_from_its_journal(wo
 
 async def crashed_at(
     kind: str, agent: Agent[Any, Any], count: int = 1, *, raises: type[BaseException] | None = None
-) -> Batches:
+) -> BatchJournal:
     """Return the journal of a run of *agent* up to the *count*-th record of *kind*, that one included.
 
     *raises* is what the run ends with, if anything.
     """
-    whole = Batches()
+    whole = BatchJournal()
     with pytest.raises(raises) if raises is not None else nullcontext():
         await Runner.run(agent, "go", journal=whole)
     lines = await whole.read()
     places = [place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line]
-    journal = Batches()
+    journal = BatchJournal()
     await journal.append(lines[: places[count - 1] + 1])
     return journal
 
@@ -230,7 +231,7 @@ def worker(ran: list[str], then: str = "worked", **options: Any) -> Agent[Any, A
         ran.append(ctx.idempotency_key)
         return then
 
-    return Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    return Agent("guide", model=script_turns(call("work", call_id="w"), say("done")), tools=[work])
 
 
 @pytest.mark.scenario("LX-45")
@@ -242,9 +243,11 @@ async def test_by_default_the_model_is_told_that_nobody_knows() -> None:
     agent = worker(ran)
     done = await Runner.resume(agent, journal)
     assert ran == []
-    assert statuses(done) == ["unknown"]
-    assert shown(agent) == {"w": "Tool 'work' was interrupted when the run stopped; whether it took effect is unknown."}
-    [started] = records_of(done, r.CallStarted)
+    assert read_statuses(done) == ["unknown"]
+    assert read_shown_outputs(agent) == {
+        "w": "Tool 'work' was interrupted when the run stopped; whether it took effect is unknown."
+    }
+    [started] = find_records(done, r.CallStarted)
     assert started.attempt == 1
 
 
@@ -258,12 +261,12 @@ async def test_what_may_be_run_again_is_with_the_same_key(options: Any) -> None:
     [key] = ran
     done = await Runner.resume(worker(ran, **options), journal)
     assert ran == [key, key]
-    assert statuses(done) == ["succeeded"]
-    assert [(record.attempt, record.idempotency_key) for record in records_of(done, r.CallStarted)] == [
+    assert read_statuses(done) == ["succeeded"]
+    assert [(record.attempt, record.idempotency_key) for record in find_records(done, r.CallStarted)] == [
         (1, key),
         (2, key),
     ]
-    assert [record.attempt for record in records_of(done, r.CallSettled)] == [2]
+    assert [record.attempt for record in find_records(done, r.CallSettled)] == [2]
 
 
 async def test_a_tool_that_says_raise_raises_before_anything_else_starts() -> None:
@@ -283,7 +286,7 @@ async def test_a_tool_that_says_raise_raises_before_anything_else_starts() -> No
         return "done"
 
     agent = Agent("guide", tools=[work, other], tool_execution="sequential")
-    agent.model = by_turn([call("work", call_id="w"), call("other", call_id="o")], say("done"))
+    agent.model = script_turns([call("work", call_id="w"), call("other", call_id="o")], say("done"))
     journal = await crashed_at("call_started", agent)
     ran.clear()
     with pytest.raises(ToolCallError, match=r"'w' of tool 'work'.*unknown") as caught:
@@ -300,9 +303,9 @@ async def test_a_body_that_had_ended_is_delivered_and_not_run_again() -> None:
     agent = worker(ran)
     done = await Runner.resume(agent, journal)
     assert ran == []
-    assert statuses(done) == ["succeeded"]
-    assert shown(agent) == {"w": "worked"}
-    assert [record.attempt for record in records_of(done, r.CallSettled)] == [2]
+    assert read_statuses(done) == ["succeeded"]
+    assert read_shown_outputs(agent) == {"w": "worked"}
+    assert [record.attempt for record in find_records(done, r.CallSettled)] == [2]
 
 
 async def test_a_body_that_had_failed_is_told_as_it_would_have_been() -> None:
@@ -313,11 +316,11 @@ async def test_a_body_that_had_failed_is_told_as_it_would_have_been() -> None:
         """Work."""
         raise ValueError("no luck")
 
-    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    agent = Agent("guide", model=script_turns(call("work", call_id="w"), say("done")), tools=[work])
     journal = await crashed_at("body_ended", agent)
     done = await Runner.resume(agent, journal)
-    assert statuses(done) == ["failed"]
-    assert "ValueError(no luck)" in shown(agent)["w"]
+    assert read_statuses(done) == ["failed"]
+    assert "ValueError(no luck)" in read_shown_outputs(agent)["w"]
 
 
 async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -> None:
@@ -328,11 +331,11 @@ async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -
         """Work."""
         raise Fatal("over")
 
-    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    agent = Agent("guide", model=script_turns(call("work", call_id="w"), say("done")), tools=[work])
     journal = await crashed_at("body_ended", agent, raises=Fatal)
     with pytest.raises(EarlierFailure, match=r"Fatal\(over\)"):
         await Runner.resume(agent, journal)
-    assert shown(agent) == {}
+    assert read_shown_outputs(agent) == {}
 
 
 async def test_a_body_s_failure_that_is_raised_leaves_after_a_crash_as_it_would_have_before() -> None:
@@ -343,16 +346,12 @@ async def test_a_body_s_failure_that_is_raised_leaves_after_a_crash_as_it_would_
         """Work."""
         raise ValueError("no luck")
 
-    agent = Agent("guide", model=by_turn(call("work", call_id="w"), say("done")), tools=[work])
+    agent = Agent("guide", model=script_turns(call("work", call_id="w"), say("done")), tools=[work])
     journal = await crashed_at("body_ended", agent, raises=ToolCallError)
     with pytest.raises(ToolCallError, match=r"^Error running tool work: ValueError: no luck$") as caught:
         await Runner.resume(agent, journal)
     assert isinstance(caught.value.__cause__, EarlierFailure)
     assert caught.value.outcome.status == "failed"
-
-
-class Fatal(BaseException):
-    """No `Exception`."""
 
 
 def nests(error: BaseException, *, siblings: int = 0) -> Agent[Any, Any]:
@@ -373,9 +372,9 @@ def nests(error: BaseException, *, siblings: int = 0) -> Agent[Any, Any]:
         raise error
 
     calls = [call("work", {"n": n}, call_id=f"w{n}") for n in range(siblings + 1)]
-    inner = Agent("helper", model=by_turn(calls, say("done")), tools=[work])
+    inner = Agent("helper", model=script_turns(calls, say("done")), tools=[work])
     asks = inner.as_tool("ask", "Ask.")
-    return Agent("guide", model=by_turn(call("ask", {"input": "?"}, call_id="a"), say("done")), tools=[asks])
+    return Agent("guide", model=script_turns(call("ask", {"input": "?"}, call_id="a"), say("done")), tools=[asks])
 
 
 FAILS_NESTED = [("body_ended", 1), ("call_settled", 1), ("run_ended", 1), ("body_ended", 2)]
@@ -389,9 +388,9 @@ async def test_a_nested_run_s_failure_is_told_as_it_would_have_been_without_the_
     agent = nests(ValueError("no luck"))
     journal = await crashed_at(kind, agent, count)
     done = await Runner.resume(agent, journal)
-    assert statuses(done) == ["failed"]
-    assert shown(agent) == shown(undisturbed_run)
-    assert "ToolCallError(Error running tool work: ValueError: no luck)" in shown(agent)["a"]
+    assert read_statuses(done) == ["failed"]
+    assert read_shown_outputs(agent) == read_shown_outputs(undisturbed_run)
+    assert "ToolCallError(Error running tool work: ValueError: no luck)" in read_shown_outputs(agent)["a"]
 
 
 @pytest.mark.parametrize(("kind", "count"), FAILS_NESTED)
@@ -402,7 +401,7 @@ async def test_what_nobody_answers_ends_the_outer_run_also_after_a_crash_on_its_
     with pytest.raises(EarlierFailure, match=r"Fatal\(over\)") as caught:
         await Runner.resume(agent, journal)
     assert caught.value.fatal
-    assert shown(agent) == {}
+    assert read_shown_outputs(agent) == {}
 
 
 @pytest.mark.parametrize("error", [ValueError("no luck"), Fatal("over")])
@@ -411,10 +410,10 @@ async def test_of_several_failures_that_were_settled_the_same_one_is_raised_afte
     agent = nests(error, siblings=2)
     fatal = isinstance(error, Fatal)
     journal = await crashed_at("item_released", agent, 3, raises=Fatal if fatal else None)
-    told = shown(agent)
+    told = read_shown_outputs(agent)
     with pytest.raises(EarlierFailure, match="over") if fatal else nullcontext():
         await Runner.resume(agent, journal)
-    assert shown(agent) == told
+    assert read_shown_outputs(agent) == told
 
 
 async def test_what_an_output_guardrail_had_not_judged_was_not_kept() -> None:
@@ -432,9 +431,9 @@ async def test_what_an_output_guardrail_had_not_judged_was_not_kept() -> None:
     agent = worker(ran, "canary", **options)
     done = await Runner.resume(agent, journal)
     assert ran == []
-    assert statuses(done) == ["unknown"]
-    assert shown(agent) == {"w": "Tool 'work' finished; its output was not kept."}
-    assert outcome_of(done, "w").body_finished
+    assert read_statuses(done) == ["unknown"]
+    assert read_shown_outputs(agent) == {"w": "Tool 'work' finished; its output was not kept."}
+    assert find_outcome(done, "w").body_finished
 
 
 async def test_an_output_that_a_guardrail_replaced_stays_replaced() -> None:
@@ -450,7 +449,7 @@ async def test_an_output_that_a_guardrail_replaced_stays_replaced() -> None:
     journal = await crashed_at("call_settled", worker(ran, tool_output_guardrails=[judge]))
     agent = worker(ran, tool_output_guardrails=[judge])
     await Runner.resume(agent, journal)
-    assert shown(agent) == {"w": "Hidden."}
+    assert read_shown_outputs(agent) == {"w": "Hidden."}
     assert judged == ["judged"]
     assert len(ran) == 1
 
@@ -473,7 +472,7 @@ async def test_an_answer_that_is_in_the_journal_is_not_asked_for_again() -> None
 async def test_an_approval_that_was_given_before_the_crash_is_not_asked_again() -> None:
     """It is durable once the entry that carries it has begun."""
     ran: list[str] = []
-    journal = Batches()
+    journal = BatchJournal()
     agent = worker(ran, needs_approval=True)
     first = await Runner.run(agent, "go", journal=journal)
     state = first.to_state()
@@ -482,7 +481,7 @@ async def test_an_approval_that_was_given_before_the_crash_is_not_asked_again() 
     lines = await journal.read()
     place = next(place for place, line in enumerate(lines) if b'"kind":"run_resumed"' in line)
     ran.clear()
-    done = await Runner.resume(worker(ran, needs_approval=True), await journal_of(lines[: place + 1]))
+    done = await Runner.resume(worker(ran, needs_approval=True), await make_journal(lines[: place + 1]))
     assert done.status == "completed"
     assert len(ran) == 1
 
@@ -510,14 +509,14 @@ _plots = st.builds(
 def test_generated_runs_recover_on_either_backend(plot: Plot, data: st.DataObject) -> None:
     """Begun on one, gone on with on the other; cut after any batch, and again after one of the recovery."""
     one, other = data.draw(st.permutations(["asyncio", "trio"]))
-    whole = anyio.run(undisturbed, plot, backend=one)
-    length = data.draw(st.sampled_from(lengths(whole.batches)[:-1]))
+    whole = anyio.run(run_undisturbed, plot, backend=one)
+    length = data.draw(st.sampled_from(count_lines(whole.batches)[:-1]))
     lines = whole.lines[:length]
     recovered = anyio.run(recover, whole, lines, backend=other)
     check_recovered(whole, lines, recovered)
-    again = data.draw(st.sampled_from(lengths(recovered.batches)[:-1]))
+    again = data.draw(st.sampled_from(count_lines(recovered.batches)[:-1]))
     more = recovered.lines[:again]
     twice = anyio.run(recover, whole, more, backend=one)
     assert twice.result.final_output == "all is done"
-    check_same(told(whole.result.new_items), told(twice.result.new_items))
-    assert not read_cut(twice.lines[again:]).started & read_cut(more[1:]).finished
+    check_same(describe_known(whole.result.new_items), describe_known(twice.result.new_items))
+    assert not read_calls(twice.lines[again:]).started & read_calls(more[1:]).finished

@@ -10,9 +10,11 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
-from kit.results import Run, agent_with, executing, outcome_of, records_of, requests_of, statuses
-from kit.stored import Batches, approved, by_turn, journal_of, turns
-from kit.watching import Backend, Watch, cancelled_at, lasting, natively_cancelled_at, time_passes, watched
+from kit.agents import Run, configure_run, look, make_agent, script_turns
+from kit.ending import Backend, advance_clock, cancel_natively_when, cancel_when, check_duration
+from kit.results import find_outcome, find_records, read_requests, read_statuses, read_turns
+from kit.resuming import BatchJournal, make_journal, restore_approved
+from kit.watching import Watch
 
 from agentloop import (
     Agent,
@@ -32,12 +34,6 @@ from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.testing import call, say
 
 
-@tool
-async def look() -> str:
-    """Look."""
-    return "seen"
-
-
 @tool(needs_approval=True)
 async def pay(amount: int) -> str:
     """Pay."""
@@ -47,7 +43,7 @@ async def pay(amount: int) -> str:
 def two_turns(**fields: Any) -> Agent[Any, Any]:
     """Return an agent that looks, pays, and is done."""
     steps = [call("look", call_id="l"), call("pay", {"amount": 1}, call_id="p"), say("done")]
-    return Agent("guide", model=by_turn(*steps), tools=[look, pay], **fields)
+    return Agent("guide", model=script_turns(*steps), tools=[look, pay], **fields)
 
 
 def lines_of(records: Sequence[Any]) -> list[bytes]:
@@ -70,13 +66,13 @@ async def test_a_journal_holds_the_records_of_the_run_and_of_those_that_go_on(ru
     first = await run_mode(agent, "go", journal=journal)
     head, *lines = await journal.read()
     assert lines == lines_of(first.records)
-    done = await run_mode(agent, approved(first), journal=journal)
+    done = await run_mode(agent, restore_approved(first), journal=journal)
     again, *lines = await journal.read()
     assert lines == lines_of(done.records)
     assert again == head
     assert kinds(lines).count("verdict_given") == 1
     told = json.loads(head)
-    [started] = records_of(done, r.RunStarted)
+    [started] = find_records(done, r.RunStarted)
     assert told["kind"] == "header"
     assert told["schema"] == RunState.schema_version
     assert told["run_id"] == started.run_id
@@ -104,22 +100,22 @@ async def test_resume_goes_on_with_what_the_journal_holds(run_mode: Run) -> None
     from agentloop import MaxTurnsExceeded
 
     journal = MemoryJournal()
-    agent = agent_with([look], call("look", call_id="a"), call("look", call_id="b"))
+    agent = make_agent([look], call("look", call_id="a"), call("look", call_id="b"))
     with pytest.raises(MaxTurnsExceeded):
         await run_mode(agent, "go", journal=journal, max_turns=1)
     watch = Watch()
-    done = await Runner.resume(agent, journal, max_turns=5, run_config=watched(watch))
+    done = await Runner.resume(agent, journal, max_turns=5, run_config=configure_run(watch))
     assert done.final_output == "done"
-    assert watch.records[0] == records_of(done, r.RunResumed)[0]
-    assert turns(done.records) == [1, 2, 3]
+    assert watch.records[0] == find_records(done, r.RunResumed)[0]
+    assert read_turns(done.records) == [1, 2, 3]
     with pytest.raises(StateError, match="completed"):
         await Runner.resume(agent, journal)
 
 
 async def test_a_nested_runs_records_are_in_the_same_journal(run_mode: Run) -> None:
     """And in their order among the outer one's."""
-    inner = Agent("inner", model=by_turn(call("look", call_id="l"), say("in")), tools=[look])
-    outer = Agent("outer", model=by_turn(call("sub", {"input": "x"}, call_id="s"), say("out")))
+    inner = Agent("inner", model=script_turns(call("look", call_id="l"), say("in")), tools=[look])
+    outer = Agent("outer", model=script_turns(call("sub", {"input": "x"}, call_id="s"), say("out")))
     outer.tools = [inner.as_tool("sub", "Sub.")]
     journal = MemoryJournal()
     result = await run_mode(outer, "go", journal=journal)
@@ -137,9 +133,9 @@ async def test_text_that_is_no_unicode_is_kept_in_journal_and_state(run_mode: Ru
         return "file \udc80"
 
     journal = MemoryJournal()
-    agent = agent_with([name], call("name", call_id="n"))
+    agent = make_agent([name], call("name", call_id="n"))
     result = await run_mode(agent, "go \ud800", journal=journal)
-    assert outcome_of(result, "n").output == "file \udc80"
+    assert find_outcome(result, "n").output == "file \udc80"
     assert await RunState.from_journal(agent, journal) == result.to_state()
 
 
@@ -149,7 +145,7 @@ async def test_what_is_no_journal_is_refused(run_mode: Run, given: Any) -> None:
     agent = two_turns()
     with pytest.raises(UserTypeError, match="journal"):
         await run_mode(agent, "go", journal=given)
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
 
 
 # ---------------------------------------------------------------------------------------------- the gate
@@ -182,9 +178,9 @@ async def test_a_body_starts_only_when_its_start_is_durable(run_mode: Run) -> No
         started.append(f"{n}")
         return "worked"
 
-    agent = agent_with([work], [call("work", {"n": 1}, call_id="a"), call("work", {"n": 2}, call_id="b")])
+    agent = make_agent([work], [call("work", {"n": 1}, call_id="a"), call("work", {"n": 2}, call_id="b")])
     held = Held("call_started")
-    journal = Batches(held)
+    journal = BatchJournal(held)
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
@@ -197,7 +193,7 @@ async def test_a_body_starts_only_when_its_start_is_durable(run_mode: Run) -> No
         group.start_soon(watch)
         result = await run_mode(agent, "go", journal=journal)
     assert sorted(started) == ["1", "2"]
-    assert statuses(result) == ["succeeded"] * 2
+    assert read_statuses(result) == ["succeeded"] * 2
 
 
 async def test_every_start_is_durable_before_its_body_in_every_run_of_the_tree(run_mode: Run) -> None:
@@ -211,59 +207,59 @@ async def test_every_start_is_durable_before_its_body_in_every_run_of_the_tree(r
         seen.append(any(one["kind"] == "call_started" and one["call_id"] == f"w{n}" for one in starts))
         return "worked"
 
-    inner = Agent("inner", model=by_turn([call("work", {"n": n}, call_id=f"w{n}") for n in (1, 2)], say("in")))
+    inner = Agent("inner", model=script_turns([call("work", {"n": n}, call_id=f"w{n}") for n in (1, 2)], say("in")))
     outer = Agent("outer", tools=[work, inner.as_tool("sub", "Sub.")])
     inner.tools = [work]
-    outer.model = by_turn(
+    outer.model = script_turns(
         [call("sub", {"input": "x"}, call_id="s"), call("work", {"n": 3}, call_id="w3")],
         call("work", {"n": 4}, call_id="w4"),
         say("done"),
     )
-    journal = Batches()
-    await run_mode(outer, "go", journal=journal, run_config=executing(max_function_tool_concurrency=2))
+    journal = BatchJournal()
+    await run_mode(outer, "go", journal=journal, run_config=configure_run(max_function_tool_concurrency=2))
     assert seen == [True] * 4
 
 
 @pytest.mark.parametrize("kind", ["call_settled", "batch_ended"])
 async def test_the_next_model_call_waits_for_all_earlier_records(run_mode: Run, kind: str) -> None:
     """What the model is shown is durable before it is shown."""
-    agent = agent_with([look], call("look", call_id="l"))
+    agent = make_agent([look], call("look", call_id="l"))
     held = Held(kind)
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
             await held.reached.wait()
             await anyio.wait_all_tasks_blocked()
-            assert len(requests_of(agent)) == 1
+            assert len(read_requests(agent)) == 1
             held.go.set()
 
         group.start_soon(watch)
-        await run_mode(agent, "go", journal=Batches(held))
-    assert len(requests_of(agent)) == 2
+        await run_mode(agent, "go", journal=BatchJournal(held))
+    assert len(read_requests(agent)) == 2
 
 
 async def test_the_first_model_call_waits_for_the_runs_beginning(run_mode: Run) -> None:
     """A run that nobody could find again asks no model."""
-    agent = agent_with([])
+    agent = make_agent([])
     held = Held("run_started")
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
             await held.reached.wait()
             await anyio.wait_all_tasks_blocked()
-            assert requests_of(agent) == []
+            assert read_requests(agent) == []
             held.go.set()
 
         group.start_soon(watch)
-        await run_mode(agent, "go", journal=Batches(held))
-    assert len(requests_of(agent)) == 1
+        await run_mode(agent, "go", journal=BatchJournal(held))
+    assert len(read_requests(agent)) == 1
 
 
 async def test_the_runs_return_waits_for_its_last_record(run_mode: Run) -> None:
     """A result that is returned is in the journal."""
-    agent = agent_with([look], call("look", call_id="l"))
+    agent = make_agent([look], call("look", call_id="l"))
     held = Held("run_ended")
-    journal = Batches(held)
+    journal = BatchJournal(held)
     returned: list[Any] = []
     async with anyio.create_task_group() as group:
 
@@ -280,9 +276,9 @@ async def test_the_runs_return_waits_for_its_last_record(run_mode: Run) -> None:
 
 async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
     """While a write is held the call settles and is told; what gathers meanwhile is one batch."""
-    agent = agent_with([look], call("look", call_id="l"))
+    agent = make_agent([look], call("look", call_id="l"))
     held, watch = Held("body_ended"), Watch()
-    journal = Batches(held)
+    journal = BatchJournal(held)
     async with anyio.create_task_group() as group:
 
         async def look_on() -> None:
@@ -293,7 +289,7 @@ async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
             held.go.set()
 
         group.start_soon(look_on)
-        await run_mode(agent, "go", journal=journal, run_config=watched(watch))
+        await run_mode(agent, "go", journal=journal, run_config=configure_run(watch))
     place = next(place for place, batch in enumerate(journal.batches) if "body_ended" in kinds(batch))
     gathered = [kind for batch in journal.batches[place : place + 2] for kind in kinds(batch)]
     assert gathered == ["body_ended", "call_settled", "item_released", "batch_ended", "turn_started"]
@@ -302,7 +298,7 @@ async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
 # ---------------------------------------------------------------------------------------------- failing journals
 
 
-class Failing(Batches):
+class Failing(BatchJournal):
     """A journal that has room for *room* records: the batch with one more fails."""
 
     def __init__(self, room: int, error: Exception) -> None:
@@ -332,7 +328,7 @@ async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind:
             return "worked"
 
         calls = [[call("work", {"n": n}, call_id=f"w{n}") for n in (2 * turn, 2 * turn + 1)] for turn in range(2)]
-        return Agent("guide", model=by_turn(*calls, say("done")), tools=[work])
+        return Agent("guide", model=script_turns(*calls, say("done")), tools=[work])
 
     whole = await run_mode(build([]), "go")
     for room in range(1 + len(whole.records)):  # the header is one more
@@ -340,7 +336,7 @@ async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind:
         error = kind("no space left on the disk")
         journal, agent, watch = Failing(room, error), build(started), Watch()
         with pytest.raises(JournalError, match="no space left") as caught:
-            await run_mode(agent, "go", journal=journal, run_config=watched(watch))
+            await run_mode(agent, "go", journal=journal, run_config=configure_run(watch))
         data = caught.value.run_data
         assert data is not None
         assert list(data.records) == watch.records
@@ -348,11 +344,11 @@ async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind:
         written = [json.loads(line) for batch in journal.batches for line in batch]
         durable = {one["call_id"] for one in written if one["kind"] == "call_started"}
         assert set(started) <= durable
-        asked = len(requests_of(agent))
+        asked = len(read_requests(agent))
         assert asked <= sum(one["kind"] == "turn_started" for one in written)
         # What did become durable is a run that can be gone on with.
         if written:
-            left = await journal_of([line for batch in journal.batches for line in batch])
+            left = await make_journal([line for batch in journal.batches for line in batch])
             if kinds(await left.read())[-1] != "run_ended":
                 done = await Runner.resume(build([]), left)
                 assert done.final_output == "done"
@@ -379,7 +375,7 @@ async def test_running_bodies_are_cancelled_when_the_journal_fails(run_mode: Run
         await ready.wait()
         return "ended"
 
-    agent = agent_with([hold, then], [call("hold", call_id="h"), call("then", call_id="t")])
+    agent = make_agent([hold, then], [call("hold", call_id="h"), call("then", call_id="t")])
 
     async def fail_at_the_end_of_a_body(records: Sequence[bytes]) -> None:
         if "body_ended" in kinds(records):
@@ -387,24 +383,24 @@ async def test_running_bodies_are_cancelled_when_the_journal_fails(run_mode: Run
 
     watch = Watch()
     with pytest.raises(JournalError, match="gone") as caught:
-        await run_mode(agent, "go", journal=Batches(fail_at_the_end_of_a_body), run_config=watched(watch))
+        await run_mode(agent, "go", journal=BatchJournal(fail_at_the_end_of_a_body), run_config=configure_run(watch))
     assert endings == ["cancelled"]
     assert watch.endings()["h"] == ("cancelled", "parent")
     assert watch.end == "failed"
     assert caught.value.run_data is not None
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 async def test_a_journal_that_fails_at_the_very_end_fails_the_run(run_mode: Run) -> None:
     """A result that isn't durable isn't given out as one."""
-    agent = agent_with([])
+    agent = make_agent([])
 
     async def fail_at_the_end(records: Sequence[bytes]) -> None:
         if "run_ended" in kinds(records):
             raise OSError("gone")
 
     with pytest.raises(JournalError, match="gone") as caught:
-        await run_mode(agent, "go", journal=Batches(fail_at_the_end))
+        await run_mode(agent, "go", journal=BatchJournal(fail_at_the_end))
     assert caught.value.run_data is not None
 
 
@@ -417,9 +413,9 @@ async def test_the_runs_own_failure_stays_the_one_when_the_journal_fails_too(run
 
     from agentloop import ModelBehaviorError
 
-    agent = agent_with([], call("nothing", call_id="x"))
+    agent = make_agent([], call("nothing", call_id="x"))
     with pytest.raises(ModelBehaviorError) as caught:
-        await run_mode(agent, "go", journal=Batches(fail_at_the_end))
+        await run_mode(agent, "go", journal=BatchJournal(fail_at_the_end))
     assert any("gone" in note for note in caught.value.__notes__)
 
 
@@ -433,17 +429,17 @@ async def test_a_journal_of_another_run_is_refused(run_mode: Run) -> None:
     first = await run_mode(agent, "go", journal=one)
     second = await run_mode(agent, "go", journal=two)
     before = await one.read()
-    asked = len(requests_of(agent))
+    asked = len(read_requests(agent))
     with pytest.raises(JournalError, match="holds a run already"):
         await run_mode(agent, "go", journal=one)
     with pytest.raises(JournalError, match="another run"):
-        await run_mode(agent, approved(second), journal=one)
-    await run_mode(agent, approved(first), journal=one)
+        await run_mode(agent, restore_approved(second), journal=one)
+    await run_mode(agent, restore_approved(first), journal=one)
     with pytest.raises(JournalError, match="older"):
-        await run_mode(agent, approved(first), journal=one)
-    assert len(requests_of(agent)) == asked + 1
+        await run_mode(agent, restore_approved(first), journal=one)
+    assert len(read_requests(agent)) == asked + 1
     assert (await one.read())[: len(before)] == before
-    mixed = await journal_of([before[0], *(await two.read())[1:]])
+    mixed = await make_journal([before[0], *(await two.read())[1:]])
     with pytest.raises(JournalError, match="another run"):
         await Runner.resume(agent, mixed)
 
@@ -455,8 +451,8 @@ async def test_what_the_state_has_and_the_journal_lacks_is_written_first(run_mod
     first = await run_mode(agent, "go", journal=held)
     lines = await held.read()
     for count in (0, 1, 2, len(lines) - 3, len(lines)):
-        journal = await journal_of(lines[:count])
-        done = await run_mode(agent, approved(first), journal=journal)
+        journal = await make_journal(lines[:count])
+        done = await run_mode(agent, restore_approved(first), journal=journal)
         head, *rest = await journal.read()
         assert json.loads(head)["kind"] == "header"
         assert rest == lines_of(done.records)
@@ -470,21 +466,21 @@ async def test_a_second_writer_is_refused(run_mode: Run, tmp_path: Path) -> None
     path = tmp_path / "run.jsonl"
     async with FileJournal(path) as mine:
         first = await run_mode(agent, "go", journal=mine)
-        asked = len(requests_of(agent))
+        asked = len(read_requests(agent))
         async with FileJournal(path) as other:
             with pytest.raises(JournalError, match="another journal object or process"):
-                await run_mode(agent, approved(first), journal=other)
+                await run_mode(agent, restore_approved(first), journal=other)
     late = FileJournal(path)
     state = await RunState.from_journal(agent, late)
     state.approve("p")
     async with FileJournal(path) as quick:
-        await run_mode(agent, approved(first), journal=quick)
-    asked_now = len(requests_of(agent))
+        await run_mode(agent, restore_approved(first), journal=quick)
+    asked_now = len(read_requests(agent))
     with pytest.raises(JournalError):
         await run_mode(agent, state, journal=late)
     await late.aclose()
     assert asked_now == asked + 1
-    assert len(requests_of(agent)) == asked_now
+    assert len(read_requests(agent)) == asked_now
 
 
 # ---------------------------------------------------------------------------------------------- broken journals
@@ -499,7 +495,7 @@ async def test_a_journal_of_another_schema_is_refused_with_what_is_supported(sch
     head, *lines = await journal.read()
     changed = {**json.loads(head), "schema": schema}
     with pytest.raises(StateError, match="supported: 1, 2"):
-        await Runner.resume(agent, await journal_of([encode(changed), *lines]))
+        await Runner.resume(agent, await make_journal([encode(changed), *lines]))
 
 
 async def test_a_journal_that_is_empty_or_has_no_header_is_refused() -> None:
@@ -511,9 +507,9 @@ async def test_a_journal_that_is_empty_or_has_no_header_is_refused() -> None:
     await Runner.run(agent, "go", journal=journal)
     lines = await journal.read()
     with pytest.raises(JournalError, match="header"):
-        await Runner.resume(agent, await journal_of(lines[1:]))
+        await Runner.resume(agent, await make_journal(lines[1:]))
     with pytest.raises(StateError, match="no run"):
-        await Runner.resume(agent, await journal_of(lines[:1]))
+        await Runner.resume(agent, await make_journal(lines[:1]))
 
 
 @pytest.mark.real_clock
@@ -523,14 +519,14 @@ async def test_a_journal_that_was_changed_is_refused(run_mode: Run, tmp_path: Pa
     path = tmp_path / "run.jsonl"
     async with FileJournal(path) as journal:
         await run_mode(agent, "go", journal=journal)
-    asked = len(requests_of(agent))
+    asked = len(read_requests(agent))
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"text":"go"', b'"text":"no"'))
     assert path.read_bytes() != good
     async with FileJournal(path) as journal:
         with pytest.raises(JournalError, match="line"):
             await Runner.resume(agent, journal)
-    assert len(requests_of(agent)) == asked
+    assert len(read_requests(agent)) == asked
 
 
 async def test_a_journal_that_cannot_be_read_is_a_journal_error() -> None:
@@ -544,7 +540,7 @@ async def test_a_journal_that_cannot_be_read_is_a_journal_error() -> None:
     for use in (lambda: Runner.resume(agent, Unreadable()), lambda: Runner.run(agent, "go", journal=Unreadable())):
         with pytest.raises(JournalError, match="no such disk"):
             await use()
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
 
 
 # ---------------------------------------------------------------------------------------------- changed definitions
@@ -561,7 +557,7 @@ async def test_a_changed_schema_of_a_tool_with_a_pending_call_is_refused(run_mod
     with pytest.raises(StateError, match=r"'p'.*'pay'"):
         await Runner.resume(changed, journal)
     assert await journal.read() == before
-    assert requests_of(changed) == []
+    assert read_requests(changed) == []
 
 
 async def test_other_changes_are_recorded_and_warned_about_once(
@@ -585,7 +581,7 @@ async def test_other_changes_are_recorded_and_warned_about_once(
                 state.approve("p")
             result = await run_mode(state.agent, state, journal=journal)
         warned = [record.getMessage() for record in caplog.records]
-        changed = records_of(result, r.GraphChanged)
+        changed = find_records(result, r.GraphChanged)
         assert len(changed) == 1
         assert len(warned) == (1 if entry == 1 else 0)
         if entry == 1:
@@ -604,9 +600,9 @@ async def test_unchanged_definitions_make_neither_record_nor_warning(
     journal = MemoryJournal()
     first = await run_mode(two_turns(), "go", journal=journal)
     with caplog.at_level(logging.WARNING, "agentloop"):
-        done = await run_mode(two_turns(), RunState.from_string(two_turns(), approved(first).to_string()))
+        done = await run_mode(two_turns(), RunState.from_string(two_turns(), restore_approved(first).to_string()))
     assert caplog.records == []
-    assert records_of(done, r.GraphChanged) == []
+    assert find_records(done, r.GraphChanged) == []
 
 
 # ---------------------------------------------------------------------------------------------- cancellation
@@ -628,10 +624,10 @@ async def test_a_cancelled_runs_last_records_are_durable(cancelled: str, run_mod
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
 
-    journal, watch = Batches(slowly), Watch()
-    agent = agent_with([hold, look], [call("look", call_id="l"), call("hold", call_id="h")])
-    cancel = cancelled_at if cancelled == "scope" else natively_cancelled_at
-    await cancel(ready, lambda: run_mode(agent, "go", journal=journal, run_config=watched(watch)))
+    journal, watch = BatchJournal(slowly), Watch()
+    agent = make_agent([hold, look], [call("look", call_id="l"), call("hold", call_id="h")])
+    cancel = cancel_when if cancelled == "scope" else cancel_natively_when
+    await cancel(ready, lambda: run_mode(agent, "go", journal=journal, run_config=configure_run(watch)))
     assert watch.end == "cancelled"
     _, *lines = await journal.read()
     assert lines == lines_of(watch.records)
@@ -656,11 +652,11 @@ async def test_a_journal_that_hangs_is_cut_at_the_cleanup_deadline(anyio_backend
         if "call_settled" in kinds(records) or "run_ended" in kinds(records):
             await anyio.sleep_forever()
 
-    agent = agent_with([hold], call("hold", call_id="h"))
-    async with lasting(anyio_backend, 0.2):
-        await cancelled_at(
+    agent = make_agent([hold], call("hold", call_id="h"))
+    async with check_duration(anyio_backend, 0.2):
+        await cancel_when(
             ready,
-            lambda: run_mode(agent, "go", journal=Batches(hang), run_config=executing(cleanup_grace=0.2)),
+            lambda: run_mode(agent, "go", journal=BatchJournal(hang), run_config=configure_run(cleanup_grace=0.2)),
         )
 
 
@@ -675,11 +671,11 @@ def hogging(ready: anyio.Event, grace: float) -> Agent[Any, Any]:
             await anyio.sleep_forever()
         finally:
             with ctx.cleanup():
-                time_passes(grace)
+                advance_clock(grace)
                 await anyio.sleep_forever()
         return "never"
 
-    return agent_with([hog], call("hog", call_id="h"))
+    return make_agent([hog], call("hog", call_id="h"))
 
 
 async def test_a_journal_gets_the_end_of_a_run_whose_cleanup_took_all_the_grace(run_mode: Run) -> None:
@@ -689,9 +685,9 @@ async def test_a_journal_gets_the_end_of_a_run_whose_cleanup_took_all_the_grace(
     async def waits(records: Sequence[bytes]) -> None:
         await anyio.lowlevel.checkpoint()
 
-    journal, watch = Batches(waits), Watch()
-    config = watched(watch, cleanup_grace=60)
-    await cancelled_at(ready, lambda: run_mode(hogging(ready, 60), "go", journal=journal, run_config=config))
+    journal, watch = BatchJournal(waits), Watch()
+    config = configure_run(watch, cleanup_grace=60)
+    await cancel_when(ready, lambda: run_mode(hogging(ready, 60), "go", journal=journal, run_config=config))
     _, *lines = await journal.read()
     assert kinds(lines)[-1] == "run_ended"
     assert lines == lines_of(watch.records)
@@ -707,11 +703,11 @@ async def test_a_journal_that_hangs_after_the_deadline_has_the_grace_once(
         if "run_ended" in kinds(records):
             await anyio.sleep_forever()
 
-    journal = Batches(hang)
-    async with lasting(anyio_backend, 0.4):
-        await cancelled_at(
+    journal = BatchJournal(hang)
+    async with check_duration(anyio_backend, 0.4):
+        await cancel_when(
             ready,
-            lambda: run_mode(hogging(ready, 0.2), "go", journal=journal, run_config=executing(cleanup_grace=0.2)),
+            lambda: run_mode(hogging(ready, 0.2), "go", journal=journal, run_config=configure_run(cleanup_grace=0.2)),
         )
     assert "run_ended" not in kinds((await journal.read())[1:])
 
@@ -727,8 +723,8 @@ async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
         await anyio.sleep_forever()
         return "never"
 
-    journal = Batches()
-    agent = agent_with([hold], call("hold", call_id="h"))
+    journal = BatchJournal()
+    agent = make_agent([hold], call("hold", call_id="h"))
     async with Runner.run_streamed(agent, "go", journal=journal) as stream:
         await ready.wait()
     assert stream.result.status == "cancelled"
@@ -743,18 +739,18 @@ async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> N
     @tool
     async def hold() -> str:
         """Hold."""
-        time_passes(60)
+        advance_clock(60)
         await anyio.sleep_forever()
         return "never"
 
     journal = MemoryJournal()
-    agent = Agent("guide", model=by_turn(call("hold", call_id="h"), say("done")), tools=[hold])
+    agent = Agent("guide", model=script_turns(call("hold", call_id="h"), say("done")), tools=[hold])
     with pytest.raises(RunTimeout):
         await run_mode(agent, "go", journal=journal, run_config=RunConfig(timeout=60))
     done = await Runner.resume(agent, journal, run_config=RunConfig(timeout=60))
     assert done.final_output == "done"
-    assert outcome_of(done, "h").status == "unknown"
-    first, second = records_of(done, r.CallSettled)
+    assert find_outcome(done, "h").status == "unknown"
+    first, second = find_records(done, r.CallSettled)
     assert (first.outcome.status, first.outcome.cancelled_by, first.attempt) == ("cancelled", "deadline", 1)
     assert (second.outcome.status, second.attempt) == ("unknown", 2)
 
@@ -762,7 +758,7 @@ async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> N
 async def test_no_journal_is_closed_by_a_run(run_mode: Run) -> None:
     """It is the caller's: several entries use it."""
     journal = MemoryJournal()
-    agent = agent_with([])
+    agent = make_agent([])
     await run_mode(agent, "go", journal=journal)
     assert await journal.read()
     with pytest.raises(AgentLoopError):

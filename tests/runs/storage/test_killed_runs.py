@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,14 +14,14 @@ import pytest
 from kit import child_runs
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
-CHILD = Path(child_runs.__file__)
 KILLS = 5
 
 
 def start(backend: str, ledger: Path, folder: Path) -> subprocess.Popen[str]:
     """Start a process that begins the runs of *folder*, or goes on with them."""
-    args = [sys.executable, str(CHILD), "batch", backend, str(ledger), str(folder)]
-    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = child_runs.make_command("batch", backend, str(ledger), str(folder))
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=child_runs.ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
 
 
 def lines_in(path: Path) -> list[list[str]]:

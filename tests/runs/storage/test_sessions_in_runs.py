@@ -10,8 +10,9 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.results import Run, agent_with, executing, records_of, requests_of
-from kit.watching import Watch, watched
+from kit.agents import Run, configure_run, fine, make_agent
+from kit.results import find_records, read_requests
+from kit.watching import Watch
 
 from agentloop import (
     Agent,
@@ -48,12 +49,6 @@ from agentloop.items import (
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession, SQLiteSession
 from agentloop.testing import ScriptedModel, WorldRun, call, fail, kill_sweep, reason, say
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
 
 
 def text_of(items: Sequence[Any]) -> list[str]:
@@ -105,10 +100,10 @@ class Counting(MemorySession):
 async def test_model_is_shown_history_and_input_and_each_item_is_saved_once(run_mode: Run) -> None:
     """Two runs on one session: the second sees the first; nothing is stored twice."""
     session = MemorySession()
-    agent = agent_with([fine], call("fine", call_id="c1"), say("one"), say("two"), done=None)
+    agent = make_agent([fine], call("fine", call_id="c1"), say("one"), say("two"), done=None)
     first = await run_mode(agent, "first", session=session)
     second = await run_mode(agent, "second", session=session)
-    assert text_of(requests_of(agent)[2].items) == ["first", "c1", "=c1", "one", "second"]
+    assert text_of(read_requests(agent)[2].items) == ["first", "c1", "=c1", "one", "second"]
     assert text_of(await session.get_items()) == ["first", "c1", "=c1", "one", "second", "two"]
     assert text_of(second.input) == ["second"]
     assert text_of(second.new_items) == ["two"]
@@ -121,10 +116,10 @@ async def test_limit_shows_the_latest_items_in_their_order(run_mode: Run) -> Non
     history = [UserMessage(str(n)) for n in range(6)]
     for limit, wanted in ((2, ["4", "5", "go"]), (None, [*map(str, range(6)), "go"]), (0, ["go"])):
         session = await session_with(*history)
-        agent = agent_with([])
+        agent = make_agent([])
         config = RunConfig(session_settings=SessionSettings(limit=limit))
         await run_mode(agent, "go", session=session, run_config=config)
-        assert text_of(requests_of(agent)[0].items) == wanted
+        assert text_of(read_requests(agent)[0].items) == wanted
         assert len(await session.get_items()) == 8
 
 
@@ -132,9 +127,9 @@ async def test_limit_shows_the_latest_items_in_their_order(run_mode: Run) -> Non
 async def test_session_knows_its_own_limit_where_the_run_has_none(run_mode: Run) -> None:
     """A run without a limit doesn't pass one on."""
     session = Counting()
-    await run_mode(agent_with([]), "go", session=session)
+    await run_mode(make_agent([]), "go", session=session)
     config = RunConfig(session_settings=SessionSettings(limit=3))
-    await run_mode(agent_with([]), "go", session=session, run_config=config)
+    await run_mode(make_agent([]), "go", session=session, run_config=config)
     assert session.limits == [None, 3]
 
 
@@ -152,10 +147,10 @@ async def test_limit_never_splits_a_call_from_its_output(run_mode: Run, limit: i
         ToolOutput("d", "2"),
         AssistantMessage("b"),
     )
-    agent = agent_with([])
+    agent = make_agent([])
     config = RunConfig(session_settings=SessionSettings(limit=limit))
     await run_mode(agent, "go", session=session, run_config=config)
-    shown = requests_of(agent)[0].items
+    shown = read_requests(agent)[0].items
     calls = {item.call_id for item in shown if isinstance(item, ToolCall | HandoffCall)}
     outputs = {item.call_id for item in shown if isinstance(item, ToolOutput | HandoffOutput)}
     assert calls == outputs
@@ -169,10 +164,10 @@ async def test_items_of_the_caller_are_never_pruned(run_mode: Run) -> None:
     """What the caller passes is the caller's affair, an output without its call too."""
     given = [ToolCall("x", "fine", "{}"), UserMessage("go"), ToolOutput("y", "1")]
     session = await session_with(UserMessage("a"), AssistantMessage("b"))
-    agent = agent_with([])
+    agent = make_agent([])
     config = RunConfig(session_settings=SessionSettings(limit=1))
     await run_mode(agent, given, session=session, run_config=config)
-    assert text_of(requests_of(agent)[0].items) == ["b", "x", "go", "=y"]
+    assert text_of(read_requests(agent)[0].items) == ["b", "x", "go", "=y"]
 
 
 @pytest.mark.scenario("SE-11")
@@ -185,9 +180,9 @@ async def test_of_two_stored_outputs_of_a_call_the_latest_is_shown(run_mode: Run
         AssistantMessage("b"),
         ToolOutput("c", "new"),
     )
-    agent = agent_with([])
+    agent = make_agent([])
     await run_mode(agent, "go", session=session)
-    shown = requests_of(agent)[0].items
+    shown = read_requests(agent)[0].items
     assert text_of(shown) == ["a", "c", "=c", "b", "go"]
     assert shown[2] == ToolOutput("c", "new")
 
@@ -215,7 +210,7 @@ async def test_call_precedes_its_output_in_storage(run_mode: Run) -> None:
         call("transfer_to_target", call_id="h1"),
         call("quick", call_id="c2"),
     ]
-    agent = agent_with([slow, quick], pieces, done=None, handoffs=[handoff(target)])
+    agent = make_agent([slow, quick], pieces, done=None, handoffs=[handoff(target)])
     result = await run_mode(agent, "go", session=session)
     stored = await session.get_items()
     words = text_of(stored)
@@ -239,9 +234,9 @@ async def test_callback_decides_what_is_shown_and_only_new_items_are_stored(run_
         assert (text_of(history), text_of(new)) == (["older", "old"], ["go"])
         return [old, UserMessage("older"), *new, old]
 
-    agent = agent_with([])
+    agent = make_agent([])
     await run_mode(agent, "go", session=session, run_config=RunConfig(session_input_callback=merge))
-    assert text_of(requests_of(agent)[0].items) == ["old", "older", "go", "old"]
+    assert text_of(read_requests(agent)[0].items) == ["old", "older", "go", "old"]
     assert text_of(await session.get_items()) == ["older", "old", "go", "done"]
 
 
@@ -253,10 +248,10 @@ async def test_new_items_that_the_callback_drops_are_neither_sent_nor_stored(run
     def merge(history: list[Item], new: list[Item]) -> list[Item]:
         return [*history, new[1]]
 
-    agent = agent_with([])
+    agent = make_agent([])
     given = [UserMessage("secret"), UserMessage("go")]
     result = await run_mode(agent, given, session=session, run_config=RunConfig(session_input_callback=merge))
-    assert text_of(requests_of(agent)[0].items) == ["old", "go"]
+    assert text_of(read_requests(agent)[0].items) == ["old", "go"]
     assert text_of(await session.get_items()) == ["old", "go", "done"]
     assert text_of(result.input) == ["go"]
 
@@ -269,18 +264,18 @@ async def test_new_item_equal_to_a_stored_one_is_stored_again(run_mode: Run) -> 
     def merge(history: list[Item], new: list[Item]) -> list[Item]:
         return [*new, *history]
 
-    agent = agent_with([])
+    agent = make_agent([])
     await run_mode(agent, "go", session=session, run_config=RunConfig(session_input_callback=merge))
     assert text_of(await session.get_items()) == ["go", "go", "done"]
 
 
 async def test_callback_that_gives_no_list_is_a_users_error(run_mode: Run) -> None:
     """The model isn't asked, and nothing but the input is stored."""
-    agent = agent_with([])
+    agent = make_agent([])
     config = RunConfig(session_input_callback=lambda history, new: None)
     with pytest.raises(UserError, match="session_input_callback"):
         await run_mode(agent, "go", session=MemorySession(), run_config=config)
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
 
 
 # ---------------------------------------------------------------------------------------------- writing
@@ -299,7 +294,7 @@ async def test_each_turn_is_saved_when_it_is_over(run_mode: Run) -> None:
 
         return answer
 
-    agent = agent_with(
+    agent = make_agent(
         [fine],
         looking(call("fine", call_id="c1")),
         looking(call("fine", call_id="c2")),
@@ -345,9 +340,9 @@ async def test_failing_turn_leaves_earlier_turns_and_its_own_complete_pairs(run_
         reason("c"),
         call("broken", call_id="d3"),
     ]
-    agent = agent_with([fine, broken, before, never], call("fine", call_id="c1"), pieces, done=None)
+    agent = make_agent([fine, broken, before, never], call("fine", call_id="c1"), pieces, done=None)
     with pytest.raises(ToolCallError, match="no luck") as raised:
-        await run_mode(agent, "go", session=session, run_config=watched(Watching()))
+        await run_mode(agent, "go", session=session, run_config=configure_run(Watching()))
     saved = await session.get_items()
     assert text_of(saved) == ["go", "c1", "=c1", "(hm)", "d1", "(hm)", "d2", "=d1", "=d2"]
     assert saved[-1] == ToolOutput(
@@ -401,7 +396,7 @@ def test_nothing_refused_goes_into_the_session_of_a_run_that_is_cancelled(stage:
 async def test_failing_model_leaves_input_and_earlier_turns(run_mode: Run) -> None:
     """The run that failed can be told from the session."""
     session = MemorySession()
-    agent = agent_with([fine], call("fine", call_id="c1"), fail(ModelTransportError("gone")), done=None)
+    agent = make_agent([fine], call("fine", call_id="c1"), fail(ModelTransportError("gone")), done=None)
     with pytest.raises(ModelTransportError):
         await run_mode(agent, "go", session=session)
     assert text_of(await session.get_items()) == ["go", "c1", "=c1"]
@@ -413,11 +408,11 @@ async def test_retry_of_the_model_stores_nothing_twice(run_mode: Run) -> None:
     session = Counting()
     settings = ModelSettings(retry=ModelRetrySettings(3, initial_delay=0.0))
     gone = ModelTransportError("busy", status=503)
-    agent = agent_with([fine], fail(gone), call("fine", call_id="c1"), fail(gone), fail(gone), model_settings=settings)
+    agent = make_agent([fine], fail(gone), call("fine", call_id="c1"), fail(gone), fail(gone), model_settings=settings)
     await run_mode(agent, "go", session=session)
-    assert len(requests_of(agent)) == 5
+    assert len(read_requests(agent)) == 5
     assert session.batches == [["go", "c1", "=c1"], ["done"]]
-    assert text_of(requests_of(agent)[4].items) == ["go", "c1", "=c1"]
+    assert text_of(read_requests(agent)[4].items) == ["go", "c1", "=c1"]
 
 
 @pytest.mark.scenario("SE-08")
@@ -428,9 +423,9 @@ async def test_filter_of_the_models_input_does_not_change_what_is_stored(run_mod
         return attrs.evolve(data, input=(UserMessage("filtered"), *data.input[-1:]))
 
     session = await session_with(UserMessage("old"))
-    agent = agent_with([fine], call("fine", call_id="c1"))
+    agent = make_agent([fine], call("fine", call_id="c1"))
     await run_mode(agent, "go", session=session, run_config=RunConfig(call_model_input_filter=shorten))
-    assert text_of(requests_of(agent)[1].items) == ["filtered", "=c1"]
+    assert text_of(read_requests(agent)[1].items) == ["filtered", "=c1"]
     assert text_of(await session.get_items()) == ["old", "go", "c1", "=c1", "done"]
 
 
@@ -439,7 +434,7 @@ async def test_only_plain_items_are_stored(run_mode: Run) -> None:
     """Nothing of the runtime's own: no nested run's items, no ids of runs, no names of agents beyond handoffs."""
     session = MemorySession()
     inner = Agent("inner", model=ScriptedModel([call("fine", call_id="n1"), say("dug")]), tools=[fine])
-    agent = agent_with([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
     result = await run_mode(agent, "go", session=session)
     stored = await session.get_items()
     assert all(isinstance(item, ITEM_TYPES) for item in stored)
@@ -449,7 +444,7 @@ async def test_only_plain_items_are_stored(run_mode: Run) -> None:
         ToolOutput("c1", "dug"),
         AssistantMessage("done"),
     ]
-    [started, _] = records_of(result, r.RunStarted)
+    [started, _] = find_records(result, r.RunStarted)
     assert started.run_id not in repr(stored)
 
 
@@ -460,7 +455,7 @@ async def test_first_writes_of_many_runs_at_once_lose_nothing(tmp_path: Path) ->
 
     async def one(number: int) -> None:
         async with SQLiteSession(tmp_path / "s.db", "shared") as session:
-            agent = agent_with([fine], call("fine", call_id=f"c{number}"), done=f"done {number}")
+            agent = make_agent([fine], call("fine", call_id=f"c{number}"), done=f"done {number}")
             await Runner.run(agent, f"go {number}", session=session)
 
     async with anyio.create_task_group() as group:
@@ -480,12 +475,12 @@ async def test_earlier_turns_of_a_session_do_not_count(run_mode: Run) -> None:
     """Ten turns are in the session; a new run has its full `max_turns`."""
     session = MemorySession()
     steps = [call("fine", call_id=f"a{n}") for n in range(9)]
-    await run_mode(agent_with([fine], *steps), "go", session=session, max_turns=10)
-    agent = agent_with([fine], *[call("fine", call_id=f"b{n}") for n in range(4)], done=None)
+    await run_mode(make_agent([fine], *steps), "go", session=session, max_turns=10)
+    agent = make_agent([fine], *[call("fine", call_id=f"b{n}") for n in range(4)], done=None)
     with pytest.raises(MaxTurnsExceeded):
         await run_mode(agent, "go", session=session, max_turns=3)
-    assert len(requests_of(agent)) == 3
-    assert len(requests_of(agent)[0].items) == 21
+    assert len(read_requests(agent)) == 3
+    assert len(read_requests(agent)[0].items) == 21
 
 
 async def test_call_ids_of_a_session_may_come_again(run_mode: Run) -> None:
@@ -496,13 +491,13 @@ async def test_call_ids_of_a_session_may_come_again(run_mode: Run) -> None:
     async def echo(n: int) -> str:
         return str(n)
 
-    await run_mode(agent_with([echo], call("echo", {"n": 1}, call_id="c1")), "go", session=session)
-    agent = agent_with([echo], call("echo", {"n": 2}, call_id="c1"))
+    await run_mode(make_agent([echo], call("echo", {"n": 1}, call_id="c1")), "go", session=session)
+    agent = make_agent([echo], call("echo", {"n": 2}, call_id="c1"))
     result = await run_mode(agent, "go", session=session)
     assert [item.output for item in result.new_items if isinstance(item, ToolOutput)] == ["2"]
-    agent = agent_with([])
+    agent = make_agent([])
     await run_mode(agent, "go", session=session)
-    shown = requests_of(agent)[0].items
+    shown = read_requests(agent)[0].items
     assert [item.output for item in shown if isinstance(item, ToolOutput)] == ["1", "2"]
 
 
@@ -516,9 +511,9 @@ async def test_failing_save_fails_the_run_and_keeps_its_records(run_mode: Run) -
             raise OSError("disk full")
 
     session, watch = Broken(), Watch()
-    agent = agent_with([fine], call("fine", call_id="c1"))
+    agent = make_agent([fine], call("fine", call_id="c1"))
     with pytest.raises(OSError, match="disk full"):
-        await run_mode(agent, "go", session=session, run_config=watched(watch))
+        await run_mode(agent, "go", session=session, run_config=configure_run(watch))
     assert session.batches == [["go", "c1", "=c1"]]
     assert watch.end == "failed"
     assert watch.endings() == {"c1": ("succeeded", None)}
@@ -531,10 +526,10 @@ async def test_failing_read_fails_the_run_before_the_model_is_asked(run_mode: Ru
         async def get_items(self, limit: int | None = None) -> list[Item]:
             raise OSError("unreadable")
 
-    agent = agent_with([])
+    agent = make_agent([])
     with pytest.raises(OSError, match="unreadable"):
         await run_mode(agent, "go", session=Broken())
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("DE-12")
@@ -550,8 +545,8 @@ async def test_save_under_way_is_finished_when_the_run_is_cancelled(run_mode: Ru
                 await super().add_items(items)
 
         session, watch = Slow(), Watch()
-        agent = agent_with([fine], call("fine", call_id="c1"))
-        config = watched(watch, cleanup_grace=0.05 if hangs else 30)
+        agent = make_agent([fine], call("fine", call_id="c1"))
+        config = configure_run(watch, cleanup_grace=0.05 if hangs else 30)
         with anyio.fail_after(5):
             async with anyio.create_task_group() as group:
                 with anyio.CancelScope() as scope:
@@ -575,8 +570,8 @@ async def test_save_that_hangs_cannot_outlast_the_runs_timeout_for_long(run_mode
         async def add_items(self, items: Sequence[Item]) -> None:
             await anyio.sleep(60)
 
-    agent = agent_with([fine], call("fine", call_id="c1"))
-    config = attrs.evolve(executing(cleanup_grace=0.05), timeout=0.05)
+    agent = make_agent([fine], call("fine", call_id="c1"))
+    config = attrs.evolve(configure_run(cleanup_grace=0.05), timeout=0.05)
     with anyio.fail_after(5), pytest.raises(RunTimeout):
         await run_mode(agent, "go", session=Hanging(), run_config=config)
     await anyio.lowlevel.checkpoint()

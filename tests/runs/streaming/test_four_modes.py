@@ -11,8 +11,8 @@ import anyio.lowlevel
 import attrs
 import pytest
 import trio
-from kit.agents import AgentTrace, RunTrace, brief
-from kit.results import records_of
+from kit.results import describe, find_records
+from kit.watching import AgentHookLog, RunHookLog
 
 from agentloop import (
     Agent,
@@ -68,7 +68,7 @@ class World:
         lines = self.lines = list[str]()
         answered = anyio.Event()
 
-        class Guides(AgentTrace):
+        class Guides(AgentHookLog):
             async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
                 await super().on_llm_end(ctx, agent, response)
                 answered.set()
@@ -110,7 +110,7 @@ class World:
             "digger",
             model=ScriptedModel([call("look", {"what": "x"}, call_id="n1"), say("dug", spent(5))]),
             tools=[look],
-            hooks=AgentTrace(lines, "  "),
+            hooks=AgentHookLog(lines, "  "),
         )
         answer = say('{"title": "T", "pages": 3}', spent(30))
         self.writer = Agent(
@@ -119,7 +119,7 @@ class World:
             tools=[look],
             output_type=Report,
             output_guardrails=[safe],
-            hooks=AgentTrace(lines, "  "),
+            hooks=AgentHookLog(lines, "  "),
         )
         self.guide = Agent(
             "guide",
@@ -215,7 +215,7 @@ def worded(event: ev.Event) -> str:
         case ev.AgentUpdated(agent=agent):
             return f"{where} agent {agent.name}"
         case ev.ItemCreated(item=item):
-            return f"{where} {brief([item])[0]}"
+            return f"{where} {describe([item])[0]}"
         case ev.CallSettled(call=settled, outcome=outcome):
             return f"{where} settled {settled.call_id} {outcome.status}"
         case ev.GuardrailSettled(result=result):
@@ -227,7 +227,7 @@ def worded(event: ev.Event) -> str:
 async def told(kept: Callable[[], Any], way: Way) -> Told:
     """Run the world once."""
     world, session = World(), kept()
-    options: dict[str, Any] = {"session": session, "hooks": RunTrace(world.lines), "context": "ctx"}
+    options: dict[str, Any] = {"session": session, "hooks": RunHookLog(world.lines), "context": "ctx"}
     events: list[str] = []
     if way == "plain":
         result = await Runner.run(world.guide, "go", **options)
@@ -251,8 +251,8 @@ def test_run_of_everything_is_the_same_in_all_four_modes(kind: str, tmp_path: Pa
     assert len(modes) == 4
     first = modes["asyncio", "plain"]
     # What they have in common is what it should be …
-    assert brief(first.result.new_items) == ITEMS
-    assert brief(first.session) == ["user:go", *ITEMS]
+    assert describe(first.result.new_items) == ITEMS
+    assert describe(first.session) == ["user:go", *ITEMS]
     assert first.result.final_output == Report("T", 3)
     assert first.result.usage.requests == 8
     assert [entry.total_tokens for entry in first.result.usage.entries] == [2, 6, 31]
@@ -292,7 +292,7 @@ def test_guardrail_that_trips_long_after_the_model_has_called_a_tool_leaves_it_u
         lines: list[str] = []
         answered = anyio.Event()
 
-        class Trace(RunTrace):
+        class Trace(RunHookLog):
             async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
                 await super().on_llm_end(ctx, agent, response)
                 answered.set()
@@ -325,11 +325,11 @@ def test_guardrail_that_trips_long_after_the_model_has_called_a_tool_leaves_it_u
                     async for event in stream:
                         if isinstance(event, ev.CallStarted | ev.CallSettled):
                             lines.append(type(event).__name__)
-        assert records_of(caught.value.run_data, r.CallStarted) == []
-        assert len(records_of(caught.value.run_data, r.ModelResponded)) == 1
+        assert find_records(caught.value.run_data, r.CallStarted) == []
+        assert len(find_records(caught.value.run_data, r.ModelResponded)) == 1
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
-        assert brief(await session.get_items()) == ["user:go"]
+        assert describe(await session.get_items()) == ["user:go"]
         return lines
 
     for mode, lines in in_each_mode(late).items():
@@ -359,7 +359,7 @@ def test_break_after_a_text_delta_leaves_no_task_and_no_side_effect(backend: str
 
         class Kept(MemorySession):
             async def add_items(self, items: Any) -> None:
-                lines.extend(brief(items))
+                lines.extend(describe(items))
                 await super().add_items(items)
 
         session = Kept()
@@ -369,7 +369,7 @@ def test_break_after_a_text_delta_leaves_no_task_and_no_side_effect(backend: str
         steps = [[text, *([wait(go)] if n == turn else []), call("effect", call_id=f"c{n}")] for n in (1, 2)]
         agent = Agent("a", model=ScriptedModel([*steps, say("done")]), tools=[effect])
         before = _living(backend)
-        stream = Runner.run_streamed(agent, "go", session=session, hooks=RunTrace(lines))
+        stream = Runner.run_streamed(agent, "go", session=session, hooks=RunHookLog(lines))
         async with stream:
             async for event in stream:
                 if isinstance(event, ev.TextDelta) and event.turn == turn:

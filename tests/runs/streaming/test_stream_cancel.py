@@ -6,8 +6,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.results import ToolHooks, agent_with, records_of, requests_of, shown
-from kit.watching import Backend, HookLog, Watch, lasting, watched
+from kit.agents import configure_run, fine, make_agent
+from kit.ending import Backend, check_duration
+from kit.results import find_records, read_requests, read_shown_outputs
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import Agent, GuardrailFunctionOutput, RunConfig, Runner, ToolContext, handoff, output_guardrail, tool
 from agentloop import events as ev
@@ -15,12 +17,6 @@ from agentloop import records as r
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say, wait
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
 
 
 class Slow:
@@ -53,11 +49,11 @@ async def rest_of(stream: Any) -> list[ev.Event]:
 @pytest.mark.scenario("SC-01", "SC-02", "US-11")
 async def test_immediate_cancel_ends_events_and_run() -> None:
     """No event follows the one in hand; asking twice changes nothing; the result says `cancelled`."""
-    watch, hooks = Watch(), HookLog()
-    agent = agent_with([], [say("a text of several chunks, at sixteen each"), wait(60)], done=None)
+    watch, hooks = Watch(), ToolHookLog()
+    agent = make_agent([], [say("a text of several chunks, at sixteen each"), wait(60)], done=None)
     after: list[ev.Event] = []
     cancelled = False
-    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=watched(watch)) as stream:
+    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=configure_run(watch)) as stream:
         async for event in stream:
             if cancelled:
                 after.append(event)
@@ -79,7 +75,7 @@ async def test_immediate_cancel_ends_events_and_run() -> None:
 @pytest.mark.scenario("SC-02")
 async def test_cancel_after_the_end_changes_nothing() -> None:
     """In either mode: the run has completed."""
-    async with Runner.run_streamed(agent_with([]), "go") as stream:
+    async with Runner.run_streamed(make_agent([]), "go") as stream:
         await rest_of(stream)
         stream.cancel()
         stream.cancel("after_turn")
@@ -92,11 +88,11 @@ async def test_cancel_after_the_end_changes_nothing() -> None:
 @pytest.mark.parametrize("mode", ["immediate", "after_turn"])
 async def test_cancel_before_the_first_event_asks_no_model(mode: Any) -> None:
     """At once: no events at all. After the turn: there is none, so what comes is the end alone."""
-    agent = agent_with([])
+    agent = make_agent([])
     async with Runner.run_streamed(agent, "go") as stream:
         stream.cancel(mode)
         events = await rest_of(stream)
-    assert requests_of(agent) == []
+    assert read_requests(agent) == []
     assert stream.result.status == "cancelled"
     kinds = [type(event).__name__ for event in events]
     assert kinds == ([] if mode == "immediate" else ["AgentUpdated", "RunEnded"])
@@ -106,12 +102,12 @@ async def test_cancel_before_the_first_event_asks_no_model(mode: Any) -> None:
 async def test_cancel_wakes_the_consumer_and_ends_a_blocked_model_call(anyio_backend: Backend) -> None:
     """The consumer waits for an event that won't come, the model for its server: both end at once."""
     watch = Watch()
-    agent = agent_with([], [say("so far"), wait(60)], done=None)
+    agent = make_agent([], [say("so far"), wait(60)], done=None)
     waiting = anyio.Event()
     async with (
-        lasting(anyio_backend, 0.0),
+        check_duration(anyio_backend, 0.0),
         anyio.create_task_group() as group,
-        Runner.run_streamed(agent, "go", run_config=watched(watch)) as stream,
+        Runner.run_streamed(agent, "go", run_config=configure_run(watch)) as stream,
     ):
 
         async def cancel() -> None:
@@ -132,7 +128,7 @@ async def test_immediate_after_after_turn_is_immediate() -> None:
     """The stronger one wins, in this order; the other way round too."""
     for modes in (("after_turn", "immediate"), ("immediate", "after_turn")):
         slow = Slow()
-        agent = agent_with([slow.tool], call("slow", call_id="c1"))
+        agent = make_agent([slow.tool], call("slow", call_id="c1"))
         async with Runner.run_streamed(agent, "go") as stream:
             async for event in stream:
                 if isinstance(event, ev.CallStarted):
@@ -141,7 +137,7 @@ async def test_immediate_after_after_turn_is_immediate() -> None:
                         stream.cancel(mode)  # type: ignore[arg-type]
         assert slow.ended == ["c1"]
         assert stream.result.status == "cancelled"
-        assert len(requests_of(agent)) == 1
+        assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("GO-07")
@@ -156,7 +152,7 @@ async def test_immediate_cancel_during_an_output_guardrail_writes_nothing_of_the
         return GuardrailFunctionOutput()
 
     session = MemorySession()
-    agent = agent_with([fine], call("fine", call_id="c1"), output_guardrails=[slow])
+    agent = make_agent([fine], call("fine", call_id="c1"), output_guardrails=[slow])
     async with Runner.run_streamed(agent, "go", session=session) as stream:
         await judging.wait()
         stream.cancel()
@@ -171,17 +167,19 @@ async def test_immediate_cancel_during_an_output_guardrail_writes_nothing_of_the
 @pytest.mark.parametrize("moment", [ev.TurnStarted, ev.TextDelta, ev.CallStarted, ev.CallSettled, ev.ItemCreated])
 async def test_cancel_after_the_turn_completes_it(moment: type[Any]) -> None:
     """Model call, tools and saves finish, every event is delivered, and the model isn't asked again."""
-    watch, hooks, session = Watch(), ToolHooks(), MemorySession()
-    agent = agent_with([fine], [say("let me see"), call("fine", call_id="c1"), call("fine", call_id="c2")])
+    watch, hooks, session = Watch(), ToolHookLog(), MemorySession()
+    agent = make_agent([fine], [say("let me see"), call("fine", call_id="c1"), call("fine", call_id="c2")])
     events = []
-    async with Runner.run_streamed(agent, "go", hooks=hooks, session=session, run_config=watched(watch)) as stream:
+    async with Runner.run_streamed(
+        agent, "go", hooks=hooks, session=session, run_config=configure_run(watch)
+    ) as stream:
         async for event in stream:
             events.append(event)
             if isinstance(event, moment):
                 stream.cancel("after_turn")
     result = stream.result
     assert (result.status, result.final_output) == ("cancelled", None)
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
     items = [event.item for event in events if isinstance(event, ev.ItemCreated)]
     assert [type(item) for item in items] == [AssistantMessage, ToolCall, ToolCall, ToolOutput, ToolOutput]
     assert tuple(items) == result.new_items
@@ -195,20 +193,20 @@ async def test_cancel_after_the_turn_completes_it(moment: type[Any]) -> None:
 @pytest.mark.scenario("SC-06")
 async def test_cancel_after_the_turn_by_a_reader_whom_the_run_waits_for_begins_no_other_turn() -> None:
     """All of the turn has been done, and the run waits for room: none is under way."""
-    agent = agent_with([fine], call("fine", call_id="c1"))
+    agent = make_agent([fine], call("fine", call_id="c1"))
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=1)) as stream:
         async for event in stream:
             if isinstance(event, ev.ItemCreated) and isinstance(event.item, ToolOutput):
                 await anyio.wait_all_tasks_blocked()
                 stream.cancel("after_turn")
     assert stream.result.status == "cancelled"
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("SC-06")
 async def test_cancel_after_the_turn_that_answers_changes_nothing() -> None:
     """The turn brings the final output: the run completes."""
-    async with Runner.run_streamed(agent_with([]), "go") as stream:
+    async with Runner.run_streamed(make_agent([]), "go") as stream:
         async for event in stream:
             if isinstance(event, ev.TextDelta):
                 stream.cancel("after_turn")
@@ -222,14 +220,14 @@ async def test_cancel_after_a_turn_that_hands_over_stops_before_the_targets_firs
     session = MemorySession()
     target = Agent("target", model=ScriptedModel([say("never")]))
     pieces = [call("transfer_to_target", call_id="h1"), *([call("fine", call_id="c1")] if with_tool else [])]
-    agent = agent_with([fine], pieces, done=None, handoffs=[handoff(target)])
+    agent = make_agent([fine], pieces, done=None, handoffs=[handoff(target)])
     events = []
     async with Runner.run_streamed(agent, "go", session=session) as stream:
         async for event in stream:
             events.append(event)
             if isinstance(event, ev.TurnStarted):
                 stream.cancel("after_turn")
-    assert requests_of(target) == []
+    assert read_requests(target) == []
     assert stream.result.status == "cancelled"
     assert stream.result.last_agent is target
     assert [event.agent for event in events if isinstance(event, ev.AgentUpdated)] == [agent, target]
@@ -267,14 +265,14 @@ async def test_cancel_after_the_turn_is_one_runs_own() -> None:
 async def test_cancel_after_the_turn_lets_nested_runs_come_to_their_end() -> None:
     """A nested run is part of its outer turn: all of its own turns are made."""
     inner = Agent("inner", model=ScriptedModel([call("fine"), call("fine"), say("dug")]), tools=[fine])
-    agent = agent_with([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.CallStarted) and event.path:
                 stream.cancel("after_turn")
     assert stream.result.status == "cancelled"
-    assert len(requests_of(inner)) == 3
-    assert len(requests_of(agent)) == 1
+    assert len(read_requests(inner)) == 3
+    assert len(read_requests(agent)) == 1
     assert [settled.outcome.output for settled in stream.result.calls] == ["dug"]
 
 
@@ -282,7 +280,7 @@ async def test_cancel_after_the_turn_lets_nested_runs_come_to_their_end() -> Non
 @pytest.mark.parametrize("mode", ["immediate", "after_turn"])
 async def test_cancel_works_for_a_consumer_that_takes_each_event_in_a_task_of_its_own(mode: Any) -> None:
     """And suspends before it takes the next, with a buffer of one event."""
-    agent = agent_with([fine], [say("some text of several chunks"), *[call("fine") for _ in range(3)]])
+    agent = make_agent([fine], [say("some text of several chunks"), *[call("fine") for _ in range(3)]])
     events: list[ev.Event] = []
     over = False
 
@@ -318,10 +316,10 @@ async def test_cancel_works_for_a_consumer_that_takes_each_event_in_a_task_of_it
 @pytest.mark.scenario("SC-12", "SC-13")
 async def test_consumer_cancelled_while_it_waits_ends_the_run_promptly(anyio_backend: Backend) -> None:
     """Running tools are cancelled and awaited, the block is left, the cancellation goes on."""
-    slow, watch, hooks = Slow(), Watch(), HookLog()
-    agent = agent_with([slow.tool], call("slow", call_id="c1"))
+    slow, watch, hooks = Slow(), Watch(), ToolHookLog()
+    agent = make_agent([slow.tool], call("slow", call_id="c1"))
     finished = False
-    async with lasting(anyio_backend, 0.0), anyio.create_task_group() as group:
+    async with check_duration(anyio_backend, 0.0), anyio.create_task_group() as group:
         with anyio.CancelScope() as scope:
 
             async def cancel() -> None:
@@ -329,7 +327,7 @@ async def test_consumer_cancelled_while_it_waits_ends_the_run_promptly(anyio_bac
                 scope.cancel()
 
             group.start_soon(cancel)
-            async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=watched(watch)) as stream:
+            async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=configure_run(watch)) as stream:
                 await rest_of(stream)
             finished = True
     assert not finished
@@ -347,9 +345,9 @@ async def test_consumer_may_go_at_every_event(at: int) -> None:
     for way in ("break", "scope", "error"):
         watch = Watch()
         inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
-        agent = agent_with([fine, inner.as_tool()], [say("text"), call("fine"), call("inner", {"input": "x"})])
+        agent = make_agent([fine, inner.as_tool()], [say("text"), call("fine"), call("inner", {"input": "x"})])
         seen = 0
-        config = watched(watch, config=RunConfig(stream_buffer=2))
+        config = configure_run(watch, config=RunConfig(stream_buffer=2))
         with anyio.fail_after(5):
             with suppress(KeyError), anyio.CancelScope() as scope:
                 async with Runner.run_streamed(agent, "go", run_config=config) as stream:
@@ -380,7 +378,7 @@ async def test_consumer_may_go_at_every_event(at: int) -> None:
 async def test_block_left_by_one_task_ends_the_iteration_of_another() -> None:
     """The stream is entered here and read there: who reads gets the end, not an eternal wait."""
     slow = Slow()
-    agent = agent_with([slow.tool], call("slow", call_id="c1"))
+    agent = make_agent([slow.tool], call("slow", call_id="c1"))
     events: list[ev.Event] = []
     ended = anyio.Event()
 
@@ -408,7 +406,7 @@ async def test_reader_in_another_task_may_be_cancelled_and_another_go_on() -> No
         await gate.wait()
         return "ok"
 
-    agent = agent_with([gated], call("gated", call_id="c1"))
+    agent = make_agent([gated], call("gated", call_id="c1"))
     events: list[ev.Event] = []
 
     async def read(stream: Any) -> None:
@@ -443,8 +441,8 @@ async def test_break_after_the_first_delta_leaves_no_side_effect() -> None:
         return "done"
 
     watch = Watch()
-    agent = agent_with([effect], [say("a text of several chunks, at sixteen each"), call("effect")])
-    config = watched(watch, config=RunConfig(stream_buffer=1))
+    agent = make_agent([effect], [say("a text of several chunks, at sixteen each"), call("effect")])
+    config = configure_run(watch, config=RunConfig(stream_buffer=1))
     async with Runner.run_streamed(agent, "go", run_config=config) as stream:
         async for event in stream:
             if isinstance(event, ev.TextDelta):
@@ -462,8 +460,8 @@ async def test_break_after_the_first_delta_leaves_no_side_effect() -> None:
 async def test_cancelled_run_ends_with_its_last_record_and_one_shielded_hook() -> None:
     """Plain and streamed alike: `RunEnded(cancelled)` last, `on_run_end` once, and it may await."""
     for streamed in (False, True):
-        slow, watch, hooks = Slow(), Watch(), HookLog()
-        agent = agent_with([slow.tool], call("slow", call_id="c1"))
+        slow, watch, hooks = Slow(), Watch(), ToolHookLog()
+        agent = make_agent([slow.tool], call("slow", call_id="c1"))
         async with anyio.create_task_group() as group:
             with anyio.CancelScope() as scope:
 
@@ -473,10 +471,10 @@ async def test_cancelled_run_ends_with_its_last_record_and_one_shielded_hook() -
 
                 group.start_soon(cancel, slow, scope)
                 if streamed:
-                    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=watched(watch)) as stream:
+                    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=configure_run(watch)) as stream:
                         await rest_of(stream)
                 else:
-                    await Runner.run(agent, "go", hooks=hooks, run_config=watched(watch))
+                    await Runner.run(agent, "go", hooks=hooks, run_config=configure_run(watch))
         assert scope.cancelled_caught
         assert watch.end == "cancelled"
         assert hooks.run_ends == ["cancelled"]
@@ -486,13 +484,13 @@ async def test_cancelled_run_ends_with_its_last_record_and_one_shielded_hook() -
 async def test_cancelled_run_keeps_what_it_completed() -> None:
     """The turn before is in the session and in the result; the cut one leaves complete pairs alone."""
     slow, session = Slow(), MemorySession()
-    agent = agent_with([fine, slow.tool], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow")])
+    agent = make_agent([fine, slow.tool], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow")])
     async with Runner.run_streamed(agent, "go", session=session) as stream:
         async for event in stream:
             if isinstance(event, ev.ItemCreated) and isinstance(event.item, ToolOutput) and event.item.call_id == "c2":
                 await slow.running.wait()
                 stream.cancel()
-    assert list(shown(agent)) == ["c1"]
+    assert list(read_shown_outputs(agent)) == ["c1"]
     saved = [item for item in await session.get_items() if isinstance(item, ToolCall | ToolOutput)]
     assert [item.call_id for item in saved] == ["c1", "c1", "c2", "c2"]
-    assert [record.status for record in records_of(stream.result, r.RunEnded)] == ["cancelled"]
+    assert [record.status for record in find_records(stream.result, r.RunEnded)] == ["cancelled"]

@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.results import agent_with
+from kit.agents import make_agent
 
 from agentloop import Runner, UserError
 from agentloop import events as ev
@@ -17,7 +17,7 @@ TEXT = "some text of several chunks, sixteen characters each"
 async def test_of_two_consumers_that_wait_the_second_is_refused() -> None:
     """Both would wait for one event; the first goes on undisturbed and gets all that come."""
     go = anyio.Event()
-    agent = agent_with([], [wait(go), say(TEXT)], done=None)
+    agent = make_agent([], [wait(go), say(TEXT)], done=None)
     texts: list[str] = []
     refused: list[str] = []
 
@@ -42,7 +42,7 @@ async def test_reader_that_is_cancelled_takes_no_event_along(steps: int) -> None
     """Each event is asked for by a task of its own, and each first asker is cancelled some steps after it began."""
 
     def agent() -> Any:
-        return agent_with([], [say(TEXT), wait(0.001), say(TEXT)], done=None)
+        return make_agent([], [say(TEXT), wait(0.001), say(TEXT)], done=None)
 
     async with Runner.run_streamed(agent(), "go") as stream:
         whole = [event async for event in stream]

@@ -1,25 +1,19 @@
 """A streamed run: leaving it ends it, cancelling it ends it as asked, and a slow consumer holds it up gently."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 import trio.testing
-from kit.watching import Backend, HookLog, Watch, agent_that_calls, endings, lasting, model_of, script, watched
+from kit.agents import call_each, configure_run, fine, make_agent
+from kit.ending import Backend, check_duration
+from kit.results import read_endings, read_requests
+from kit.watching import ToolHookLog, Watch
 
-from agentloop import RunConfig, Runner, RunResult, ToolContext, UserError, tool
+from agentloop import RunConfig, Runner, ToolContext, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.testing import call, say, wait
-
-Run = Callable[..., Awaitable[RunResult[Any]]]
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
 
 
 class Slow:
@@ -47,9 +41,9 @@ class Slow:
 @pytest.mark.scenario("LX-54", "SC-14")
 async def test_break_out_of_the_loop_and_the_block_leaves_nothing_running() -> None:
     """The run is cancelled and joined before the block is left; no side effect starts afterwards."""
-    slow, watch, hooks = Slow(), Watch(), HookLog()
-    agent = agent_that_calls("slow", "fine", "slow", tools=[slow.tool, fine])
-    config = watched(watch, max_function_tool_concurrency=2)
+    slow, watch, hooks = Slow(), Watch(), ToolHookLog()
+    agent = make_agent([slow.tool, fine], call_each("slow", "fine", "slow"))
+    config = configure_run(watch, max_function_tool_concurrency=2)
     async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=config) as stream:
         async for event in stream:
             if isinstance(event, ev.CallStarted):
@@ -67,14 +61,14 @@ async def test_break_out_of_the_loop_and_the_block_leaves_nothing_running() -> N
     assert stream.result.final_output is None
     assert stream.error is None
     assert stream.is_complete
-    assert len(model_of(agent).requests) == 1
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("SC-14")
 async def test_leaving_the_block_at_once_starts_next_to_nothing() -> None:
     """A block without iteration: no body runs after it."""
     slow = Slow()
-    agent = agent_that_calls("slow", tools=[slow.tool])
+    agent = make_agent([slow.tool], call_each("slow"))
     async with Runner.run_streamed(agent, "go") as stream:
         pass
     assert slow.lines == []
@@ -84,7 +78,7 @@ async def test_leaving_the_block_at_once_starts_next_to_nothing() -> None:
 @pytest.mark.scenario("SC-14", "LX-54")
 async def test_break_while_the_model_answers_closes_the_response() -> None:
     """The model call is ended; the request is counted."""
-    agent = script([say("a text that is longer than one chunk"), wait(60)], tools=[])
+    agent = make_agent([], [say("a text that is longer than one chunk"), wait(60)], done=None)
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.TextDelta):
@@ -96,9 +90,9 @@ async def test_break_while_the_model_answers_closes_the_response() -> None:
 async def test_immediate_cancel_ends_the_run_and_its_iteration() -> None:
     """At most the event in hand; then the iteration ends, the result says `cancelled`."""
     slow, watch = Slow(), Watch()
-    agent = agent_that_calls("slow", tools=[slow.tool])
+    agent = make_agent([slow.tool], call_each("slow"))
     after: list[Any] = []
-    async with Runner.run_streamed(agent, "go", run_config=watched(watch)) as stream:
+    async with Runner.run_streamed(agent, "go", run_config=configure_run(watch)) as stream:
         async for event in stream:
             if isinstance(event, ev.CallStarted):
                 await slow.running.wait()
@@ -122,7 +116,7 @@ async def test_cancel_from_another_task_wakes_a_waiting_consumer(anyio_backend: 
         asked.set()
         return [wait(60), say("never")]
 
-    agent = script(step, tools=[])
+    agent = make_agent([], step, done=None)
     stream = Runner.run_streamed(agent, "go")
 
     async def cancel() -> None:
@@ -130,7 +124,7 @@ async def test_cancel_from_another_task_wakes_a_waiting_consumer(anyio_backend: 
         await anyio.lowlevel.checkpoint()
         stream.cancel()
 
-    async with lasting(anyio_backend, 0), anyio.create_task_group() as group, stream:
+    async with check_duration(anyio_backend, 0), anyio.create_task_group() as group, stream:
         group.start_soon(cancel)
         async for _ in stream:
             pass
@@ -139,12 +133,12 @@ async def test_cancel_from_another_task_wakes_a_waiting_consumer(anyio_backend: 
 
 async def test_cancel_before_the_first_event_gives_none() -> None:
     """Nothing is asked of the model."""
-    agent = script(say("never"), tools=[])
+    agent = make_agent([], done="never")
     async with Runner.run_streamed(agent, "go") as stream:
         stream.cancel()
         assert [event async for event in stream] == []
     assert stream.result.status == "cancelled"
-    assert model_of(agent).requests == []
+    assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("LX-52")
@@ -158,9 +152,9 @@ async def test_cancel_after_the_turn_lets_its_tools_finish_and_asks_no_more() ->
         await release.wait()
         return "waited"
 
-    agent = agent_that_calls("waits", "fine", tools=[waits, fine])
+    agent = make_agent([waits, fine], call_each("waits", "fine"))
     events: list[Any] = []
-    async with Runner.run_streamed(agent, "go", run_config=watched(watch)) as stream:
+    async with Runner.run_streamed(agent, "go", run_config=configure_run(watch)) as stream:
         async for event in stream:
             events.append(event)
             if isinstance(event, ev.CallStarted) and not release.is_set():
@@ -169,8 +163,8 @@ async def test_cancel_after_the_turn_lets_its_tools_finish_and_asks_no_more() ->
     result = stream.result
     assert result.status == "cancelled"
     assert result.final_output is None
-    assert endings(result.calls) == [("c1", "succeeded", None), ("c2", "succeeded", None)]
-    assert len(model_of(agent).requests) == 1
+    assert read_endings(result.calls) == [("c1", "succeeded", None), ("c2", "succeeded", None)]
+    assert len(read_requests(agent)) == 1
     assert [type(event).__name__ for event in events[-2:]] == ["TurnEnded", "RunEnded"]
     assert watch.end == "cancelled"
     assert len(watch.of(r.BatchEnded)) == 1
@@ -180,7 +174,7 @@ async def test_cancel_after_the_turn_lets_its_tools_finish_and_asks_no_more() ->
 async def test_cancel_after_the_turn_of_one_run_leaves_another_of_the_same_agent_alone() -> None:
     """Two streams of one agent object."""
     statuses: dict[str, str] = {}
-    agent = script(*[call("fine") for _ in range(2)], say("done"), say("done"), tools=[fine])
+    agent = make_agent([fine], *[call("fine") for _ in range(2)], say("done"))
 
     async def consume(name: str, cancel: bool) -> None:
         async with Runner.run_streamed(agent, "go") as stream:
@@ -198,7 +192,7 @@ async def test_cancel_after_the_turn_of_one_run_leaves_another_of_the_same_agent
 
 async def test_cancel_after_the_last_turn_is_too_late_to_change_it() -> None:
     """The run completes."""
-    agent = script(say("done"), tools=[])
+    agent = make_agent([])
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.ItemCreated):
@@ -210,7 +204,7 @@ async def test_cancel_after_the_last_turn_is_too_late_to_change_it() -> None:
 async def test_immediate_cancel_overrides_after_turn() -> None:
     """The stronger wish wins."""
     slow = Slow()
-    agent = agent_that_calls("slow", tools=[slow.tool])
+    agent = make_agent([slow.tool], call_each("slow"))
     with anyio.fail_after(5):
         async with Runner.run_streamed(agent, "go") as stream:
             async for event in stream:
@@ -224,7 +218,7 @@ async def test_immediate_cancel_overrides_after_turn() -> None:
 
 async def test_unknown_mode_of_cancel_is_a_users_error() -> None:
     """The two modes are named."""
-    async with Runner.run_streamed(script(say("done"), tools=[]), "go") as stream:
+    async with Runner.run_streamed(make_agent([]), "go") as stream:
         with pytest.raises(UserError, match="after_turn"):
             stream.cancel("soon")  # type: ignore[arg-type]
         async for _ in stream:
@@ -234,10 +228,10 @@ async def test_unknown_mode_of_cancel_is_a_users_error() -> None:
 async def test_consumers_scope_is_cancelled_while_it_waits_for_an_event(anyio_backend: Backend) -> None:
     """SC-13: the run is cancelled and joined at once."""
     watch = Watch()
-    agent = script([wait(60), say("never")], tools=[])
-    async with lasting(anyio_backend, 0.02):
+    agent = make_agent([], [wait(60), say("never")], done=None)
+    async with check_duration(anyio_backend, 0.02):
         with anyio.move_on_after(0.02) as scope:
-            async with Runner.run_streamed(agent, "go", run_config=watched(watch)) as stream:
+            async with Runner.run_streamed(agent, "go", run_config=configure_run(watch)) as stream:
                 async for _ in stream:
                     pass
     assert scope.cancelled_caught
@@ -246,7 +240,7 @@ async def test_consumers_scope_is_cancelled_while_it_waits_for_an_event(anyio_ba
 
 async def test_first_event_names_the_starting_agent() -> None:
     """SP-02: the very object."""
-    agent = script(say("done"), tools=[])
+    agent = make_agent([])
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]
     assert isinstance(events[0], ev.AgentUpdated)
@@ -263,7 +257,7 @@ async def test_first_event_names_the_starting_agent() -> None:
 async def test_model_is_not_read_ahead_of_a_consumer_that_sleeps() -> None:
     """With room for four events the run stops reading the model's text at about four, and goes on when read."""
     text = "x" * 16 * 50
-    agent = script(say(text), tools=[])
+    agent = make_agent([], done=text)
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=4)) as stream:
         await trio.testing.wait_all_tasks_blocked()
         state = stream._events
@@ -280,11 +274,10 @@ async def test_small_buffers_lose_nothing_and_stop_nothing(buffer: int) -> None:
     """Every event arrives in order whatever the buffer's size; records never wait."""
 
     def agent() -> Any:
-        return script(
+        return make_agent(
+            [fine],
             [say("thinking about it"), *[call("fine", call_id=f"c{index}") for index in range(10)]],
             call("fine", call_id="c10"),
-            say("done"),
-            tools=[fine],
         )
 
     async def kinds(size: int) -> list[str]:
@@ -312,8 +305,8 @@ async def test_calls_are_not_admitted_while_the_consumer_is_behind_and_running_o
         await release.wait()
         return "worked"
 
-    agent = agent_that_calls(*["work"] * 20, tools=[work])
-    config = watched(watch, config=RunConfig(stream_buffer=30), max_function_tool_concurrency=2)
+    agent = make_agent([work], call_each(*["work"] * 20))
+    config = configure_run(watch, config=RunConfig(stream_buffer=30), max_function_tool_concurrency=2)
     async with Runner.run_streamed(agent, "go", run_config=config) as stream:
         async for event in stream:
             if isinstance(event, ev.CallStarted):
@@ -334,7 +327,7 @@ async def test_calls_are_not_admitted_while_the_consumer_is_behind_and_running_o
 @pytest.mark.scenario("SP-08")
 async def test_break_while_the_run_waits_for_its_consumer_ends_it() -> None:
     """A run that is held up by a full buffer can be left."""
-    agent = script(say("x" * 16 * 50), tools=[])
+    agent = make_agent([], done="x" * 16 * 50)
     with anyio.fail_after(5):
         async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=1)) as stream:
             async for event in stream:
@@ -345,7 +338,7 @@ async def test_break_while_the_run_waits_for_its_consumer_ends_it() -> None:
 
 async def test_stream_is_entered_once() -> None:
     """A second `async with` is a user's error, not a second run."""
-    stream = Runner.run_streamed(script(say("done"), tools=[]), "go")
+    stream = Runner.run_streamed(make_agent([]), "go")
     async with stream:
         async for _ in stream:
             pass
@@ -356,7 +349,7 @@ async def test_stream_is_entered_once() -> None:
 
 async def test_iterating_without_the_block_is_a_users_error() -> None:
     """The message says what to do."""
-    stream = Runner.run_streamed(script(say("done"), tools=[]), "go")
+    stream = Runner.run_streamed(make_agent([]), "go")
     with pytest.raises(UserError, match="async with"):
         async for _ in stream:
             pass

@@ -10,7 +10,9 @@ import anyio.lowlevel
 import attrs
 import httpx
 import pytest
-from kit.results import Run, ToolHooks, agent_with, calls_in
+from kit.agents import Run, fine, make_agent
+from kit.results import read_call_ids
+from kit.watching import ToolHookLog
 
 from agentloop import (
     Agent,
@@ -47,12 +49,6 @@ from agentloop.models import OpenAIChatModel
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, fail, normal, reason, say, stream_of, wait
 from agentloop.usage import RequestUsage
-
-
-@tool
-async def fine() -> str:
-    """Succeed."""
-    return "fine"
 
 
 async def streamed(agent: Agent[Any, Any], **options: Any) -> tuple[list[ev.Event], RunResult[Any]]:
@@ -115,7 +111,7 @@ class World:
 
     def __init__(self) -> None:
         self.session = MemorySession("s")
-        self.hooks = ToolHooks()
+        self.hooks = ToolHookLog()
 
         @tool(tool_output_guardrails=(masked,))
         async def look(what: str) -> str:
@@ -205,7 +201,7 @@ async def test_calls_settle_in_their_order_and_outputs_come_in_the_models() -> N
             await turn[which].wait()
         return str(n)
 
-    class Chain(ToolHooks):
+    class Chain(ToolHookLog):
         async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
             await super().on_tool_end(ctx, agent, tool, outcome)
             turn[int(ctx.tool_call_id)].set()
@@ -216,7 +212,7 @@ async def test_calls_settle_in_their_order_and_outputs_come_in_the_models() -> N
         call("after", {"n": 1}, call_id="1"),
         call("after", {"n": 2, "which": 1}, call_id="2"),
     ]
-    events, _ = await streamed(agent_with([after], calls), hooks=Chain())
+    events, _ = await streamed(make_agent([after], calls), hooks=Chain())
     assert [event.call.call_id for event in events if isinstance(event, ev.CallSettled)] == ["1", "2", "0"]
     assert [item.call_id for item in items_in(events) if isinstance(item, ToolOutput)] == ["0", "1", "2"]
 
@@ -241,7 +237,7 @@ async def test_tool_guardrail_results_are_reported_however_the_run_ends(run_mode
         "handoff": call("transfer_to_second", call_id="h"),
         "tripwire": call("guarded", call_id="trips"),
     }[end]
-    agent = agent_with([guarded], call("guarded", call_id="c1"), last, done=None, handoffs=[handoff(second)])
+    agent = make_agent([guarded], call("guarded", call_id="c1"), last, done=None, handoffs=[handoff(second)])
     try:
         data: Any = await run_mode(agent, "go", max_turns=3 if end == "handoff" else 2)
         assert end in ("completed", "handoff")
@@ -263,7 +259,7 @@ async def test_tool_guardrail_results_are_reported_however_the_run_ends(run_mode
 @pytest.mark.scenario("SP-02")
 async def test_first_event_is_the_starting_agent_and_the_last_the_end() -> None:
     """`AgentUpdated` with the caller's own object; `RunEnded` comes once for the run."""
-    agent = agent_with([fine], call("fine"))
+    agent = make_agent([fine], call("fine"))
     events, _ = await streamed(agent)
     assert isinstance(events[0], ev.AgentUpdated)
     assert events[0].agent is agent
@@ -284,7 +280,7 @@ async def test_deltas_come_before_items_and_items_before_bodies() -> None:
 
     lines: list[str] = []
     pieces = [reason("because"), say("text that is longer than a chunk"), call("gated", {}, call_id="c1")]
-    agent = agent_with([gated], pieces, done="good bye")
+    agent = make_agent([gated], pieces, done="good bye")
     async with Runner.run_streamed(agent, "go", context=lines) as stream:
         async for event in stream:
             name = type(event).__name__
@@ -323,7 +319,7 @@ async def test_deltas_add_up_to_their_items() -> None:
     async def find(q: str) -> str:
         return q
 
-    events, _ = await streamed(agent_with([find], [say(text), call("find", arguments, call_id="c1")]))
+    events, _ = await streamed(make_agent([find], [say(text), call("find", arguments, call_id="c1")]))
     first = [event for event in events if event.turn == 1]
     assert "".join(event.text for event in first if isinstance(event, ev.TextDelta)) == text
     assert json.loads("".join(event.delta for event in first if isinstance(event, ev.ArgumentsDelta))) == arguments
@@ -340,7 +336,7 @@ async def test_items_are_taken_from_their_own_events_where_the_last_event_has_no
     ]
     second = [m.ItemDone(AssistantMessage("all done")), m.ResponseDone((), response_id="r2")]
     for run in ("plain", "streamed"):
-        agent = agent_with([fine], stream_of(first), stream_of(second), done=None)
+        agent = make_agent([fine], stream_of(first), stream_of(second), done=None)
         result = await Runner.run(agent, "go") if run == "plain" else (await streamed(agent))[1]
         assert result.final_output == "all done"
         assert [type(item) for item in result.new_items] == [Reasoning, ToolCall, ToolOutput, AssistantMessage]
@@ -351,7 +347,7 @@ async def test_items_are_taken_from_their_own_events_where_the_last_event_has_no
 async def test_items_of_the_last_event_count_where_it_has_some() -> None:
     """It is the whole answer; items aren't taken twice."""
     message = AssistantMessage("all done")
-    agent = agent_with([], stream_of([m.ItemDone(message), m.ResponseDone((message,))]), done=None)
+    agent = make_agent([], stream_of([m.ItemDone(message), m.ResponseDone((message,))]), done=None)
     _, result = await streamed(agent)
     assert result.new_items == (message,)
 
@@ -366,8 +362,8 @@ async def test_raw_responses_carry_their_request_ids() -> None:
             stream_of([m.ResponseDone((AssistantMessage("x"),), response_id="r2", request_id="req_2")]),
         ]
 
-    _, result = await streamed(agent_with([fine], *steps(), done=None))
-    plain = await Runner.run(agent_with([fine], *steps(), done=None), "go")
+    _, result = await streamed(make_agent([fine], *steps(), done=None))
+    plain = await Runner.run(make_agent([fine], *steps(), done=None), "go")
     for one in (result, plain):
         assert [(got.response_id, got.request_id) for got in one.raw_responses] == [("r1", "req_1"), ("r2", "req_2")]
 
@@ -375,7 +371,7 @@ async def test_raw_responses_carry_their_request_ids() -> None:
 @pytest.mark.scenario("SP-14")
 async def test_iterating_again_after_the_end_gives_nothing() -> None:
     """Inside the block and after it."""
-    async with Runner.run_streamed(agent_with([fine], call("fine")), "go") as stream:
+    async with Runner.run_streamed(make_agent([fine], call("fine")), "go") as stream:
         assert [event async for event in stream]
         assert [event async for event in stream] == []
     assert [event async for event in stream] == []
@@ -422,7 +418,7 @@ async def test_incomplete_response_is_raised_after_what_it_had_streamed() -> Non
 async def test_failed_response_is_raised_after_what_it_had_streamed() -> None:
     """A model that reports failure at the end has streamed for nothing, but what it streamed was seen."""
     pieces = [say("so far"), fail(ModelBehaviorError("response failed: server_error"))]
-    events, error = await failing(agent_with([], pieces, done=None), ModelBehaviorError)
+    events, error = await failing(make_agent([], pieces, done=None), ModelBehaviorError)
     assert str(error) == "response failed: server_error"
     assert [type(event).__name__ for event in events] == ["AgentUpdated", "TurnStarted", "TextDelta", "RunEnded"]
 
@@ -451,11 +447,11 @@ async def test_servers_error_within_a_response_is_raised_after_what_it_had_strea
 async def test_response_that_just_ends_is_the_models_error() -> None:
     """A stream without its last event isn't an answer, whatever it held; the same from the wire."""
     cut = stream_of([m.TextDelta("half"), m.ItemDone(AssistantMessage("half"))])
-    events, error = await failing(agent_with([], cut, done=None), ModelBehaviorError)
+    events, error = await failing(make_agent([], cut, done=None), ModelBehaviorError)
     assert any(isinstance(event, ev.TextDelta) for event in events)
     assert error.run_data.new_items == ()
     with pytest.raises(ModelBehaviorError):
-        await Runner.run(agent_with([], cut, done=None), "go")
+        await Runner.run(make_agent([], cut, done=None), "go")
     await failing(Agent("a", model=chat_model(chunk({"content": "half"}))), ModelBehaviorError)
 
 
@@ -463,7 +459,7 @@ async def test_response_that_just_ends_is_the_models_error() -> None:
 async def test_events_after_the_last_one_are_the_models_error() -> None:
     """Nothing may follow `ResponseDone`."""
     late = stream_of([m.ResponseDone((AssistantMessage("x"),)), m.TextDelta("late")])
-    await failing(agent_with([], late, done=None), ModelBehaviorError)
+    await failing(make_agent([], late, done=None), ModelBehaviorError)
 
 
 @pytest.mark.scenario("SP-07", "MT-06")
@@ -479,7 +475,7 @@ async def test_every_event_before_an_error_is_delivered_first(kind: str) -> None
     def tripping(ctx: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
         return GuardrailFunctionOutput(None, tripwire_triggered=True)
 
-    class Hooks(ToolHooks):
+    class Hooks(ToolHookLog):
         async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
             if kind == "hook":
                 raise RuntimeError("hook is broken")
@@ -491,7 +487,7 @@ async def test_every_event_before_an_error_is_delivered_first(kind: str) -> None
         "transport": [call("fine", call_id="c1"), fail(ModelTransportError("gone"))],
         "hook": [call("fine", call_id="c1"), say("answer")],
     }
-    agent = agent_with(
+    agent = make_agent(
         [fine, broken], *steps[kind], done=None, output_guardrails=[tripping] if kind == "guardrail" else []
     )
     once = ModelSettings(retry=ModelRetrySettings(max_retries=0))  # the consumer leaves virtual time no chance to pass
@@ -505,7 +501,7 @@ async def test_every_event_before_an_error_is_delivered_first(kind: str) -> None
             async for event in stream:
                 events.append(event)
     assert events[-1] == ev.RunEnded("failed", turn=2)
-    assert "c1" in calls_in(items_in(events))
+    assert "c1" in read_call_ids(items_in(events))
     assert any(isinstance(item, ToolOutput) and item.call_id == "c1" for item in items_in(events))
     if kind == "max_turns":
         assert [item.call_id for item in items_in(events) if isinstance(item, ToolOutput)] == ["c1", "c2"]
@@ -520,7 +516,7 @@ async def test_every_event_before_an_error_is_delivered_first(kind: str) -> None
 @pytest.mark.scenario("SP-09")
 async def test_error_before_the_first_model_event_is_raised_from_iteration() -> None:
     """The block is entered as ever; iteration raises."""
-    events, _error = await failing(agent_with([], fail(ModelTransportError("gone")), done=None), ModelTransportError)
+    events, _error = await failing(make_agent([], fail(ModelTransportError("gone")), done=None), ModelTransportError)
     assert [type(event).__name__ for event in events] == ["AgentUpdated", "TurnStarted", "RunEnded"]
 
 
@@ -531,7 +527,7 @@ async def test_error_before_the_first_turn_is_raised_from_iteration() -> None:
     def instructions(ctx: Any, agent: Any) -> str:
         raise RuntimeError("no instructions")
 
-    events, _ = await failing(agent_with([], instructions=instructions), RuntimeError)
+    events, _ = await failing(make_agent([], instructions=instructions), RuntimeError)
     assert isinstance(events[0], ev.AgentUpdated)
     assert events[-1] == ev.RunEnded("failed")
 
@@ -599,12 +595,12 @@ class BrokenSession(MemorySession):
 @pytest.mark.scenario("SP-11", "DE-12")
 async def test_failing_session_write_surfaces() -> None:
     """It is raised from iteration after the events, and by a plain run; what was done stands in the log."""
-    agent = agent_with([fine], call("fine", call_id="c1"))
+    agent = make_agent([fine], call("fine", call_id="c1"))
     events, error = await failing(agent, OSError, session=BrokenSession())
     assert str(error) == "disk full"
     assert any(isinstance(event, ev.CallSettled) for event in events)
     with pytest.raises(OSError, match="disk full"):
-        await Runner.run(agent_with([fine], call("fine", call_id="c1")), "go", session=BrokenSession())
+        await Runner.run(make_agent([fine], call("fine", call_id="c1")), "go", session=BrokenSession())
 
 
 @pytest.mark.scenario("SP-11")
@@ -619,18 +615,18 @@ async def test_session_write_that_never_returns_is_cut_when_the_block_is_left() 
 
     config = RunConfig(tool_execution=ToolExecution(cleanup_grace=0.05))
     with anyio.fail_after(5):
-        async with Runner.run_streamed(agent_with([]), "go", session=Hanging(), run_config=config):
+        async with Runner.run_streamed(make_agent([]), "go", session=Hanging(), run_config=config):
             await writing.wait()
 
 
 @pytest.mark.scenario("SP-07")
 async def test_error_is_raised_at_block_exit_where_nobody_iterates() -> None:
     """Once; a caught one isn't raised again."""
-    agent = agent_with([], fail(ModelTransportError("gone")), done=None)
+    agent = make_agent([], fail(ModelTransportError("gone")), done=None)
     with pytest.raises(ModelTransportError):
         async with Runner.run_streamed(agent, "go") as stream:
             await stream.finished()
-    agent = agent_with([], fail(ModelTransportError("gone")), done=None)
+    agent = make_agent([], fail(ModelTransportError("gone")), done=None)
     async with Runner.run_streamed(agent, "go") as stream:
         with pytest.raises(ModelTransportError):
             async for _ in stream:
@@ -642,7 +638,7 @@ async def test_error_is_raised_at_block_exit_where_nobody_iterates() -> None:
 
 async def test_consumers_own_error_wins_and_the_runs_is_its_context() -> None:
     """Both failed: the consumer's leaves, the run's error isn't lost."""
-    agent = agent_with([], fail(ModelTransportError("gone")), done=None)
+    agent = make_agent([], fail(ModelTransportError("gone")), done=None)
     with pytest.raises(KeyError) as raised:
         async with Runner.run_streamed(agent, "go") as stream:
             await stream.finished()
@@ -652,7 +648,7 @@ async def test_consumers_own_error_wins_and_the_runs_is_its_context() -> None:
 
 async def test_result_before_the_end_is_a_users_error() -> None:
     """There is none yet."""
-    async with Runner.run_streamed(agent_with([], wait(60)), "go") as stream:
+    async with Runner.run_streamed(make_agent([], wait(60)), "go") as stream:
         with pytest.raises(UserError):
             stream.result
         assert not stream.is_complete
@@ -664,7 +660,7 @@ async def test_result_before_the_end_is_a_users_error() -> None:
 async def test_raw_events_of_a_provider_pass_through_in_place() -> None:
     """What a provider sent beside the common events is seen where it came."""
     events = [m.Raw({"type": "a"}), m.TextDelta("x"), m.Raw({"type": "b"}), m.ResponseDone((AssistantMessage("x"),))]
-    seen, _ = await streamed(agent_with([], stream_of(events), done=None))
+    seen, _ = await streamed(make_agent([], stream_of(events), done=None))
     streamed_events = [event for event in seen if isinstance(event, ev.RawModelEvent | ev.TextDelta)]
     assert streamed_events == [
         ev.RawModelEvent({"type": "a"}, turn=1),
@@ -676,6 +672,6 @@ async def test_raw_events_of_a_provider_pass_through_in_place() -> None:
 async def test_repeated_call_makes_no_second_event() -> None:
     """A call the model repeats by its id is answered from before: no event tells of it (PL-06)."""
     steps = [[reason("a"), call("fine", call_id="c1")], [reason("b"), call("fine", call_id="c1")]]
-    events, result = await streamed(agent_with([fine], *steps))
+    events, result = await streamed(make_agent([fine], *steps))
     assert tuple(items_in(events)) == result.new_items
     assert sum(isinstance(item, Reasoning) for item in items_in(events)) == 1
