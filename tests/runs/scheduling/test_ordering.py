@@ -37,49 +37,58 @@ def expected(count: int) -> dict[str, str]:
     return {f"c{n}": str(n) for n in range(count)}
 
 
-# -- caps
+# -- caps and modes
 
 
-@pytest.mark.scenario("CO-01")
-async def test_without_a_cap_all_calls_of_a_turn_are_active_at_once(run_mode: Run) -> None:
-    """Forty bodies that wait for each other."""
-    everyone = Rendezvous(40)
-
-    @tool
-    async def f(n: int) -> int:
-        await everyone.wait()
-        return n
-
-    agent = make_agent([f], calls("f", 40))
-    with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=None))
-    assert read_shown_outputs(agent) == expected(40)
+def capped(cap: int | None) -> RunConfig:
+    """Return a configuration with this cap on the calls of a turn."""
+    return configure_run(max_function_tool_concurrency=cap)
 
 
-@pytest.mark.scenario("CO-02")
-@pytest.mark.parametrize("cap", [2, 3])
-async def test_a_cap_is_never_exceeded_and_always_used(run_mode: Run, cap: int) -> None:
-    """Bodies meet in groups of the cap's size; the outputs stand in model order."""
+AT_ONCE = [
+    pytest.param(40, 40, {}, capped(None), id="no cap", marks=pytest.mark.scenario("CO-01")),
+    pytest.param(4, 2, {}, capped(2), id="cap of 2", marks=pytest.mark.scenario("CO-02")),
+    pytest.param(6, 3, {}, capped(3), id="cap of 3", marks=pytest.mark.scenario("CO-02")),
+    pytest.param(500, 10, {}, capped(10), id="cap of 10", marks=pytest.mark.scenario("LX-20")),
+    pytest.param(3, 3, {}, RunConfig(), id="as it comes", marks=pytest.mark.scenario("LX-01")),
+    pytest.param(3, 3, {"tool_execution": "sequential"}, configure_run(mode="concurrent"), id="the run's mode"),
+]
+ONE_BY_ONE = [
+    pytest.param({}, capped(1), id="cap of 1", marks=pytest.mark.scenario("CO-03")),
+    pytest.param({}, configure_run(mode="sequential"), id="the run's mode", marks=pytest.mark.scenario("LX-02")),
+    pytest.param(
+        {"tool_execution": "sequential"}, RunConfig(), id="the agent's mode", marks=pytest.mark.scenario("LX-02")
+    ),
+]
+
+
+@pytest.mark.parametrize(("count", "width", "fields", "config"), AT_ONCE)
+async def test_as_many_bodies_run_at_once_as_may_and_never_more(
+    run_mode: Run, count: int, width: int, fields: dict[str, Any], config: RunConfig
+) -> None:
+    """Bodies that meet in groups of the largest size allowed all end, and their outputs stand in model order."""
     flight = Flight()
-    count = 2 * cap
-    groups = [Rendezvous(cap), Rendezvous(cap)]
+    groups = [Rendezvous(width) for _ in range(count // width)]
 
     @tool
     async def f(n: int) -> int:
         with flight(n):
-            await groups[n // cap].wait()
+            await groups[n // width].wait()
             return n
 
-    agent = make_agent([f], calls("f", count))
-    with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=cap))
-    assert flight.peak == cap
+    agent = make_agent([f], calls("f", count), **fields)
+    with anyio.fail_after(40):
+        await run_mode(agent, "go", run_config=config)
+    assert flight.peak == width
+    assert sorted(flight.started) == list(range(count))
     assert list(read_shown_outputs(agent).items()) == list(expected(count).items())
 
 
-@pytest.mark.scenario("CO-03")
-async def test_a_cap_of_one_is_sequential_in_model_order(run_mode: Run) -> None:
-    """Whatever each body awaits."""
+@pytest.mark.parametrize(("fields", "config"), ONE_BY_ONE)
+async def test_bodies_that_run_one_by_one_do_so_in_model_order(
+    run_mode: Run, fields: dict[str, Any], config: RunConfig
+) -> None:
+    """No two bodies overlap, although the earlier ones await more often than the later ones."""
     flight = Flight()
 
     @tool
@@ -89,10 +98,33 @@ async def test_a_cap_of_one_is_sequential_in_model_order(run_mode: Run) -> None:
                 await anyio.lowlevel.checkpoint()
             return n
 
-    agent = make_agent([f], calls("f", 5))
-    await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=1))
+    agent = make_agent([f], calls("f", 5), **fields)
+    await run_mode(agent, "go", run_config=config)
     assert flight.started == flight.ended == [0, 1, 2, 3, 4]
     assert flight.peak == 1
+
+
+@pytest.mark.backends("trio-virtual")
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        pytest.param(RunConfig(), 0.1, id="concurrent", marks=pytest.mark.scenario("LX-01")),
+        pytest.param(configure_run(mode="sequential"), 0.3, id="sequential", marks=pytest.mark.scenario("LX-02")),
+    ],
+)
+async def test_a_turn_takes_as_long_as_its_mode_says(run_mode: Run, config: RunConfig, seconds: float) -> None:
+    """Three bodies of 100 ms take as long as one when they are concurrent, and three times that one by one."""
+
+    @tool
+    async def f(n: int) -> int:
+        await anyio.sleep(0.1)
+        return n
+
+    agent = make_agent([f], calls("f", 3))
+    began = anyio.current_time()
+    await run_mode(agent, "go", run_config=config)
+    assert anyio.current_time() - began == pytest.approx(seconds)
+    assert read_shown_outputs(agent) == expected(3)
 
 
 @pytest.mark.scenario("CO-04")
@@ -122,7 +154,7 @@ async def test_with_a_cap_of_one_nothing_starts_after_a_failure(run_mode: Run) -
 @pytest.mark.scenario("CO-05")
 @pytest.mark.parametrize("cap", [0, -1])
 def test_a_cap_below_one_is_refused_at_construction(cap: int) -> None:
-    """Naming the field; None is no limit."""
+    """The error names the field; None means no limit."""
     with pytest.raises(ValueError, match="max_function_tool_concurrency"):
         ToolExecution(max_function_tool_concurrency=cap)
     assert ToolExecution(max_function_tool_concurrency=None).max_function_tool_concurrency is None
@@ -130,7 +162,7 @@ def test_a_cap_below_one_is_refused_at_construction(cap: int) -> None:
 
 @pytest.mark.scenario("CO-06")
 async def test_a_slow_first_call_does_not_keep_later_ones_from_free_slots(run_mode: Run) -> None:
-    """With a cap of two, five calls go through the second slot while the first waits for the last of them."""
+    """With a cap of two, five calls go through the second slot while the first call waits for the last of them."""
     last = anyio.Event()
     ended: list[int] = []
 
@@ -152,7 +184,7 @@ async def test_a_slow_first_call_does_not_keep_later_ones_from_free_slots(run_mo
 
 @pytest.mark.scenario("CO-07")
 async def test_a_nested_agent_inherits_the_cap_for_its_own_turn(run_mode: Run) -> None:
-    """Each turn has its own slots: the inner one is sequential too, and the outer slot doesn't starve it."""
+    """Each turn has its own slots: the inner one is sequential too, and the outer call's slot doesn't starve it."""
     flight = Flight()
 
     @tool
@@ -170,29 +202,9 @@ async def test_a_nested_agent_inherits_the_cap_for_its_own_turn(run_mode: Run) -
     assert read_shown_outputs(agent) == {"i": "inner done"}
 
 
-@pytest.mark.scenario("LX-20")
-async def test_five_hundred_calls_under_a_limit_of_ten(run_mode: Run) -> None:
-    """All run, never more than ten at once, and the results come back in order."""
-    flight = Flight()
-    groups = [Rendezvous(10) for _ in range(50)]
-
-    @tool
-    async def f(n: int) -> int:
-        with flight(n):
-            await groups[n // 10].wait()
-            return n
-
-    agent = make_agent([f], calls("f", 500))
-    with anyio.fail_after(40):
-        await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=10))
-    assert flight.peak == 10
-    assert sorted(flight.started) == list(range(500))
-    assert list(read_shown_outputs(agent).items()) == list(expected(500).items())
-
-
 @pytest.mark.scenario("LX-21")
 async def test_calls_past_the_call_cap_of_a_turn_are_refused(run_mode: Run) -> None:
-    """The first hundred run; each of the others is told the same."""
+    """The first hundred calls run; the model gets the same refusal for each of the others."""
     ran: list[int] = []
 
     @tool
@@ -210,104 +222,13 @@ async def test_calls_past_the_call_cap_of_a_turn_are_refused(run_mode: Run) -> N
     assert find_outcome(result, "c100").started_at is None
 
 
-# -- overlap
-
-
-@pytest.mark.scenario("LX-01")
-@pytest.mark.backends("trio-virtual")
-async def test_concurrent_tools_take_as_long_as_the_slowest(run_mode: Run) -> None:
-    """Three of 100 ms each take 100 ms together."""
-
-    @tool
-    async def f(n: int) -> int:
-        await anyio.sleep(0.1)
-        return n
-
-    agent = make_agent([f], calls("f", 3))
-    began = anyio.current_time()
-    await run_mode(agent, "go")
-    assert anyio.current_time() - began == pytest.approx(0.1)
-    assert read_shown_outputs(agent) == expected(3)
-
-
-@pytest.mark.scenario("LX-01")
-async def test_concurrent_tools_overlap(run_mode: Run) -> None:
-    """Three that wait for each other, and all results in the next model input."""
-    everyone = Rendezvous(3)
-
-    @tool
-    async def f(n: int) -> int:
-        await everyone.wait()
-        return n
-
-    agent = make_agent([f], calls("f", 3))
-    with anyio.fail_after(20):
-        await run_mode(agent, "go")
-    assert read_shown_outputs(agent) == expected(3)
-
-
-SEQUENTIAL = [
-    pytest.param({}, RunConfig(tool_execution=ToolExecution(mode="sequential")), id="run"),
-    pytest.param({"tool_execution": "sequential"}, RunConfig(), id="agent"),
-]
-
-
-@pytest.mark.scenario("LX-02")
-@pytest.mark.parametrize(("fields", "config"), SEQUENTIAL)
-async def test_sequential_bodies_run_in_call_order_without_overlap(
-    run_mode: Run, fields: dict[str, Any], config: RunConfig
-) -> None:
-    """By the run's mode or by the agent's."""
-    flight = Flight()
-
-    @tool
-    async def f(n: int) -> int:
-        with flight(n):
-            for _ in range(4 - n):
-                await anyio.lowlevel.checkpoint()
-            return n
-
-    agent = make_agent([f], calls("f", 4), **fields)
-    await run_mode(agent, "go", run_config=config)
-    assert flight.started == flight.ended == [0, 1, 2, 3]
-    assert flight.peak == 1
-
-
-@pytest.mark.scenario("LX-02")
-@pytest.mark.backends("trio-virtual")
-async def test_sequential_tools_take_as_long_as_all_together(run_mode: Run) -> None:
-    """Three of 100 ms take 300 ms."""
-
-    @tool
-    async def f(n: int) -> int:
-        await anyio.sleep(0.1)
-        return n
-
-    agent = make_agent([f], calls("f", 3))
-    began = anyio.current_time()
-    await run_mode(agent, "go", run_config=configure_run(mode="sequential"))
-    assert anyio.current_time() - began == pytest.approx(0.3)
-
-
-async def test_the_run_s_mode_wins_over_the_agent_s(run_mode: Run) -> None:
-    """`mode="concurrent"` overlaps the calls of a sequential agent."""
-    everyone = Rendezvous(3)
-
-    @tool
-    async def f(n: int) -> int:
-        await everyone.wait()
-        return n
-
-    agent = make_agent([f], calls("f", 3), tool_execution="sequential")
-    with anyio.fail_after(20):
-        await run_mode(agent, "go", run_config=configure_run(mode="concurrent"))
-    assert read_shown_outputs(agent) == expected(3)
+# -- threads
 
 
 @pytest.mark.scenario("CO-08", "LX-17")
 @pytest.mark.real_clock
 async def test_a_blocking_sync_tool_runs_beside_async_ones(run_mode: Run) -> None:
-    """The sync body blocks its thread until an async sibling has run on the loop, and a ticker goes on ticking."""
+    """The sync body blocks its thread until an async sibling has run, while a ticker goes on ticking on the loop."""
     async_ran = threading.Event()
     sync_in = anyio.Event()
     ticks = 0
@@ -348,7 +269,7 @@ async def test_a_blocking_sync_tool_runs_beside_async_ones(run_mode: Run) -> Non
 @pytest.mark.scenario("CO-08")
 @pytest.mark.real_clock
 async def test_sync_tools_run_in_parallel_with_each_other(run_mode: Run) -> None:
-    """Three threads meet at a barrier."""
+    """Three bodies in threads meet at a barrier."""
     barrier = threading.Barrier(3)
 
     @tool
@@ -367,7 +288,7 @@ async def test_sync_tools_run_in_parallel_with_each_other(run_mode: Run) -> None
 async def test_the_provider_s_parallel_calls_and_the_local_cap_are_independent(
     run_mode: Run, parallel: bool | None, cap: int | None
 ) -> None:
-    """The setting goes to the model as it is; the cap alone says how many run at once."""
+    """The setting goes to the model unchanged; the cap alone says how many bodies run at once."""
     flight = Flight()
     everyone = Rendezvous(3)
 
@@ -387,7 +308,7 @@ async def test_the_provider_s_parallel_calls_and_the_local_cap_are_independent(
 
 @pytest.mark.scenario("CO-12")
 async def test_a_run_has_one_log_whatever_starts_its_tasks(run_mode: Run) -> None:
-    """Bodies with and without a first await, one failing: on every backend the same log."""
+    """Bodies with and without a first await, one of them failing, leave the same log on every backend."""
 
     @tool
     async def at_once(n: int) -> int:
@@ -418,7 +339,7 @@ async def test_a_run_has_one_log_whatever_starts_its_tasks(run_mode: Run) -> Non
 
 @pytest.mark.scenario("CO-12")
 async def test_a_failure_at_once_keeps_no_admitted_sibling_from_starting(run_mode: Run) -> None:
-    """Calls admitted together all start, also where a body runs inside its task's creation; the first is raised."""
+    """Calls admitted together all start, even if a body runs while its task is made; the first failure is raised."""
     started: list[int] = []
 
     @tool(failure_error_function=None)
@@ -444,7 +365,7 @@ async def _events(agent: Agent[Any, Any]) -> list[Any]:
 
 @pytest.mark.scenario("LX-03", "LX-04")
 async def test_settled_events_come_at_once_and_outputs_in_model_order() -> None:
-    """Finishing 2, 3, 1: settled 2, 3, 1, outputs and records 1, 2, 3."""
+    """Calls that finish in the order 2, 3, 1 settle in that order; their outputs and records stand as 1, 2, 3."""
     done = [anyio.Event() for _ in range(3)]
     after = {0: 2, 2: 1}
 
@@ -478,7 +399,7 @@ async def test_settled_events_come_at_once_and_outputs_in_model_order() -> None:
 
 @pytest.mark.scenario("LX-05")
 async def test_an_early_output_is_delivered_before_a_slow_later_call_finishes() -> None:
-    """The second body ends only when the consumer has seen the first one's output."""
+    """The second body ends only when the consumer has seen the first body's output."""
     seen = anyio.Event()
 
     @tool
@@ -502,7 +423,7 @@ async def test_an_early_output_is_delivered_before_a_slow_later_call_finishes() 
 
 @pytest.mark.scenario("LX-30")
 async def test_calls_of_a_serial_tool_never_overlap_while_others_do(run_mode: Run) -> None:
-    """Two free calls meet during the first serial one; the serial ones go in model order."""
+    """Two free calls meet during the first serial call; the serial calls run in model order."""
     flight, free = Flight(), Rendezvous(3)
 
     @tool(serial="disk")
@@ -528,7 +449,7 @@ async def test_calls_of_a_serial_tool_never_overlap_while_others_do(run_mode: Ru
 
 
 async def test_two_tools_of_one_serial_group_exclude_each_other_and_two_groups_do_not(run_mode: Run) -> None:
-    """The group is the name, not the tool."""
+    """The group is what `serial` names, not the tool."""
     flight, both = Flight(), Rendezvous(2)
 
     @tool(serial="a")
@@ -557,7 +478,7 @@ async def test_two_tools_of_one_serial_group_exclude_each_other_and_two_groups_d
 
 
 async def test_an_exclusive_call_waits_for_earlier_ones_and_holds_back_later_ones(run_mode: Run) -> None:
-    """Two before it overlap, it runs alone, two after it overlap."""
+    """The two calls before it overlap, it runs alone, and the two calls after it overlap."""
     flight = Flight()
     pairs = [Rendezvous(2), Rendezvous(2)]
 
@@ -585,7 +506,7 @@ async def test_an_exclusive_call_waits_for_earlier_ones_and_holds_back_later_one
 
 
 async def test_an_exclusive_call_that_fails_lets_the_later_ones_run(run_mode: Run) -> None:
-    """Its policy is to tell the model; the calls behind it go on."""
+    """The model is told of the failure, and the calls behind it run."""
 
     @tool(exclusive=True)
     async def alone(n: int) -> int:
@@ -605,7 +526,7 @@ async def test_an_exclusive_call_that_fails_lets_the_later_ones_run(run_mode: Ru
 
 
 async def test_the_log_says_what_a_call_waited_for(run_mode: Run) -> None:
-    """`CallStarted` names the full limits, and how long it stood in the queue."""
+    """`CallStarted` names the limits that were full, and the time at which the call was queued."""
 
     @tool(serial="disk")
     async def s(n: int) -> int:
@@ -622,6 +543,6 @@ async def test_the_log_says_what_a_call_waited_for(run_mode: Run) -> None:
 
 
 async def test_an_agent_of_another_category_is_refused() -> None:
-    """The mode is one of two words."""
+    """An agent takes one of two words as its mode, and no other."""
     with pytest.raises(UserError, match="tool_execution"):
         Agent("guide", tool_execution="parallel")  # type: ignore[arg-type]
