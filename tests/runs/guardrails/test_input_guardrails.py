@@ -1,6 +1,6 @@
 """Guardrails of a run's input: before the model, beside it, and what nothing may overtake."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -85,7 +85,7 @@ def sums_tool(ran: list[str]) -> Any:
 @pytest.mark.scenario("GI-01")
 @pytest.mark.parametrize("of", ["agent", "config"])
 async def test_blocking_guardrail_that_trips_ends_the_run_before_the_model(run_mode: Run, of: str) -> None:
-    """Nothing was asked, nothing ran; the error carries the result."""
+    """The model was not asked, no tool ran, and the error carries the guardrail's result."""
     ran: list[str] = []
     guard = make_input_guard("strict", TRIPPED, parallel=False)
     agent = script_agent("a", call("add"), say("done"), tools=[sums_tool(ran)])
@@ -101,7 +101,7 @@ async def test_blocking_guardrail_that_trips_ends_the_run_before_the_model(run_m
 
 @pytest.mark.scenario("GI-02")
 async def test_blocking_guardrails_run_together_and_end_before_the_model(run_mode: Run) -> None:
-    """Two that wait for each other both end, and only then is the model asked."""
+    """Two guardrails that wait for each other both end, and only then is the model asked."""
     both = Rendezvous(2)
     log: list[str] = []
 
@@ -150,7 +150,7 @@ async def test_first_trip_of_blocking_guardrails_cancels_and_awaits_the_others(r
 
 @pytest.mark.scenario("GI-03")
 async def test_parallel_guardrail_and_model_call_overlap(run_mode: Run) -> None:
-    """Each waits for the other: neither could end if the other weren't under way."""
+    """Each waits for the other: neither could end if the other were not under way."""
     model, guarding = anyio.Event(), anyio.Event()
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
@@ -166,93 +166,49 @@ async def test_parallel_guardrail_and_model_call_overlap(run_mode: Run) -> None:
     assert result.final_output == "done"
 
 
-@pytest.mark.scenario("GI-04")
-async def test_parallel_trip_cancels_and_awaits_the_model(run_mode: Run) -> None:
-    """The response is left, its cleaning up included, before the error is raised."""
-    held = HeldWork()
+ENDS = [
+    pytest.param("guardrail", lambda: TRIPPED, id="guardrail trips", marks=pytest.mark.scenario("GI-04")),
+    pytest.param(
+        "guardrail", lambda: LookupError("no list"), id="guardrail fails", marks=pytest.mark.scenario("GI-05")
+    ),
+    pytest.param("guardrail", Fatal, id="guardrail raises no Exception"),
+    pytest.param("model", lambda: ModelTransportError("gone"), id="model fails", marks=pytest.mark.scenario("GI-06")),
+    pytest.param("model", Fatal, id="model raises no Exception"),
+]
+
+
+@pytest.mark.parametrize("cleanup", ["clean", "broken"])
+@pytest.mark.parametrize(("first", "make_end"), ENDS)
+async def test_first_end_beside_the_model_leaves_once_the_other_has_been_awaited(
+    run_mode: Run, first: str, make_end: Callable[[], Any], cleanup: str
+) -> None:
+    """The trip or the error leaves bare, in no group; an error of the other's cleanup is a note of it."""
+    end = make_end()
+
+    def clean_up() -> None:
+        if cleanup == "broken":
+            raise ValueError("no cleanup")
+
+    held = HeldWork(clean_up=clean_up)
     model = HeldModel(held)
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
         await held.started.wait()
-        return TRIPPED
+        if isinstance(end, BaseException):
+            raise end
+        return end
 
-    with pytest.raises(InputGuardrailTripwireTriggered):
-        await run_mode(Agent("a", model=model, input_guardrails=[input_guardrail(guard)]), "go")
-    assert held.ending == "cleaned up"
-    assert model.closed
-
-
-@pytest.mark.scenario("GI-04")
-async def test_parallel_trip_wins_over_an_error_of_the_model_s_cleanup(run_mode: Run) -> None:
-    """What the cancelled model call raises on its way out is the smaller news."""
-
-    def broken() -> None:
-        raise ValueError("the connection is gone")
-
-    held = HeldWork(clean_up=broken)
-
-    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
-        await held.started.wait()
-        return TRIPPED
-
-    with pytest.raises(InputGuardrailTripwireTriggered):
-        await run_mode(Agent("a", model=HeldModel(held), input_guardrails=[input_guardrail(guard)]), "go")
-    assert held.ending == "cleaned up"
-
-
-@pytest.mark.scenario("GI-05")
-async def test_error_of_a_parallel_guardrail_drains_the_model_and_leaves_as_it_is(run_mode: Run) -> None:
-    """It's the guardrail's failure, no verdict."""
-    held = HeldWork()
-    error = LookupError("no list of words")
-
-    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
-        await held.started.wait()
-        raise error
-
-    with pytest.raises(LookupError) as caught:
-        await run_mode(Agent("a", model=HeldModel(held), input_guardrails=[input_guardrail(guard)]), "go")
-    assert caught.value is error
-    assert held.ending == "cleaned up"
-
-
-@pytest.mark.scenario("GI-06")
-@pytest.mark.parametrize("cleanup", ["clean", "broken"])
-async def test_error_of_the_model_drains_a_parallel_guardrail_and_leaves(run_mode: Run, cleanup: str) -> None:
-    """Also where the guardrail's own cleaning up fails: that is a note."""
-
-    def broken() -> None:
-        if cleanup == "broken":
-            raise ValueError("no cleanup")
-
-    held = HeldWork(clean_up=broken)
-    error = ModelTransportError("gone")
-    agent = script_agent("a", [wait(held.started), fail(error)], input_guardrails=[guard_that(held)])
-    with pytest.raises(ModelTransportError) as caught:
-        await run_mode(agent, "go")
-    assert caught.value is error
-    assert held.ending == "cleaned up"
-    notes = getattr(error, "__notes__", [])
-    assert [note for note in notes if "no cleanup" in note] == notes
-    assert bool(notes) is (cleanup == "broken")
-
-
-@pytest.mark.parametrize("at", ["guardrail", "model"])
-async def test_base_exception_beside_the_model_leaves_bare(run_mode: Run, at: str) -> None:
-    """In no group, and after the other has ended."""
-    held = HeldWork()
-
-    async def guard(ctx: Any, agent: Any, given: Any) -> Any:
-        await held.started.wait()
-        raise Fatal
-
-    if at == "guardrail":
-        agent = Agent[Any, Any]("a", model=HeldModel(held), input_guardrails=[input_guardrail(guard)])
+    if first == "guardrail":
+        agent = Agent[Any, Any]("a", model=model, input_guardrails=[input_guardrail(guard)])
     else:
-        agent = script_agent("a", [wait(held.started), fail(Fatal())], input_guardrails=[guard_that(held)])
-    with pytest.raises(Fatal):
+        agent = script_agent("a", [wait(held.started), fail(end)], input_guardrails=[guard_that(held)])
+    with pytest.raises(InputGuardrailTripwireTriggered if end is TRIPPED else type(end)) as caught:
         await run_mode(agent, "go")
     assert held.ending == "cleaned up"
+    assert model.closed is (first == "guardrail")
+    assert end is TRIPPED or caught.value is end
+    notes = ["also failed: ValueError(no cleanup)"] if cleanup == "broken" else []
+    assert getattr(caught.value, "__notes__", []) == notes
 
 
 # -- results
@@ -260,7 +216,7 @@ async def test_base_exception_beside_the_model_leaves_bare(run_mode: Run, at: st
 
 @pytest.mark.scenario("GI-07")
 async def test_results_stand_in_declaration_order_with_their_durations(run_mode: Run) -> None:
-    """The configuration's first, then the agent's, whichever ended first."""
+    """The configuration's results come first, then the agent's, whichever guardrail ended first."""
     last = anyio.Event()
 
     def waiting(name: str, ready: anyio.Event | None) -> InputGuardrail:
@@ -285,7 +241,7 @@ async def test_results_stand_in_declaration_order_with_their_durations(run_mode:
 
 @pytest.mark.scenario("GI-07")
 async def test_duration_is_the_guardrail_s_own(run_mode: Run, anyio_backend: Any) -> None:
-    """On a virtual clock exactly as long as it took."""
+    """On a virtual clock the duration is exactly what the guardrail took."""
 
     async def guard(ctx: Any, agent: Any, given: Any) -> Any:
         await anyio.sleep(0.02)
@@ -298,7 +254,7 @@ async def test_duration_is_the_guardrail_s_own(run_mode: Run, anyio_backend: Any
 
 @pytest.mark.scenario("GI-08")
 async def test_blocking_guardrails_end_before_parallel_ones_start(run_mode: Run) -> None:
-    """Whatever the order of declaration."""
+    """The order of declaration makes no difference."""
     log: list[str] = []
 
     async def slow(ctx: Any, agent: Any, given: Any) -> Any:
@@ -316,7 +272,7 @@ async def test_blocking_guardrails_end_before_parallel_ones_start(run_mode: Run)
 
 @pytest.mark.scenario("GI-08")
 async def test_parallel_guardrails_do_not_start_after_a_blocking_trip(run_mode: Run) -> None:
-    """Nor does the model."""
+    """Neither the parallel guardrail nor the model is asked."""
     log: list[str] = []
     guards = [make_input_guard("parallel", log=log), make_input_guard("blocking", TRIPPED, parallel=False, log=log)]
     agent = script_agent("a", say("done"), input_guardrails=guards)
@@ -328,7 +284,7 @@ async def test_parallel_guardrails_do_not_start_after_a_blocking_trip(run_mode: 
 
 @pytest.mark.scenario("GI-09")
 async def test_guardrails_run_once_and_never_a_handoff_target_s(run_mode: Run) -> None:
-    """The starting agent's and the configuration's, each once."""
+    """The starting agent's guardrail and the configuration's run once each."""
     log: list[str] = []
     second = script_agent(
         "b", say("done"), input_guardrails=[make_input_guard("target's", TRIPPED, parallel=False, log=log)]
@@ -348,7 +304,7 @@ async def test_guardrails_run_once_and_never_a_handoff_target_s(run_mode: Run) -
 @pytest.mark.scenario("GI-11")
 @pytest.mark.parametrize("parallel", [False, True], ids=["blocking", "parallel"])
 async def test_trip_stores_the_input_and_nothing_else(run_mode: Run, parallel: bool) -> None:
-    """Also where the model had answered already, with a call."""
+    """The session gets nothing of the response, even if the model had already answered with a call."""
     session = MemorySession()
     ran: list[str] = []
     answered = anyio.Event()
@@ -384,7 +340,7 @@ async def test_trip_stores_the_input_and_nothing_else(run_mode: Run, parallel: b
 
 @pytest.mark.scenario("GI-12")
 async def test_error_holds_every_settled_result(run_mode: Run) -> None:
-    """Those that had passed and the one that tripped, in declaration order; not the one that was cancelled."""
+    """The error has the results that passed and the one that tripped, in declaration order, and no cancelled one."""
     held = HeldWork()
     passed = anyio.Event()
 
@@ -410,7 +366,7 @@ async def test_error_holds_every_settled_result(run_mode: Run) -> None:
 
 @pytest.mark.scenario("GI-12")
 async def test_error_of_a_stream_is_the_one_that_was_raised() -> None:
-    """With the same data."""
+    """`stream.error` is the exception that iteration raised, with its data."""
     agent = script_agent("a", say("done"), input_guardrails=[make_input_guard("g", TRIPPED)])
     async with Runner.run_streamed(agent, "go") as stream:
         with pytest.raises(InputGuardrailTripwireTriggered) as caught:
@@ -425,7 +381,7 @@ async def test_error_of_a_stream_is_the_one_that_was_raised() -> None:
 
 @pytest.mark.scenario("GI-13")
 async def test_slow_guardrail_trips_after_the_model_has_finished() -> None:
-    """Its text was seen; the run isn't complete before the verdict, and then raises."""
+    """The text was shown; the run is not complete before the verdict, and then raises."""
     held = HeldWork()
     agent = script_agent("a", say("done"), input_guardrails=[guard_that(held, TRIPPED)])
     seen: list[Any] = []
@@ -443,7 +399,7 @@ async def test_slow_guardrail_trips_after_the_model_has_finished() -> None:
 
 @pytest.mark.scenario("GI-13")
 async def test_slow_guardrail_trips_after_the_model_has_finished_in_a_plain_run() -> None:
-    """As in a stream."""
+    """The run raises as a stream does, with the response in its log."""
     held = HeldWork()
 
     def respond(request: Any) -> Any:
@@ -467,7 +423,7 @@ async def test_slow_guardrail_trips_after_the_model_has_finished_in_a_plain_run(
 @pytest.mark.scenario("GI-14")
 @pytest.mark.parametrize("answer", [PASSED, TRIPPED], ids=["passes", "trips"])
 async def test_no_side_effect_starts_before_the_verdict(run_mode: Run, answer: GuardrailFunctionOutput) -> None:
-    """Neither tool nor handoff nor callback, although the model has answered with both long since."""
+    """No tool, handoff or callback starts, although the model answered with both long before."""
     log: list[str] = []
 
     @tool
@@ -515,7 +471,7 @@ async def test_no_side_effect_starts_before_the_verdict(run_mode: Run, answer: G
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("trips", [False, True])
 async def test_sync_and_async_functions_behave_the_same(run_mode: Run, parallel: bool, kind: str, trips: bool) -> None:
-    """They get context, agent and the input's items."""
+    """Both get the context, the agent and the input's items."""
     given: list[Any] = []
     answer = TRIPPED if trips else PASSED
 
@@ -539,7 +495,7 @@ async def test_sync_and_async_functions_behave_the_same(run_mode: Run, parallel:
 @pytest.mark.scenario("GI-15")
 @pytest.mark.parametrize("made_by", [InputGuardrail, input_guardrail])
 def test_what_is_not_callable_is_refused_at_construction(made_by: Any) -> None:
-    """Naming the field."""
+    """The error names the field."""
     with pytest.raises(UserTypeError, match=r"InputGuardrail\.fn: a callable is needed, not 'x'"):
         made_by("x")
     with pytest.raises(UserTypeError, match=r"Agent\.input_guardrails\[0\]"):
@@ -547,7 +503,7 @@ def test_what_is_not_callable_is_refused_at_construction(made_by: Any) -> None:
 
 
 async def test_guardrail_that_answers_nothing_is_an_error_of_the_application(run_mode: Run) -> None:
-    """It names the guardrail."""
+    """The error names the guardrail."""
     with pytest.raises(UserTypeError, match="'odd'"):
         await run_mode(script_agent("a", say("done"), input_guardrails=[make_input_guard("odd", None)]), "go")
 
@@ -563,7 +519,7 @@ class Falsy(Exception):
 @pytest.mark.parametrize("parallel", [False, True], ids=["blocking", "parallel"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-another"])
 async def test_error_that_is_false_is_raised_all_the_same(run_mode: Run, parallel: bool, beside: bool) -> None:
-    """Nothing asks an error whether it is true."""
+    """An error whose truth value is false ends the run as any other does."""
     guards = [
         make_input_guard("bad", Falsy(), parallel=parallel),
         *[make_input_guard("good", parallel=parallel)] * beside,
@@ -577,7 +533,7 @@ async def test_error_that_is_false_is_raised_all_the_same(run_mode: Run, paralle
 async def test_the_callers_cancellation_comes_before_what_a_guardrail_says_in_the_same_step(
     run_mode: Run, count: int, answer: Any
 ) -> None:
-    """However many guardrails are asked at once: the run ends as cancelled, as its caller's scope and its log say."""
+    """The run ends as cancelled, in its log too, however many guardrails are asked at once."""
     scope, watch = anyio.CancelScope(), Watch()
 
     async def cancels(ctx: Any, agent: Any, given: Any) -> Any:
