@@ -11,7 +11,6 @@ from kit.results import describe, find_outcome, find_records, read_outputs, read
 from kit.watching import RunHookLog
 
 from agentloop import (
-    Agent,
     GuardrailFunctionOutput,
     MaxTurnsExceeded,
     OutputGuardrail,
@@ -61,7 +60,7 @@ def withheld(kept: Any) -> bool:
 
 @pytest.mark.scenario("GO-01")
 async def test_trip_comes_after_agent_end_hooks_and_keeps_the_message_out_of_the_session(run_mode: Run) -> None:
-    """The reasoning that led to it too; what a tool did before is kept."""
+    """The reasoning before the message is kept out too; what a tool did before is stored."""
     trace = RunHookLog()
     session = MemorySession()
 
@@ -88,7 +87,7 @@ async def test_trip_comes_after_agent_end_hooks_and_keeps_the_message_out_of_the
 
 @pytest.mark.scenario("GO-01")
 async def test_completed_tool_items_of_the_tripping_turn_are_stored(run_mode: Run) -> None:
-    """Where a handler made the output instead of one more turn, nothing of it is kept."""
+    """If a handler made the output in place of one more turn, nothing of that output is stored."""
     session = MemorySession()
     agent = script_agent(
         "a", call("secret", call_id="c"), tools=[secret], output_guardrails=[make_output_guard("g", TRIPPED)]
@@ -101,7 +100,7 @@ async def test_completed_tool_items_of_the_tripping_turn_are_stored(run_mode: Ru
 
 @pytest.mark.scenario("GO-02")
 async def test_guardrail_that_raises_leaves_the_final_turn_stored(run_mode: Run) -> None:
-    """Its own error leaves, once the session has everything."""
+    """The guardrail's own error leaves the run, once the session has everything."""
     session = Written()
     error = LookupError("no list")
     agent = script_agent("a", say("done"), output_guardrails=[make_output_guard("g", error)])
@@ -113,7 +112,7 @@ async def test_guardrail_that_raises_leaves_the_final_turn_stored(run_mode: Run)
 
 @pytest.mark.scenario("GO-02")
 async def test_session_that_fails_takes_precedence_over_a_guardrail_that_raises(run_mode: Run) -> None:
-    """The guardrail's error is its context."""
+    """The guardrail's error is the context of the session's error."""
     session = Written(0)
     error = LookupError("no list")
     agent = script_agent("a", say("done"), output_guardrails=[make_output_guard("g", error)])
@@ -125,7 +124,7 @@ async def test_session_that_fails_takes_precedence_over_a_guardrail_that_raises(
 
 @pytest.mark.scenario("GO-03")
 async def test_output_guardrails_run_together(run_mode: Run) -> None:
-    """Each waits for the other."""
+    """Each of the two waits for the other."""
     both = Rendezvous(2)
 
     async def one(ctx: Any, agent: Any, output: Any) -> Any:
@@ -148,7 +147,7 @@ async def test_output_guardrails_run_together(run_mode: Run) -> None:
 async def test_first_failure_cancels_and_awaits_the_siblings(
     run_mode: Run, first: int, answer: Any, cleanup: str
 ) -> None:
-    """Wherever it stands in the list, and whatever comes of the siblings' own cleaning up."""
+    """The sibling is awaited wherever it stands in the list, and whatever its own cleanup does."""
 
     def broken() -> None:
         if cleanup == "broken":
@@ -174,7 +173,7 @@ async def test_first_failure_cancels_and_awaits_the_siblings(
 
 @pytest.mark.parametrize("siblings", [0, 1])
 async def test_base_exception_of_an_output_guardrail_leaves_bare(run_mode: Run, siblings: int) -> None:
-    """In no group."""
+    """It leaves in no group."""
 
     async def fatal(ctx: Any, agent: Any, output: Any) -> Any:
         raise Fatal
@@ -191,7 +190,7 @@ class Answer:
 
 @pytest.mark.scenario("GO-04")
 async def test_only_the_last_agent_s_and_the_configuration_s_guardrails_judge_the_typed_output(run_mode: Run) -> None:
-    """The object, not its JSON, with the last agent."""
+    """They get the last agent and the object, not its JSON."""
     log: list[str] = []
     judged: list[Any] = []
 
@@ -214,7 +213,7 @@ async def test_only_the_last_agent_s_and_the_configuration_s_guardrails_judge_th
 
 @pytest.mark.scenario("GO-05")
 async def test_stream_shows_the_candidate_then_raises() -> None:
-    """Not complete before the verdict."""
+    """The stream is not complete before the verdict."""
     held = HeldWork()
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
@@ -247,7 +246,7 @@ BEHAVIORS = {
 @pytest.mark.scenario("GO-06")
 @pytest.mark.parametrize("behavior", BEHAVIORS)
 async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str) -> None:
-    """From session, new items and results; the log's own record of the call keeps it."""
+    """Session, new items and results don't have it; the log's own record of the call does."""
     session = Written()
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
@@ -282,7 +281,7 @@ async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str
 
 @pytest.mark.scenario("GO-06")
 async def test_withheld_output_is_not_shown_to_a_later_run_s_model(run_mode: Run) -> None:
-    """A new run on the session sees the text that stands for it."""
+    """A new run on the session shows the text that stands for it."""
     session = MemorySession()
     agent = script_agent(
         "a",
@@ -301,7 +300,7 @@ async def test_withheld_output_is_not_shown_to_a_later_run_s_model(run_mode: Run
 
 @pytest.mark.scenario("GO-06")
 async def test_guardrails_that_passed_keep_nothing_of_a_withheld_output(run_mode: Run) -> None:
-    """Their results are emptied too, in declaration order; an output that passes keeps all."""
+    """Their results are emptied too, in declaration order; an output that passes keeps everything."""
     passed = anyio.Event()
 
     async def notes(ctx: Any, agent: Any, output: Any) -> Any:
@@ -329,7 +328,7 @@ async def test_guardrails_that_passed_keep_nothing_of_a_withheld_output(run_mode
 
 
 async def test_all_outputs_are_withheld_where_a_callable_made_one_of_them(run_mode: Run) -> None:
-    """Which of the calls it took them from nobody knows."""
+    """The runtime does not know from which of the calls the callable took the output."""
 
     def behavior(ctx: Any, results: Any) -> Any:
         return ToolsToFinalOutput(is_final=True, output=results[1].value)
@@ -348,7 +347,7 @@ async def test_all_outputs_are_withheld_where_a_callable_made_one_of_them(run_mo
 
 
 async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_mode: Run) -> None:
-    """As any turn."""
+    """It is stored as any turn is."""
     session = Written()
     agent = script_agent(
         "a",
@@ -362,7 +361,7 @@ async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_m
 
 
 async def test_final_output_of_a_tool_is_stored_once_it_is_accepted(run_mode: Run) -> None:
-    """In one write with its call."""
+    """It is stored in one write with its call."""
     session = Written()
     agent = script_agent("a", call("secret", call_id="c"), tools=[secret], tool_use_behavior="stop_on_first_tool")
     result = await run_mode(agent, "go", session=session)
@@ -370,71 +369,87 @@ async def test_final_output_of_a_tool_is_stored_once_it_is_accepted(run_mode: Ru
     assert session.writes == [["user:go", "call:secret#c", "output:4711#c"]]
 
 
-def held_at_the_end(held: HeldWork, *steps: Any, **fields: Any) -> Agent[Any, Any]:
-    """Return an agent whose output guardrail waits."""
+SECRET_TURN = ["user:go", "call:secret#c", "output:4711#c"]
+CANDIDATES = {
+    "the model": ([say("done")], {}, []),
+    "the model in its second turn": ([call("secret", call_id="c"), say("done")], {"max_turns": 2}, [SECRET_TURN]),
+    "a tool": ([call("secret", call_id="c")], {"tool_use_behavior": "stop_on_first_tool"}, []),
+    "a handler": ([call("secret", call_id="c")], {}, [SECRET_TURN]),
+}
+"""Who makes the candidate that is judged: the model's steps, options, and what the session holds by then."""
+made_by_each = pytest.mark.parametrize("made_by", CANDIDATES)
 
-    async def guard(ctx: Any, agent: Any, output: Any) -> Any:
-        await held()
-        return PASSED
 
-    return script_agent("a", *steps, output_guardrails=[output_guardrail(guard)], **fields)
+class Judged:
+    """A run whose output guardrail waits, and its session."""
+
+    def __init__(self, made_by: str) -> None:
+        steps, options, self.writes = CANDIDATES[made_by]
+        self.held, self.session = HeldWork(), Written()
+
+        async def guard(ctx: Any, agent: Any, output: Any) -> Any:
+            await self.held()
+            return PASSED
+
+        behavior = options.get("tool_use_behavior", "run_llm_again")
+        guards = [output_guardrail(guard)]
+        self.agent = script_agent("a", *steps, tools=[secret], tool_use_behavior=behavior, output_guardrails=guards)
+        handlers = {"max_turns": lambda data: "I gave up"}
+        self.options = {"session": self.session, "max_turns": options.get("max_turns", 1), "error_handlers": handlers}
+
+    def check(self) -> None:
+        """Check that the guardrail was awaited, and that nothing of the final turn was written."""
+        assert self.held.ending == "cleaned up"
+        assert self.session.writes == self.writes
 
 
 @pytest.mark.scenario("GO-07")
 @pytest.mark.parametrize("cancel_source", ["cancel", "break"])
-async def test_cancel_during_an_output_guardrail_writes_no_final_turn(cancel_source: str) -> None:
-    """What earlier turns wrote stays."""
-    held, session = HeldWork(), Written()
-    agent = held_at_the_end(held, call("secret", call_id="c"), say("done"), tools=[secret])
-    async with Runner.run_streamed(agent, "go", session=session) as stream:
-        await held.started.wait()
+@made_by_each
+async def test_stream_that_is_ended_during_an_output_guardrail_writes_no_final_turn(
+    made_by: str, cancel_source: str
+) -> None:
+    """The session keeps what earlier turns wrote, and that alone."""
+    judged = Judged(made_by)
+    async with Runner.run_streamed(judged.agent, "go", **judged.options) as stream:
+        await judged.held.started.wait()
         if cancel_source == "cancel":
             stream.cancel()
             await stream.finished()
     assert stream.result.status == "cancelled"
-    assert held.ending == "cleaned up"
-    assert session.writes == [["user:go", "call:secret#c", "output:4711#c"]]
+    judged.check()
 
 
 @pytest.mark.scenario("GO-07")
-@pytest.mark.parametrize("made_by", ["model", "tool", "handler"])
+@made_by_each
 async def test_caller_s_cancellation_during_an_output_guardrail_writes_no_final_turn(
     run_mode: Run, made_by: str
 ) -> None:
-    """Whoever had made the candidate."""
-    held, session = HeldWork(), Written()
-    step = say("done") if made_by == "model" else call("secret", call_id="c")
-    agent = held_at_the_end(
-        held, step, tools=[secret], tool_use_behavior="stop_on_first_tool" if made_by == "tool" else "run_llm_again"
-    )
-    handlers = {"max_turns": lambda data: "I gave up"}
-    await cancel_when(
-        held.started, lambda: run_mode(agent, "go", session=session, max_turns=1, error_handlers=handlers)
-    )
-    handler_s = [["user:go", "call:secret#c", "output:4711#c"]]
-    assert session.writes == (handler_s if made_by == "handler" else [])
+    """The session keeps what earlier turns wrote, and that alone."""
+    judged = Judged(made_by)
+    await cancel_when(judged.held.started, lambda: run_mode(judged.agent, "go", **judged.options))
+    judged.check()
 
 
-async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run_mode: Run) -> None:
-    """The candidate isn't accepted: a later entry would judge it."""
-    held, session = HeldWork(), Written()
-    agent = held_at_the_end(held, say("done"))
+@made_by_each
+async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run_mode: Run, made_by: str) -> None:
+    """The candidate isn't accepted: the next run on the session would judge it."""
+    judged = Judged(made_by)
 
-    async def too_long() -> None:
-        await held.started.wait()
+    async def pass_the_deadline() -> None:
+        await judged.held.started.wait()
         advance_clock(60)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(too_long)
+        group.start_soon(pass_the_deadline)
         with pytest.raises(RunTimeout):
-            await run_mode(agent, "go", session=session, run_config=RunConfig(timeout=60))
-    assert held.ending == "cleaned up"
-    assert session.writes == []
+            await run_mode(judged.agent, "go", run_config=RunConfig(timeout=60), **judged.options)
+    judged.check()
 
 
 @pytest.mark.scenario("GO-08")
 async def test_handler_s_output_passes_output_guardrails(run_mode: Run) -> None:
-    """As the model's would."""
+    """It is judged as the model's output is."""
     judged: list[Any] = []
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
@@ -452,7 +467,7 @@ async def test_handler_s_output_passes_output_guardrails(run_mode: Run) -> None:
 
 
 async def test_output_guardrails_do_not_judge_a_run_without_an_output(run_mode: Run) -> None:
-    """One that gives up."""
+    """A run that gives up has no output to judge."""
     log: list[str] = []
     agent = script_agent("a", call("secret"), tools=[secret], output_guardrails=[make_output_guard("g", log=log)])
     with pytest.raises(MaxTurnsExceeded):
@@ -461,12 +476,12 @@ async def test_output_guardrails_do_not_judge_a_run_without_an_output(run_mode: 
 
 
 async def test_output_guardrail_that_answers_nothing_is_an_error_of_the_application(run_mode: Run) -> None:
-    """It names the guardrail."""
+    """The error names the guardrail."""
     with pytest.raises(UserTypeError, match="'odd'"):
         await run_mode(script_agent("a", say("done"), output_guardrails=[make_output_guard("odd", None)]), "go")
 
 
 def test_what_is_not_callable_is_no_output_guardrail() -> None:
-    """Refused at construction, naming the field."""
+    """It is refused at construction, and the error names the field."""
     with pytest.raises(UserTypeError, match=r"OutputGuardrail\.fn"):
         OutputGuardrail(5)  # type: ignore[arg-type]
