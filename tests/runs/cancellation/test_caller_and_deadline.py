@@ -87,25 +87,21 @@ async def deadline_first(scope: anyio.CancelScope) -> None:
 
 
 ORDERS = {"caller first": caller_first, "deadline first": deadline_first}
-in_every_order = pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
 
 
 @pytest.mark.scenario("RP-16")
-@in_every_order
-@pytest.mark.parametrize("levels", [0, 1, 2])
-async def test_the_caller_outranks_the_deadline(run_mode: Run, order: Any, levels: int) -> None:
-    """Calls that run, that wait, and those of nested runs: all say `parent`, and every run was cancelled."""
-    world = World(levels)
-    await cancelled_by(order, world, run_mode(world.agent, "go", run_config=world.config()))
-    assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
-
-
-@pytest.mark.scenario("RP-16")
-@in_every_order
-async def test_the_caller_outranks_the_deadlines_of_nested_runs(run_mode: Run, order: Any) -> None:
-    """Those of their own configuration."""
-    world = World(2, inner_timeout=LIMIT)
-    await cancelled_by(order, world, run_mode(world.agent, "go", run_config=world.config(None)))
+@pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
+@pytest.mark.parametrize(
+    ("levels", "inner_timeout", "timeout"),
+    [(0, None, LIMIT), (1, None, LIMIT), (2, None, LIMIT), (2, LIMIT, None)],
+    ids=["alone", "nested", "nested twice", "nested twice with deadlines of their own"],
+)
+async def test_the_caller_outranks_the_deadline(
+    run_mode: Run, levels: int, inner_timeout: float | None, timeout: float | None, order: Any
+) -> None:
+    """Calls that run, calls that wait and those of nested runs all say `parent`, and every run was cancelled."""
+    world = World(levels, inner_timeout=inner_timeout)
+    await cancelled_by(order, world, run_mode(world.agent, "go", run_config=world.config(timeout)))
     assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
 
 
@@ -113,7 +109,7 @@ async def test_the_caller_outranks_the_deadlines_of_nested_runs(run_mode: Run, o
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 @pytest.mark.parametrize("levels", [0, 1])
 async def test_the_caller_outranks_a_deadline_of_the_same_moment(run_mode: Run, levels: int) -> None:
-    """He wakes by the clock as it passes, in whatever order the backend wakes whom."""
+    """The caller wakes by the clock as the deadline passes, in whatever order the backend wakes its tasks."""
     for _ in range(10):
         world = World(levels)
         until = anyio.current_time() + LIMIT
@@ -128,46 +124,33 @@ async def test_the_caller_outranks_a_deadline_of_the_same_moment(run_mode: Run, 
 
 @pytest.mark.scenario("RP-16")
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
-async def test_the_caller_s_own_deadline_is_his_cancellation(run_mode: Run) -> None:
-    """Set to the moment of the run's."""
-    for slack in (0.0, -1.0):
-        world = World(1)
-        with anyio.move_on_after(LIMIT + slack) as scope:
-            await run_mode(world.agent, "go", run_config=world.config())
-        assert scope.cancelled_caught
-        assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
+@pytest.mark.parametrize("slack", [0.0, -1.0], ids=["same moment", "a second before"])
+async def test_the_caller_s_own_deadline_is_his_cancellation(run_mode: Run, slack: float) -> None:
+    """It outranks the run's deadline at the same moment, and comes before it when it is earlier."""
+    world = World(1)
+    with anyio.move_on_after(LIMIT + slack) as scope:
+        await run_mode(world.agent, "go", run_config=world.config())
+    assert scope.cancelled_caught
+    assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
 
 
 @pytest.mark.scenario("RP-16")
-@pytest.mark.parametrize("levels", [0, 1])
-async def test_a_deadline_alone_is_a_deadline(run_mode: Run, levels: int) -> None:
-    """Nobody else has ended anything."""
-    world = World(levels)
+@pytest.mark.parametrize(
+    ("levels", "inner_timeout"),
+    [(0, None), (1, None), (1, LIMIT)],
+    ids=["alone", "nested", "nested with a deadline of its own"],
+)
+async def test_a_deadline_alone_is_a_deadline(run_mode: Run, levels: int, inner_timeout: float | None) -> None:
+    """The calls say `deadline`, and the outer run is out of time, even if a nested run is at the same moment."""
+    world = World(levels, inner_timeout=inner_timeout)
 
-    async def passing() -> None:
+    async def pass_the_deadline() -> None:
         await world.running.wait()
         await anyio.wait_all_tasks_blocked()
         advance_clock(LIMIT + 10)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(passing)
-        with pytest.raises(RunTimeout):
-            await run_mode(world.agent, "go", run_config=world.config())
-    assert world.causes() == {"deadline"}
-
-
-@pytest.mark.scenario("RP-16")
-async def test_a_nested_deadline_is_outranked_by_the_outer_one(run_mode: Run) -> None:
-    """Both are a run's: the calls say `deadline`, and the outer run is the one that is out of time."""
-    world = World(1, inner_timeout=LIMIT)
-
-    async def passing() -> None:
-        await world.running.wait()
-        await anyio.wait_all_tasks_blocked()
-        advance_clock(LIMIT + 10)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(passing)
+        group.start_soon(pass_the_deadline)
         with pytest.raises(RunTimeout):
             await run_mode(world.agent, "go", run_config=world.config())
     assert world.causes() == {"deadline"}
@@ -177,7 +160,7 @@ async def test_a_nested_deadline_is_outranked_by_the_outer_one(run_mode: Run) ->
 @pytest.mark.backends("asyncio", "asyncio-eager")
 @pytest.mark.parametrize("caller_is_first", [True, False])
 async def test_a_native_cancellation_is_the_caller_s_too(run_mode: Run, caller_is_first: bool) -> None:
-    """`Task.cancel()` of the task that waits for the run."""
+    """`Task.cancel()` of the task that awaits the run outranks the deadline, before it and after it."""
     world = World(1)
     task = asyncio.create_task(run_mode(world.agent, "go", run_config=world.config()))  # type: ignore[arg-type]
     await world.running.wait()
@@ -193,7 +176,7 @@ async def test_a_native_cancellation_is_the_caller_s_too(run_mode: Run, caller_i
 
 
 async def test_a_scope_tells_whether_one_around_it_is_cancelled() -> None:
-    """Whatever is asked of the backends for it is still there; a shield between them hides it."""
+    """A cancelled scope around it is seen, unless a shield stands between them."""
     with anyio.CancelScope() as outer:
         await anyio.lowlevel.checkpoint()
         with anyio.CancelScope() as shield, anyio.CancelScope() as scope:
