@@ -6,8 +6,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from kit.agents import configure_run, fine, make_agent
-from kit.ending import Backend, check_duration
+from kit.agents import Run, configure_run, fine, make_agent
+from kit.ending import Backend, cancel_when, check_duration
 from kit.results import find_records, read_requests, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
@@ -48,7 +48,7 @@ async def rest_of(stream: Any) -> list[ev.Event]:
 
 @pytest.mark.scenario("SC-01", "SC-02", "US-11")
 async def test_immediate_cancel_ends_events_and_run() -> None:
-    """No event follows the one in hand; asking twice changes nothing; the result says `cancelled`."""
+    """No event follows the one in hand, a second cancel changes nothing, and the result says `cancelled`."""
     watch, hooks = Watch(), ToolHookLog()
     agent = make_agent([], [say("a text of several chunks, at sixteen each"), wait(60)], done=None)
     after: list[ev.Event] = []
@@ -74,7 +74,7 @@ async def test_immediate_cancel_ends_events_and_run() -> None:
 
 @pytest.mark.scenario("SC-02")
 async def test_cancel_after_the_end_changes_nothing() -> None:
-    """In either mode: the run has completed."""
+    """The run has completed, and neither mode takes that back."""
     async with Runner.run_streamed(make_agent([]), "go") as stream:
         await rest_of(stream)
         stream.cancel()
@@ -87,7 +87,7 @@ async def test_cancel_after_the_end_changes_nothing() -> None:
 @pytest.mark.scenario("SC-03")
 @pytest.mark.parametrize("mode", ["immediate", "after_turn"])
 async def test_cancel_before_the_first_event_asks_no_model(mode: Any) -> None:
-    """At once: no events at all. After the turn: there is none, so what comes is the end alone."""
+    """The immediate mode shows no event at all; `after_turn` finds no turn under way and shows the end alone."""
     agent = make_agent([])
     async with Runner.run_streamed(agent, "go") as stream:
         stream.cancel(mode)
@@ -124,25 +124,25 @@ async def test_cancel_wakes_the_consumer_and_ends_a_blocked_model_call(anyio_bac
 
 
 @pytest.mark.scenario("SC-10")
-async def test_immediate_after_after_turn_is_immediate() -> None:
-    """The stronger one wins, in this order; the other way round too."""
-    for modes in (("after_turn", "immediate"), ("immediate", "after_turn")):
-        slow = Slow()
-        agent = make_agent([slow.tool], call("slow", call_id="c1"))
-        async with Runner.run_streamed(agent, "go") as stream:
-            async for event in stream:
-                if isinstance(event, ev.CallStarted):
-                    await slow.running.wait()
-                    for mode in modes:
-                        stream.cancel(mode)  # type: ignore[arg-type]
-        assert slow.ended == ["c1"]
-        assert stream.result.status == "cancelled"
-        assert len(read_requests(agent)) == 1
+@pytest.mark.parametrize("modes", [("after_turn", "immediate"), ("immediate", "after_turn")], ids=" then ".join)
+async def test_immediate_beside_after_turn_is_immediate(modes: tuple[Any, ...]) -> None:
+    """The stronger of the two modes wins, in either order."""
+    slow = Slow()
+    agent = make_agent([slow.tool], call("slow", call_id="c1"))
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.CallStarted):
+                await slow.running.wait()
+                for mode in modes:
+                    stream.cancel(mode)
+    assert slow.ended == ["c1"]
+    assert stream.result.status == "cancelled"
+    assert len(read_requests(agent)) == 1
 
 
 @pytest.mark.scenario("GO-07")
 async def test_immediate_cancel_during_an_output_guardrail_writes_nothing_of_the_final_turn() -> None:
-    """The session is as the turn found it, but for the input."""
+    """The session holds the input and the turn before, and nothing else."""
     judging = anyio.Event()
 
     @output_guardrail
@@ -166,7 +166,7 @@ async def test_immediate_cancel_during_an_output_guardrail_writes_nothing_of_the
 @pytest.mark.scenario("SC-06", "LX-52")
 @pytest.mark.parametrize("moment", [ev.TurnStarted, ev.TextDelta, ev.CallStarted, ev.CallSettled, ev.ItemCreated])
 async def test_cancel_after_the_turn_completes_it(moment: type[Any]) -> None:
-    """Model call, tools and saves finish, every event is delivered, and the model isn't asked again."""
+    """Model call, tools and saves finish, every event is delivered, and the model is not asked again."""
     watch, hooks, session = Watch(), ToolHookLog(), MemorySession()
     agent = make_agent([fine], [say("let me see"), call("fine", call_id="c1"), call("fine", call_id="c2")])
     events = []
@@ -192,7 +192,7 @@ async def test_cancel_after_the_turn_completes_it(moment: type[Any]) -> None:
 
 @pytest.mark.scenario("SC-06")
 async def test_cancel_after_the_turn_by_a_reader_whom_the_run_waits_for_begins_no_other_turn() -> None:
-    """All of the turn has been done, and the run waits for room: none is under way."""
+    """All of the turn is done and the run waits for room in the buffer, so no turn is under way."""
     agent = make_agent([fine], call("fine", call_id="c1"))
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=1)) as stream:
         async for event in stream:
@@ -205,7 +205,7 @@ async def test_cancel_after_the_turn_by_a_reader_whom_the_run_waits_for_begins_n
 
 @pytest.mark.scenario("SC-06")
 async def test_cancel_after_the_turn_that_answers_changes_nothing() -> None:
-    """The turn brings the final output: the run completes."""
+    """The turn brings the final output, so the run completes."""
     async with Runner.run_streamed(make_agent([]), "go") as stream:
         async for event in stream:
             if isinstance(event, ev.TextDelta):
@@ -216,7 +216,7 @@ async def test_cancel_after_the_turn_that_answers_changes_nothing() -> None:
 @pytest.mark.scenario("SC-08")
 @pytest.mark.parametrize("with_tool", [False, True])
 async def test_cancel_after_a_turn_that_hands_over_stops_before_the_targets_first_call(with_tool: bool) -> None:
-    """The handoff is taken and saved, its events come; the target's model is never asked."""
+    """The handoff is taken, saved and shown; the target's model is never asked."""
     session = MemorySession()
     target = Agent("target", model=ScriptedModel([say("never")]))
     pieces = [call("transfer_to_target", call_id="h1"), *([call("fine", call_id="c1")] if with_tool else [])]
@@ -239,7 +239,7 @@ async def test_cancel_after_a_turn_that_hands_over_stops_before_the_targets_firs
 
 @pytest.mark.scenario("LX-53")
 async def test_cancel_after_the_turn_is_one_runs_own() -> None:
-    """Two runs of one agent at once: the other completes."""
+    """Of two runs of one agent at once, the other completes."""
     second = anyio.Event()
 
     def step(request: Any) -> Any:
@@ -263,7 +263,7 @@ async def test_cancel_after_the_turn_is_one_runs_own() -> None:
 
 @pytest.mark.scenario("SC-06")
 async def test_cancel_after_the_turn_lets_nested_runs_come_to_their_end() -> None:
-    """A nested run is part of its outer turn: all of its own turns are made."""
+    """A nested run is part of the outer turn, so all of its own turns are made."""
     inner = Agent("inner", model=ScriptedModel([call("fine"), call("fine"), say("dug")]), tools=[fine])
     agent = make_agent([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
     async with Runner.run_streamed(agent, "go") as stream:
@@ -279,7 +279,7 @@ async def test_cancel_after_the_turn_lets_nested_runs_come_to_their_end() -> Non
 @pytest.mark.scenario("SC-09", "SP-08")
 @pytest.mark.parametrize("mode", ["immediate", "after_turn"])
 async def test_cancel_works_for_a_consumer_that_takes_each_event_in_a_task_of_its_own(mode: Any) -> None:
-    """And suspends before it takes the next, with a buffer of one event."""
+    """The consumer suspends before it takes the next event, with a buffer of one event."""
     agent = make_agent([fine], [say("some text of several chunks"), *[call("fine") for _ in range(3)]])
     events: list[ev.Event] = []
     over = False
@@ -315,23 +315,16 @@ async def test_cancel_works_for_a_consumer_that_takes_each_event_in_a_task_of_it
 
 @pytest.mark.scenario("SC-12", "SC-13")
 async def test_consumer_cancelled_while_it_waits_ends_the_run_promptly(anyio_backend: Backend) -> None:
-    """Running tools are cancelled and awaited, the block is left, the cancellation goes on."""
+    """Running tools are cancelled and awaited, the block is left, and the cancellation propagates."""
     slow, watch, hooks = Slow(), Watch(), ToolHookLog()
     agent = make_agent([slow.tool], call("slow", call_id="c1"))
-    finished = False
-    async with check_duration(anyio_backend, 0.0), anyio.create_task_group() as group:
-        with anyio.CancelScope() as scope:
 
-            async def cancel() -> None:
-                await slow.running.wait()
-                scope.cancel()
+    async def consume() -> None:
+        async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=configure_run(watch)) as stream:
+            await rest_of(stream)
 
-            group.start_soon(cancel)
-            async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=configure_run(watch)) as stream:
-                await rest_of(stream)
-            finished = True
-    assert not finished
-    assert scope.cancelled_caught
+    async with check_duration(anyio_backend, 0.0):
+        await cancel_when(slow.running, consume)
     assert slow.ended == ["c1"]
     assert hooks.run_ends == ["cancelled"]
     assert watch.end == "cancelled"
@@ -340,43 +333,43 @@ async def test_consumer_cancelled_while_it_waits_ends_the_run_promptly(anyio_bac
 
 @pytest.mark.scenario("SC-12")
 @pytest.mark.parametrize("at", range(14))
-async def test_consumer_may_go_at_every_event(at: int) -> None:
-    """Whatever the event: cancelled or gone by itself, it leaves nothing running and never waits for ever."""
-    for way in ("break", "scope", "error"):
-        watch = Watch()
-        inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
-        agent = make_agent([fine, inner.as_tool()], [say("text"), call("fine"), call("inner", {"input": "x"})])
-        seen = 0
-        config = configure_run(watch, config=RunConfig(stream_buffer=2))
-        with anyio.fail_after(5):
-            with suppress(KeyError), anyio.CancelScope() as scope:
-                async with Runner.run_streamed(agent, "go", run_config=config) as stream:
-                    async for _ in stream:
-                        seen += 1
-                        if seen <= at:
-                            continue
-                        if way == "break":
-                            break
-                        if way == "error":
-                            raise KeyError(at)
-                        scope.cancel()
-                        await anyio.lowlevel.checkpoint()
-        if way == "scope":
-            assert scope.cancelled_caught
-        else:
-            assert stream.result.status == "cancelled"
-        assert seen == at + 1
-        assert watch.of(r.RunEnded)
-        assert watch.records[-1].path == ()
-        assert isinstance(watch.records[-1], r.RunEnded)
-        started = {(record.path, record.call_id) for record in watch.of(r.CallStarted)}
-        settled = {(record.path, record.call_id) for record in watch.of(r.CallSettled)}
-        assert started <= settled
+@pytest.mark.parametrize("goes_by", ["break", "scope", "error"])
+async def test_consumer_may_go_at_every_event(goes_by: str, at: int) -> None:
+    """A consumer that leaves, is cancelled or fails at any event leaves nothing running and never waits for ever."""
+    watch = Watch()
+    inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
+    agent = make_agent([fine, inner.as_tool()], [say("text"), call("fine"), call("inner", {"input": "x"})])
+    seen = 0
+    config = configure_run(watch, config=RunConfig(stream_buffer=2))
+    with anyio.fail_after(5):
+        with suppress(KeyError), anyio.CancelScope() as scope:
+            async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+                async for _ in stream:
+                    seen += 1
+                    if seen <= at:
+                        continue
+                    if goes_by == "break":
+                        break
+                    if goes_by == "error":
+                        raise KeyError(at)
+                    scope.cancel()
+                    await anyio.lowlevel.checkpoint()
+    if goes_by == "scope":
+        assert scope.cancelled_caught
+    else:
+        assert stream.result.status == "cancelled"
+    assert seen == at + 1
+    assert watch.of(r.RunEnded)
+    assert watch.records[-1].path == ()
+    assert isinstance(watch.records[-1], r.RunEnded)
+    started = {(record.path, record.call_id) for record in watch.of(r.CallStarted)}
+    settled = {(record.path, record.call_id) for record in watch.of(r.CallSettled)}
+    assert started <= settled
 
 
 @pytest.mark.scenario("SC-12")
 async def test_block_left_by_one_task_ends_the_iteration_of_another() -> None:
-    """The stream is entered here and read there: who reads gets the end, not an eternal wait."""
+    """The stream is entered in one task and read in another, whose iteration ends and does not wait for ever."""
     slow = Slow()
     agent = make_agent([slow.tool], call("slow", call_id="c1"))
     events: list[ev.Event] = []
@@ -398,7 +391,7 @@ async def test_block_left_by_one_task_ends_the_iteration_of_another() -> None:
 
 @pytest.mark.scenario("SC-12")
 async def test_reader_in_another_task_may_be_cancelled_and_another_go_on() -> None:
-    """Cancelling who reads isn't cancelling the run, whose block another task holds; no event is lost."""
+    """The run goes on, as its block belongs to another task, and no event is lost."""
     gate = anyio.Event()
 
     @tool
@@ -457,32 +450,19 @@ async def test_break_after_the_first_delta_leaves_no_side_effect() -> None:
 
 
 @pytest.mark.scenario("LX-47", "SC-12")
-async def test_cancelled_run_ends_with_its_last_record_and_one_shielded_hook() -> None:
-    """Plain and streamed alike: `RunEnded(cancelled)` last, `on_run_end` once, and it may await."""
-    for streamed in (False, True):
-        slow, watch, hooks = Slow(), Watch(), ToolHookLog()
-        agent = make_agent([slow.tool], call("slow", call_id="c1"))
-        async with anyio.create_task_group() as group:
-            with anyio.CancelScope() as scope:
-
-                async def cancel(slow: Slow, scope: anyio.CancelScope) -> None:
-                    await slow.running.wait()
-                    scope.cancel()
-
-                group.start_soon(cancel, slow, scope)
-                if streamed:
-                    async with Runner.run_streamed(agent, "go", hooks=hooks, run_config=configure_run(watch)) as stream:
-                        await rest_of(stream)
-                else:
-                    await Runner.run(agent, "go", hooks=hooks, run_config=configure_run(watch))
-        assert scope.cancelled_caught
-        assert watch.end == "cancelled"
-        assert hooks.run_ends == ["cancelled"]
-        assert slow.ended == ["c1"]
+async def test_cancelled_run_ends_with_its_last_record_and_one_shielded_hook(run_mode: Run) -> None:
+    """`RunEnded(cancelled)` is the last record, and `on_run_end` runs once and may await."""
+    slow, watch, hooks = Slow(), Watch(), ToolHookLog()
+    agent = make_agent([slow.tool], call("slow", call_id="c1"))
+    config = configure_run(watch)
+    await cancel_when(slow.running, lambda: run_mode(agent, "go", hooks=hooks, run_config=config))
+    assert watch.end == "cancelled"
+    assert hooks.run_ends == ["cancelled"]
+    assert slow.ended == ["c1"]
 
 
 async def test_cancelled_run_keeps_what_it_completed() -> None:
-    """The turn before is in the session and in the result; the cut one leaves complete pairs alone."""
+    """Session and result have the turn before; of the cut turn the session has complete pairs alone."""
     slow, session = Slow(), MemorySession()
     agent = make_agent([fine, slow.tool], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow")])
     async with Runner.run_streamed(agent, "go", session=session) as stream:
