@@ -1,9 +1,11 @@
 """The plugin that reports which scenarios passed on which backend."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from plugins.scenarios import merged
+from plugins.scenarios import ScenarioReport, merged
 
 SUITE = """
     import pytest
@@ -97,6 +99,17 @@ def test_session_without_scenarios_writes_nothing(pytester: pytest.Pytester) -> 
     pytester.makepyfile("def test_nothing(): pass")
     pytester.runpytest_inprocess("-p", "plugins.scenarios", "-p", "no:cacheprovider").assert_outcomes(passed=1)
     assert not pytester.path.joinpath("build").exists()
+
+
+def test_sessions_that_end_together_all_keep_their_verdicts(tmp_path: Path) -> None:
+    """Each of twenty writers, eight at a time, finds its own row in the end, the first one's file included."""
+    reports = [ScenarioReport(tmp_path / "build" / "scenarios.json") for _ in range(20)]
+    for number, report in enumerate(reports):
+        report.seen = {(f"PL-{number:02}", "trio"): True}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(ScenarioReport.pytest_sessionfinish, reports))
+    rows = json.loads(reports[0].path.read_text())
+    assert rows == {f"PL-{number:02}": {"passed": ["trio"], "failed": []} for number in range(20)}
 
 
 def test_later_verdict_replaces_the_earlier_one_of_the_same_backend() -> None:

@@ -4,9 +4,10 @@
 folder holds `{"PL-01": {"passed": ["asyncio", "trio"], "failed": []}, …}`. The backend is read off the test's
 `anyio_backend` parameter; a test without one shows its scenario for both. An id has failed on a backend if any of its
 tests failed there; a skipped or expected failure says nothing. What a session didn't see stays as the file has it, so
-a partial run adds to what is known.
+a partial run adds to what is known. The file is locked while it changes: two sessions that end together both add.
 """
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,13 @@ class ScenarioReport:
     def pytest_sessionfinish(self) -> None:
         if not self.seen:
             return
-        known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(merged(known, self.seen), indent=1) + "\n", encoding="utf-8")
+        with self.path.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            rows = merged(json.loads(file.read() or "{}"), self.seen)
+            file.truncate(0)
+            file.write(json.dumps(rows, indent=1) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
