@@ -25,6 +25,8 @@ UVLOOP = "asyncio-uvloop"
 """asyncio on uvloop, which is no dependency of the tests: only where `--backends` names it (`nox -s long`)."""
 ASKED_FOR = "asyncio-virtual"
 """asyncio on a clock that jumps, wherever `asyncio` is chosen: only for tests that name it."""
+TRIO_ONCE = "trio-once"
+"""In `--backends`: each test runs once on trio, under the virtual clock where the test allows it."""
 
 # Each example gets its backend's runner and the function's own fixtures; the examples share nothing through them.
 # How long an example or its drawing takes is the machine's affair.
@@ -38,12 +40,15 @@ settings.load_profile("ci" if "CI" in os.environ else "default")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let whoever has little time leave out backends that are variations of others."""
-    parser.addoption("--backends", default=",".join(BACKENDS), help="backends to test on, of " + ", ".join(BACKENDS))
+    names = ", ".join((*BACKENDS, TRIO_ONCE))
+    parser.addoption("--backends", default=",".join(BACKENDS), help=f"backends to test on, of {names}")
 
 
 def _chosen_backends(definition: pytest.Function) -> list[str]:
     """Return the ids a test runs on, after its markers have narrowed the matrix."""
     wanted = definition.config.getoption("--backends").split(",")
+    if TRIO_ONCE in wanted:
+        wanted += ["trio", "trio-virtual"]
     chosen = [name for name in (*BACKENDS, UVLOOP) if name in wanted]
     if "asyncio" in wanted:
         chosen.append(ASKED_FOR)
@@ -55,8 +60,12 @@ def _chosen_backends(definition: pytest.Function) -> list[str]:
         unknown = set(only.args) - {*BACKENDS, UVLOOP, ASKED_FOR}
         if unknown:
             raise pytest.UsageError(f"{definition.nodeid}: unknown backends {sorted(unknown)}")
-        return [name for name in chosen if name in only.args]
-    return [name for name in chosen if name != ASKED_FOR]
+        chosen = [name for name in chosen if name in only.args]
+    else:
+        chosen = [name for name in chosen if name != ASKED_FOR]
+    if TRIO_ONCE in wanted and "trio-virtual" in chosen:
+        chosen = [name for name in chosen if name != "trio"]
+    return chosen
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,11 +12,11 @@ import agentloop
 EAGER = ["asyncio-eager"] if sys.version_info >= (3, 12) else []
 
 
-def _ids(pytester: pytest.Pytester, test: str) -> list[str]:
+def _ids(pytester: pytest.Pytester, test: str, *options: str) -> list[str]:
     """Return the backends a test of the given source is collected for, under the project's own conftest."""
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
     path = pytester.makepyfile(f"import pytest\n\n{test}")
-    items, _ = pytester.inline_genitems(path, "-p", "no:cacheprovider", "-o", "anyio_mode=auto")
+    items, _ = pytester.inline_genitems(path, "-p", "no:cacheprovider", "-o", "anyio_mode=auto", *options)
     return [item.name.partition("[")[2].rstrip("]") for item in items]
 
 
@@ -40,6 +40,23 @@ def test_asyncio_on_a_virtual_clock_is_for_tests_that_name_it(pytester: pytest.P
     """No other test runs there."""
     test = "@pytest.mark.backends('trio-virtual', 'asyncio-virtual')\nasync def test_it(): pass"
     assert _ids(pytester, test) == ["trio-virtual", "asyncio-virtual"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "ids"),
+    [
+        ("", ["asyncio", "trio-virtual"]),
+        ("@pytest.mark.real_clock", ["asyncio", "trio"]),
+        ("@pytest.mark.backends('asyncio', 'trio')", ["asyncio", "trio"]),
+        ("@pytest.mark.backends('trio-virtual', 'asyncio-virtual')", ["trio-virtual", "asyncio-virtual"]),
+        ("@pytest.mark.backends('asyncio')", ["asyncio"]),
+    ],
+)
+def test_trio_once_is_the_virtual_clock_where_the_test_allows_it(
+    pytester: pytest.Pytester, mark: str, ids: list[str]
+) -> None:
+    """Every test that can run on trio runs there exactly once."""
+    assert _ids(pytester, f"{mark}\nasync def test_it(): pass", "--backends", "asyncio,trio-once") == ids
 
 
 def test_plain_test_runs_once(pytester: pytest.Pytester) -> None:
