@@ -17,11 +17,21 @@ nox.options.sessions = ["lint", "types", "docs", "tests"]
 nox.options.default_venv_backend = "venv"
 
 SUPPORTED = ("3.11", "3.12", "3.13")
+ONE_HALF = ["tests/runs", "tests/core", "tests/definitions"]
+OTHER_HALF = ["tests", *(f"--ignore={folder}" for folder in ONE_HALF), "-m", "not slow or local_model"]
+HALVES = {
+    "runs": [*ONE_HALF, "--backends", "asyncio,trio-once"],
+    "others": [*OTHER_HALF, "--backends", "asyncio,trio-once"],
+}
+"""What `tests` runs, in two processes that take about equally long.
+
+The slow tests of the other half are left to `tests-all`: sweeps, searches, the command line's processes, benchmarks.
+"""
 PARTS = {
     "others": ["tests", "--ignore=tests/runs"],
     "runs": ["tests/runs", "--backends", "asyncio,trio-virtual"],
 }
-"""All tests, in parts that run side by side; what they cover is measured."""
+"""All tests, in parts that run side by side, for `tests-all`; what they cover is measured."""
 VARIATIONS = ["tests/runs", "--backends", "asyncio-eager,trio"]
 """The same on the loops that are left; what is for a clock that jumps has been measured above."""
 ELSEWHERE = [
@@ -43,6 +53,7 @@ NOT_OURS = (
 CLOSING_LINE = re.compile(r"(=+ )?(\d+ (failed|passed|skipped|errors?|deselected|xfailed)|no tests ran)\b.* in [\d.]+s")
 FAILURES = re.compile(r"=+ (FAILURES|ERRORS) =+")
 SUMMARY = re.compile(r"=+ short test summary info =+")
+COVERAGE_DATA = Path("build", "coverage")
 SAID_AGAIN = 60
 """Lines of the reports on failures that a job's last words repeat, so that they stand at the end of a long output."""
 QUESTIONS = (
@@ -128,23 +139,38 @@ class Outcome(NamedTuple):
     failed: list[str]
 
 
+LAST_WORDS: list[str] = []
+"""Lines to print after nox's own report on the sessions: failures, then pytest's closing lines."""
+
+
+@atexit.register
+def _print_last_words() -> None:
+    if LAST_WORDS:
+        print("\n".join(LAST_WORDS), flush=True)
+
+
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
+    """Run the tests on the newest Python found, once on asyncio and once on trio: at most six minutes on two cores.
+
+    The local model's tests are included. `tests-all` adds what else is slow, other Pythons and coverage.
+    Arguments go to pytest, which then runs once.
+    """
+    venv = _installed(session, _found(session)[0], model=True)
+    parts = {"newest": list(session.posargs)} if session.posargs else HALVES
+    _run_jobs(session, [Job(name, venv, what) for name, what in parts.items()])
+
+
+@nox.session(name="tests-all", python=False)
+def tests_all(session: nox.Session) -> None:
     """Run every test, the local model's included, on the newest Python found, and judge its coverage; beside that run
     what depends on the interpreter (no processes, no sweeps, no model) on each other one found.
 
-    Two runs go on at a time. Arguments go to pytest, which then runs once, on the newest Python.
+    Arguments go to pytest, which then runs once, measured, on the newest Python.
     """
-    found = interpreters()
-    if not found:
-        session.error(f"none of Python {', '.join(SUPPORTED)} was found")
-    coverage_data = Path("build", "coverage")
-    shutil.rmtree(coverage_data, ignore_errors=True)
-    coverage_data.mkdir(parents=True)
-    last_words: list[str] = []
-    # nox reports on the session after it; whoever reads the last lines wants pytest's, what failed above all.
-    atexit.register(lambda: print("\n".join(last_words), flush=True))
-    newest, *others = found
+    newest, *others = _found(session)
+    shutil.rmtree(COVERAGE_DATA, ignore_errors=True)
+    COVERAGE_DATA.mkdir(parents=True)
     venv = _installed(session, newest, model=True)
     if session.posargs:
         jobs = [Job("newest", venv, list(session.posargs), measured=True)]
@@ -154,14 +180,27 @@ def tests(session: nox.Session) -> None:
         for python in others:
             what = OLDEST if python == others[-1] else BETWEEN
             jobs.append(Job(_version(python), _installed(session, python, model=False), what))
+    _run_jobs(session, jobs)
+    _judge_coverage(session, venv)
+
+
+def _found(session: nox.Session) -> list[str]:
+    """Return the interpreters found, newest first; end *session* if there is none."""
+    found = interpreters()
+    if not found:
+        session.error(f"none of Python {', '.join(SUPPORTED)} was found")
+    return found
+
+
+def _run_jobs(session: nox.Session, jobs: list[Job]) -> None:
+    """Run *jobs*, two at a time, and fail the session if one fails; their results go to `LAST_WORDS`."""
     with ThreadPoolExecutor(max_workers=2) as pool:
-        done = list(pool.map(lambda job: (job, _pytest(session, job, coverage_data)), jobs))
-    last_words += [f"[{job.name}] {line}" for job, outcome in done for line in outcome.reports[-SAID_AGAIN:]]
-    last_words += [f"[{job.name}] {line}" for job, outcome in done for line in outcome.failed]
-    last_words += [outcome.closing for _, outcome in done]
+        done = list(pool.map(lambda job: (job, _pytest(session, job)), jobs))
+    LAST_WORDS.extend(f"[{job.name}] {line}" for job, outcome in done for line in outcome.reports[-SAID_AGAIN:])
+    LAST_WORDS.extend(f"[{job.name}] {line}" for job, outcome in done for line in outcome.failed)
+    LAST_WORDS.extend(outcome.closing for _, outcome in done)
     if failed := [job.name for job, outcome in done if outcome.status]:
         session.error(f"tests failed: {', '.join(failed)}")
-    _judge_coverage(session, venv, coverage_data)
 
 
 def _version(python: str) -> str:
@@ -184,14 +223,14 @@ def _installed(session: nox.Session, python: str, *, model: bool) -> Path:
     return found
 
 
-def _pytest(session: nox.Session, job: Job, coverage_data: Path) -> Outcome:
+def _pytest(session: nox.Session, job: Job) -> Outcome:
     """Run the tests against the installed package and show what pytest shows, as it shows it."""
     # By the script, not `-m pytest`: the latter puts the source folder before the installed package.
     measured = ["-m", "coverage", "run"] if job.measured else []
     command = [str(job.bin / "python"), *measured, str(job.bin / "pytest"), "--color=no", "-p", "no:cacheprovider"]
     command += job.what
     # CI: pytest shows a failure in full, which must not take it minutes.
-    environment = os.environ | {"COVERAGE_FILE": str(coverage_data.resolve() / "data"), "CI": "1"}
+    environment = os.environ | {"COVERAGE_FILE": str(COVERAGE_DATA.resolve() / "data"), "CI": "1"}
     environment["PYTHONUNBUFFERED"] = "1"
     environment["PATH"] = f"{job.bin}{os.pathsep}{environment['PATH']}"
     session.log(" ".join(command))
@@ -216,9 +255,9 @@ def _pytest(session: nox.Session, job: Job, coverage_data: Path) -> Outcome:
     return Outcome(process.returncode, closing, reports, failed)
 
 
-def _judge_coverage(session: nox.Session, venv: Path, coverage_data: Path) -> None:
+def _judge_coverage(session: nox.Session, venv: Path) -> None:
     """Fail below the floor of pyproject.toml for the package, and below 100 % for the core."""
-    environment = {"COVERAGE_FILE": str(coverage_data.resolve() / "data")}
+    environment = {"COVERAGE_FILE": str(COVERAGE_DATA.resolve() / "data")}
     coverage = [str(venv / "python"), "-m", "coverage"]
     session.run(*coverage, "combine", "-q", env=environment, external=True)
     if session.posargs:
