@@ -270,13 +270,17 @@ def _judge_coverage(session: nox.Session, venv: Path) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff, and the package's use of async with flake8-async."""
+    """Check style and formatting with ruff, the package's use of async with flake8-async, and the news fragments."""
     session.install(*nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["lint"])
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     # `--isolated`, and nothing but these rules: everything else is ruff's.
     rules = ["--select", "ASYNC", "--enable", "ASYNC", "--disable", ",".join(NOT_OURS), "--anyio"]
     session.run("flake8", "--isolated", *rules, "agentloop")
+    if wrong := [path.name for path in Path("changes").iterdir() if path.suffix != ".md"]:
+        session.error(f"changes/ holds Markdown files alone, not {', '.join(sorted(wrong))}")
+    # It fails on a type that pyproject.toml doesn't name.
+    session.run("towncrier", "build", "--draft", "--version", "next")
 
 
 @nox.session
