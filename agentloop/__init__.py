@@ -88,7 +88,7 @@ from agentloop.state import RunState
 from agentloop.tools import FunctionTool, default_tool_error_function, tool
 from agentloop.usage import RequestUsage, Usage
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _SUBMODULES = (
     "abc",
