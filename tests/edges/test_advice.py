@@ -11,7 +11,7 @@ from agentloop import UserError
 from agentloop._common.error_text import redact
 from agentloop.models import OpenAIChatModel
 
-OF_SECRETS = ("seal.py", "secret_values.py")
+OF_SECRETS = ("signing.py", "withholding.py")
 """What seals secrets: it speaks of little else, and its errors may come with what a codec said of one."""
 PACKAGE = Path(next(iter(agentloop.__path__)))
 

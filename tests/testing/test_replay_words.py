@@ -35,7 +35,7 @@ SAVED = r.SessionSaved((), 1, 0.0, 3)
         (None, "nothing"),
         (settled("failed"), "CallSettled of call c1 of tool pay (failed)"),
         (JUDGED, "GuardrailSettled of guardrail checks"),
-        (ANSWERED, "Answered to is_enabled c1"),
+        (ANSWERED, "CallbackReturned to is_enabled c1"),
         (r.HistoryReplaced((), 1, 0.0, "handoff_filter", 0, ()), "HistoryReplaced (handoff_filter)"),
         (ended("ValueError(x)"), "RunEnded (failed: ValueError(x))"),
         (ASKED, "ApprovalRequested of call c1"),

@@ -214,7 +214,7 @@ async def test_tool_hooks_get_the_call_s_context(run_mode: Run) -> None:
         async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
             seen.append(("agent end", ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, ctx.context))
 
-    class RunServicesView(RunHooks):
+    class HooksOfRun(RunHooks):
         async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
             seen.append(("start", ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, ctx.context))
 
@@ -226,7 +226,7 @@ async def test_tool_hooks_get_the_call_s_context(run_mode: Run) -> None:
         return "seen"
 
     agent = script_agent("A", call("look", '{"n":1}', "c"), say("done"), tools=[look], hooks=OfAgent())
-    await run_mode(agent, "go", hooks=RunServicesView(), context="app")
+    await run_mode(agent, "go", hooks=HooksOfRun(), context="app")
     call_s = ("c", "look", '{"n":1}', "app")
     assert seen == [("start", *call_s), ("agent start", *call_s), ("agent end", *call_s), ("end", *call_s)]
 
@@ -385,7 +385,7 @@ async def test_hooks_may_be_sync(run_mode: Run) -> None:
     """Of either kind."""
     lines: list[str] = []
 
-    class RunServicesView(RunHooks):
+    class HooksOfRun(RunHooks):
         def on_agent_start(self, ctx: Any, agent: Any) -> None:  # type: ignore[override]
             lines.append("run")
 
@@ -396,7 +396,7 @@ async def test_hooks_may_be_sync(run_mode: Run) -> None:
         def on_start(self, ctx: Any, agent: Any) -> None:  # type: ignore[override]
             lines.append("agent")
 
-    await run_mode(script_agent("A", say("done"), hooks=OfAgent()), "go", hooks=RunServicesView())
+    await run_mode(script_agent("A", say("done"), hooks=OfAgent()), "go", hooks=HooksOfRun())
     assert lines == ["run", "agent", "end"]
 
 
