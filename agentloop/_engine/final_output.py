@@ -35,11 +35,11 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
         try:
             output = typed.parse(output, run.config.json_limits)
         except ModelBehaviorError as error:
-            return await handled(run, _told_of_cut(run, error), "invalid_final_output")
-    return await _judged(run, output, candidate.made_by)
+            return await handled(run, _explain_cut(run, error), "invalid_final_output")
+    return await _check_output(run, output, candidate.made_by)
 
 
-def _told_of_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
+def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
     """Return *error*; where the answer was cut, one that says so, since that is the likely reason."""
     last = run.state.responses[-1] if run.state.responses else None
     if last is None or not last.cut:
@@ -49,7 +49,7 @@ def _told_of_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
     return told
 
 
-async def _judged(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
+async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
     agent = run.agent
     if agent.hooks is not None:
         await resolved(agent.hooks.on_end(run.context, agent, output))
@@ -98,7 +98,10 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         if call.outcome is not None
     ]
     answer = await run.call_callback(
-        "tool_use_behavior", str(run.state.turn), lambda: call_user(behavior, run.context, results), form=_decision
+        "tool_use_behavior",
+        str(run.state.turn),
+        lambda: call_user(behavior, run.context, results),
+        form=_format_behavior,
     )
     if not isinstance(answer, ToolsToFinalOutput):
         raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
@@ -108,11 +111,11 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
     return None
 
 
-def _decision(answer: Any) -> Any:
+def _format_behavior(answer: Any) -> Any:
     return [answer.is_final, answer.output] if isinstance(answer, ToolsToFinalOutput) else None
 
 
-def _handling(answer: Any) -> Any:
+def _format_handling(answer: Any) -> Any:
     if answer is None:
         return None
     result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
@@ -128,7 +131,7 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
     if handler is None:
         raise error
     data = ErrorHandlerData(error=error, run_data=run_data_of(run), context=run.context.context)
-    answer = await run.call_callback("error_handler", name, lambda: call_user(handler, data), form=_handling)
+    answer = await run.call_callback("error_handler", name, lambda: call_user(handler, data), form=_format_handling)
     if answer is None:
         raise error
     result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
@@ -138,7 +141,7 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
         text = output if isinstance(output, str) else typed.dump(output) if typed is not None else str(output)
         message = AssistantMessage(text)
         run.append(HistoryReplaced(*run.here(), "error_handler", len(run.state.history), (message,), added=True))
-    return await _judged(run, output)
+    return await _check_output(run, output)
 
 
 async def give_up(run: LiveRun, action: GiveUp) -> Any:

@@ -66,24 +66,24 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
     if tripped == "input":
         await save_items(run, session, upto=lambda items: ())
     elif tripped == "output":
-        await save_items(run, session, upto=_without_messages)
+        await save_items(run, session, upto=_drop_messages)
     elif run.state.unusable is not None:
         refused = {id(item) for item in run.state.response or ()}  # a later run could go on from them no better
         await save_items(
             run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
         )
-    elif not _cut_in_judgement(run, error):
+    elif not _is_cut_before_acceptance(run, error):
         await save_items(run, session)
 
 
-def _cut_in_judgement(run: LiveRun, error: BaseException | None) -> bool:
+def _is_cut_before_acceptance(run: LiveRun, error: BaseException | None) -> bool:
     """Tell whether the run was ended from outside before a candidate for the final output was accepted."""
     if not isinstance(error, (*cancelled_types(), RunTimeout)):
         return False
     return isinstance(next_action(run.state, run.view), CheckOutput | GiveUp)
 
 
-def _without_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
+def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return *items* without messages, the reasoning that led to them, and incomplete pairs."""
     kept: list[Item] = []
     for item in items:
@@ -112,11 +112,11 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
         spawn(type(journal).run, journal, "agentloop journal")  # the first one may have been cancelled before it began
     errors: list[BaseException] = []
     if ended.status != "completed":
-        await _attempt(errors, lambda: _save_rest(run, ended.error))
+        await _collect_error(errors, lambda: _save_rest(run, ended.error))
     errors += await run.resources.close(run.cleanup, run.cut)
     if errors and ended.error is None:
         ended = FinishedRun("failed", error=errors[0])
-    ended = await _tell_hooks(run, ended, errors)
+    ended = await _call_run_end_hook(run, ended, errors)
     broken = run.log.broken_by if run.parent is None else None
     if broken is not None:
         errors.append(broken)
@@ -137,27 +137,27 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
             stop_reason=ended.stop_reason,
             error=None if failed is None else error_summary(failed),
             details={"also_failed": others} if others else None,
-            resumable=_may_go_on(run, ended.status, failed),
+            resumable=_is_resumable(run, ended.status, failed),
         )
     )
     if run.parent is None:
-        failed = await _written(run, failed)
+        failed = await _wait_durable(run, failed)
         if broken is None:  # the last record may have been what an instrument broke at
-            failed = _graver(failed, run.log.broken_by)
+            failed = _choose_graver(failed, run.log.broken_by)
     if failed is not None:
         for other in others:
             failed.add_note(f"also failed: {other}")
     return failed
 
 
-def _may_go_on(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
+def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
     """Tell whether another entry may go on: not past a call that failed, whatever else ended this entry as it did."""
     if run.state.broken is not None:
         return False
     return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 
 
-async def _written(run: LiveRun, failed: BaseException | None) -> BaseException | None:
+async def _wait_durable(run: LiveRun, failed: BaseException | None) -> BaseException | None:
     """Wait until the whole log is durable; return what is to be raised."""
     journal = run.log.journal
     if journal is None:
@@ -171,11 +171,11 @@ async def _written(run: LiveRun, failed: BaseException | None) -> BaseException 
     except BaseException as error:  # noqa: ASYNC103 - the journal's, raised at the end of the run
         if is_closing(task):
             raise
-        return _graver(failed, error)  # noqa: ASYNC104
+        return _choose_graver(failed, error)  # noqa: ASYNC104
     return failed
 
 
-def _graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
+def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
     """Return what is to be raised of two failures: the first, unless only the *other* is no Exception."""
     if failed is None or other is None or failed is other:
         return other if failed is None else failed
@@ -185,7 +185,7 @@ def _graver(failed: BaseException | None, other: BaseException | None) -> BaseEx
     return failed
 
 
-async def _tell_hooks(run: LiveRun, ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
+async def _call_run_end_hook(run: LiveRun, ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
     if run.hooks is None or run.parent is not None:
         return ended
     error = None if ended.status == "cancelled" else ended.error
@@ -197,13 +197,13 @@ async def _tell_hooks(run: LiveRun, ended: FinishedRun, errors: list[BaseExcepti
             await resolved(hooks.on_run_end(run.context, told))
 
     known = len(errors)
-    await _attempt(errors, tell)
+    await _collect_error(errors, tell)
     if len(errors) > known and ended.error is None:
         return FinishedRun("failed", error=errors[-1])
     return ended
 
 
-async def _attempt(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
+async def _collect_error(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
     """Do *work*; what it raises is kept, so that the rest of the winding up is done whatever happens."""
     task, count = own_task(), cancelling()
     try:

@@ -28,7 +28,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     """
     call = action.call
     handoff = view.handoff(call.name)
-    await _tell(run, handoff, call.arguments, call.call_id)
+    await _call_on_handoff(run, handoff, call.arguments, call.call_id)
     source, target = run.agent, handoff.agent
     key = run.graph.key(target)
     handed = HandedOff(
@@ -39,7 +39,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         tuple(other.call_id for other in action.ignored),
         target=key if key != target.name else None,
     )
-    shown = await _shown(run, handoff, handed)
+    shown = await _choose_shown(run, handoff, handed)
     run.agent = target
     run.view = None
     # In one step: a log that ends between the two would show the target what the filter left out.
@@ -65,7 +65,7 @@ async def begin_agent(run: LiveRun) -> None:
         await resolved(run.agent.hooks.on_start(run.context, run.agent))
 
 
-async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:
+async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:
     given = handoff.read(arguments, run.config.json_limits)
     callback = handoff.on_handoff
     if callback is None:
@@ -74,18 +74,18 @@ async def _tell(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) ->
     await run.call_callback("on_handoff", call_id, lambda: call_user(callback, *args), told=False)
 
 
-async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
+async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
     """Return what the target is shown, and why: the filter's choice, a nested history; None for all there is."""
     answers = handoff_outputs(handed)
     chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
     if chosen is not None and run.server is not None:
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
-        data = _input_data(run, answers)
+        data = _make_input_data(run, answers)
         filtered = await run.call_callback("input_filter", handoff.name, lambda: call_user(chosen, data), told=False)
         if not isinstance(filtered, HandoffInputData):
             raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
-        return "handoff_filter", _items_of(filtered)
+        return "handoff_filter", _join_items(filtered)
     nest = handoff.nest_handoff_history
     if nest is None:
         nest = run.config.nest_handoff_history
@@ -99,7 +99,7 @@ async def _shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str
     return "nested_history", nest_history([*run.state.history, *answers], DEFAULT_WRAPPER if nest is True else nest)
 
 
-def _input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
+def _make_input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
     """Return what the target would be shown without a filter, told apart by when it came.
 
     Read off the history, not off the run's own items: a session's items are in it, outputs stand in model order, and
@@ -126,7 +126,7 @@ def _count_same(history: Sequence[Item], items: Sequence[Item]) -> int:
     return count
 
 
-def _items_of(data: HandoffInputData) -> tuple[Item, ...]:
+def _join_items(data: HandoffInputData) -> tuple[Item, ...]:
     if data.input_items is not None:
         return tuple(data.input_items)
     return (*data.input_history, *data.pre_handoff_items, *data.new_items)

@@ -34,7 +34,7 @@ def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Call
         if held and not start.fold.records:
             raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
         known = [stored_state.read_line(line, index, codec) for index, line in enumerate(held[1:], 1)]
-        missing = _missing(
+        missing = _find_missing(
             [stored_state.plain_line(record) for record in known],
             [stored_state.plain_line(record) for record in start.fold.records],
         )
@@ -49,7 +49,7 @@ def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Call
     return open_journal
 
 
-def _missing(known: list[bytes], lines: list[bytes]) -> range:
+def _find_missing(known: list[bytes], lines: list[bytes]) -> range:
     """Return which records of a log the journal, which knows the first of them, lacks."""
     if len(known) > len(lines):
         raise JournalError(f"the journal holds {len(known)} records, the state {len(lines)}: the state is an older one")

@@ -58,18 +58,18 @@ async def drive(run: LiveRun) -> FinishedRun:
             action = await ask_behavior(run) or turn_or_give_up(run.state)
         match action:
             case RequestModel():
-                if (ended := await _turn_over(run)) is not None:
+                if (ended := await _check_turn_end(run)) is not None:
                     return ended
                 await _call_model(run, await _begin_turn(run))
             case Settle():
-                view = await _view(run)
+                view = await _ensure_view(run)
                 await settle(run, view, await plan_turn(run, view))
                 await save_turn(run)
             case Transfer():
-                await transfer(run, await _view(run), action)
+                await transfer(run, await _ensure_view(run), action)
                 await save_turn(run)
             case Prepare():
-                await _view(run)
+                await _ensure_view(run)
             case Pause():
                 return FinishedRun("interrupted")
             case CheckOutput():
@@ -82,13 +82,13 @@ async def drive(run: LiveRun) -> FinishedRun:
                 assert_never(never)
 
 
-async def _view(run: LiveRun) -> TurnView:
+async def _ensure_view(run: LiveRun) -> TurnView:
     if run.view is None:
         run.view = await prepare_turn(run, answered=True)
     return run.view
 
 
-async def _turn_over(run: LiveRun) -> FinishedRun | None:
+async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
     """Return how the run ends between two turns, if it does."""
     if not run.stop_after_turn:
         if not run.state.turn_open:  # else it began in an earlier entry, which has looked at the turn before
@@ -156,7 +156,7 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
             await _enter(run, entry)
             ended = await drive(run)
         if ended is None:
-            raise _cut_short(run, entry)
+            raise _find_cut_reason(run, entry)
     except cancelled_types() as cancelled:
         if not absorb_own_cancel(count):
             broken = await wind_up(run, FinishedRun("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
@@ -175,7 +175,7 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
     return ended
 
 
-def _cut_short(run: LiveRun, entry: RunSegment) -> BaseException:
+def _find_cut_reason(run: LiveRun, entry: RunSegment) -> BaseException:
     """Return why the run's own scope was cancelled."""
     journal = run.log.journal
     if journal is not None and journal.error is not None:
@@ -191,7 +191,7 @@ async def _enter(run: LiveRun, entry: RunSegment) -> None:
     if run.open_journal is not None:
         await run.open_journal()
     if entry.given is None:
-        await _go_on(run, entry.max_turns)
+        await _resume(run, entry.max_turns)
     else:
         await _begin(run, entry.given, entry.max_turns)
 
@@ -225,7 +225,7 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -
     await begin_agent(run)
 
 
-async def _go_on(run: LiveRun, max_turns: int | None) -> None:
+async def _resume(run: LiveRun, max_turns: int | None) -> None:
     """Enter a run whose log has begun: what is in it is not done again."""
     state = run.state
     if state.ended is not None and state.ended.status == "stopped":
@@ -237,8 +237,8 @@ async def _go_on(run: LiveRun, max_turns: int | None) -> None:
         run.append(GraphChanged(*run.here(), run.graph_changes))
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open and not state.added:
-        await guarded(run, _nothing)  # the model has answered, but not every guardrail had
+        await guarded(run, _do_nothing)  # the model has answered, but not every guardrail had
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     """Be beside the guardrails when no model call is."""

@@ -44,13 +44,13 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     Raises:
         ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
     """
-    request = await _filtered(run, _request(run, view))
+    request = await _filter_request(run, _make_request(run, view))
     run.context.turn_input = request.items
     for hooks in (run.hooks, run.agent.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
-    response = await _asked(run, view, request)
-    items = _sorted_out(run, view, response.items)
+    response = await _request_response(run, view, request)
+    items = _classify_items(run, view, response.items)
     if items is not response.items:
         response = attrs.evolve(response, items=items)
     run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
@@ -77,13 +77,13 @@ class _Attempt:
     streamed: bool = False
 
 
-async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
+async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
     """Ask until there is a response, or an error that the retry settings don't cover. Retries spend no turn."""
     attempt = _Attempt(1)
     while True:
         await checkpoint_if_cancelled()  # a request that is never made must not be counted
-        run.append(ModelRequested(*run.here(), _digest(run, request), attempt.number))
-        effect = e.CallModel(run.path, request.turn, attempt.number, partial(_attempt, run, view, request, attempt))
+        run.append(ModelRequested(*run.here(), _digest_request(run, request), attempt.number))
+        effect = e.CallModel(run.path, request.turn, attempt.number, partial(_run_attempt, run, view, request, attempt))
         try:
             response: ModelResponse = await run.effects.perform(effect)
             return response
@@ -91,8 +91,8 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
             raise
         except Exception as error:
-            run.append(_failed(run, error, attempt))
-            delay = await _retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - cancelled: that is what leaves
+            run.append(_make_failed_record(run, error, attempt))
+            delay = await _choose_retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - cancelled: that is what leaves
             if delay is None:
                 if isinstance(error, ModelTransportError | ModelTimeoutError):
                     run.stopped_by = error
@@ -102,7 +102,7 @@ async def _asked(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelRe
         attempt = _Attempt(attempt.number + 1)
 
 
-def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
+def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
     """Return the record of a failed attempt, with all that the decision about another one goes by."""
     run.redact_error(error)
     failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
@@ -120,7 +120,7 @@ def _failed(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
     )
 
 
-async def _retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
+async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
     """Return the seconds to wait before asking again, or None where the error stands."""
     settings = effective_settings(request.settings.retry, error)
     stateful = request.previous_response_id is not None or request.conversation_id is not None
@@ -153,7 +153,7 @@ def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None
     return None
 
 
-def _request(run: LiveRun, view: TurnView) -> ModelRequest:
+def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
     server = run.server
     return ModelRequest(
         system=view.system,
@@ -171,7 +171,7 @@ def _request(run: LiveRun, view: TurnView) -> ModelRequest:
     )
 
 
-async def _filtered(run: LiveRun, request: ModelRequest) -> ModelRequest:
+async def _filter_request(run: LiveRun, request: ModelRequest) -> ModelRequest:
     """Return *request* as the application's filter wants it; of two outputs of one call the latest stays."""
     chosen = run.config.call_model_input_filter
     if chosen is None:
@@ -184,10 +184,10 @@ async def _filtered(run: LiveRun, request: ModelRequest) -> ModelRequest:
     )
     if not isinstance(filtered, ModelInputData):
         raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")
-    return attrs.evolve(request, items=_latest_outputs(to_items(filtered.input)), system=filtered.instructions)
+    return attrs.evolve(request, items=_keep_latest_outputs(to_items(filtered.input)), system=filtered.instructions)
 
 
-def _latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
+def _keep_latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return *items* with one output for each call: the latest content, in the place of the first."""
     latest = {item.call_id: item for item in items if isinstance(item, ToolOutput)}
     kept: list[Item] = []
@@ -201,15 +201,15 @@ def _latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return tuple(kept)
 
 
-def _sorted_out(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
+def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return a response's items with calls of handoffs as what they are, and calls with what of them is secret."""
     names = {handoff.name for handoff in view.handoffs}
     # Made once, where a call needs it: a response may hold any number of unknown names.
     every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.graph.agents()])
-    return tuple(_call_of(view, item, names, every) if isinstance(item, ToolCall) else item for item in items)
+    return tuple(_classify_call(view, item, names, every) if isinstance(item, ToolCall) else item for item in items)
 
 
-def _call_of(
+def _classify_call(
     view: TurnView, call: ToolCall, handoffs: set[str], every: Callable[[], list[dict[str, FunctionTool]]]
 ) -> Item:
     if call.namespace is None and call.name in handoffs:
@@ -225,7 +225,7 @@ def _call_of(
     return attrs.evolve(call, secret=tool.secret, secret_output=tool.secret_output)
 
 
-def _digest(run: LiveRun, request: ModelRequest) -> str:
+def _digest_request(run: LiveRun, request: ModelRequest) -> str:
     """Return a digest of all that the model is shown. The history's part is kept up item by item."""
     settings = request.settings
     rest = [
@@ -239,17 +239,17 @@ def _digest(run: LiveRun, request: ModelRequest) -> str:
     return hashlib.sha256(digestible(rest)).hexdigest()[:32]
 
 
-async def _attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
+async def _run_attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     timeout = request.settings.timeout
     if timeout is None:
-        return await _read(run, view, request, attempt)
+        return await _read_response(run, view, request, attempt)
     attempt.scope = anyio.CancelScope(deadline=anyio.current_time() + timeout)
     with attempt.scope:
-        return await _read(run, view, request, attempt)
+        return await _read_response(run, view, request, attempt)
     raise ModelTimeoutError(timeout)
 
 
-async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
+async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     done: m.ResponseDone | None = None
     items: list[Item] = []
     path, turn, events = run.path, run.state.turn, run.log.events
@@ -268,11 +268,11 @@ async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _A
                 attempt.streamed = not isinstance(event, _SHOWS_NOTHING)
             # Most events need no wait, and there are many: a coroutine for each would cost more than all of this.
             if held is not None and isinstance(event, m.TextDelta) and not held.is_set():
-                await _untimed(attempt, held.wait)
+                await _wait_untimed(attempt, held.wait)
             for buffer in audience:
                 buffer.signal(event, path, turn)
             if events is not None and events.full:
-                await _untimed(attempt, events.room)
+                await _wait_untimed(attempt, events.room)
     if done is None:
         raise ModelBehaviorError("The model's response ended without being done")
     # Some servers leave the last event's items empty after having sent each on its own.
@@ -280,11 +280,11 @@ async def _read(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _A
         done.items or items, done.usage, done.response_id, done.request_id, finish_reason=done.finish_reason
     )
     if response.cut:
-        _look_at_cut(run, response)
+        _check_cut(run, response)
     return response
 
 
-def _look_at_cut(run: LiveRun, response: ModelResponse) -> None:
+def _check_cut(run: LiveRun, response: ModelResponse) -> None:
     """Log that *response* was cut.
 
     Raises:
@@ -301,7 +301,7 @@ def _is_usable(item: Item) -> bool:
     return isinstance(item, ToolCall | HandoffCall | HostedToolCall)
 
 
-async def _untimed(attempt: _Attempt, wait: Callable[[], Awaitable[object]]) -> None:
+async def _wait_untimed(attempt: _Attempt, wait: Callable[[], Awaitable[object]]) -> None:
     """Wait without counting it into the attempt's time limit: it is not the model that lets anybody wait."""
     scope = attempt.scope
     if scope is None:

@@ -58,21 +58,21 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
     if outer.depth + 1 > outer.config.max_depth:
         raise UserError(f"agent tools nest deeper than max_depth={outer.config.max_depth}")
     config: RunConfig = body.run_config or outer.config
-    run = _nested(outer, call, body, config)
+    run = _make_nested_run(outer, call, body, config)
     run.context.tool_input = None if body.typed is None else arguments.value
     run.context._secret_input = bool(call.secret)
     ended = run.state.ended
-    if (failure := _earlier_failure(run.state)) is not None:
+    if (failure := _find_earlier_failure(run.state)) is not None:
         raise failure
     if ended is None or ended.resumable:
         resumed = run.state.started is not None
         entry = RunSegment(
-            None if resumed else await _input(run, call, arguments, body),
+            None if resumed else await _make_input(run, call, arguments, body),
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
         )
         work = partial(execute, run, entry)
-        over = await (work() if body.on_stream is None else _streamed(run, body.on_stream, work))
+        over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
         if over.status == "interrupted":
             return Paused()
     if body.custom_output_extractor is not None:
@@ -85,7 +85,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
     return end.final_output
 
 
-def _earlier_failure(state: RunFold) -> EarlierFailure | None:
+def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
     """Return what ended the run, or is to, in an earlier entry, which ended before the call had settled."""
     ended = state.ended
     error = state.broken_by
@@ -97,13 +97,13 @@ def _earlier_failure(state: RunFold) -> EarlierFailure | None:
     return EarlierFailure(error, fatal=any(body.fatal and body.error == error for body in bodies))
 
 
-async def _input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
+async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
     """Return the nested run's input; made of arguments that are secret, it is secret too, whatever a builder made."""
-    given = to_items(await _made_input(run, call, arguments, body))
+    given = to_items(await _build_input(run, call, arguments, body))
     return secret_items(given) if call.secret else given
 
 
-async def _made_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
+async def _build_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
     if body.typed is None:
         assert arguments.bound is not None
         return arguments.bound.values["input"]
@@ -113,7 +113,7 @@ async def _made_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: 
     return await run.call_callback("input_builder", call.call_id, lambda: call_user(build, arguments.value), told=False)
 
 
-async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
+async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
     """Do *work* and hand every event of the nested run to *on_stream*; all of them before this returns or raises."""
     log = run.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
@@ -128,7 +128,7 @@ async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaita
                 failures.append(error)
                 group.cancel_scope.cancel()
 
-            starter(group)(partial(_hand_on, run, buffer, give_up), on_stream, "agentloop on_stream")
+            starter(group)(partial(_deliver_events, run, buffer, give_up), on_stream, "agentloop on_stream")
             try:
                 output = await work()
             except cancelled_types():
@@ -152,7 +152,7 @@ async def _streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaita
 
 
 @uninterrupted
-async def _hand_on(
+async def _deliver_events(
     run: LiveRun, buffer: EventBuffer, give_up: Callable[[BaseException], None], on_stream: Callback
 ) -> None:
     """Give *on_stream* every event; its Exceptions are logged, any other BaseException ends the nested run."""
@@ -180,7 +180,7 @@ async def _hand_on(
             return  # noqa: ASYNC104 - as above
 
 
-def _own_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
+def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
     """Return the ledger of a nested run with limits of its own, which takes from the outer run's too."""
     if config.limits is None:
         return outer.budget
@@ -189,7 +189,7 @@ def _own_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | N
     return Budget.of(config.limits, (each for each in begun if each.path[:depth] == state.path), outer.budget)
 
 
-def _nested(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
+def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
     call_id = call.call_id
     state = outer.state.nested.get(call_id)
     if state is None:
@@ -218,7 +218,7 @@ def _nested(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) 
         shared=outer.shared,
         threads=threads,
         resources=Resources(outer.resources),
-        budget=_own_budget(config, outer, state) if body.run_config is not None else outer.budget,
+        budget=_make_budget(config, outer, state) if body.run_config is not None else outer.budget,
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         resolve_model=outer.resolve_model,
         nest=outer.nest,

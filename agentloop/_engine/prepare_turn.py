@@ -21,7 +21,7 @@ from agentloop.tools import FunctionTool
 
 logger = logging.getLogger("agentloop")
 
-AskedT = TypeVar("AskedT", FunctionTool, Handoff)
+DeclaredT = TypeVar("AskedT", FunctionTool, Handoff)
 
 
 async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
@@ -35,32 +35,32 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     """
     agent = run.agent
     declared = list(agent.tools)
-    tools = await _enabled(run, declared)
-    handoffs = await _enabled(run, [target_of(entry) for entry in agent.handoffs])
-    by_key = _by_key(run, tools)
-    taken = _names_of_handoffs(run, handoffs, by_key)
+    tools = await _filter_enabled(run, declared)
+    handoffs = await _filter_enabled(run, [target_of(entry) for entry in agent.handoffs])
+    by_key = _index_tools(run, tools)
+    taken = _find_shadowed_tools(run, handoffs, by_key)
     by_key = {key: tool for key, tool in by_key.items() if key not in taken}
     return TurnView(
         agent=agent,
-        system=await _instructions(run),
+        system=await _resolve_instructions(run),
         tools=tuple(tool for tool in tools if by_key.get(tool.lookup_key) is tool),
         by_key=by_key,
-        disabled={} if len(tools) == len(declared) else _disabled(declared, tools),
+        disabled={} if len(tools) == len(declared) else _index_disabled(declared, tools),
         handoffs=tuple(handoffs),
-        settings=_settings(run),
+        settings=_resolve_settings(run),
         output=agent.typed_output(),
-        model=await _model(run),
-        input=_shown(run, answered=answered),
+        model=await _resolve_model(run),
+        input=_select_input(run, answered=answered),
     )
 
 
-def _shown(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
+def _select_input(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
     """Return what the model is shown; in a turn that it has answered already, what it was shown."""
     history, response = run.state.history, run.state.response
     return tuple(history[: len(history) - len(response)] if answered and response else history)
 
 
-def _settings(run: LiveRun) -> ModelSettings:
+def _resolve_settings(run: LiveRun) -> ModelSettings:
     """Return the turn's model settings; a tool choice that has been obeyed by this agent is dropped."""
     agent = run.agent
     model = run.config.model
@@ -71,7 +71,7 @@ def _settings(run: LiveRun) -> ModelSettings:
     return settings
 
 
-def _names_of_handoffs(run: LiveRun, handoffs: list[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
+def _find_shadowed_tools(run: LiveRun, handoffs: list[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
     """Return the names that handoffs take from bare tools: a handoff wins over a tool of its name."""
     names = {handoff.name for handoff in handoffs}
     clashing = names & by_key.keys()
@@ -89,12 +89,12 @@ def _warn_once(run: LiveRun, key: str, text: str) -> None:
         logger.warning("%s", text)
 
 
-def _disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -> dict[str, FunctionTool]:
+def _index_disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -> dict[str, FunctionTool]:
     on = {id(tool) for tool in enabled}
     return {tool.lookup_key: tool for tool in declared if id(tool) not in on}
 
 
-async def _instructions(run: LiveRun) -> str | None:
+async def _resolve_instructions(run: LiveRun) -> str | None:
     given = run.agent.instructions
     if given is None or isinstance(given, str):
         return given
@@ -121,13 +121,13 @@ async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> 
     return [said.get(id(tool), tool.is_enabled is True) for tool in tools]
 
 
-async def _enabled(run: LiveRun, tools: list[AskedT]) -> list[AskedT]:
+async def _filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[DeclaredT]:
     if all(tool.is_enabled is True for tool in tools):
         return tools
     return [tool for tool, yes in zip(tools, await ask_enabled(run, tools), strict=True) if yes]
 
 
-def _by_key(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
+def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
     by_key: dict[str, FunctionTool] = {}
     for tool in tools:
         earlier = by_key.get(tool.lookup_key)
@@ -142,7 +142,7 @@ def _by_key(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
     return by_key
 
 
-async def _model(run: LiveRun) -> Any:
+async def _resolve_model(run: LiveRun) -> Any:
     given = run.config.model if run.config.model is not None else run.agent.model
     if given is None:
         raise UserError(

@@ -48,10 +48,10 @@ def resume_from(state: RunState, root: Agent[Any, Any], kept: ServerConversation
         changed = ()
     if changed:
         logger.warning("the run goes on with other agents than it began with: %s", "; ".join(changed))
-    return StartingPoint(fold, agent, kept or _kept(fold), graph, changed, state)
+    return StartingPoint(fold, agent, kept or _restore_conversation(fold), graph, changed, state)
 
 
-def _kept(fold: RunFold) -> ServerConversation | None:
+def _restore_conversation(fold: RunFold) -> ServerConversation | None:
     started = fold.started
     if started is None or not started.kept:
         return None

@@ -39,7 +39,7 @@ from agentloop.items import Item
 from agentloop.records import GuardrailSettled
 
 
-async def _asked(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: Any) -> tuple[Any, float]:
+async def _run_guardrail(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: Any) -> tuple[Any, float]:
     began = anyio.current_time()
     effect = e.Guard(
         run.path, stage, guardrail.name, None, lambda: call_user(guardrail.fn, run.context, run.agent, *args)
@@ -50,7 +50,7 @@ async def _asked(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: An
     return output, anyio.current_time() - began
 
 
-def _settled(run: LiveRun, stage: Any, index: int, result: Any, nth: int) -> None:
+def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int) -> None:
     output = result.output
     run.append(
         GuardrailSettled(
@@ -105,22 +105,22 @@ async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
         await guard_first_call(run, guards, work)
         return
     given = tuple(run.state.unguarded)
-    await gather([_judge_input(run, judge, given) for judge in guards])
+    await gather([_make_input_judge(run, judge, given) for judge in guards])
     await work()
 
 
-def _judge_input(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> Any:
+def _make_input_judge(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> Any:
     guardrail = judge.guardrail
 
-    async def ask_it() -> None:
-        output, duration = await _asked(run, "input", judge.index, guardrail, given)
+    async def judge_input() -> None:
+        output, duration = await _run_guardrail(run, "input", judge.index, guardrail, given)
         secret = run.state.secret_input
         result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration, secret=secret)
-        _settled(run, "input", judge.index, result, judge.nth)
+        _record_result(run, "input", judge.index, result, judge.nth)
         if output.tripwire_triggered:
             raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
 
-    return ask_it
+    return judge_input
 
 
 @uninterrupted
@@ -136,8 +136,8 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
         Exception: what a guardrail or the model raises; likewise.
     """
     given = tuple(run.state.unguarded)
-    blocking = [_judge_input(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
-    beside = [_judge_input(run, judge, given) for judge in guards if judge.guardrail.run_in_parallel]
+    blocking = [_make_input_judge(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
+    beside = [_make_input_judge(run, judge, given) for judge in guards if judge.guardrail.run_in_parallel]
     await gather(blocking)
     if not beside:
         await call_model()
@@ -205,14 +205,14 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
     keys = keyed(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
 
-    def judging(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
+    def make_judge(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
         async def judge() -> None:
-            answer, duration = await _asked(run, "output", index, guardrail, output)
+            answer, duration = await _run_guardrail(run, "output", index, guardrail, output)
             result = OutputGuardrailResult(
                 guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
             )
             if withheld is None:
-                _settled(run, "output", index, result, keys[index][1])
+                _record_result(run, "output", index, result, keys[index][1])
             else:
                 held[index] = result
             if answer.tripwire_triggered:
@@ -223,18 +223,18 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         return judge
 
     try:
-        await gather([judging(index, guardrail) for index, guardrail in enumerate(guards)])
+        await gather([make_judge(index, guardrail) for index, guardrail in enumerate(guards)])
     except OutputGuardrailTripwireTriggered as error:
         if withheld is not None:
             for index, result in held.items():
-                held[index] = _emptied(result, withheld)
+                held[index] = _withhold_output(result, withheld)
                 if error.guardrail_result is result:
                     error.guardrail_result = held[index]
         raise
     finally:
         for index in sorted(held):
-            _settled(run, "output", index, held[index], keys[index][1])
+            _record_result(run, "output", index, held[index], keys[index][1])
 
 
-def _emptied(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
+def _withhold_output(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
     return attrs.evolve(result, agent_output=withheld, output=attrs.evolve(result.output, output_info=None))

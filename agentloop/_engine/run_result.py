@@ -14,7 +14,7 @@ from agentloop.results import RunData, RunResult
 from agentloop.state import RunState
 
 
-def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
+def _collect_calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
     return tuple(
         ev.CallSettled(call.call, call.outcome, path=state.path, turn=call.turn)
         for call in state.calls.values()
@@ -22,7 +22,7 @@ def _calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
     )
 
 
-def _fields(run: LiveRun) -> dict[str, Any]:
+def _collect_fields(run: LiveRun) -> dict[str, Any]:
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     # They settle in any order. Those of the run are listed as they are declared, those of calls in model order.
@@ -36,7 +36,7 @@ def _fields(run: LiveRun) -> dict[str, Any]:
         "last_agent": run.agent,
         "usage": run.log.state.usage,
         "context": run.context.context,
-        "calls": _calls(state),
+        "calls": _collect_calls(state),
         "records": tuple(run.log.state.records) if run.parent is None else (),
         **{f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()},
     }
@@ -44,7 +44,7 @@ def _fields(run: LiveRun) -> dict[str, Any]:
 
 def run_data_of(run: LiveRun) -> RunData:
     """Return what *run* has achieved so far."""
-    return RunData(**_fields(run))
+    return RunData(**_collect_fields(run))
 
 
 def result_of(run: LiveRun) -> RunResult[Any]:
@@ -54,7 +54,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     # What is kept of a run is what it left, not what it ran with.
     agent, fold, context = run.root.graph.root, run.log.state, run.context.context
     return RunResult(
-        **_fields(run),
+        **_collect_fields(run),
         final_output=end.final_output,
         status=cast("Any", end.status),
         stop_reason=end.stop_reason,

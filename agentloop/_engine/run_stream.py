@@ -272,14 +272,16 @@ class RunStream(Generic[OutputT]):
 
         A verdict that comes before the rest of the turn is done saves the pause.
         """
-        self._decide(call, approved=True, arguments=None if arguments is None else as_text(arguments), always=always)
+        self._give_verdict(
+            call, approved=True, arguments=None if arguments is None else as_text(arguments), always=always
+        )
 
     def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
         """Don't let a call that waits run, while the run is under way: as `RunState.reject`."""
-        self._decide(call, approved=False, message=message, always=always)
+        self._give_verdict(call, approved=False, message=message, always=always)
 
     @uninterrupted
-    def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
+    def _give_verdict(self, call: ApprovalRequest | str, **verdict: Any) -> None:
         if self._live is None or self._finished.is_set():
             raise UserError("the run is not under way: decide on its state")
         live = self._live

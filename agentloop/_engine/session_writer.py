@@ -38,7 +38,7 @@ async def load_session(
     if not isinstance(merged, list | tuple):
         raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
     shown = to_items(merged)
-    return _own(shown, history, given), shown
+    return _select_own(shown, history, given), shown
 
 
 async def save_items(
@@ -86,16 +86,16 @@ def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
     What was due when it was last written was complete pairs of these. Where that had been so several times, in entries
     that didn't come to their ends, later ones came behind pairs that were completed before them.
     """
-    due = Counter(map(_key, items))
+    due = Counter(map(_digest_item, items))
     written: Counter[bytes] = Counter()
     for item in reversed(tail):
-        key = _key(item)
+        key = _digest_item(item)
         if written[key] == due[key]:
             break  # written by somebody else, or before: what is earlier in the session is none of these
         written[key] += 1
     left = []
     for item in items:
-        key = _key(item)
+        key = _digest_item(item)
         if written[key]:
             written[key] -= 1
         else:
@@ -126,14 +126,14 @@ def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return valid_history(kept)
 
 
-def _own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:
+def _select_own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return the items of *shown* that are the run's own: by identity, else by equality, never a copy of history."""
     ids = {id(item) for item in given}
-    left = Counter(map(_key, given))
-    old = Counter(map(_key, history))
+    left = Counter(map(_digest_item, given))
+    old = Counter(map(_digest_item, history))
     own: list[Item] = []
     for item in shown:
-        key = _key(item)
+        key = _digest_item(item)
         if id(item) in ids or (left[key] and not old[key]):
             if left[key]:
                 left[key] -= 1
@@ -143,5 +143,5 @@ def _own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, 
     return tuple(own)
 
 
-def _key(item: Item) -> bytes:
+def _digest_item(item: Item) -> bytes:
     return digestible([type(item).__name__, item])  # not the repr, in which all that is secret looks alike

@@ -35,18 +35,20 @@ def restored_result(run: LiveRun, record: GuardrailSettled) -> Any:
         state = run.state.calls.get(record.call_id or "")
         call = state.call if state is not None else ToolCall(record.call_id or "", "")
         guardrail: Any = RestoredGuardrail(record.guardrail)
-        return ToolGuardrailResult(guardrail=guardrail, output=_verdict(record), duration=record.duration, call=call)
+        return ToolGuardrailResult(
+            guardrail=guardrail, output=_restore_verdict(record), duration=record.duration, call=call
+        )
     output = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
     if record.stage == "input":
         return InputGuardrailResult(
-            guardrail=_guardrail(run, record), output=output, duration=record.duration, secret=record.secret
+            guardrail=_find_guardrail(run, record), output=output, duration=record.duration, secret=record.secret
         )
     return OutputGuardrailResult(
-        guardrail=_guardrail(run, record), output=output, duration=record.duration, agent=run.agent
+        guardrail=_find_guardrail(run, record), output=output, duration=record.duration, agent=run.agent
     )
 
 
-def _guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
+def _find_guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
     known = (
         [*run.config.input_guardrails, *run.agent.input_guardrails]
         if record.stage == "input"
@@ -56,7 +58,7 @@ def _guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
     return named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)
 
 
-def _verdict(record: GuardrailSettled) -> Any:
+def _restore_verdict(record: GuardrailSettled) -> Any:
     match record.verdict:
         case "RejectContent":
             return RejectContent(str(record.detail or ""), record.info)

@@ -43,7 +43,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         and not run.state.begun
         and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values())
     ):
-        rules = attrs.evolve(rules, disabled=await _disabled(run, view))
+        rules = attrs.evolve(rules, disabled=await _find_disabled(run, view))
     plan = plan_response(view, run.state, rules)
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
@@ -54,7 +54,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     return plan
 
 
-async def _disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
+async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
     """Ask the called tools that decide by a callable whether they are enabled; return the keys of those that aren't."""
     called = {
         id(tool): tool
@@ -84,7 +84,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     task = own_task()
     try:
         for entry in batch.answers:
-            batch.answer(entry, await _worded(run, entry))
+            batch.answer(entry, await _format_answer(run, entry))
         async with anyio.create_task_group() as group:
             batch.open(group)
             await batch.join()
@@ -107,7 +107,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
         run.append(BatchEnded(*run.here()))
 
 
-async def _worded(run: LiveRun, entry: PlanEntry) -> CallOutcome:
+async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
     """Return the outcome of a call that is answered without running, in the application's words where it has any."""
     answer = entry.disposition
     assert isinstance(answer, Answer)

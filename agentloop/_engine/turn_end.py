@@ -22,10 +22,10 @@ async def fired(run: LiveRun) -> Fired | None:
     for predicate in condition.predicates():
         question = partial(call_user, predicate, run.context)
         answers[predicate] = await run.call_callback("stop_when", str(run.state.turn), question)
-    return condition.check(_view(run), answers)
+    return condition.check(_make_condition_view(run), answers)
 
 
-def _view(run: LiveRun) -> ConditionView:
+def _make_condition_view(run: LiveRun) -> ConditionView:
     state = run.state
     texts = []
     for item in state.new_items[state.turn_began :]:

@@ -31,7 +31,7 @@ logger = logging.getLogger("agentloop")
 
 
 @attrs.frozen
-class _Answers:
+class _ApprovalWanted:
     """Policies want an approval: which, and why."""
 
     policies: str
@@ -45,13 +45,13 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         Exception: what a `needs_approval` callable or a guardrail raises.
     """
     asked: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
-        (place, partial(_decided, run, entry, entry.tool, entry.disposition))
+        (place, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
         for place, entry in enumerate(plan.entries)
         if isinstance(entry.disposition, Execute)
         and entry.tool is not None
         and not entry.disposition.resumed
         and not entry.disposition.decided
-        and _undecided(run, entry.tool)
+        and _needs_decision(run, entry.tool)
     ]
     if not asked:
         return plan
@@ -64,13 +64,13 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     return attrs.evolve(plan, entries=tuple(entries))
 
 
-def _undecided(run: LiveRun, tool: FunctionTool) -> bool:
+def _needs_decision(run: LiveRun, tool: FunctionTool) -> bool:
     return tool.needs_approval is not False or bool(run.config.policies)
 
 
-async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
     try:
-        return await _decision_on(run, entry, tool, planned)
+        return await _choose_disposition(run, entry, tool, planned)
     except Exception as error:
         if run.redacts_errors_of(entry.call):
             redact_message(error)
@@ -79,25 +79,25 @@ async def _decided(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: 
         run.root.asking.pop((run.path, entry.call.call_id), None)
 
 
-async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
     state = run.state.calls[entry.call.call_id]
     arguments = planned.arguments
     request = state.approval
     if request is not None and request.arguments is not None:
         arguments = read_arguments(tool, request.arguments, run.config.json_limits)
-    verdict = _verdict(run, state, tool, arguments)
+    verdict = _find_verdict(run, state, tool, arguments)
     if verdict is not None and verdict.approved and verdict.arguments is not None:
         arguments = read_arguments(tool, verdict.arguments, run.config.json_limits)
     asking = run.root.asking
     if verdict is None:
-        asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
-    decision = await _policies(run, entry, tool, arguments)
+        asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
+    decision = await _run_policies(run, entry, tool, arguments)
     if isinstance(decision, Deny):
-        return _denied(run, entry, tool, decision)
-    verdict = verdict or _verdict(run, state, tool, arguments)
-    if verdict is None and _fits(run, state, tool, arguments):
+        return _make_denial(run, entry, tool, decision)
+    verdict = verdict or _find_verdict(run, state, tool, arguments)
+    if verdict is None and _matches_request(run, state, tool, arguments):
         return AwaitVerdict(arguments)  # asked in an earlier entry, and nobody has said anything
-    wanted = decision if isinstance(decision, _Answers) else None
+    wanted = decision if isinstance(decision, _ApprovalWanted) else None
     if verdict is None and run.config.tool_execution.pre_approval_tool_input_guardrails:
         if wanted is None and tool.needs_approval is False:
             return Execute(arguments)
@@ -107,19 +107,19 @@ async def _decision_on(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plann
         if judged is not None:
             # Other arguments are another invocation: what was decided on the first ones says nothing of it.
             arguments = read_arguments(tool, judged, run.config.json_limits)
-            asking[run.path, entry.call.call_id] = _request(run, entry, tool, arguments)
-            decision = await _policies(run, entry, tool, arguments)
+            asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
+            decision = await _run_policies(run, entry, tool, arguments)
             if isinstance(decision, Deny):
-                return _denied(run, entry, tool, decision)
-            wanted = decision if isinstance(decision, _Answers) else None
-    verdict = verdict or _verdict(run, state, tool, arguments)
+                return _make_denial(run, entry, tool, decision)
+            wanted = decision if isinstance(decision, _ApprovalWanted) else None
+    verdict = verdict or _find_verdict(run, state, tool, arguments)
     if verdict is None:
-        needed = wanted is not None or await _needed(run, entry, tool, arguments)
-        verdict = _verdict(run, state, tool, arguments)  # given while the question was being asked
+        needed = wanted is not None or await _check_needs_approval(run, entry, tool, arguments)
+        verdict = _find_verdict(run, state, tool, arguments)  # given while the question was being asked
         if verdict is None and needed:
-            return AwaitVerdict(arguments, _request(run, entry, tool, arguments, wanted))
+            return AwaitVerdict(arguments, _make_request(run, entry, tool, arguments, wanted))
     if verdict is not None and not verdict.approved:
-        return _refused(verdict.message, tool, "approval")
+        return _make_refusal(verdict.message, tool, "approval")
     return Execute(arguments)
 
 
@@ -131,31 +131,31 @@ async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: 
     """
     if not run.config.policies:
         return None
-    decision = await _policies(run, entry, tool, arguments)
-    return _denied(run, entry, tool, decision).outcome if isinstance(decision, Deny) else None
+    decision = await _run_policies(run, entry, tool, arguments)
+    return _make_denial(run, entry, tool, decision).outcome if isinstance(decision, Deny) else None
 
 
-def _denied(run: LiveRun, entry: PlanEntry, tool: FunctionTool, denial: Deny) -> Answer:
+def _make_denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, denial: Deny) -> Answer:
     # A policy sees the arguments, so its words may repeat them: the model is told them, and nobody else.
     secret = denial.message is not None and run.redacts_errors_of(entry.call)
-    return _refused(denial.message, tool, "policy", secret=secret)
+    return _make_refusal(denial.message, tool, "policy", secret=secret)
 
 
-def _refused(message: str | None, tool: FunctionTool, by: str, *, secret: bool = False) -> Answer:
+def _make_refusal(message: str | None, tool: FunctionTool, by: str, *, secret: bool = False) -> Answer:
     text = message if message is not None else f"Tool '{tool.name}' was not approved."
     outcome = CallOutcome(status="rejected", output=text, reason=by, secret=secret)
     return Answer(outcome, kind="approval_rejected" if message is None and by == "approval" else None)
 
 
-def _digest(run: LiveRun, request: ApprovalRequested | None, arguments: Arguments) -> str:
+def _digest_arguments(run: LiveRun, request: ApprovalRequested | None, arguments: Arguments) -> str:
     """Return the digest of what a call is to run with; of text with gaps only the log still has it."""
     if request is not None and isinstance(arguments.text, WithheldText):
         return request.digest
     return arguments_digest(arguments.text, run.config.json_limits)
 
 
-def _request(
-    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments, wanted: _Answers | None = None
+def _make_request(
+    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments, wanted: _ApprovalWanted | None = None
 ) -> ApprovalRequested:
     return ApprovalRequested(
         *run.here(),
@@ -169,22 +169,22 @@ def _request(
     )
 
 
-def _fits(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> bool:
+def _matches_request(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> bool:
     """Tell whether what was asked about *state* is still what would be asked."""
     request = state.approval
     return request is not None and (request.agent, request.tool, request.digest) == (
         run.agent_key,
         tool.lookup_key,
-        _digest(run, request, arguments),
+        _digest_arguments(run, request, arguments),
     )
 
 
-def _verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> VerdictGiven | None:
+def _find_verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> VerdictGiven | None:
     """Return the verdict that holds for the call: given for just this call, or for all calls of the tool."""
     given = state.verdict
     key = (run.agent_key, tool.lookup_key)
     if given is not None and (given.agent, given.tool) == key:
-        digest = _digest(run, state.approval, arguments)
+        digest = _digest_arguments(run, state.approval, arguments)
         edited = given.arguments is not None and arguments_digest(given.arguments, run.config.json_limits) == digest
         if given.digest == digest or edited:
             return given
@@ -193,7 +193,7 @@ def _verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Argu
     return sticky if sticky is None or sticky.arguments is None else attrs.evolve(sticky, arguments=None)
 
 
-async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> bool:
+async def _check_needs_approval(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> bool:
     needs = tool.needs_approval
     if isinstance(needs, bool):
         return needs
@@ -205,9 +205,9 @@ async def _needed(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments:
     )
 
 
-async def _policies(
+async def _run_policies(
     run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
-) -> Allow | Deny | _Answers:
+) -> Allow | Deny | _ApprovalWanted:
     """Return the strictest decision; of several denials the first, of several that ask what each of them says."""
     denied: Deny | None = None
     asking: dict[str, None] = {}
@@ -221,7 +221,7 @@ async def _policies(
             context=run.context,
             path=run.path,
         )
-        decision = await _decision(run, f"{entry.call.call_id}:{index}", policy, pending)
+        decision = await _run_policy(run, f"{entry.call.call_id}:{index}", policy, pending)
         if isinstance(decision, Deny):
             denied = denied or decision
         elif isinstance(decision, Ask):
@@ -229,19 +229,19 @@ async def _policies(
             reasons += [] if decision.reason is None else [decision.reason]
     if denied is not None:
         return denied
-    return _Answers(", ".join(asking), "; ".join(reasons) or None) if asking else Allow()
+    return _ApprovalWanted(", ".join(asking), "; ".join(reasons) or None) if asking else Allow()
 
 
-def _plain(decision: Any, *, redact: bool) -> Any:
+def _format_decision(decision: Any, *, redact: bool) -> Any:
     """Return what the log keeps of *decision*: its kind and its words, or `[redacted]` in place of these."""
     words = decision.reason if isinstance(decision, Ask) else getattr(decision, "message", None)
     return [type(decision).__name__, REDACTED if redact and words is not None else words]
 
 
-async def _decision(run: LiveRun, key: str, policy: Any, pending: PendingCall) -> Decision:
+async def _run_policy(run: LiveRun, key: str, policy: Any, pending: PendingCall) -> Decision:
     redact = run.redacts_errors_of(pending.call)
     try:
-        form = partial(_plain, redact=redact)
+        form = partial(_format_decision, redact=redact)
         decision = await run.call_callback("policy", key, lambda: call_user(policy.decide, pending), form=form)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")

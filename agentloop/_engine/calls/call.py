@@ -54,9 +54,9 @@ from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
 
 _UNSETTLED = ("starting", "body", "post")
-_OUT_OF_HAND = (end.Deferred, end.Paused)
-_BY_ITSELF = (end.Returned, end.Raised)
-_TO_ITS_END = (end.Returned, end.Raised, end.Cancelled)
+_WITHOUT_RESULT = (end.Deferred, end.Paused)
+_UNCANCELLED = (end.Returned, end.Raised)
+_COMPLETE = (end.Returned, end.Raised, end.Cancelled)
 
 
 @uninterrupted
@@ -75,7 +75,7 @@ async def run_call(live: LiveCall) -> None:
         if is_closing(task):
             live.batch.close()
             raise
-        failure = _failure(live, error, "post")
+        failure = _make_failure(live, error, "post")
     finally:
         if not live.batch.closed:
             if live.begun and live.phase in _UNSETTLED:  # else another task of the call goes on with it
@@ -90,11 +90,11 @@ async def _run(live: LiveCall, task: object) -> None:
     try:
         if (deadline := anyio.current_effective_deadline()) < math.inf:
             await _check_in_time(deadline)
-        ending = _of_earlier(live) if live.body is not None else await _until_body_ended(live, count, task)
-        if isinstance(ending, end.Paused):
+        result = _restore_result(live) if live.body is not None else await _run_in_scope(live, count, task)
+        if isinstance(result, end.Paused):
             live.batch.pause(live)
-        elif not isinstance(ending, end.Deferred):
-            await _settle(live, ending)
+        elif not isinstance(result, end.Deferred):
+            await _settle(live, result)
     except cancelled_types() as cancelled:
         if live.run_is_ending or run_is_cancelled():
             await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
@@ -117,7 +117,7 @@ async def _check_in_time(deadline: float) -> None:
         await anyio.sleep_forever()
 
 
-def _of_earlier(live: LiveCall) -> end.Ending:
+def _restore_result(live: LiveCall) -> end.Ending:
     """Return how the body ended in an earlier entry of the run, which settled before the call had."""
     body = live.body
     assert body is not None
@@ -133,76 +133,76 @@ def _of_earlier(live: LiveCall) -> end.Ending:
 # -- steps 8 to 12
 
 
-async def _until_body_ended(live: LiveCall, count: int, task: object) -> end.Ending:
-    ending: end.Ending | None = None
+async def _run_in_scope(live: LiveCall, count: int, task: object) -> end.Ending:
+    result: end.Ending | None = None
     try:
         with live.scope:
             try:
-                ending = await _before_body(live) or await _body(live)
+                result = await _prepare_body(live) or await _run_body(live)
             except BaseException as error:  # noqa: ASYNC103 - the call boundary: it tells whose cancellation this is
-                ending = end.classify(error)
-                if ending is None or is_closing(task):
+                result = end.classify(error)
+                if result is None or is_closing(task):
                     raise
-                if isinstance(ending, end.Cancelled):
+                if isinstance(result, end.Cancelled):
                     uncancel_to(count)
-                if isinstance(ending, end.Raised) and (live.phase != "body" or is_fatal(ending.error)):
-                    ending = end.Raised(ending.error, "around")
+                if isinstance(result, end.Raised) and (live.phase != "body" or is_fatal(result.error)):
+                    result = end.Raised(result.error, "around")
     except cancelled_types():
         live.run_is_ending = run_is_cancelled()
         if live.run_is_ending:
             raise
         uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: nobody above asked for it
     except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
-        ending = end.Raised(error)
-    if isinstance(ending, _OUT_OF_HAND):
-        return ending
-    if isinstance(ending, end.Raised):
-        live.redact_error(ending.error)
-    if isinstance(ending, end.Returned) and live.tool.secret_output:
+        result = end.Raised(error)
+    if isinstance(result, _WITHOUT_RESULT):
+        return result
+    if isinstance(result, end.Raised):
+        live.redact_error(result.error)
+    if isinstance(result, end.Returned) and live.tool.secret_output:
         live.gave_secret = True
     if live.phase == "body":
         live.body_ended_at = live.run.log.wall()
-        if isinstance(ending, _BY_ITSELF):
-            live.run.append(_body_ended(live, ending))
-    return await _truth(live, ending)
+        if isinstance(result, _UNCANCELLED):
+            live.run.append(_make_body_record(live, result))
+    return await _resolve_result(live, result)
 
 
-def _body_ended(live: LiveCall, ending: end.Returned | end.Raised) -> BodyEnded:
+def _make_body_record(live: LiveCall, result: end.Returned | end.Raised) -> BodyEnded:
     where = live.run.here()
-    if isinstance(ending, end.Raised):
-        error, fatal = error_summary(ending.error), is_fatal(ending.error)
+    if isinstance(result, end.Raised):
+        error, fatal = error_summary(result.error), is_fatal(result.error)
         return BodyEnded(*where, live.call_id, failed=True, error=error, attempt=live.attempt, fatal=fatal)
     # What an output guardrail has not judged is kept nowhere.
     kept = not live.tool.tool_output_guardrails
-    return BodyEnded(*where, live.call_id, value=ending.value if kept else None, attempt=live.attempt, kept=kept)
+    return BodyEnded(*where, live.call_id, value=result.value if kept else None, attempt=live.attempt, kept=kept)
 
 
-async def _truth(live: LiveCall, ending: end.Ending | None) -> end.Ending:
+async def _resolve_result(live: LiveCall, result: end.Ending | None) -> end.Ending:
     """Return how the body ended, the call's own scope considered."""
     late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
     ours = live.scope.cancel_called or late
     if live.timeout_at < math.inf:
         live.scope.deadline = math.inf
-    if isinstance(ending, end.Raised) and _in_cleanup(ending) and (ours or enclosing_cancelled()):
-        live.error = ending.error
-        _report_late(live, error=ending.error)
+    if isinstance(result, end.Raised) and _is_cleanup_error(result) and (ours or enclosing_cancelled()):
+        live.error = result.error
+        _report_late(live, error=result.error)
         await checkpoint_if_cancelled()
-        ending = None
-    live.body_finished = live.phase == "body" and isinstance(ending, _TO_ITS_END)
-    if ending is None or (isinstance(ending, end.Cancelled) and ours):
-        return _by_cause(live)
-    if isinstance(ending, end.Returned) and late:
-        _report_late(live, value=ending.value)
-        return _by_cause(live)
-    return ending
+        result = None
+    live.body_finished = live.phase == "body" and isinstance(result, _COMPLETE)
+    if result is None or (isinstance(result, end.Cancelled) and ours):
+        return _make_cancelled_result(live)
+    if isinstance(result, end.Returned) and late:
+        _report_late(live, value=result.value)
+        return _make_cancelled_result(live)
+    return result
 
 
-def _in_cleanup(ending: end.Raised) -> bool:
+def _is_cleanup_error(result: end.Raised) -> bool:
     """Tell whether *ending* is an ordinary error that came up while a cancellation was passing through the body."""
-    return isinstance(ending.error, Exception) and end.raised_while_cancelled(ending.error)
+    return isinstance(result.error, Exception) and end.raised_while_cancelled(result.error)
 
 
-def _by_cause(live: LiveCall) -> end.Ending:
+def _make_cancelled_result(live: LiveCall) -> end.Ending:
     if live.cause == "sibling":
         return end.Cancelled("sibling", "another call failed")
     if live.cause == "caller":
@@ -212,11 +212,11 @@ def _by_cause(live: LiveCall) -> end.Ending:
     return end.TimedOut(tool.idle_timeout if idle and tool.idle_timeout is not None else tool.timeout or 0.0)
 
 
-async def _before_body(live: LiveCall) -> end.Ending | None:
+async def _prepare_body(live: LiveCall) -> end.Ending | None:
     """Steps 8 and 9, and a thread's place: return how the call ends without its body, if it does."""
     run, tool = live.run, live.tool
     if live.cause is not None:
-        return _by_cause(live)
+        return _make_cancelled_result(live)
     if live.announced:
         live.context = call_context(live)
         return None
@@ -225,12 +225,12 @@ async def _before_body(live: LiveCall) -> end.Ending | None:
     if live.over_budget:
         text = f"Tool '{tool.name}' was not started: the run's budget is spent."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
-    if not (_exposed(live) and (tool.is_enabled is True or await _still_enabled(live))):
+    if not (_is_exposed(live) and (tool.is_enabled is True or await _check_enabled(live))):
         text = f"Tool '{tool.name}' is no longer available."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
     live.context = call_context(live)
     if tool.tool_input_guardrails:
-        judged = await _judge(live)
+        judged = await _run_input_guardrails(live)
         if judged is not None:
             return judged
     if tool.tool_input_guardrails or tool.is_enabled is not True:
@@ -245,13 +245,13 @@ async def _before_body(live: LiveCall) -> end.Ending | None:
     return None
 
 
-def _exposed(live: LiveCall) -> bool:
+def _is_exposed(live: LiveCall) -> bool:
     """Step 8: the tool may have gone while the call waited."""
     view, call = live.run.view, live.entry.call
     return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
 
 
-async def _still_enabled(live: LiveCall) -> bool:
+async def _check_enabled(live: LiveCall) -> bool:
     """Step 8: the tool may have been disabled while the call waited."""
     run, fn = live.run, live.tool.is_enabled
     if not callable(fn):
@@ -259,7 +259,7 @@ async def _still_enabled(live: LiveCall) -> bool:
     return bool(await run.call_callback("is_enabled", live.call_id, lambda: call_user(fn, run.context, run.agent)))
 
 
-async def _judge(live: LiveCall) -> end.Ending | None:
+async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
     """Step 9: input guardrails in order; a rewritten call is read again, and may turn out to be answered already."""
     judged: InputJudged = await judge_input(live)
     if judged.refusal is not None:
@@ -277,17 +277,17 @@ async def _judge(live: LiveCall) -> end.Ending | None:
     return None
 
 
-async def _body(live: LiveCall) -> end.Ending:
+async def _run_body(live: LiveCall) -> end.Ending:
     """Steps 10 to 12."""
     run, context = live.run, live.context
     assert context is not None
     live.started_at, live.started_clock = run.log.wall(), anyio.current_time()
     try:
         if not live.announced:
-            await _announce(live, context)
+            await _record_start(live, context)
         live.phase = "body"
-        _arm(live)
-        do = _doer(live, context)
+        _start_timeouts(live)
+        do = _make_body_function(live, context)
         live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
         value = await live.coro
     finally:
@@ -297,7 +297,7 @@ async def _body(live: LiveCall) -> end.Ending:
     return value if isinstance(value, end.Paused) else end.Returned(value)
 
 
-async def _announce(live: LiveCall, context: ToolContext[Any]) -> None:
+async def _record_start(live: LiveCall, context: ToolContext[Any]) -> None:
     """Steps 10 and 11: once this returns, the start is durable and told."""
     run = live.run
     reserved = live.reservation
@@ -321,17 +321,17 @@ async def _announce(live: LiveCall, context: ToolContext[Any]) -> None:
     if run.log.journal is not None:
         await run.log.journal.durable()
     if run.hooks is not None or run.agent.hooks is not None:
-        await _start_hooks(live, context)
+        await _call_start_hooks(live, context)
 
 
-async def _start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
+async def _call_start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
     for hooks in (live.run.hooks, live.run.agent.hooks):
         if hooks is not None:
             live.hooked = [*live.hooked, hooks]
             await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
 
 
-def _arm(live: LiveCall) -> None:
+def _start_timeouts(live: LiveCall) -> None:
     """Start the clocks of `timeout` and `idle_timeout`; they cover the body alone."""
     tool = live.tool
     if tool.timeout is None and tool.idle_timeout is None:
@@ -345,11 +345,11 @@ def _arm(live: LiveCall) -> None:
         live.scope.deadline = live.timeout_at
 
 
-def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
+def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
     """Return what calls the body and gives what is to be awaited. No closures: every call in flight has its own."""
     match live.tool.body:
         case PythonBody() as body:
-            return partial(_on_loop if body.schema.is_async else _in_thread, live, body, context)
+            return partial(_call_on_loop if body.schema.is_async else _call_in_thread, live, body, context)
         case RawBody(fn):
             return partial(call_user, fn, context, live.arguments.text)
         case AgentCall() as body:
@@ -358,7 +358,7 @@ def _doer(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
             raise AssertionError
 
 
-def _on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awaitable[Any]:
+def _call_on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awaitable[Any]:
     bound = live.arguments.bound
     assert bound is not None
     value = bound.call(body.fn, context)
@@ -366,7 +366,7 @@ def _on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awa
 
 
 @uninterrupted
-async def _in_thread(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Any:
+async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Any:
     bound, place = live.arguments.bound, live.place
     assert bound is not None
     assert place is not None
@@ -386,28 +386,28 @@ async def _in_thread(live: LiveCall, body: PythonBody, context: ToolContext[Any]
 # -- steps 13 to 17
 
 
-async def _settle(live: LiveCall, ending: end.Ending) -> None:
+async def _settle(live: LiveCall, result: end.Ending) -> None:
     live.phase = "post"
-    if not isinstance(ending, end.Returned) and _surely_raises(live, ending):
+    if not isinstance(result, end.Returned) and _surely_raises(live, result):
         live.batch.halt()  # before the permit is given back: what waits for it must not start any more
     live.release_permit()
-    if _converts_at_once(live, ending):
-        await _finish(live, await convert(live, ending))
+    if _converts_without_waiting(live, result):
+        await _finish(live, await convert(live, result))
         return
     # A sibling's failure bounds this, a cancelled parent ends it.
     text = sibling_cancelled_text(live.tool.name)
     cut = Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text))
     converted = cut
     with live.run.cleanup.section(shield=False, on_cut=lambda: live.run.cut("post-invoke", live.call_id)):
-        converted = await convert(live, ending)
+        converted = await convert(live, result)
     if converted is cut:
         live.cleanup = "cut"
     await _finish(live, converted)
 
 
-def _surely_raises(live: LiveCall, ending: end.Ending) -> bool:
+def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
     """Tell whether the call's policy leaves nothing to ask: this ending will be raised."""
-    match ending:
+    match result:
         case end.Raised(error, where):
             fatal = where == "around" or not isinstance(error, Exception)
             return fatal or live.tool.failure_error_function is None
@@ -419,10 +419,10 @@ def _surely_raises(live: LiveCall, ending: end.Ending) -> bool:
             return False
 
 
-def _converts_at_once(live: LiveCall, ending: end.Ending) -> bool:
+def _converts_without_waiting(live: LiveCall, result: end.Ending) -> bool:
     """Tell whether conversion waits for nobody, so that it needs no scope."""
     return (
-        isinstance(ending, end.Returned)
+        isinstance(result, end.Returned)
         and not live.tool.tool_output_guardrails
         and live.tool.custom_data_extractor is None
         and live.run.config.output_store is None
@@ -432,15 +432,15 @@ def _converts_at_once(live: LiveCall, ending: end.Ending) -> bool:
 async def _finish(live: LiveCall, converted: Converted) -> None:
     """Steps 16 and 17: nothing but the cleanup deadline stops these."""
     outcome, failure = converted.outcome, converted.failure
-    outcome = _complete(live, outcome)
-    hook_error = await _end_hooks(live, outcome) if live.hooked else None
+    outcome = _fill_outcome(live, outcome)
+    hook_error = await _call_end_hooks(live, outcome) if live.hooked else None
     if hook_error is not None:
-        failed = _failure(live, hook_error, "post")
+        failed = _make_failure(live, hook_error, "post")
         failure = failed if failure is None or isinstance(failure.error, Exception) else failure
     live.batch.settle(live, outcome, failure)
 
 
-def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
+def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
     # Written out: `attrs.evolve`, which looks every field up by its name, costs three times as much.
     return CallOutcome(
         status=outcome.status,
@@ -459,7 +459,7 @@ def _complete(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
     )
 
 
-async def _end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
+async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
     """Deliver the end event to whoever got the start event, in reverse; return the first error."""
     hooked, live.hooked = live.hooked, ()
     context = live.context or call_context(live)
@@ -489,27 +489,27 @@ async def _settle_cancelled(live: LiveCall) -> None:
         return
     by = await run.find_cancel_source()
     outcome = CallOutcome(status="cancelled", cancelled_by=by)  # type: ignore[arg-type]  # "parent" or "deadline"
-    outcome = _complete(live, outcome)
+    outcome = _fill_outcome(live, outcome)
     error: BaseException | None = None
     try:
-        error = await _end_hooks(live, outcome) if live.hooked else None
+        error = await _call_end_hooks(live, outcome) if live.hooked else None
     finally:  # whatever becomes of the hooks, the owner waits for this
         if not live.batch.closed:
-            live.batch.settle(live, outcome, None if error is None else _failure(live, error, "post"))
+            live.batch.settle(live, outcome, None if error is None else _make_failure(live, error, "post"))
 
 
 async def _settle_failed(live: LiveCall, error: BaseException) -> None:
     """Something around the body raised: a hook, a guardrail, an error function."""
     live.redact_error(error)
     if live.phase == "settled":
-        live.batch.fail(_failure(live, error, "post"))
+        live.batch.fail(_make_failure(live, error, "post"))
         return
     phase = "post" if live.phase == "post" else "body"
     outcome = CallOutcome(status="failed", error=error)
-    await _finish(live, Converted(outcome, _failure(live, error, phase)))
+    await _finish(live, Converted(outcome, _make_failure(live, error, phase)))
 
 
-def _failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
+def _make_failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
     live.redact_error(error)
     return Failure(index=live.entry.index, error=raisable(live, error), phase=phase)
 

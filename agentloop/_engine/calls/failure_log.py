@@ -17,12 +17,12 @@ def log_failure(live: LiveCall, error: BaseException) -> None:
     error stands there as the summary that records have, without its own words.
     """
     words = (live.tool.qualified_name, live.call_id, error_summary(error))
-    logger.warning("tool %s failed in call %s: %s", *map(_printable, words))
+    logger.warning("tool %s failed in call %s: %s", *map(_escape_unprintable, words))
     if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("traceback of call %s:\n%s", _printable(live.call_id), traceback_of(error))
+        logger.debug("traceback of call %s:\n%s", _escape_unprintable(live.call_id), traceback_of(error))
 
 
-def _printable(text: str) -> str:
+def _escape_unprintable(text: str) -> str:
     """Return *text* with the characters escaped that would steer a terminal, forge a line or fit no encoding."""
     if text.isprintable():
         return text

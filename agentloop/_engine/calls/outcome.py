@@ -58,17 +58,17 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
     """Return the outcome of *ending*."""
     match ending:
         case end.Returned(value):
-            return await _returned(live, value)
+            return await _convert_value(live, value)
         case end.Refused(outcome):
-            return Converted(attrs.evolve(outcome, output=await _bounded(live, outcome.output)))
+            return Converted(attrs.evolve(outcome, output=await _bound_output(live, outcome.output)))
         case end.Raised(error, where):
             if where == "around" or not isinstance(error, Exception):
-                return _raised(live, CallOutcome(status="failed", error=error), error)
-            return await _failed_and_logged(live, error)
+                return _convert_raised(live, CallOutcome(status="failed", error=error), error)
+            return await _convert_and_log_failure(live, error)
         case end.Faulty(error):
-            return await _failed(live, "failed", error, judged=False)
+            return await _convert_failure(live, "failed", error, judged=False)
         case end.TimedOut(seconds):
-            return await _timed_out(live, seconds)
+            return await _convert_timeout(live, seconds)
         case end.Cancelled("sibling"):
             text = sibling_cancelled_text(live.tool.name)
             return Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text, error=live.error))
@@ -77,19 +77,19 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
                 reason = REDACTED
             error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
             started = live.started_at is not None
-            return await _failed(live, "cancelled", error, judged=started, cancelled_by=by, reason=reason)
+            return await _convert_failure(live, "cancelled", error, judged=started, cancelled_by=by, reason=reason)
         case _:
             raise AssertionError(f"{ending!r} has no outcome")
 
 
-def _raised(live: LiveCall, outcome: CallOutcome, error: BaseException) -> Converted:
+def _convert_raised(live: LiveCall, outcome: CallOutcome, error: BaseException) -> Converted:
     failure = Failure(index=live.entry.index, error=raisable(live, error), phase="body")
     if isinstance(failure.error, ToolCallError) and failure.error.outcome is None:
         failure.error.outcome = outcome
     return Converted(outcome, failure)
 
 
-async def _returned(live: LiveCall, value: Any) -> Converted:
+async def _convert_value(live: LiveCall, value: Any) -> Converted:
     tool = live.tool
     custom = None
     if tool.custom_data_extractor is not None:
@@ -101,11 +101,13 @@ async def _returned(live: LiveCall, value: Any) -> Converted:
         output = render(value)
     except UnwritableValue as error:
         live.redact_error(error)
-        return await _failed_and_logged(live, error)
-    return await _judged(live, CallOutcome(status="succeeded", output=output, value=value, custom_data=custom))
+        return await _convert_and_log_failure(live, error)
+    return await _run_output_guardrails(
+        live, CallOutcome(status="succeeded", output=output, value=value, custom_data=custom)
+    )
 
 
-async def _judged(live: LiveCall, outcome: CallOutcome) -> Converted:
+async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Converted:
     """Steps 14 and 15 for an outcome that has an output."""
     if live.tool.tool_output_guardrails:
         assert outcome.output is not None
@@ -114,7 +116,7 @@ async def _judged(live: LiveCall, outcome: CallOutcome) -> Converted:
             replacement = render(judged.value) if judged.replaced else None
         except UnwritableValue as error:  # what a guardrail gave in the place of the value
             live.redact_error(error)
-            return await _failed_and_logged(live, error, judged=False)
+            return await _convert_and_log_failure(live, error, judged=False)
         if judged.tripwire is not None:
             failed = CallOutcome(status="failed", error=judged.tripwire)
             return Converted(failed, Failure(index=live.entry.index, error=judged.tripwire, phase="post"))
@@ -124,18 +126,18 @@ async def _judged(live: LiveCall, outcome: CallOutcome) -> Converted:
             outcome = CallOutcome(status="rejected", output=judged.message, reason=reason, secret=secret)
         elif judged.replaced:
             outcome = attrs.evolve(outcome, value=judged.value, output=replacement, custom_data=None)
-    bounded = await _bounded(live, outcome.output)
+    bounded = await _bound_output(live, outcome.output)
     return Converted(outcome if bounded is outcome.output else attrs.evolve(outcome, output=bounded))
 
 
-async def _bounded(live: LiveCall, output: Content | None) -> Content | None:
+async def _bound_output(live: LiveCall, output: Content | None) -> Content | None:
     limit = live.run.config.tool_execution.max_output_chars
     if output is None or limit is None or (isinstance(output, str) and len(output) <= limit):
         return output
-    return await bounded_output(output, limit, _putter(live))
+    return await bounded_output(output, limit, _make_put(live))
 
 
-def _putter(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
+def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
     """Return what takes outputs that are too long, if anything does."""
     store = live.run.config.output_store
     if store is None:
@@ -150,7 +152,7 @@ def _putter(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
     return put
 
 
-async def _text(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
+async def _call_error_function(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
     context = live.context or call_context(live)
     run = live.run
     text = await run.call_callback(what, live.call_id, lambda: call_user(fn, context, error), told=False)
@@ -159,35 +161,37 @@ async def _text(live: LiveCall, what: str, fn: Any, error: Exception) -> str | N
     return text
 
 
-async def _failed(live: LiveCall, status: Any, error: Exception, *, judged: bool = True, **fields: Any) -> Converted:
+async def _convert_failure(
+    live: LiveCall, status: Any, error: Exception, *, judged: bool = True, **fields: Any
+) -> Converted:
     fn = live.tool.failure_error_function
-    text = None if fn is None else await _text(live, "failure_error_function", fn, error)
+    text = None if fn is None else await _call_error_function(live, "failure_error_function", fn, error)
     # Words of the application's own may repeat what is secret: the model is told them, and nobody else.
     secret = text is not None and fn is not default_tool_error_function and live.redacts_errors
     outcome = CallOutcome(status=status, output=text, error=error, secret=secret, **fields)
     if text is None:
-        return _raised(live, outcome, error)
+        return _convert_raised(live, outcome, error)
     if judged:
-        return await _judged(live, outcome)
-    return Converted(attrs.evolve(outcome, output=await _bounded(live, text)))
+        return await _run_output_guardrails(live, outcome)
+    return Converted(attrs.evolve(outcome, output=await _bound_output(live, text)))
 
 
-async def _failed_and_logged(live: LiveCall, error: Exception, *, judged: bool = True) -> Converted:
+async def _convert_and_log_failure(live: LiveCall, error: Exception, *, judged: bool = True) -> Converted:
     """As `_failed`; where the model is told of *error*, and so nobody else, it is logged."""
-    failed = await _failed(live, "failed", error, judged=judged)
+    failed = await _convert_failure(live, "failed", error, judged=judged)
     if failed.failure is None:
         log_failure(live, error)
     return failed
 
 
-async def _timed_out(live: LiveCall, seconds: float) -> Converted:
+async def _convert_timeout(live: LiveCall, seconds: float) -> Converted:
     tool = live.tool
     error = ToolTimeoutError(tool.name, seconds)
     outcome = CallOutcome(status="timed_out", error=error)
     if tool.timeout_behavior == "raise_exception":
-        return _raised(live, outcome, error)
+        return _convert_raised(live, outcome, error)
     text = None
     if tool.timeout_error_function is not None:
-        text = await _text(live, "timeout_error_function", tool.timeout_error_function, error)
+        text = await _call_error_function(live, "timeout_error_function", tool.timeout_error_function, error)
     secret = bool(text) and live.redacts_errors
-    return await _judged(live, attrs.evolve(outcome, output=text or str(error), secret=secret))
+    return await _run_output_guardrails(live, attrs.evolve(outcome, output=text or str(error), secret=secret))

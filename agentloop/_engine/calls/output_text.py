@@ -33,23 +33,23 @@ def render(value: Any) -> Content:
         UnwritableValue: its own conversion to text fails, as does that of a number of thousands of digits.
     """
     try:
-        return _rendered(value)
+        return _render_value(value)
     except Exception as error:
         raise UnwritableValue(
             f"a value of type {type(value).__name__} can't be written as text: {type(error).__name__}"
         ) from error
 
 
-def _rendered(value: Any) -> Content:
+def _render_value(value: Any) -> Content:
     if isinstance(value, str):
         # A subclass (an enum's member, a text marked as safe) may have methods that mean or do something else.
         return value if type(value) in _TEXTS else str.__str__(value)
     if value is None:
         return NO_OUTPUT
     if isinstance(value, _PARTS):
-        return (_checked(value),)
+        return (_check_part(value),)
     if isinstance(value, list | tuple) and value and all(isinstance(part, _PARTS) for part in value):
-        return tuple(map(_checked, value))
+        return tuple(map(_check_part, value))
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
     try:
@@ -58,7 +58,7 @@ def _rendered(value: Any) -> Content:
         return str(value)
 
 
-def _checked(part: Part) -> Part:
+def _check_part(part: Part) -> Part:
     """Return *part*; it is made by a tool, and nothing has looked at its fields yet."""
     for field in attrs.fields(type(part)):
         value = getattr(part, field.name)
@@ -103,14 +103,14 @@ async def bounded_output(output: Content, limit: int | None, put: Put | None) ->
     if limit is None:
         return output
     if isinstance(output, str):
-        return await _bounded_text(output, limit, put)
+        return await _bound_text(output, limit, put)
     parts = []
     for part in output:
-        parts.append(Text(await _bounded_text(part.text, limit, put)) if isinstance(part, Text) else part)
+        parts.append(Text(await _bound_text(part.text, limit, put)) if isinstance(part, Text) else part)
     return tuple(parts)
 
 
-async def _bounded_text(text: str, limit: int, put: Put | None) -> str:
+async def _bound_text(text: str, limit: int, put: Put | None) -> str:
     if len(text) <= limit:
         return text
     reference = None if put is None else str(await put(text))

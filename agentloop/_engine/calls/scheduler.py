@@ -129,10 +129,10 @@ class LiveCall:
         self.holds_permit = True
         self.phase = "starting"
         if self.run.budget is not None and self.attempt == 1 and not self.announced:
-            self._reserve(self.run.budget)
+            self._reserve_budget(self.run.budget)
         self.batch.spawn(self)
 
-    def _reserve(self, budget: Budget) -> None:
+    def _reserve_budget(self, budget: Budget) -> None:
         """Take the call's part of the run's budget at its admission, so in model order and before anybody else can."""
         parsed, price = self.arguments.parsed, self.tool.cost
         try:
@@ -208,7 +208,7 @@ class Batch:
         self._report_next = -math.inf
         """When bodies that go on are reported again."""
         self._build(plan, sequential)
-        self.pump = self._choose_pump()
+        self.pump = self._choose_dispatcher()
 
     @cached_property
     def conversation(self) -> tuple[Item, ...]:
@@ -236,7 +236,7 @@ class Batch:
             if isinstance(entry.disposition, Answer) or entry.tool is None:
                 self.answers.append(entry)
                 continue
-            live = self._call(entry, entry.tool, base, groups)
+            live = self._add_call(entry, entry.tool, base, groups)
             alone = sequential or entry.tool.exclusive
             if alone and segment:
                 self._segments.append(segment)
@@ -249,7 +249,7 @@ class Batch:
             self._segments.append(segment)
         self._unsettled = len(self.calls) + len(self.answers)
 
-    def _call(
+    def _add_call(
         self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
     ) -> LiveCall:
         disposition = entry.disposition
@@ -260,12 +260,12 @@ class Batch:
             limits = (*limits, group)
         live = LiveCall(self.run, self, entry, tool, disposition.arguments, limits=tuple(dict.fromkeys(limits)))
         live.queued_at = self.run.log.wall()
-        self._take_up(live, disposition)
+        self._restore_earlier(live, disposition)
         self.calls.append(live)
         self.run.calls[self.run.path, live.call_id] = live
         return live
 
-    def _take_up(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
+    def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
         """Give *live* what earlier entries of the run have left of the call."""
         if isinstance(disposition, Replay):
             return
@@ -279,7 +279,7 @@ class Batch:
         if live.announced:
             live.hooked = [hooks for hooks in (self.run.hooks, self.run.agent.hooks) if hooks is not None]
 
-    def _choose_pump(self) -> Dispatcher:
+    def _choose_dispatcher(self) -> Dispatcher:
         shared = self.run.shared
         bound = False
         for live in self.calls:
@@ -293,7 +293,7 @@ class Batch:
     def open(self, group: TaskGroup) -> None:
         """Queue the first calls; *group* is the turn nursery."""
         self._starter = starter(group)
-        self.pump.sleepers[self._look_at] = None
+        self.pump.sleepers[self._wake_for] = None
         self._next_segment()
         mine = (
             {live.call_id: live for live in self.calls if live.phase != "settled"} if self.run.cancel_requests else {}
@@ -322,16 +322,16 @@ class Batch:
             for live in waiting:
                 if live.cause is not None:
                     self.cancel_waiting(live)
-            self.queue([live for live in waiting if live.cause is None and not self._follows(live)])
+            self.queue([live for live in waiting if live.cause is None and not self._join_equal_call(live)])
 
-    def _follows(self, live: LiveCall) -> bool:
+    def _join_equal_call(self, live: LiveCall) -> bool:
         """Tell whether *live* waits for, or was answered by, an equal call; else it leads its key."""
         key = live.arguments.receipt
         if key is None:
             return False
         source = self.run.state.receipts.get(key)
         if source is not None:
-            self._replay(live, source)
+            self._settle_replayed(live, source)
             return True
         leader = self._leaders.setdefault(key, live)
         if leader is live:
@@ -353,16 +353,16 @@ class Batch:
         old = live.arguments.receipt
         live.arguments = arguments
         if old is not None and old != arguments.receipt:
-            self._hand_on(old, live)
+            self._promote_follower(old, live)
         if arguments.receipt is None or arguments.receipt == old:
             return True
-        if not self._follows(live):
+        if not self._join_equal_call(live):
             return True
         if live.phase != "settled":
             live.phase = "waiting"
         return False
 
-    def _hand_on(self, key: str, leader: LiveCall) -> None:
+    def _promote_follower(self, key: str, leader: LiveCall) -> None:
         """Let the first follower of *key* lead, *leader* having no output to share."""
         if self._leaders.get(key) is not leader:
             return
@@ -375,7 +375,7 @@ class Batch:
                 self._followers[key] = rest
             self.queue([first])
 
-    def _replay(self, live: LiveCall, source: str) -> None:
+    def _settle_replayed(self, live: LiveCall, source: str) -> None:
         outcome = self.run.state.calls[source].outcome
         assert outcome is not None
         now = self.run.log.wall()
@@ -397,7 +397,7 @@ class Batch:
         """Append the call's one outcome, release what is next in model order, start what that makes possible."""
         rewritten = live.arguments.text != live.entry.call.arguments
         # Made before anything changes: a call whose record can't be made is still to be settled.
-        record = self._record_of(
+        record = self._make_record(
             live.entry,
             live.tool.name,
             outcome,
@@ -413,7 +413,7 @@ class Batch:
         live.release_permit()
         self._current.discard(live)
         self.run.calls.pop((self.run.path, live.call_id), None)
-        self._share(live, outcome)
+        self._share_outcome(live, outcome)
         self._next_segment()
         if self._unsettled == 0:
             self._wake.ring()
@@ -427,9 +427,9 @@ class Batch:
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that has nothing to run."""
         assert isinstance(entry.disposition, Answer)
-        self._append(self._record_of(entry, entry.call.name, outcome, attempt=entry.disposition.attempt))
+        self._append(self._make_record(entry, entry.call.name, outcome, attempt=entry.disposition.attempt))
 
-    def _record_of(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
+    def _make_record(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
         # Outputs of bodies have been cut before. Here it is texts of the library, and words of the application.
         output, limit = outcome.output, self.execution.max_output_chars
         if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
@@ -440,9 +440,9 @@ class Batch:
     def _append(self, record: CallSettled) -> None:
         self.run.append(record)
         self._unsettled -= 1
-        self._release()
+        self._release_due()
 
-    def _release(self) -> None:
+    def _release_due(self) -> None:
         run = self.run
         while (due := run.state.next_release()) is not None:
             run.append(ItemReleased(*run.here(), due.call.call_id))
@@ -456,7 +456,7 @@ class Batch:
         self._unsettled -= 1
         if self.stopped is not None or self.failures:
             self._end_paused(live)
-        self._release()
+        self._release_due()
         self._next_segment()
         if self._unsettled == 0:
             self._wake.ring()
@@ -468,16 +468,16 @@ class Batch:
         live.cause = live.cause or "sibling"
         self.spawn(live)
 
-    def _share(self, live: LiveCall, outcome: CallOutcome) -> None:
+    def _share_outcome(self, live: LiveCall, outcome: CallOutcome) -> None:
         key = live.arguments.receipt
         if key is None or self._leaders.get(key) is not live:
             return
         if outcome.status != "succeeded":
-            self._hand_on(key, live)
+            self._promote_follower(key, live)
             return
         for follower in self._followers.pop(key, ()):
             if follower.phase == "waiting" and follower.cause is None and not self.halted:
-                self._replay(follower, live.call_id)
+                self._settle_replayed(follower, live.call_id)
 
     # -- early endings
 
@@ -500,18 +500,18 @@ class Batch:
         if self.stopped is not None:
             return
         self.stopped = by
-        self.pump.leave(self._look_at)
+        self.pump.leave(self._wake_for)
         self.halt()
         self.run.cleanup.begin()
         for live in self.calls:
             if live.phase == "waiting":
-                self.settle(live, self._never_started(live, by))
+                self.settle(live, self._make_unstarted_outcome(live, by))
             elif live.phase == "paused":
                 self._end_paused(live)
             elif by == "sibling":
                 live.cancel("sibling")
 
-    def _never_started(self, live: LiveCall, by: str) -> CallOutcome:
+    def _make_unstarted_outcome(self, live: LiveCall, by: str) -> CallOutcome:
         return CallOutcome(
             status="cancelled",
             output=sibling_cancelled_text(live.tool.name) if by == "sibling" else None,
@@ -519,12 +519,12 @@ class Batch:
             ended_at=self.run.log.wall(),
         )
 
-    def _expire(self) -> None:
+    def _expire_waiting(self) -> None:
         """Skip what has waited longer than `queue_timeout`."""
         limit = self.execution.queue_timeout
         if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
             return
-        late = [live for live in self.calls if self._may_expire(live)]
+        late = [live for live in self.calls if self._can_expire(live)]
         self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
         for live in late:
             live.phase = "settled"  # all at once: settling one of them must not start another
@@ -532,7 +532,7 @@ class Batch:
             text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
             self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
 
-    def _may_expire(self, live: LiveCall) -> bool:
+    def _can_expire(self, live: LiveCall) -> bool:
         """Tell whether *live* waits for room; one that awaits an equal call doesn't.
 
         Nor does one that started in an earlier entry: nobody may be told that it didn't.
@@ -613,10 +613,10 @@ class Batch:
         """
         try:
             while self._unsettled or (self.failures and self.stopped is None):
-                await self._wait(self._next_look())
+                await self._wait(self._next_wake_time())
                 if self.failures:
                     self.stop("sibling")
-                self._expire()
+                self._expire_waiting()
                 self.pump.pump()
         except cancelled_types():
             self.run.cleanup.begin()
@@ -625,10 +625,10 @@ class Batch:
             self._settle_unstarted()
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
                 while self._unsettled:
-                    await self._wait(self._next_look())
+                    await self._wait(self._next_wake_time())
             raise
 
-    def _look_at(self, room: float) -> None:
+    def _wake_for(self, room: float) -> None:
         """A limit will have room at *room* by itself: somebody must be awake then."""
         if room + CLOCK_SLACK < self._sleeps_until:
             self._wake.ring()
@@ -643,20 +643,20 @@ class Batch:
         with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
             await self._wake.wait()
         if self.stopped is not None:
-            self._report()
+            self._report_running()
 
-    def _next_look(self) -> float:
+    def _next_wake_time(self) -> float:
         now = anyio.current_time()
         if self.stopped is not None:
             deadline = self.run.cleanup.deadline
             return now + 1.0 if deadline is None else max(deadline, self._report_next) + CLOCK_SLACK
         limit = self.execution.queue_timeout
         expiry = math.inf
-        if limit is not None and not self.halted and any(self._may_expire(live) for live in self.calls):
+        if limit is not None and not self.halted and any(self._can_expire(live) for live in self.calls):
             expiry = self._opened_at + limit
-        return min(expiry, self.pump.alarm_of(self._look_at)) + CLOCK_SLACK
+        return min(expiry, self.pump.alarm_of(self._wake_for)) + CLOCK_SLACK
 
-    def _report(self) -> None:
+    def _report_running(self) -> None:
         deadline = self.run.cleanup.deadline
         now = anyio.current_time()
         if deadline is None or now < max(deadline, self._report_next):
@@ -682,7 +682,7 @@ class Batch:
         """
         if self.closed:
             return
-        self.pump.leave(self._look_at)
+        self.pump.leave(self._wake_for)
         self.halt()
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:
@@ -690,7 +690,7 @@ class Batch:
                 self.answer(entry, entry.disposition.outcome)
         for live in self.calls:
             if live.phase == "waiting":
-                self.settle(live, self._never_started(live, self.run.cancel_source()))
+                self.settle(live, self._make_unstarted_outcome(live, self.run.cancel_source()))
             elif live.is_unstarted:
                 self.settle_abandoned(live)
         self._release_refs()

@@ -61,7 +61,7 @@ class OutputJudged:
 
 
 @attrs.define(eq=False)
-class _PendingProgress:
+class _UnapprovedCall:
     """A call that is judged before anybody has approved it."""
 
     run: LiveRun
@@ -86,14 +86,14 @@ async def judge_before_approval(
         ToolInputGuardrailTripwireTriggered: if one says so.
     """
     context = tool_context(run, entry.call, tool, arguments, run.conversation)
-    judged = await judge_input(_PendingProgress(run, entry, tool, arguments, context))
+    judged = await judge_input(_UnapprovedCall(run, entry, tool, arguments, context))
     if judged.tripwire is not None:
         raise judged.tripwire
     return judged.refusal if judged.refusal is not None else judged.arguments
 
 
-async def _verdict(
-    live: LiveCall | _PendingProgress,
+async def _run_guardrail(
+    live: LiveCall | _UnapprovedCall,
     stage: Literal["tool_input", "tool_output"],
     guardrail: ToolInputGuardrail | ToolOutputGuardrail,
     data: ToolInputData | ToolOutputData,
@@ -116,14 +116,14 @@ async def _verdict(
             duration,
             call_id=live.call_id,
             info=verdict.output_info,
-            detail=_detail(verdict),
+            detail=_format_detail(verdict),
             result=result,
         )
     )
     return result
 
 
-def _detail(verdict: Any) -> Any:
+def _format_detail(verdict: Any) -> Any:
     """Return what the log keeps of an answer beside its kind; it hides what the tool says is secret."""
     match verdict:
         case RejectContent(message):
@@ -136,14 +136,14 @@ def _detail(verdict: Any) -> Any:
             return None
 
 
-async def judge_input(live: LiveCall | _PendingProgress) -> InputJudged:
+async def judge_input(live: LiveCall | _UnapprovedCall) -> InputJudged:
     """Ask the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
     parsed = live.arguments.parsed
     rewritten: str | None = None
     for guardrail in live.tool.tool_input_guardrails:
         assert live.context is not None
         data = ToolInputData(context=live.context, agent=live.run.agent, tool=live.tool, arguments=parsed)
-        result = await _verdict(live, "tool_input", guardrail, data)
+        result = await _run_guardrail(live, "tool_input", guardrail, data)
         match result.output:
             case RejectContent(message):
                 reason = f"input guardrail {guardrail.name}"
@@ -175,7 +175,7 @@ async def judge_output(live: LiveCall, value: Any, output: Content) -> OutputJud
             value=value,
             output=output,
         )
-        result = await _verdict(live, "tool_output", guardrail, data)
+        result = await _run_guardrail(live, "tool_output", guardrail, data)
         match result.output:
             case RejectContent(message):
                 return OutputJudged(message=message)

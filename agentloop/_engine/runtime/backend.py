@@ -225,7 +225,7 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
     job = _OwnTask(work)
     while not job.begun:  # a task that is cancelled natively before its first step does nothing: start it again
         async with anyio.create_task_group() as group:
-            starter(group)(_do_job, job, "agentloop own task")
+            starter(group)(_run_own_task, job, "agentloop own task")
             while not job.done.is_set():
                 try:
                     await job.done.wait()
@@ -268,7 +268,7 @@ class _OwnTask:
 
 
 @uninterrupted
-async def _do_job(job: _OwnTask) -> None:
+async def _run_own_task(job: _OwnTask) -> None:
     job.begun = True
     task = own_task()
     try:
@@ -325,7 +325,7 @@ def liveness(token: EventLoopToken) -> Callable[[], bool]:
         if isinstance(native, asyncio.AbstractEventLoop):
             return not native.is_closed()
         try:
-            native.run_sync_soon(_nothing)  # type: ignore[attr-defined]  # a trio token; trio is an extra
+            native.run_sync_soon(_do_nothing)  # type: ignore[attr-defined]  # a trio token; trio is an extra
         except RuntimeError:  # trio.RunFinishedError
             return False
         return True
@@ -346,7 +346,7 @@ def tell(token: EventLoopToken, fn: Callable[..., object], *args: object) -> Non
         native.run_sync_soon(fn, *args)  # type: ignore[attr-defined]  # a trio token; trio is an extra
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Run on the loop to learn that it runs."""
 
 

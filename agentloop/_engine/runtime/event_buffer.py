@@ -189,7 +189,7 @@ class EventBuffer:
         self.discarding = True
         self._unread.clear()
         self._progress.clear()
-        self._caught_up()
+        self._announce_room()
         self._some.ring()
 
     def take_nowait(self) -> ev.Event | None:
@@ -200,7 +200,7 @@ class EventBuffer:
         event = unread.popleft()
         self._taken += 1
         if self._limit is not None and len(unread) == self._limit - 1:
-            self._caught_up()
+            self._announce_room()
         return event
 
     async def take(self) -> ev.Event | None:
@@ -213,7 +213,7 @@ class EventBuffer:
             await self._some.wait()
         return event
 
-    def _caught_up(self) -> None:
+    def _announce_room(self) -> None:
         room, self._room = self._room, anyio.Event()
         room.set()
         for pump in tuple(self.on_room):

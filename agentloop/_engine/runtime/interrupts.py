@@ -41,7 +41,7 @@ def protect() -> None:
     while _marked:
         function, protected = _marked.pop()
         tell = trio.lowlevel.enable_ki_protection if protected else trio.lowlevel.disable_ki_protection
-        for code in _codes(function.__code__):
+        for code in _iter_codes(function.__code__):
             tell(_Coded(code))
 
 
@@ -52,9 +52,9 @@ class _Coded:
         self.__code__ = code
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _iter_codes(code: CodeType) -> Iterator[CodeType]:
     """Yield *code* and that of the functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _iter_codes(constant)

@@ -104,7 +104,7 @@ class JournalWriter:
         finally:
             if self.error is None and self._written < self._added:
                 self.error = JournalError("the journal was not written to its end before the cleanup deadline")
-            self._tell()
+            self._report_progress()
             if self.error is not None:
                 self._failed()
 
@@ -132,8 +132,8 @@ class JournalWriter:
             self.error = error
         else:
             self._written += len(due)
-            self._tell()
+            self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         progress, self._progress = self._progress, anyio.Event()
         progress.set()

@@ -130,7 +130,7 @@ class RunServicesView:
         return seconds_to_deadline()
 
 
-def _ends_outside(scope: anyio.CancelScope) -> bool:
+def _is_cancelled_outside(scope: anyio.CancelScope) -> bool:
     """Tell whether what is around *scope* is cancelled: another scope, or natively the task that holds the run."""
     return cancelled_outside(scope) or loop_is_left()
 
@@ -316,21 +316,25 @@ class LiveRun:
         The caller comes first: a deadline that passes beside his cancellation has ended nothing.
         """
         if self._ended_by is None:
-            scope = self._scope_that_ends()
+            scope = self._find_cancelled_scope()
             journal = self.log.journal
-            by_deadline = scope is not None and not _ends_outside(scope)
+            by_deadline = scope is not None and not _is_cancelled_outside(scope)
             by_deadline = by_deadline and (journal is None or journal.error is None)
             self._ended_by = "deadline" if by_deadline else "parent"
         return self._ended_by
 
     async def find_cancel_source(self) -> str:
         """Return what `cancel_source` does, once everything of the same scheduler pass is known."""
-        if self._ended_by is None and (scope := self._scope_that_ends()) is not None and not _ends_outside(scope):
+        if (
+            self._ended_by is None
+            and (scope := self._find_cancelled_scope()) is not None
+            and not _is_cancelled_outside(scope)
+        ):
             with anyio.CancelScope(shield=True):
                 await anyio.lowlevel.checkpoint()
         return self.cancel_source()
 
-    def _scope_that_ends(self) -> anyio.CancelScope | None:
+    def _find_cancelled_scope(self) -> anyio.CancelScope | None:
         """Return the outermost scope of this run and those around it that is cancelled."""
         found: anyio.CancelScope | None = None
         run: LiveRun | None = self

@@ -209,7 +209,7 @@ class Threads:
                 latest = next((one for one in reversed(self._waiters) if level in one.threads._levels), None)
                 if latest is None:
                     break
-                text = level._refusal(latest.name)
+                text = level._format_refusal(latest.name)
                 logger.warning("%s", text)
                 self._forget(latest)
                 latest.refuse(text)
@@ -227,9 +227,9 @@ class Threads:
             )
         return seen[self]
 
-    def _refusal(self, name: str) -> str:
+    def _format_refusal(self, name: str) -> str:
         now = anyio.current_time()
-        held = ", ".join(f"{place.name} ({now - place.since:.1f} s)" for place in sorted(self._live, key=_since))
+        held = ", ".join(f"{place.name} ({now - place.since:.1f} s)" for place in sorted(self._live, key=_get_since))
         waiting = any(not place.abandoned for place in self._live)
         by = "calls that wait for another one" if waiting else "abandoned calls"
         return f"Tool '{name}' was not started: no worker thread is free, all {self.limit} are held by {by}: {held}"
@@ -304,5 +304,5 @@ class Threads:
         return value
 
 
-def _since(place: ThreadSlot) -> float:
+def _get_since(place: ThreadSlot) -> float:
     return place.since
