@@ -1,6 +1,7 @@
 """Steps 4 to 6 of a call: policies, guardrails before an approval, and the approval itself.
 
-Nothing of the batch has started while this is asked, and what has been decided is never asked again.
+Knows plans, policies and verdicts, not tasks or scopes of calls: no call of the batch has started yet. A decision that
+was made is never requested again.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ logger = logging.getLogger("agentloop")
 
 @attrs.frozen
 class _ApprovalWanted:
-    """Policies want an approval: which, and why."""
+    """The names of the policies that want an approval, and their reasons."""
 
     policies: str
     reason: str | None
 
 
 async def decide(run: LiveRun, plan: Plan) -> Plan:
-    """Return *plan* with a decision for every call that is to run: it does, it is refused, or it waits.
+    """Return *plan* with a decision for every call that is to run: run it, refuse it, or wait for a verdict.
+
+    Decides all calls at once; requests for approval are appended in model order when all decisions are made.
 
     Raises:
-        Exception: what a `needs_approval` callable or a guardrail raises.
+        Exception: the error of a `needs_approval` callable or a guardrail.
     """
     asked: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
         (place, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
@@ -96,7 +99,7 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
         return _make_denial(run, entry, tool, decision)
     verdict = verdict or _find_verdict(run, state, tool, arguments)
     if verdict is None and _matches_request(run, state, tool, arguments):
-        return AwaitVerdict(arguments)  # asked in an earlier entry, and nobody has said anything
+        return AwaitVerdict(arguments)  # requested in an earlier run segment, and no verdict was given
     wanted = decision if isinstance(decision, _ApprovalWanted) else None
     if verdict is None and run.config.tool_execution.pre_approval_tool_input_guardrails:
         if wanted is None and tool.needs_approval is False:
@@ -105,7 +108,7 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
         if isinstance(judged, CallOutcome):
             return Answer(judged)
         if judged is not None:
-            # Other arguments are another invocation: what was decided on the first ones says nothing of it.
+            # Other arguments are another invocation: decisions on the first ones do not apply to it.
             arguments = read_arguments(tool, judged, run.config.json_limits)
             asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
             decision = await _run_policies(run, entry, tool, arguments)
@@ -115,7 +118,7 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
     verdict = verdict or _find_verdict(run, state, tool, arguments)
     if verdict is None:
         needed = wanted is not None or await _check_needs_approval(run, entry, tool, arguments)
-        verdict = _find_verdict(run, state, tool, arguments)  # given while the question was being asked
+        verdict = _find_verdict(run, state, tool, arguments)  # given while a policy or `needs_approval` ran
         if verdict is None and needed:
             return AwaitVerdict(arguments, _make_request(run, entry, tool, arguments, wanted))
     if verdict is not None and not verdict.approved:
@@ -124,9 +127,9 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
 
 
 async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> CallOutcome | None:
-    """Return how a call ends whose arguments a guardrail has rewritten, if a policy denies these; else None.
+    """Return the outcome of a call if a policy denies the *arguments* that a guardrail has rewritten; else None.
 
-    A policy that only asks for approval is not heard here: the call has passed its approval, and the guardrail that
+    A policy that only wants an approval has no effect here: the call has passed its approval, and the guardrail that
     rewrote it is the tool's own.
     """
     if not run.config.policies:
@@ -136,7 +139,7 @@ async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: 
 
 
 def _make_denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, denial: Deny) -> Answer:
-    # A policy sees the arguments, so its words may repeat them: the model is told them, and nobody else.
+    # A policy sees the arguments, so its message may repeat them: only the model receives it.
     secret = denial.message is not None and run.redacts_errors_of(entry.call)
     return _make_refusal(denial.message, tool, "policy", secret=secret)
 
@@ -148,7 +151,7 @@ def _make_refusal(message: str | None, tool: FunctionTool, by: str, *, secret: b
 
 
 def _digest_arguments(run: LiveRun, request: ApprovalRequested | None, arguments: Arguments) -> str:
-    """Return the digest of what a call is to run with; of text with gaps only the log still has it."""
+    """Return the digest of the call's arguments; for a text with withheld parts, the one that the log still has."""
     if request is not None and isinstance(arguments.text, WithheldText):
         return request.digest
     return arguments_digest(arguments.text, run.config.json_limits)
@@ -170,7 +173,7 @@ def _make_request(
 
 
 def _matches_request(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> bool:
-    """Tell whether what was asked about *state* is still what would be asked."""
+    """Tell whether the recorded request for approval of *state* equals the one that would be made now."""
     request = state.approval
     return request is not None and (request.agent, request.tool, request.digest) == (
         run.agent_key,
@@ -180,7 +183,7 @@ def _matches_request(run: LiveRun, state: CallState, tool: FunctionTool, argumen
 
 
 def _find_verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> VerdictGiven | None:
-    """Return the verdict that holds for the call: given for just this call, or for all calls of the tool."""
+    """Return the verdict that applies: given for just this call, or for all of the agent's calls to the tool."""
     given = state.verdict
     key = (run.agent_key, tool.lookup_key)
     if given is not None and (given.agent, given.tool) == key:
@@ -189,7 +192,7 @@ def _find_verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments:
         if given.digest == digest or edited:
             return given
     sticky = run.state.sticky.get(key)
-    # Edited arguments are those of the one call they were given for.
+    # Edited arguments apply only to the one call they were given for.
     return sticky if sticky is None or sticky.arguments is None else attrs.evolve(sticky, arguments=None)
 
 
@@ -198,7 +201,7 @@ async def _check_needs_approval(run: LiveRun, entry: PlanEntry, tool: FunctionTo
     if isinstance(needs, bool):
         return needs
     if arguments.parsed is None:
-        return True  # nobody can judge what doesn't parse
+        return True  # a callable can't judge arguments that don't parse
     parsed, call_id = arguments.parsed, entry.call.call_id
     return bool(
         await run.call_callback("needs_approval", call_id, lambda: call_user(needs, run.context, parsed, call_id))
@@ -208,7 +211,10 @@ async def _check_needs_approval(run: LiveRun, entry: PlanEntry, tool: FunctionTo
 async def _run_policies(
     run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
 ) -> Allow | Deny | _ApprovalWanted:
-    """Return the strictest decision; of several denials the first, of several that ask what each of them says."""
+    """Run all policies and return the strictest decision: the first denial, else all wishes for an approval joined.
+
+    A policy that raises denies the call.
+    """
     denied: Deny | None = None
     asking: dict[str, None] = {}
     reasons: list[str] = []
@@ -233,7 +239,7 @@ async def _run_policies(
 
 
 def _format_decision(decision: Any, *, redact: bool) -> Any:
-    """Return what the log keeps of *decision*: its kind and its words, or `[redacted]` in place of these."""
+    """Return the plain form of *decision* for the log: its kind and its text, or `[redacted]` in place of the text."""
     words = decision.reason if isinstance(decision, Ask) else getattr(decision, "message", None)
     return [type(decision).__name__, REDACTED if redact and words is not None else words]
 

@@ -1,12 +1,28 @@
-"""One call, from its permit to its outcome: steps 8 to 17 of a call's life, in the call's own task.
+"""One call, from its permit to its outcome: steps 8 to 17 of a call, in the call's own task.
 
-8 enabled and looked up again · 9 input guardrails · 10 CallStarted · 11 start hooks · 12 body (then the permit is
-given back) · 13 failure or timeout conversion · 14 output bounded · 15 output guardrails · 16 end hooks ·
-17 CallSettled.
+Does not decide which call starts, in which order outputs are released, or which failure the run raises: the batch does.
 
-Whatever happens, the call settles exactly once. The task itself ends normally, but for a cancellation of a scope around
-the call, which goes on after the call has settled as `cancelled`. Until the task's first step the call belongs to the
-batch's owner, which settles it if the task never begins; after it, whatever ends the task settles the call.
+Steps, in this order:
+
+    _prepare_body   8 tool enabled and looked up again, 9 input guardrails, a thread slot
+    _run_body       10 CallStarted (durable before 12), 11 start hooks, 12 the body
+    _settle         the permit is given back, then 13 conversion of a failure or timeout, 14 and 15 output guardrails
+                    and the bound on the output's length
+    _finish         16 end hooks, 17 CallSettled
+
+Steps 8 to 12 run in the call's own scope, which the tool's timeouts, `cancel_call` and a sibling's failure cancel.
+They end in a body result (`body_result`): `_run_in_scope` classifies each exception at this one boundary, and
+`_resolve_result` then lets the call's own scope overrule the body. Steps 13 to 17 are out of that scope, because the
+body's effect has happened: a sibling's failure only sets a deadline for 13 to 15, and 16 is cut by the cleanup deadline
+alone.
+
+Invariants: the call settles exactly once, in a synchronous step. The task itself ends normally, except for a
+cancellation of a scope around the call, which continues after the call has settled as `cancelled`; on asyncio a task
+group takes a child that ends cancelled for a reason to cancel all its siblings. Until the task's first step the call
+belongs to the batch's owner, which settles it if the task never begins; after that step the call settles no matter how
+the task ends. (A task that asyncio cancels before its first step never runs, not even its `finally`.)
+
+Facts are in `LiveCall`: `phase` is the step, `begun` says who settles the call, `live.scope` is its own cancellation.
 """
 
 from __future__ import annotations
@@ -61,8 +77,11 @@ _COMPLETE = (end.Returned, end.Raised, end.Cancelled)
 
 @uninterrupted
 async def run_call(live: LiveCall) -> None:
-    """Run one admitted call to its outcome."""
-    if live.begun:  # the owner has settled it, or another task of it was started
+    """Run one admitted call to its outcome. Does nothing if another task of the call has begun before.
+
+    Cancellation: the call settles as `cancelled` first, then the cancellation continues.
+    """
+    if live.begun:  # the owner has settled the call, or another of its tasks has begun
         return
     live.begun = True
     task = own_task()
@@ -71,14 +90,14 @@ async def run_call(live: LiveCall) -> None:
         await _run(live, task)
     except cancelled_types():
         raise
-    except BaseException as error:  # noqa: ASYNC103 - carried as a failure: it broke what settles the call
+    except BaseException as error:  # noqa: ASYNC103 - carried as a failure: the settling code itself broke
         if is_closing(task):
             live.batch.close()
             raise
         failure = _make_failure(live, error, "post")
     finally:
         if not live.batch.closed:
-            if live.begun and live.phase in _UNSETTLED:  # else another task of the call goes on with it
+            if live.begun and live.phase in _UNSETTLED:  # else another task of the call continues it
                 live.batch.settle_abandoned(live, failure)
             elif failure is not None:
                 live.batch.fail(failure)
@@ -97,10 +116,10 @@ async def _run(live: LiveCall, task: object) -> None:
             await _settle(live, result)
     except cancelled_types() as cancelled:
         if live.run_is_ending or run_is_cancelled():
-            await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation goes on
+            await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation continues
             await raise_native_cancel(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
             raise
-        # A cancellation of this task alone, after the body: one that the body left behind (a timer, another task).
+        # A cancellation of this task alone, after the body: the body left it behind (a timer, another task).
         uncancel_to(count)
         own = end.Cancelled("tool", end.own_reason(cancelled))
         await in_own_task(partial(_settle, live, own))  # noqa: ASYNC120 - and it may have left more of them
@@ -111,20 +130,23 @@ async def _run(live: LiveCall, task: object) -> None:
 
 
 async def _check_in_time(deadline: float) -> None:
-    """Leave by the cancellation that is there already or, *deadline* having passed, on its way."""
+    """Raise the cancellation that is pending already; if *deadline* has passed, wait for the one it causes.
+
+    Code spawned into a cancelled nursery runs up to its first await, so the call checks before its first step.
+    """
     await checkpoint_if_cancelled()
     if deadline <= anyio.current_time():
         await anyio.sleep_forever()
 
 
 def _restore_result(live: LiveCall) -> end.Ending:
-    """Return how the body ended in an earlier entry of the run, which settled before the call had."""
+    """Return the body result that an earlier run segment recorded; it ended before the call had settled."""
     body = live.body
     assert body is not None
     live.body_finished = True
     live.context = call_context(live)
     if body.failed:
-        # What no policy answers would come around it.
+        # A fatal error is no output of the body: the tool's failure policy must not answer it.
         error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
         return end.Raised(error, "around" if body.fatal else "body")
     return end.Returned(body.value)
@@ -139,7 +161,7 @@ async def _run_in_scope(live: LiveCall, count: int, task: object) -> end.Ending:
         with live.scope:
             try:
                 result = await _prepare_body(live) or await _run_body(live)
-            except BaseException as error:  # noqa: ASYNC103 - the call boundary: it tells whose cancellation this is
+            except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
                 result = end.classify(error)
                 if result is None or is_closing(task):
                     raise
@@ -151,7 +173,7 @@ async def _run_in_scope(live: LiveCall, count: int, task: object) -> end.Ending:
         live.run_is_ending = run_is_cancelled()
         if live.run_is_ending:
             raise
-        uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: nobody above asked for it
+        uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
     except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
         result = end.Raised(error)
     if isinstance(result, _WITHOUT_RESULT):
@@ -172,13 +194,16 @@ def _make_body_record(live: LiveCall, result: end.Returned | end.Raised) -> Body
     if isinstance(result, end.Raised):
         error, fatal = error_summary(result.error), is_fatal(result.error)
         return BodyEnded(*where, live.call_id, failed=True, error=error, attempt=live.attempt, fatal=fatal)
-    # What an output guardrail has not judged is kept nowhere.
+    # A value that no output guardrail has judged yet must not be stored.
     kept = not live.tool.tool_output_guardrails
     return BodyEnded(*where, live.call_id, value=result.value if kept else None, attempt=live.attempt, kept=kept)
 
 
 async def _resolve_result(live: LiveCall, result: end.Ending | None) -> end.Ending:
-    """Return how the body ended, the call's own scope considered."""
+    """Return the final body result: *result*, unless the call's own scope or timeout overrules it.
+
+    A late value or error is reported to instruments. A checkpoint if the body failed in cleanup.
+    """
     late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
     ours = live.scope.cancel_called or late
     if live.timeout_at < math.inf:
@@ -198,7 +223,7 @@ async def _resolve_result(live: LiveCall, result: end.Ending | None) -> end.Endi
 
 
 def _is_cleanup_error(result: end.Raised) -> bool:
-    """Tell whether *ending* is an ordinary error that came up while a cancellation was passing through the body."""
+    """Tell whether *result* is an ordinary error raised while a cancellation was passing through the body."""
     return isinstance(result.error, Exception) and end.raised_while_cancelled(result.error)
 
 
@@ -213,7 +238,11 @@ def _make_cancelled_result(live: LiveCall) -> end.Ending:
 
 
 async def _prepare_body(live: LiveCall) -> end.Ending | None:
-    """Steps 8 and 9, and a thread's place: return how the call ends without its body, if it does."""
+    """Do steps 8 and 9 and take a thread slot; return the body result if the call ends without its body, else None.
+
+    Raises:
+        BaseException: the error of the tool's `cost`, a callback or a guardrail.
+    """
     run, tool = live.run, live.tool
     if live.cause is not None:
         return _make_cancelled_result(live)
@@ -246,13 +275,13 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
 
 
 def _is_exposed(live: LiveCall) -> bool:
-    """Step 8: the tool may have gone while the call waited."""
+    """Step 8: tell whether the turn still has the tool; it may have been removed while the call waited."""
     view, call = live.run.view, live.entry.call
     return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
 
 
 async def _check_enabled(live: LiveCall) -> bool:
-    """Step 8: the tool may have been disabled while the call waited."""
+    """Step 8: call the tool's `is_enabled` again; it may have been disabled while the call waited."""
     run, fn = live.run, live.tool.is_enabled
     if not callable(fn):
         return False
@@ -260,7 +289,10 @@ async def _check_enabled(live: LiveCall) -> bool:
 
 
 async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
-    """Step 9: input guardrails in order; a rewritten call is read again, and may turn out to be answered already."""
+    """Step 9: run the input guardrails in order; return the body result if the call ends or waits, else None.
+
+    Rewritten arguments are parsed again and pass the policies again; an equal call may have answered them already.
+    """
     judged: InputJudged = await judge_input(live)
     if judged.refusal is not None:
         return end.Refused(judged.refusal)
@@ -270,7 +302,7 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
         rewritten = read_arguments(live.tool, judged.arguments, live.run.config.json_limits)
         if (denied := await denial(live.run, live.entry, live.tool, rewritten)) is not None:
             return end.Refused(attrs.evolve(denied, ended_at=live.run.log.wall()))
-        await checkpoint_if_cancelled()  # a call that is being ended must not go back to waiting
+        await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting
         if not live.batch.rekey(live, rewritten):
             return end.Deferred()
         live.context = call_context(live)
@@ -278,7 +310,7 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
 
 
 async def _run_body(live: LiveCall) -> end.Ending:
-    """Steps 10 to 12."""
+    """Do steps 10 to 12: record the start, call the start hooks, run the body."""
     run, context = live.run, live.context
     assert context is not None
     live.started_at, live.started_clock = run.log.wall(), anyio.current_time()
@@ -298,7 +330,7 @@ async def _run_body(live: LiveCall) -> end.Ending:
 
 
 async def _record_start(live: LiveCall, context: ToolContext[Any]) -> None:
-    """Steps 10 and 11: once this returns, the start is durable and told."""
+    """Do steps 10 and 11. When this returns, the start is durable and the start hooks have run."""
     run = live.run
     reserved = live.reservation
     run.append(
@@ -332,7 +364,7 @@ async def _call_start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
 
 
 def _start_timeouts(live: LiveCall) -> None:
-    """Start the clocks of `timeout` and `idle_timeout`; they cover the body alone."""
+    """Start the clocks of `timeout` and `idle_timeout`; they cover the body alone, not waiting or start hooks."""
     tool = live.tool
     if tool.timeout is None and tool.idle_timeout is None:
         return
@@ -346,7 +378,10 @@ def _start_timeouts(live: LiveCall) -> None:
 
 
 def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
-    """Return what calls the body and gives what is to be awaited. No closures: every call in flight has its own."""
+    """Return a function that calls the body and returns an awaitable.
+
+    A `partial` and not a closure, of which every call in flight would have its own.
+    """
     match live.tool.body:
         case PythonBody() as body:
             return partial(_call_on_loop if body.schema.is_async else _call_in_thread, live, body, context)
@@ -389,12 +424,12 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
 async def _settle(live: LiveCall, result: end.Ending) -> None:
     live.phase = "post"
     if not isinstance(result, end.Returned) and _surely_raises(live, result):
-        live.batch.halt()  # before the permit is given back: what waits for it must not start any more
+        live.batch.halt()  # before the permit is given back: the calls that wait for it must not start any more
     live.release_permit()
     if _converts_without_waiting(live, result):
         await _finish(live, await convert(live, result))
         return
-    # A sibling's failure bounds this, a cancelled parent ends it.
+    # A sibling's failure gives this a deadline; a cancelled parent ends it at once.
     text = sibling_cancelled_text(live.tool.name)
     cut = Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text))
     converted = cut
@@ -406,7 +441,7 @@ async def _settle(live: LiveCall, result: end.Ending) -> None:
 
 
 def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
-    """Tell whether the call's policy leaves nothing to ask: this ending will be raised."""
+    """Tell whether *result* will certainly be raised: no function of the tool's policy could answer it."""
     match result:
         case end.Raised(error, where):
             fatal = where == "around" or not isinstance(error, Exception)
@@ -420,7 +455,7 @@ def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
 
 
 def _converts_without_waiting(live: LiveCall, result: end.Ending) -> bool:
-    """Tell whether conversion waits for nobody, so that it needs no scope."""
+    """Tell whether conversion runs no application code, so that it never waits and needs no scope."""
     return (
         isinstance(result, end.Returned)
         and not live.tool.tool_output_guardrails
@@ -430,7 +465,7 @@ def _converts_without_waiting(live: LiveCall, result: end.Ending) -> bool:
 
 
 async def _finish(live: LiveCall, converted: Converted) -> None:
-    """Steps 16 and 17: nothing but the cleanup deadline stops these."""
+    """Do steps 16 and 17: call the end hooks, settle. Only the cleanup deadline cuts the hooks."""
     outcome, failure = converted.outcome, converted.failure
     outcome = _fill_outcome(live, outcome)
     hook_error = await _call_end_hooks(live, outcome) if live.hooked else None
@@ -441,7 +476,7 @@ async def _finish(live: LiveCall, converted: Converted) -> None:
 
 
 def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
-    # Written out: `attrs.evolve`, which looks every field up by its name, costs three times as much.
+    # Every field by hand: `attrs.evolve`, which looks each field up by its name, costs three times as much.
     return CallOutcome(
         status=outcome.status,
         output=outcome.output,
@@ -460,7 +495,10 @@ def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
 
 
 async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
-    """Deliver the end event to whoever got the start event, in reverse; return the first error."""
+    """Call the end hook of each object whose start hook was called, in reverse order; return the first error.
+
+    In a task of its own, since a body may have left a native cancellation of this one behind.
+    """
     hooked, live.hooked = live.hooked, ()
     context = live.context or call_context(live)
 
@@ -482,7 +520,7 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
 
 
 async def _settle_cancelled(live: LiveCall) -> None:
-    """The run around the call is ending: settle as cancelled by whoever ends it, if the call hasn't settled."""
+    """Settle the call as cancelled by its parent or the deadline, if it hasn't settled: the run around it is ending."""
     run = live.run
     run.cleanup.begin()
     if live.phase == "settled":
@@ -493,13 +531,13 @@ async def _settle_cancelled(live: LiveCall) -> None:
     error: BaseException | None = None
     try:
         error = await _call_end_hooks(live, outcome) if live.hooked else None
-    finally:  # whatever becomes of the hooks, the owner waits for this
+    finally:  # also when the hooks are cut: the owner waits until the call has settled
         if not live.batch.closed:
             live.batch.settle(live, outcome, None if error is None else _make_failure(live, error, "post"))
 
 
 async def _settle_failed(live: LiveCall, error: BaseException) -> None:
-    """Something around the body raised: a hook, a guardrail, an error function."""
+    """Settle the call as failed by *error* of a hook, a guardrail or an error function."""
     live.redact_error(error)
     if live.phase == "settled":
         live.batch.fail(_make_failure(live, error, "post"))

@@ -1,4 +1,7 @@
-"""A failure that only the model is told of: what the log of Python says about it, for those who keep the tool."""
+"""Log messages about failures of tools that only the model sees otherwise, for the maintainers of the tool.
+
+Writes to the logger `agentloop.tools`; does not know about records or instruments.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ logger = logging.getLogger("agentloop.tools")
 
 
 def log_failure(live: LiveCall, error: BaseException) -> None:
-    """Log that the body of *live* failed with *error*, which the tool's policy tells the model.
+    """Log that the body of *live* failed with *error*, which the tool's policy reports to the model.
 
-    A WARNING names tool, call and error; where stands where in the code, at DEBUG. Neither shows what is secret: an
-    error stands there as the summary that records have, without its own words.
+    A WARNING names tool, call and error; a message at DEBUG has the traceback. Neither shows a secret: both show an
+    error as the summary that records have, without its own message.
     """
     words = (live.tool.qualified_name, live.call_id, error_summary(error))
     logger.warning("tool %s failed in call %s: %s", *map(_escape_unprintable, words))
@@ -23,7 +26,7 @@ def log_failure(live: LiveCall, error: BaseException) -> None:
 
 
 def _escape_unprintable(text: str) -> str:
-    """Return *text* with the characters escaped that would steer a terminal, forge a line or fit no encoding."""
+    """Return *text* with every character escaped that could control a terminal, forge a line or fit no encoding."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,7 @@
-"""Steps 13 to 15: an ending becomes an outcome by the tool's policies: what the model is told, or what is raised."""
+"""Steps 13 to 15: convert a body result to an outcome by the tool's policies: an output for the model, or a failure.
+
+Does not settle the call, and does not know about scopes: the caller bounds it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ class Converted:
 
 
 def raisable(live: LiveCall, error: BaseException) -> BaseException:
-    """Return *error* as it leaves the run: bare if it is ours or fatal, else a `ToolCallError` caused by it.
+    """Return *error* as the run raises it: bare if it is the library's own or fatal, else as the cause of a `ToolCallError`.
 
-    What was kept of an error in an earlier entry leaves as that error would have.
+    The stored summary of an error of an earlier run segment is raised as that error would have been.
     """
     if isinstance(error, EarlierFailure) and not error.fatal and class_of_summary(str(error)) is None:
         kind, message = summary_parts(str(error))
@@ -55,7 +58,10 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
 
 
 async def convert(live: LiveCall, ending: end.Ending) -> Converted:
-    """Return the outcome of *ending*."""
+    """Return the outcome of the body result *ending*, with a failure where the tool's policy is to raise.
+
+    Calls the application's error functions, output guardrails and output store: cancellable wherever they await.
+    """
     match ending:
         case end.Returned(value):
             return await _convert_value(live, value)
@@ -108,20 +114,20 @@ async def _convert_value(live: LiveCall, value: Any) -> Converted:
 
 
 async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Converted:
-    """Steps 14 and 15 for an outcome that has an output."""
+    """Do steps 14 and 15 for an outcome that has an output: run the output guardrails, then bound the output."""
     if live.tool.tool_output_guardrails:
         assert outcome.output is not None
         try:
             judged = await judge_output(live, outcome.value, outcome.output)
             replacement = render(judged.value) if judged.replaced else None
-        except UnwritableValue as error:  # what a guardrail gave in the place of the value
+        except UnwritableValue as error:  # the value that a guardrail gave as a replacement
             live.redact_error(error)
             return await _convert_and_log_failure(live, error, judged=False)
         if judged.tripwire is not None:
             failed = CallOutcome(status="failed", error=judged.tripwire)
             return Converted(failed, Failure(index=live.entry.index, error=judged.tripwire, phase="post"))
         if judged.message is not None:
-            # Nothing of what the tool gave may survive a rejection.
+            # No part of the tool's value may survive a rejection.
             reason, secret = "output guardrail", live.redacts_errors
             outcome = CallOutcome(status="rejected", output=judged.message, reason=reason, secret=secret)
         elif judged.replaced:
@@ -138,7 +144,7 @@ async def _bound_output(live: LiveCall, output: Content | None) -> Content | Non
 
 
 def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
-    """Return what takes outputs that are too long, if anything does."""
+    """Return the function that stores an output that is too long, or None without an output store."""
     store = live.run.config.output_store
     if store is None:
         return None
@@ -166,7 +172,7 @@ async def _convert_failure(
 ) -> Converted:
     fn = live.tool.failure_error_function
     text = None if fn is None else await _call_error_function(live, "failure_error_function", fn, error)
-    # Words of the application's own may repeat what is secret: the model is told them, and nobody else.
+    # A text of the application's own function may repeat a secret: only the model receives it.
     secret = text is not None and fn is not default_tool_error_function and live.redacts_errors
     outcome = CallOutcome(status=status, output=text, error=error, secret=secret, **fields)
     if text is None:
@@ -177,7 +183,7 @@ async def _convert_failure(
 
 
 async def _convert_and_log_failure(live: LiveCall, error: Exception, *, judged: bool = True) -> Converted:
-    """As `_failed`; where the model is told of *error*, and so nobody else, it is logged."""
+    """Do as `_convert_failure`; log *error* if it becomes an output, since only the model would see it then."""
     failed = await _convert_failure(live, "failed", error, judged=judged)
     if failed.failure is None:
         log_failure(live, error)

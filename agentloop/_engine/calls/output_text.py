@@ -1,4 +1,7 @@
-"""What the model sees of a tool's value: any Python value as text or parts, bounded."""
+"""Tool values as the model sees them: any Python value as text or parts, bounded in length.
+
+Pure but for `put`, which stores a text that is too long. Does not know about calls, guardrails or secrets.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _TEXTS = (str, WithheldText)
 
 
 class UnwritableValue(UserValueError):
-    """A tool, or a guardrail, gave a value that can't be put into words."""
+    """A tool, or a guardrail, gave a value that can't be written as text."""
 
 
 def render(value: Any) -> Content:
@@ -54,12 +57,16 @@ def _render_value(value: Any) -> Content:
         return f"{type(value).__name__}({value})"
     try:
         return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
-    except Exception:  # whatever a value's own conversion raises: it has a repr, and the body has run
+    except Exception:  # any error of the value's own conversion: it still has a text form, and the body has run
         return str(value)
 
 
 def _check_part(part: Part) -> Part:
-    """Return *part*; it is made by a tool, and nothing has looked at its fields yet."""
+    """Return *part* if its fields are texts. A tool made it, and no code has checked its fields yet.
+
+    Raises:
+        TypeError: naming the field.
+    """
     for field in attrs.fields(type(part)):
         value = getattr(part, field.name)
         if not isinstance(value, str) and not (value is None and field.default is None):
@@ -68,7 +75,7 @@ def _check_part(part: Part) -> Part:
 
 
 def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
-    """Return *text* within *limit* characters: head and tail kept, and how much was cut stated between them."""
+    """Return *text* within *limit* characters: its head and tail, and between them a note of how much was cut."""
     if limit is None or len(text) <= limit:
         return text
     kept_at = f", all of it at {reference}" if reference is not None else ""
@@ -77,12 +84,12 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
     def notice_of(cut: int) -> str:
         return f"\n[… {cut} of {len(text)} characters cut{kept_at} …]\n"
 
-    # The statement takes room itself, and its own length depends on the number in it.
+    # The note takes room itself, and its own length depends on the number in it.
     while (more := len(text) - max(limit - len(notice_of(gone)), 0)) > gone:
         gone = more
     notice = notice_of(gone)
     if len(notice) > limit:
-        return bounded(text, limit)  # no room to state it
+        return bounded(text, limit)  # no room for the note
     room = len(text) - gone
     head = (room + 1) // 2
     tail = room - head
@@ -91,7 +98,7 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
 
 def cut_output(output: Content, limit: int) -> Content:
     """Return *output* with each of its texts within *limit* characters."""
-    if isinstance(output, WithheldText):  # stands for a text that was cut
+    if isinstance(output, WithheldText):  # in place of a text that was cut already
         return output
     if isinstance(output, str):
         return cut_text(output, limit)
@@ -99,7 +106,7 @@ def cut_output(output: Content, limit: int) -> Content:
 
 
 async def bounded_output(output: Content, limit: int | None, put: Put | None) -> Content:
-    """Return *output* within *limit* characters of text; what is longer goes to *put* first, if there is one."""
+    """Return *output* with each text within *limit* characters; *put*, if given, stores a longer text first."""
     if limit is None:
         return output
     if isinstance(output, str):

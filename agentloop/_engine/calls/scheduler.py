@@ -1,13 +1,36 @@
-"""The calls of one turn: who waits, who runs, whose output is next, and what ends the batch early.
+"""The scheduler of one turn's calls: queues them, starts their tasks, appends their outcomes, releases their outputs.
 
-The *owner* is the task that settles the batch; it opens the turn nursery and waits in `Batch.join`. Calls are plan
-entries until they are admitted, then one task each. A call's task settles it in one synchronous step; a failure that is
-to be raised marks the batch in that step (nothing more is admitted) and wakes the owner, which cancels the others when
-it next runs. So every body already due in that scheduler pass still settles, and what is raised depends on classes,
-phases and model order, not on who came first.
+Does not run bodies, guardrails or end hooks: `run_call` does, in the call's own task, and reports back to the batch.
 
-A sibling's failure cancels each call's own scope, not the nursery's: between a body's end and its settling a call is
-out of a sibling's reach, while a cancelled parent still reaches it.
+States of a call (`LiveCall.phase`):
+
+    waiting   no task yet: in a later segment, in the dispatcher's queue, or behind an equal call
+    starting  has a task: its limits are taken, or the task only writes the outcome of a call that was cancelled
+    body      the body runs
+    post      the body has ended and the permit is given back; output guardrails and end hooks run
+    settled   the outcome is in the log
+    paused    the run nested in the call needs a verdict: no outcome in this run segment
+
+Usual order: waiting, starting, body, post, settled. A rewritten call that equals another one returns from starting to
+waiting. A paused call returns to starting when the batch ends early, so that its end hooks run.
+
+Order of calls: the *owner* is the task that settles the batch. It makes the `Batch`, settles the answered calls by
+`answer`, enters the turn nursery, calls `open`, and waits in `join`; when the nursery has closed it calls `forget` and
+`raise_failure`. The dispatcher calls `LiveCall.start`, which calls `Batch.spawn`; the task then ends in one of
+`settle`, `pause` or `settle_abandoned`. A queued call is a plan entry and not a task, so a thousand calls under a cap
+of eight are eight tasks.
+
+Facts: `LiveCall.phase` and `cause`, `Batch.failures`, `halted`, `stopped`, `closed`. Indexes:
+`_unsettled` (the count of calls without an outcome that are not paused), `_current` (the calls of the
+queued segment that are still to settle), `_leaders` and `_followers` (equal calls, by receipt).
+
+Invariants: each call gets one outcome, in one synchronous step of the loop. A failure that will be raised marks the
+batch in that step (nothing more is admitted) and wakes the owner, which cancels the other calls when it next runs. So
+every body that ends in the same scheduler pass still settles, and the raised error depends on classes, phases and model
+order, not on timing. (Rejected: the failing task cancels its siblings. The error was then random on trio.)
+
+A sibling's failure cancels each call's own scope, not the nursery's. Between the end of a body and its settling, a
+sibling can no longer cancel the call, because its effect has happened; a cancelled parent still can.
 """
 
 from __future__ import annotations
@@ -50,7 +73,7 @@ from agentloop.records import BodyEnded, CallSettled, ItemReleased
 from agentloop.tools import FunctionTool
 
 CLOCK_SLACK = 1e-9
-"""Seconds added to a time to wake at: a clock may read less than a time it was to wake at, by the error of a sum."""
+"""Seconds added to each wake-up time: by the rounding error of a sum, a clock may read less than the requested time."""
 
 _RUNNING = (Execute, Deliver, Replay)
 Phase = Literal["waiting", "starting", "body", "post", "paused", "settled"]
@@ -58,7 +81,11 @@ Phase = Literal["waiting", "starting", "body", "post", "paused", "settled"]
 
 @attrs.define(eq=False)
 class LiveCall:
-    """One call of a batch, from its plan entry to its outcome. `cancel` may be called by anybody on the loop."""
+    """One call of a batch, from its plan entry to its outcome.
+
+    Owned by its batch; mutated by the batch and, from `begun` on, by the call's task. Any code on the loop may call
+    `cancel`.
+    """
 
     run: LiveRun
     batch: Batch
@@ -68,10 +95,10 @@ class LiveCall:
     limits: tuple[Limit, ...] = ()
     phase: Phase = "waiting"
     scope: anyio.CancelScope = attrs.field(init=False)
-    """Around steps 8 to 12; made when the task is."""
+    """Scope around steps 8 to 12, made together with the task."""
     begun: bool = False
-    """Whether the call's task has had its first step, or is to do nothing when it has it. Until then the batch's owner
-    may settle the call: a task that asyncio cancels before its first step never runs."""
+    """True once the call's task has taken its first step, or is to do nothing when it does. Until then the batch's
+    owner may settle the call: a task that asyncio cancels before its first step never runs."""
     cause: Literal["caller", "sibling"] | None = None
     reason: str | None = None
     ticket: Ticket | None = None
@@ -87,23 +114,23 @@ class LiveCall:
     body_ended_at: float | None = None
     body_finished: bool = False
     run_is_ending: bool = False
-    """Whether what ended the body was a scope around the call."""
+    """True once the end of the run around the call, not of the call alone, has ended the body."""
     timeout_at: float = math.inf
     body_clock: float = 0.0
     idle_since: float = 0.0
     abandoned: bool = False
     cleanup: Literal["done", "cut"] | None = None
     hooked: Sequence[Any] = ()
-    """Hook objects whose start event was delivered (or begun): they get the end event."""
+    """Hook objects whose start event was delivered, or whose delivery had begun: they get the end event."""
     error: BaseException | None = None
     coro: Any = None
     attempt: int = 1
     announced: bool = False
-    """Whether an earlier entry of the run has recorded the start and told hooks of it."""
+    """True if an earlier run segment has recorded the start and called the start hooks."""
     body: BodyEnded | None = None
-    """How the body ended in an earlier entry: it isn't run again."""
+    """The end of the body in an earlier run segment, if it ended there: it isn't run again."""
     gave_secret: bool = False
-    """Whether the body has returned, and what it returned is secret."""
+    """True once the body has returned a secret value."""
 
     @property
     def call_id(self) -> str:
@@ -111,21 +138,21 @@ class LiveCall:
 
     @property
     def is_unstarted(self) -> bool:
-        """Whether the call's task was started and has not had its first step."""
+        """Tell whether the call's task was started and has not taken its first step."""
         return self.phase == "starting" and not self.begun
 
     @property
     def redacts_errors(self) -> bool:
-        """Whether errors of the call, and words that the application makes of it, may repeat what is secret."""
+        """Tell whether errors of the call, and texts that the application makes of it, may repeat a secret."""
         return self.gave_secret or self.run.redacts_errors_of(self.entry.call)
 
     def redact_error(self, error: BaseException) -> None:
-        """See that no text shows the message of *error*, if it may repeat what is secret."""
+        """Hide the message of *error* in every text, if it may repeat a secret."""
         if self.redacts_errors:
             redact_message(error)
 
     def start(self) -> None:
-        """Start the call's task; called by the pump when its limits are taken."""
+        """Start the call's task. Called by the dispatcher when the call's limits are taken; never waits."""
         self.holds_permit = True
         self.phase = "starting"
         if self.run.budget is not None and self.attempt == 1 and not self.announced:
@@ -133,17 +160,17 @@ class LiveCall:
         self.batch.spawn(self)
 
     def _reserve_budget(self, budget: Budget) -> None:
-        """Take the call's part of the run's budget at its admission, so in model order and before anybody else can."""
+        """Reserve the call's cost at its admission, so in model order and before any other call can."""
         parsed, price = self.arguments.parsed, self.tool.cost
         try:
             cost: Any = 0 if price is None or parsed is None else price(parsed)
             self.reservation = budget.reserve_call(cost)
-        except BaseException as error:  # noqa: ASYNC103 - the application's: it is raised in the call's own task
+        except BaseException as error:  # noqa: ASYNC103 - the application's: the call's own task raises it
             self.cost_error = error
         self.over_budget = self.reservation is None
 
     def release_permit(self) -> None:
-        """Give the limits back, and a budget's part that wasn't spent; the next call may start in this very step."""
+        """Give back the limits and an unspent reservation; the next call may start in this same step."""
         if self.holds_permit:
             self.holds_permit = False
             if self.run.budget is not None and self.reservation is not None:
@@ -153,12 +180,15 @@ class LiveCall:
             self.batch.pump.pump()
 
     def release_all(self) -> None:
-        """Give back all that the call holds of what calls share: a place in the queue for threads, limits, budget."""
+        """Give back everything shared that the call holds: its turn in the queue for threads, limits, budget."""
         self.run.threads.leave(self)
         self.release_permit()
 
     def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
-        """Cancel the call unless its body has ended; False if it has."""
+        """Cancel the call unless its body has ended; return False if it has.
+
+        The first cause stays, but "sibling" replaces "caller".
+        """
         if self.phase in ("post", "settled", "paused"):
             return False
         if self.cause is None:
@@ -173,7 +203,10 @@ class LiveCall:
 
 
 class Batch:
-    """The scheduler of one turn's calls. Owned by the task that runs `join`."""
+    """The scheduler of one turn's calls. Owned by the task that runs `join`; the calls' tasks mutate it as they settle.
+
+    All methods but `join` are synchronous: no other task sees a half-done step.
+    """
 
     def __init__(
         self,
@@ -193,7 +226,7 @@ class Batch:
         self.halted = False
         self.stopped: str | None = None
         self.closed = False
-        """Whether the event loop has gone, so that nothing can be awaited, woken or started any more."""
+        """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
         self.spawn_context = context
         self._starter: Starter | None = None
         self._wake = new_wakeup()
@@ -206,17 +239,17 @@ class Batch:
         self._gate = run.log.events.new_gate() if run.log.events is not None else None
         self._sleeps_until = math.inf
         self._report_next = -math.inf
-        """When bodies that go on are reported again."""
+        """The time, on the loop's clock, at which bodies that still run are reported again."""
         self._build(plan, sequential)
         self.pump = self._choose_dispatcher()
 
     @cached_property
     def conversation(self) -> tuple[Item, ...]:
-        """The run's conversation: made once for all calls of the batch, if one asks."""
+        """The run's conversation, made once for all calls of the batch, at first use."""
         return self.run.conversation
 
     def room(self) -> None:
-        """The consumer has caught up: admit what waited for him."""
+        """Admit the calls that waited for the stream's consumer, which has caught up."""
         if self._gate is not None:
             self._gate.report_room()
         self.pump.pump()
@@ -224,6 +257,11 @@ class Batch:
     # -- building
 
     def _build(self, plan: Plan, sequential: bool) -> None:
+        """Cut the plan into segments: an exclusive call, and each call of a sequential turn, is one by itself.
+
+        Segments, and not a lock: a permit is given back when the body ends, and "after the earlier calls" means
+        settled, output guardrails included.
+        """
         cap = self.execution.max_function_tool_concurrency
         base: tuple[Limit, ...] = () if cap is None else (Capacity(cap, "max_function_tool_concurrency"),)
         if self._gate is not None:
@@ -266,7 +304,7 @@ class Batch:
         return live
 
     def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
-        """Give *live* what earlier entries of the run have left of the call."""
+        """Restore into *live* the state that earlier run segments left of the call."""
         if isinstance(disposition, Replay):
             return
         state = self.run.state.calls[live.call_id]
@@ -280,6 +318,7 @@ class Batch:
             live.hooked = [hooks for hooks in (self.run.hooks, self.run.agent.hooks) if hooks is not None]
 
     def _choose_dispatcher(self) -> Dispatcher:
+        """Return the loop's shared dispatcher if a tool has a shareable limit, else one for this batch alone."""
         shared = self.run.shared
         bound = False
         for live in self.calls:
@@ -291,7 +330,7 @@ class Batch:
     # -- running
 
     def open(self, group: TaskGroup) -> None:
-        """Queue the first calls; *group* is the turn nursery."""
+        """Queue the first segment and apply cancellations requested before; *group* is the turn nursery."""
         self._starter = starter(group)
         self.pump.sleepers[self._wake_for] = None
         self._next_segment()
@@ -304,7 +343,7 @@ class Batch:
                 mine[call_id].cancel("caller", reason)
 
     def spawn(self, live: LiveCall) -> None:
-        """Start the task of *live*, in a copy of the turn's context whoever asks."""
+        """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
         assert self._starter is not None
         live.begun = False
         live.scope = anyio.CancelScope()
@@ -325,7 +364,7 @@ class Batch:
             self.queue([live for live in waiting if live.cause is None and not self._join_equal_call(live)])
 
     def _join_equal_call(self, live: LiveCall) -> bool:
-        """Tell whether *live* waits for, or was answered by, an equal call; else it leads its key."""
+        """Let *live* wait for an equal call, or settle it with that call's output; False if *live* leads its key."""
         key = live.arguments.receipt
         if key is None:
             return False
@@ -340,7 +379,7 @@ class Batch:
         return True
 
     def queue(self, calls: Iterable[LiveCall]) -> None:
-        """Put *calls* into the arrival order."""
+        """Add *calls* to the dispatcher's queue, in this order; those with room start at once."""
         tickets = []
         for live in calls:
             live.phase = "waiting"
@@ -349,7 +388,10 @@ class Batch:
         self.pump.add(tickets)
 
     def rekey(self, live: LiveCall, arguments: Arguments) -> bool:
-        """Give *live* rewritten *arguments*; True if it goes on, False if an equal call answers it or is awaited."""
+        """Give *live* rewritten *arguments*; return False if it no longer runs in its task, True if it continues.
+
+        It does not continue where an equal call answers it, or where it now waits for one.
+        """
         old = live.arguments.receipt
         live.arguments = arguments
         if old is not None and old != arguments.receipt:
@@ -363,7 +405,7 @@ class Batch:
         return False
 
     def _promote_follower(self, key: str, leader: LiveCall) -> None:
-        """Let the first follower of *key* lead, *leader* having no output to share."""
+        """Let the first follower of *key* lead, since *leader* has no output to share."""
         if self._leaders.get(key) is not leader:
             return
         del self._leaders[key]
@@ -394,9 +436,12 @@ class Batch:
     # -- settling: synchronous, in the call's own task
 
     def settle(self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None) -> None:
-        """Append the call's one outcome, release what is next in model order, start what that makes possible."""
+        """Append the call's one outcome, release outputs that are next in model order, start the calls this allows.
+
+        Synchronous, so that a finished effect is never lost to a cancellation.
+        """
         rewritten = live.arguments.text != live.entry.call.arguments
-        # Made before anything changes: a call whose record can't be made is still to be settled.
+        # Made before anything changes: if it fails, the call is still unsettled and its task settles it as failed.
         record = self._make_record(
             live.entry,
             live.tool.name,
@@ -425,12 +470,12 @@ class Batch:
         self._wake.ring()
 
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
-        """Settle a call that has nothing to run."""
+        """Settle a call that the plan answers without running it."""
         assert isinstance(entry.disposition, Answer)
         self._append(self._make_record(entry, entry.call.name, outcome, attempt=entry.disposition.attempt))
 
     def _make_record(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
-        # Outputs of bodies have been cut before. Here it is texts of the library, and words of the application.
+        # Outputs of bodies were cut before. This cuts texts of the library, and the application's own texts.
         output, limit = outcome.output, self.execution.max_output_chars
         if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
             outcome = attrs.evolve(outcome, output=cut_output(output, limit))
@@ -448,7 +493,7 @@ class Batch:
             run.append(ItemReleased(*run.here(), due.call.call_id))
 
     def pause(self, live: LiveCall) -> None:
-        """An agent tool's run waits for a verdict: the call is over for this entry, and has no outcome yet."""
+        """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
         live.phase = "paused"
         live.release_permit()
         self._current.discard(live)
@@ -462,7 +507,7 @@ class Batch:
             self._wake.ring()
 
     def _end_paused(self, live: LiveCall) -> None:
-        """Nobody will go on with a paused call: a task of its own settles it and tells the hooks that know of it."""
+        """Start a task that settles a paused call, which this run will not resume, and calls its end hooks."""
         self._unsettled += 1
         live.phase = "starting"
         live.cause = live.cause or "sibling"
@@ -479,16 +524,16 @@ class Batch:
             if follower.phase == "waiting" and follower.cause is None and not self.halted:
                 self._settle_replayed(follower, live.call_id)
 
-    # -- early endings
+    # -- early ends
 
     def halt(self) -> None:
-        """Admit nothing more, from this very step on."""
+        """Admit nothing more, from this step on."""
         if not self.halted:
             self.halted = True
             self.pump.withdraw(live.ticket for live in self.calls if live.phase == "waiting" and live.ticket)
 
     def cancel_waiting(self, live: LiveCall) -> None:
-        """A call that waits was cancelled: it never starts, and a task of its own words the outcome."""
+        """Take the cancelled, waiting call *live* out of the queue; a task of its own makes the outcome."""
         if live.ticket is not None:
             self.pump.withdraw([live.ticket])
         if self._starter is not None and not self.halted:
@@ -496,7 +541,10 @@ class Batch:
             self.spawn(live)
 
     def stop(self, by: str) -> None:
-        """End the batch: what waits settles unstarted; what runs is cancelled (for a sibling) or already is."""
+        """End the batch: waiting calls settle unstarted, running ones are cancelled (by a sibling) or already are.
+
+        *by* is "sibling", "parent" or "deadline". The first call counts.
+        """
         if self.stopped is not None:
             return
         self.stopped = by
@@ -520,31 +568,31 @@ class Batch:
         )
 
     def _expire_waiting(self) -> None:
-        """Skip what has waited longer than `queue_timeout`."""
+        """Settle as skipped every call that has waited longer than `queue_timeout`."""
         limit = self.execution.queue_timeout
         if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
             return
         late = [live for live in self.calls if self._can_expire(live)]
         self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
         for live in late:
-            live.phase = "settled"  # all at once: settling one of them must not start another
+            live.phase = "settled"  # all of them first: settling one must not start another
         for live in late:
             text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
             self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
 
     def _can_expire(self, live: LiveCall) -> bool:
-        """Tell whether *live* waits for room; one that awaits an equal call doesn't.
+        """Tell whether *live* may be skipped as unstarted: it waits for room, and not for an equal call.
 
-        Nor does one that started in an earlier entry: nobody may be told that it didn't.
+        A call that started in an earlier run segment may not: its outcome must not say that it never started.
         """
         if live.phase != "waiting" or live.announced or live.attempt > 1:
             return False
         return live not in self._followers.get(live.arguments.receipt or "", ())
 
     def settle_abandoned(self, live: LiveCall, failure: Failure | None = None) -> None:
-        """Settle a call whose task has ended without settling it, or will never begin; *failure* is what ended it.
+        """Settle a call whose task has ended without settling it, or will never begin; *failure* ended the task.
 
-        If the run goes on, it fails: what the call did is not known.
+        Unless the run is ending anyway, this fails it: whether the call had an effect is not known.
         """
         run = self.run
         live.begun = True
@@ -564,7 +612,7 @@ class Batch:
                 ended_at=run.log.wall(),
             )
             self.settle(live, outcome, failure)
-        except BaseException as error:  # noqa: ASYNC103 - not even this can be recorded: the owner must not wait for it
+        except BaseException as error:  # noqa: ASYNC103 - the outcome can't be recorded: the owner must not wait for it
             if live.phase != "settled":
                 live.phase = "settled"
                 self._unsettled -= 1
@@ -574,8 +622,8 @@ class Batch:
     def _settle_unstarted(self) -> None:
         """Settle every call whose task was started and has not begun, as the run ends.
 
-        A call that hooks know of from an earlier entry is started again instead, to tell them; the first task of it to
-        begin does that.
+        A call whose start hooks ran in an earlier run segment is started again instead, so that its end hooks run; the
+        first of its tasks to begin does that.
         """
         for live in self.calls:
             if live.is_unstarted:
@@ -585,7 +633,7 @@ class Batch:
                     self.settle_abandoned(live)
 
     def close(self) -> None:
-        """Settle every call in one step, awaiting and waking nobody: the event loop has gone around the batch."""
+        """Settle every call in one step, without awaiting or waking a task: the event loop is gone."""
         if self.closed:
             return
         self.closed = self.halted = True
@@ -606,10 +654,10 @@ class Batch:
     # -- the owner
 
     async def join(self) -> None:
-        """Wait until every call has settled; cancel the others when one is to be raised.
+        """Wait until every call has settled; cancel the others when one call's failure will be raised.
 
-        Cancellation: what waits settles unstarted, what runs is awaited (with reports past the cleanup deadline), then
-        the cancellation goes on.
+        Cancellation: waiting calls settle unstarted, running ones are awaited (with reports past the cleanup deadline),
+        then the cancellation continues. Not a checkpoint if every call has settled already.
         """
         try:
             while self._unsettled or (self.failures and self.stopped is None):
@@ -629,7 +677,7 @@ class Batch:
             raise
 
     def _wake_for(self, room: float) -> None:
-        """A limit will have room at *room* by itself: somebody must be awake then."""
+        """Wake the owner if it would sleep past *room*, the time at which a limit has room without a give-back."""
         if room + CLOCK_SLACK < self._sleeps_until:
             self._wake.ring()
 
@@ -660,7 +708,7 @@ class Batch:
         deadline = self.run.cleanup.deadline
         now = anyio.current_time()
         if deadline is None or now < max(deadline, self._report_next):
-            return  # woken by something else
+            return  # woken early, or before the next report is due
         self._report_next = now + 1.0
         for live in self.calls:
             if live.is_unstarted:
@@ -676,9 +724,9 @@ class Batch:
                 )
 
     def forget(self) -> None:
-        """Leave no call without an outcome, also where the batch was ended before it was joined.
+        """Settle every call that has no outcome yet, also where the batch ended before it was joined.
 
-        Called when the nursery has closed: a call whose task has not begun by now has none.
+        Called when the nursery has closed: a task that has not begun by now never will.
         """
         if self.closed:
             return
@@ -696,7 +744,7 @@ class Batch:
         self._release_refs()
 
     def _release_refs(self) -> None:
-        """Leave nothing that holds each other: the calls of a batch that is over needn't wait for a collection."""
+        """Break the reference cycles between batch and calls, so that they don't wait for the garbage collector."""
         for live in self.calls:
             live.context = live.ticket = None
             self.run.calls.pop((self.run.path, live.call_id), None)
@@ -704,17 +752,17 @@ class Batch:
             held.clear()
 
     def raise_failure(self) -> None:
-        """Raise what is to be raised, if anything is."""
+        """Raise the chosen failure of the batch, if it has one."""
         if self.failures:
             raise choose(self.failures)
 
     def raise_fatal(self) -> None:
-        """Raise the failure that outranks even the cancellation under way, if there is one: a BaseException."""
+        """Raise the failure that outranks even the cancellation under way, if there is one: it is no Exception."""
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
             raise choose(fatal)
 
 
 def sibling_cancelled_text(name: str) -> str:
-    """Return what the model is told of a call that was cancelled for another's failure."""
+    """Return the output, for the model, of a call that was cancelled because another one failed."""
     return f"Tool '{name}' was cancelled because another call failed; it did not fail itself."

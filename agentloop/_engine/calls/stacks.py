@@ -1,4 +1,4 @@
-"""Where a body stands right now: the frames of its coroutine or of its thread, in words."""
+"""The current stack of a running body, as text: the frames of its coroutine or of its thread. For reports only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop._engine.runtime.threads import ThreadSlot
 
 
 def stack_of(coro: Any, place: ThreadSlot | None) -> str:
-    """Return the stack of a running body, outermost frame first; "" where it can't be had."""
+    """Return the stack of a running body, outermost frame first; "" where it is not available."""
     if place is not None and place.ident is not None:
         frame = sys._current_frames().get(place.ident)
         return "".join(traceback.format_stack(frame, limit=8)) if frame is not None else ""

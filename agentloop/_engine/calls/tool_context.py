@@ -1,4 +1,4 @@
-"""What a running call gives its `ToolContext`: progress, bounded cleanup, resources, cancellation."""
+"""The services of a running call behind its `ToolContext`: progress, bounded cleanup, resources, cancellation."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from agentloop.tools import FunctionTool
 
 
 class ToolContextServices:
-    """The services of one call (`agentloop.context.CallServices`)."""
+    """The services of one call (`agentloop.context.CallServices`). Held by the call's context; used by its body."""
 
     def __init__(self, live: LiveCall) -> None:
         self._live = live
 
     @uninterrupted
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Report and let others run."""
+        """Report progress, then let other tasks run. A checkpoint; if cancelled there, the report was made."""
         self._report(progress, total, message)
         await checkpoint()
 
     @uninterrupted
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
-        """Report, from the loop or from the body's thread."""
+        """Report progress, from the loop or from the body's thread (which waits for the loop)."""
         run = self._live.run
         if threading.get_ident() == run.shared.thread_ident:
             self._report(progress, total, message)
@@ -47,7 +47,7 @@ class ToolContextServices:
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
         live = self._live
         if live.phase != "body":
-            return  # a thread that was left behind: its call has its outcome already
+            return  # an abandoned thread: its call has an outcome already
         idle = live.tool.idle_timeout
         if idle is not None and live.started_at is not None:
             live.idle_since = anyio.current_time()
@@ -61,7 +61,7 @@ class ToolContextServices:
     @contextmanager
     @uninterrupted
     def cleanup(self, seconds: float | None) -> Iterator[Any]:
-        """Shield the block until the run's cleanup deadline, or for the grace where there is none."""
+        """Shield the block until the run's cleanup deadline, or for the grace if none is set; at most *seconds*."""
         live = self._live
         cleanup = live.run.cleanup
         most = cleanup.grace if cleanup.deadline is None else math.inf
@@ -77,12 +77,12 @@ class ToolContextServices:
 
     @uninterrupted
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
-        """Return the run's one value of *factory*."""
+        """Return the run's one value of *factory*, entered at first use."""
         return await self._live.run.resources.get(factory)
 
     @uninterrupted
     def cancel_call(self, call_id: str, reason: str | None) -> bool:
-        """Cancel a call of the same run."""
+        """Cancel a call of the same run; return False if it has ended or is unknown."""
         return self._live.run.cancel_call(self._live.run.path, call_id, reason)
 
     def check_cancelled(self) -> None:
@@ -91,7 +91,7 @@ class ToolContextServices:
 
 
 def call_context(live: LiveCall) -> ToolContext[Any]:
-    """Return the context of one call that is being run."""
+    """Return the context of a running call, with its services."""
     return tool_context(
         live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, ToolContextServices(live)
     )
@@ -105,7 +105,7 @@ def tool_context(
     conversation: Sequence[Item],
     services: ToolContextServices | None = None,
 ) -> ToolContext[Any]:
-    """Return the context of one call; without *services*, of one that isn't being run."""
+    """Return the context of one call; without *services* for a call that isn't running."""
     return ToolContext.from_agent_context(
         run.context,
         call.call_id,

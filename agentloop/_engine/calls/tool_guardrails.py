@@ -1,4 +1,7 @@
-"""Guardrails of one call, in list order; the first that refuses ends the list."""
+"""The guardrails of one call: run in list order; the first that refuses ends the list.
+
+Does not change the call or its arguments: returns a judgement that the caller applies.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _VERDICTS: dict[str, tuple[type[Any], ...]] = {
 
 @attrs.frozen(kw_only=True)
 class InputJudged:
-    """What the input guardrails came to: a refusal, a tripwire, rewritten arguments (JSON text), or nothing."""
+    """The judgement of the input guardrails: a refusal, a tripwire, rewritten arguments (JSON text), or none."""
 
     refusal: CallOutcome | None = None
     tripwire: Exception | None = None
@@ -52,7 +55,7 @@ class InputJudged:
 
 @attrs.frozen(kw_only=True)
 class OutputJudged:
-    """What the output guardrails came to. With `message` the output is refused; else `value` is to be used."""
+    """The judgement of the output guardrails. With `message` the output is refused; else `value` is to be used."""
 
     value: Any = None
     replaced: bool = False
@@ -62,7 +65,7 @@ class OutputJudged:
 
 @attrs.define(eq=False)
 class _UnapprovedCall:
-    """A call that is judged before anybody has approved it."""
+    """A call that the guardrails judge before its approval: it has no `LiveCall` yet."""
 
     run: LiveRun
     entry: PlanEntry
@@ -78,12 +81,12 @@ class _UnapprovedCall:
 async def judge_before_approval(
     run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
 ) -> CallOutcome | str | None:
-    """Ask the input guardrails about a call that somebody is to approve: a refusal, rewritten arguments, or nothing.
+    """Run the input guardrails on a call that waits for approval; return a refusal, rewritten arguments, or None.
 
-    They are asked again right before the body.
+    They run again right before the body.
 
     Raises:
-        ToolInputGuardrailTripwireTriggered: if one says so.
+        ToolInputGuardrailTripwireTriggered: if one trips.
     """
     context = tool_context(run, entry.call, tool, arguments, run.conversation)
     judged = await judge_input(_UnapprovedCall(run, entry, tool, arguments, context))
@@ -124,7 +127,7 @@ async def _run_guardrail(
 
 
 def _format_detail(verdict: Any) -> Any:
-    """Return what the log keeps of an answer beside its kind; it hides what the tool says is secret."""
+    """Return the data of a verdict that the log keeps beside its kind; the log hides the tool's secrets in it."""
     match verdict:
         case RejectContent(message):
             return message
@@ -137,7 +140,7 @@ def _format_detail(verdict: Any) -> Any:
 
 
 async def judge_input(live: LiveCall | _UnapprovedCall) -> InputJudged:
-    """Ask the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
+    """Run the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
     parsed = live.arguments.parsed
     rewritten: str | None = None
     for guardrail in live.tool.tool_input_guardrails:
@@ -163,7 +166,7 @@ async def judge_input(live: LiveCall | _UnapprovedCall) -> InputJudged:
 
 
 async def judge_output(live: LiveCall, value: Any, output: Content) -> OutputJudged:
-    """Ask the tool's output guardrails, in order. After a `ReplaceOutput` the later ones judge the new value."""
+    """Run the tool's output guardrails, in order. After a `ReplaceOutput` the later ones judge the new value."""
     replaced = False
     for guardrail in live.tool.tool_output_guardrails:
         assert live.context is not None
