@@ -1,1 +1,1 @@
-"""The shell: the only awaits. It does what the machine says is due, inside nurseries, and appends what happened."""
+"""The engine: the only room that awaits. It does the actions that the machine names, in nurseries, and logs the results."""

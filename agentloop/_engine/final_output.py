@@ -1,4 +1,7 @@
-"""A candidate for the final output: made typed, told to hooks, judged, and then kept or withheld."""
+"""A candidate for the final output: parsed, passed to hooks, judged by guardrails, then accepted or withheld.
+
+Does not decide that a candidate is due: the machine does.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
 
 
 async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) -> Any:
-    """Return the final output that *candidate* is.
+    """Return the final output for *candidate*, after hooks and output guardrails; the session is saved then.
 
     Raises:
         ModelBehaviorError: the model's answer doesn't fit the output type, and no handler has another.
-        OutputGuardrailTripwireTriggered: a guardrail tripped; what a tool had made is withheld everywhere.
+        OutputGuardrailTripwireTriggered: a guardrail tripped; a tool's output is then withheld everywhere.
     """
     output = candidate.output
     typed = view.output if view is not None else None
@@ -40,7 +43,7 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
 
 
 def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
-    """Return *error*; where the answer was cut, one that says so, since that is the likely reason."""
+    """Return *error*; where the answer was cut, an error that says so, since that is the likely reason."""
     last = run.state.responses[-1] if run.state.responses else None
     if last is None or not last.cut:
         return error
@@ -63,14 +66,14 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
         if tripped and made_by is not None:
             _withhold(run, made_by)
         if isinstance(error, Exception) and not tripped:
-            await save(run)  # noqa: ASYNC102, ASYNC120 - shielded; the turn is kept, and what fails here has precedence
+            await save(run)  # noqa: ASYNC102, ASYNC120 - shielded; the turn is kept, and an error here has precedence
         raise
     await save(run)
     return output
 
 
 def _withhold(run: LiveRun, made_by: str) -> None:
-    """Take the output of call *made_by* out of the history; of every call, where a callable made it of them all."""
+    """Replace the output of call *made_by* in the history; of every call, where a callable chose from all of them."""
     state = run.state
     makers = {made_by}
     if callable(run.agent.tool_use_behavior):
@@ -84,7 +87,12 @@ def _withhold(run: LiveRun, made_by: str) -> None:
 
 
 async def ask_behavior(run: LiveRun) -> CheckOutput | None:
-    """Ask the agent's callable `tool_use_behavior` about the turn's results."""
+    """Call the agent's callable `tool_use_behavior` with the turn's results; return a candidate, or None to continue.
+
+    Raises:
+        UserTypeError: it returned something else than `ToolsToFinalOutput`.
+        Exception: its error.
+    """
     behavior: Any = run.agent.tool_use_behavior
     view = run.view
     results = [
@@ -123,7 +131,7 @@ def _format_handling(answer: Any) -> Any:
 
 
 async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:
-    """Return the final output that the application's handler *name* has for *error*; raise it where there is none.
+    """Return the final output of the application's handler *name* for *error*; raise *error* if there is none.
 
     A handler's output passes hooks and output guardrails like any other.
     """
@@ -145,7 +153,7 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
 
 
 async def give_up(run: LiveRun, action: GiveUp) -> Any:
-    """Return the handler's final output for what can't go on, or raise."""
+    """Return the handler's final output for a run that can't continue, or raise the action's error."""
     if isinstance(action.error, MaxTurnsExceeded):
         run.stopped_by = action.error
     return await handled(run, action.error, action.handler)

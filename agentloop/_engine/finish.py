@@ -1,4 +1,7 @@
-"""The end of an entry: keep what is still to be kept, leave resources, tell hooks, append the last record."""
+"""The end of a run segment: save the session, close resources, call `on_run_end`, append `RunEnded`.
+
+Knows the parts of a run, not the loop: the caller has decided that and how the segment ends.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ GOES_ON = ("interrupted", "cancelled", "stopped")
 
 @attrs.frozen
 class FinishedRun:
-    """How an entry of a run came to its end."""
+    """The end of a run segment: its status, with the output or the error."""
 
     status: RunStatus
     output: Any = None
@@ -44,20 +47,23 @@ class FinishedRun:
 
 
 async def save(run: LiveRun) -> None:
-    """Write what the run has added to its session, if it has one."""
+    """Write the items that the run has added to its session, if it has one. Shielded up to the cleanup deadline."""
     if run.session is not None:
         await save_items(run, run.session)
 
 
 async def save_turn(run: LiveRun) -> None:
-    """Write the turn's items to the run's session, unless what they hold is still to be judged as the final output."""
+    """Write the turn's items to the run's session, unless guardrails still have to judge them as the final output.
+
+    Cancellation: the write is shielded; a cancellation that it hid is raised afterwards.
+    """
     if not isinstance(next_action(run.state, run.view), CheckOutput | AskBehavior):
         await save(run)
         await checkpoint_if_cancelled()  # it is shielded, and may have hidden the end of the run
 
 
 async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
-    """Write what a turn that didn't come to its end leaves: complete pairs, and nothing that a guardrail refused."""
+    """Write the items of a turn that didn't reach its end: complete pairs only, and none that a guardrail refused."""
     session = run.session
     if session is None or not run.state.run_id or session.failed:
         return
@@ -68,7 +74,7 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
     elif tripped == "output":
         await save_items(run, session, upto=_drop_messages)
     elif run.state.unusable is not None:
-        refused = {id(item) for item in run.state.response or ()}  # a later run could go on from them no better
+        refused = {id(item) for item in run.state.response or ()}  # a later run could not continue from them either
         await save_items(
             run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
         )
@@ -96,20 +102,22 @@ def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
-    """Keep, leave, tell, and append the last record; return what is to be raised of what failed, if anything is.
+    """Save the session, close resources, call `on_run_end`, append `RunEnded`. Returns the error to raise, or None.
 
-    The first failure stays, with the others as notes; where a cancellation leaves, the record's details keep them. A
-    BaseException that is no Exception outranks both.
+    The first failure is returned, with the others as notes; if the run ends by a cancellation, the record's details
+    keep them. A BaseException that is no Exception outranks both.
+
+    Cancellation: all steps are shielded and run to their end or to the cleanup deadline.
     """
     if ended.error is not None:
         run.cleanup.begin()
     elif (
         run.scope is not None and run.scope.deadline < math.inf
-    ):  # nothing is cut short, and still the run's time is to hold for all of it
+    ):  # nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too
         run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
     journal, spawn = run.log.journal, run.resources.spawn
     if journal is not None and not journal.begun and spawn is not None:
-        spawn(type(journal).run, journal, "agentloop journal")  # the first one may have been cancelled before it began
+        spawn(type(journal).run, journal, "agentloop journal")  # the first task may have been cancelled before it began
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _collect_error(errors, lambda: _save_rest(run, ended.error))
@@ -142,7 +150,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     )
     if run.parent is None:
         failed = await _wait_durable(run, failed)
-        if broken is None:  # the last record may have been what an instrument broke at
+        if broken is None:  # an instrument may have broken at the last record
             failed = _choose_graver(failed, run.log.broken_by)
     if failed is not None:
         for other in others:
@@ -151,14 +159,14 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
 
 
 def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
-    """Tell whether another entry may go on: not past a call that failed, whatever else ended this entry as it did."""
+    """Tell whether another run segment may follow: never past a call that failed, however else this one ended."""
     if run.state.broken is not None:
         return False
     return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 
 
 async def _wait_durable(run: LiveRun, failed: BaseException | None) -> BaseException | None:
-    """Wait until the whole log is durable; return what is to be raised."""
+    """Wait until the whole log is durable; return the error to raise, *failed* or the journal's, or None."""
     journal = run.log.journal
     if journal is None:
         return failed
@@ -176,7 +184,7 @@ async def _wait_durable(run: LiveRun, failed: BaseException | None) -> BaseExcep
 
 
 def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
-    """Return what is to be raised of two failures: the first, unless only the *other* is no Exception."""
+    """Return the one of two failures to raise: the first, unless only the *other* is no Exception."""
     if failed is None or other is None or failed is other:
         return other if failed is None else failed
     if is_fatal(other) and not is_fatal(failed):
@@ -204,14 +212,14 @@ async def _call_run_end_hook(run: LiveRun, ended: FinishedRun, errors: list[Base
 
 
 async def _collect_error(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work*; what it raises is kept, so that the rest of the winding up is done whatever happens."""
+    """Do *work* and append its error to *errors*, so that the other steps of the end are done in any case."""
     task, count = own_task(), cancelling()
     try:
         await work()
     except cancelled_types() as error:
         absorb_own_cancel(count)
         errors.append(self_cancelled(error))
-    except BaseException as error:  # noqa: ASYNC103 - raised at the end of the run, or a note on what is
+    except BaseException as error:  # noqa: ASYNC103 - raised at the end of the run, or a note on the raised one
         if is_closing(task):
             raise
         errors.append(error)

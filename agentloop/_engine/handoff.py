@@ -1,4 +1,7 @@
-"""A handoff taken: callbacks, the record, and what the next agent is shown."""
+"""The transfer of a run to another agent: callbacks, the record, and the history shown to the next agent.
+
+Does not choose the handoff: the machine does.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ logger = logging.getLogger("agentloop")
 
 
 async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
-    """Hand *run* over to the target of *action*. The next turn is the target's; none is spent here.
+    """Transfer *run* to the target of *action*. The next turn is the target's; this spends none.
+
+    Cancellation: until the record is appended the run stays with its agent; afterwards only hooks are missing.
 
     Raises:
         ModelBehaviorError: for an unknown handoff or an input that doesn't fit; nothing has happened then.
@@ -42,7 +47,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     shown = await _choose_shown(run, handoff, handed)
     run.agent = target
     run.view = None
-    # In one step: a log that ends between the two would show the target what the filter left out.
+    # In one step: a log that ends between the two would show the target the items that the filter left out.
     run.append(handed)
     if shown is not None:
         reason, items = shown
@@ -58,7 +63,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
 
 
 async def begin_agent(run: LiveRun) -> None:
-    """Tell hooks that the run's agent is at work: once per activation."""
+    """Call the start hooks of the run's agent: once per activation."""
     if run.hooks is not None:
         await resolved(run.hooks.on_agent_start(run.context, run.agent))
     if run.agent.hooks is not None:
@@ -75,7 +80,7 @@ async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_
 
 
 async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
-    """Return what the target is shown, and why: the filter's choice, a nested history; None for all there is."""
+    """Return the items to show to the target, with the reason: a filter's choice or a nested history; None for all."""
     answers = handoff_outputs(handed)
     chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
     if chosen is not None and run.server is not None:
@@ -100,10 +105,10 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
 
 
 def _make_input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
-    """Return what the target would be shown without a filter, told apart by when it came.
+    """Return the items that the target would see without a filter, in three groups by age.
 
-    Read off the history, not off the run's own items: a session's items are in it, outputs stand in model order, and
-    what an earlier handoff left out is not there.
+    Taken from the history, not from the run's own items: it has a session's items, outputs in model order, and none of
+    the items that an earlier handoff left out.
     """
     state = run.state
     turn = len(state.history) - (len(state.new_items) - state.turn_began)
@@ -116,10 +121,10 @@ def _make_input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
 
 
 def _count_same(history: Sequence[Item], items: Sequence[Item]) -> int:
-    """Return how many items both begin with: they stay as they are, and the record needn't hold them again."""
+    """Return the length of the common beginning: these items stay, and the record needn't hold them again."""
     count = 0
     for old, new in zip(history, items, strict=False):
-        # The answers to the handoff were made twice. Of others an equal one may differ in what it keeps secret.
+        # The answers to the handoff were made twice. Another equal item may differ in its secrets.
         if old is not new and not (isinstance(new, HandoffOutput) and old == new):
             break
         count += 1

@@ -1,4 +1,4 @@
-"""How a run's journal is begun, or gone on with: what it holds must be the beginning of the run's log."""
+"""The opening of a run's journal, new or continued: the records it holds must be the beginning of the run's log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentloop.records import Record
 
 
 def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Callable[[], Awaitable[None]]:
-    """Return what begins *journal* for *run*, or goes on with it.
+    """Return a function that begins *journal* for *run*, or continues it, and starts its writer.
 
     Raises (when called):
-        JournalError: it is another run's, or holds what the state doesn't.
+        JournalError: the journal is another run's, or holds records that the state doesn't.
     """
 
     async def open_journal() -> None:
@@ -50,7 +50,11 @@ def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Call
 
 
 def _find_missing(known: list[bytes], lines: list[bytes]) -> range:
-    """Return which records of a log the journal, which knows the first of them, lacks."""
+    """Return the range of the records of a log that the journal, which has the first of them, lacks.
+
+    Raises:
+        JournalError: the journal is longer than the log, or differs from it.
+    """
     if len(known) > len(lines):
         raise JournalError(f"the journal holds {len(known)} records, the state {len(lines)}: the state is an older one")
     for index, (line, wanted) in enumerate(zip(known, lines, strict=False)):

@@ -41,7 +41,7 @@ class Converted:
 
 
 def raisable(live: LiveCall, error: BaseException) -> BaseException:
-    """Return *error* as the run raises it: bare if it is the library's own or fatal, else as the cause of a `ToolCallError`.
+    """Return *error* as the run raises it: bare if fatal or the library's own, else as the cause of a `ToolCallError`.
 
     The stored summary of an error of an earlier run segment is raised as that error would have been.
     """

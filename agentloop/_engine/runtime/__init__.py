@@ -1,1 +1,1 @@
-"""What a run has while it is under way: its log, cleanup, threads, resources; and the one module of the backends."""
+"""The parts of a run under way: its log, cleanup, threads, resources; and the one module that knows the backends."""

@@ -1,12 +1,27 @@
-"""The one module that imports asyncio: what anyio does not say about a natively cancelled task.
+"""The one module that imports asyncio: native cancellation, tasks and wake-ups, where anyio does not cover them.
 
-On asyncio a body can cancel its own task, or raise `CancelledError`, with no cancel scope involved. Those are the
-body's own doing, and the task must go on afterwards: its cancellation count is put back to what it was.
+Knows tasks, scopes and event loops; not runs, calls, agents or records.
 
-The end of `asyncio.run` cancels every task of the loop natively, once, the tasks of a run among them. A `Holder` tells
-that from a body's own cancellation: the task that holds the run is then cancelled too, in the same step. A task that is
-cancelled natively before its first step never runs. So whatever a task is to do belongs to the code that started it
-until the task's first step takes it over; nothing may wait for a task that may never have begun.
+Theory. A cancellation reaches code by a scope, or natively (`Task.cancel()` on asyncio), and no scope knows of the
+native ones. Three rules:
+
+1. A native cancellation is the code's own unless the run is cancelled. On asyncio a body can cancel its own task, or
+   raise `CancelledError`, with no cancel scope involved. The task must continue afterwards: its cancellation count is
+   put back to the value from before. The run is cancelled if a scope around the current task is (`enclosing_cancelled`)
+   or if its holder is (`loop_is_left`).
+2. The end of the loop is the run's cancellation. The end of `asyncio.run` cancels every task of the loop natively,
+   once, the tasks of a run among them. A `Holder` tells that from a body's own cancellation: the task that holds the
+   run is then cancelled too, in the same step.
+3. A task owns its work from its first step on. A task that is cancelled natively before its first step never runs, not
+   even its `finally`. So the work of a task belongs to the code that started it until the task's first step takes it
+   over, and no code may wait for a task that may never have begun.
+
+Order at each boundary that runs application code: `own_task()` and `cancelling()` before; then, for a caught
+cancellation, `absorb_own_cancel`; if that returns False, `raise_native_cancel` and a bare `raise`; for any other
+BaseException `is_closing` first, since a coroutine that is being closed may not await.
+
+Facts: asyncio's count of a task's cancellations, the state of the scopes, and the count that `Holder` found when the
+run's block was entered. No other state of a task is stored here.
 """
 
 from __future__ import annotations
@@ -35,7 +50,7 @@ Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 class Starter(Protocol):
-    """Starts tasks in one nursery."""
+    """Starts tasks in one nursery. Made by `starter`; used by the task that has entered the nursery."""
 
     def __call__(self, work: Work, on: Any, name: str, context: Context | None = None) -> None:
         """Start a task named *name* that does `work(on)`, in a copy of *context* (None: of the current one)."""
@@ -43,10 +58,10 @@ class Starter(Protocol):
 
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
-    """Return what means cancellation here: the backend's exception, and asyncio's where a body raised it by hand."""
+    """Return the exception classes of a cancellation: the backend's, and asyncio's, which a body may raise by hand."""
     try:
-        native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module is where the classes are told apart
-    except RuntimeError:  # the loop has gone
+        native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module alone distinguishes the classes
+    except RuntimeError:  # the loop is gone
         return (asyncio.CancelledError,)
     return (native,) if native is asyncio.CancelledError else (native, asyncio.CancelledError)
 
@@ -59,14 +74,14 @@ def enclosing_cancelled() -> bool:
 def cancelled_outside(scope: anyio.CancelScope) -> bool:
     """Tell whether a scope around *scope*, which the current task is in, is cancelled too.
 
-    Both backends ask themselves just that when a scope is left; in public neither says it to those still inside.
+    Both backends compute this when a scope is left, and neither has a public function for code still inside the scope.
     """
     try:
         if own_task() is not None:
             return bool(scope._parent_cancellation_is_visible_to_us)  # type: ignore[attr-defined]
         status = scope._CancelScope__original._cancel_status  # type: ignore[attr-defined]
         return bool(status.parent_cancellation_is_visible_to_us)
-    except AttributeError:  # pragma: no cover - other internals than those of the versions we know
+    except AttributeError:  # pragma: no cover - a version with other internals than the tested ones
         return False
 
 
@@ -79,11 +94,11 @@ def own_task() -> asyncio.Task[object] | None:
 
 
 def is_closing(task: object) -> bool:
-    """Tell whether the code that is running now is not run by *task* (what `own_task` gave it), but being closed.
+    """Tell whether the current coroutine is being closed, and not run by *task* (its earlier `own_task()`).
 
-    A coroutine whose event loop has gone ends by a `GeneratorExit` that is thrown into it. Nothing can be awaited then,
-    and a scope of anyio's that is left makes another error of it. A `GeneratorExit` that a body raises comes in its
-    own task.
+    A coroutine whose event loop is gone ends by a `GeneratorExit` that is thrown into it. It can await nothing then,
+    and leaving a scope of anyio's turns it into another error. A `GeneratorExit` that a body raises comes in the
+    body's own task.
     """
     if task is not None:
         return own_task() is not task
@@ -97,7 +112,8 @@ def is_closing(task: object) -> bool:
 class Holder:
     """The task that holds a run: it entered the run's block, and is cancelled natively when the loop is left.
 
-    Known by a context variable to all code of the run. On trio there are no native cancellations, and nothing to ask.
+    Made by the stream and read by all code of the run, through a context variable; not mutated afterwards. On trio
+    there are no native cancellations, so `is_leaving` is always False.
     """
 
     __slots__ = ("_count", "_scope", "_task")
@@ -108,7 +124,7 @@ class Holder:
         self._count = self._task.cancelling() if self._task is not None else 0
 
     def is_leaving(self) -> bool:
-        """Tell whether the holder is cancelled natively. The run's scope is then cancelled, in this very step."""
+        """Tell whether the holder is cancelled natively. If so, the run's scope is cancelled in this same step."""
         if self._task is None or self._task.cancelling() <= self._count:
             return False
         self._scope.cancel()
@@ -136,14 +152,14 @@ def cancelling() -> int:
 
 
 def uncancel_to(count: int) -> None:
-    """Take back native cancellations of the current task down to *count*: the body's own, which its outcome tells."""
+    """Take back native cancellations of the current task down to *count*: the body's own, which its outcome reports."""
     task = own_task()
     while task is not None and task.cancelling() > count:
         task.uncancel()
 
 
 def absorb_own_cancel(count: int) -> bool:
-    """Tell whether a cancellation just caught is nobody's but the code's own, and if so take it back to *count*."""
+    """Tell whether a cancellation just caught is the code's own; if so, take the task's count back to *count*."""
     if run_is_cancelled():
         return False
     uncancel_to(count)
@@ -151,10 +167,10 @@ def absorb_own_cancel(count: int) -> bool:
 
 
 async def raise_native_cancel(cancelled: BaseException) -> None:
-    """Raise the backend's own cancellation, which is under way, where *cancelled* is asyncio's, raised by hand on trio.
+    """Raise the backend's own cancellation, which is pending, where *cancelled* is asyncio's, raised by hand on trio.
 
-    To be called before *cancelled* is raised again: a stranger's is an error to the nurseries that it passes, and to
-    the caller.
+    Call this before *cancelled* is raised again: another backend's cancellation is an error to the nurseries that it
+    passes, and to the caller. A checkpoint only in that case.
     """
     if not isinstance(cancelled, anyio.get_cancelled_exc_class()):  # noqa: ASYNC118 - as above
         await checkpoint_if_cancelled()
@@ -162,7 +178,7 @@ async def raise_native_cancel(cancelled: BaseException) -> None:
 
 @final
 class _LazyCoroutine(Coroutine[Any, Any, None]):
-    """`work(on)`, called when its task first runs: a task that never does leaves no coroutine that nobody awaited."""
+    """`work(on)`, called when its task first runs: a task that never runs leaves no unawaited coroutine."""
 
     __slots__ = ("_on", "_work")
 
@@ -184,9 +200,9 @@ class _LazyCoroutine(Coroutine[Any, Any, None]):
 
 
 def starter(group: TaskGroup) -> Starter:
-    """Return what starts tasks in *group*, which the current task has just entered.
+    """Return a function that starts tasks in *group*, which the current task has just entered.
 
-    On trio that is the nursery itself: each task that anyio's group makes has a handle with a scope and an event of its
+    On trio it uses the nursery itself: each task that anyio's group makes has a handle with a scope and an event of its
     own around it, which cost more than the task, and which an interrupt could tear.
     """
     if own_task() is not None:
@@ -216,20 +232,25 @@ def starter(group: TaskGroup) -> Starter:
 
 @uninterrupted
 async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work* where a native cancellation of the current task doesn't reach it; scopes around it do.
+    """Do *work* in a task of its own, which no native cancellation of the current task reaches.
 
-    For what must run to its end although a body may have left a `Task.cancel()` of its own task behind. What *work*
-    raises is raised here, bare; a cancellation that it makes up by itself is a `UserError`.
+    For work that must run to its end although a body may have left a `Task.cancel()` of its own task behind.
+
+    Cancellation: a checkpoint. Scopes around the current task cancel the work and are awaited.
+
+    Raises:
+        UserError: *work* cancelled itself.
+        BaseException: the error of *work*, bare.
     """
     count = cancelling()
     job = _OwnTask(work)
-    while not job.begun:  # a task that is cancelled natively before its first step does nothing: start it again
+    while not job.begun:  # a task that was cancelled natively before its first step did nothing: start it again
         async with anyio.create_task_group() as group:
             starter(group)(_run_own_task, job, "agentloop own task")
             while not job.done.is_set():
                 try:
                     await job.done.wait()
-                except asyncio.CancelledError:  # noqa: ASYNC103 - a stray one: only a scope's goes on
+                except asyncio.CancelledError:  # noqa: ASYNC103 - a stray one: only a scope's continues
                     if enclosing_cancelled():
                         raise
                     uncancel_to(count)
@@ -239,14 +260,14 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def wait_out_cancellations(wait: Callable[[], Awaitable[object]]) -> None:
-    """Await `wait()` in a task of the library's own, again each time that a native cancellation has ended it.
+    """Await `wait()`, again each time that a native cancellation has ended it. Only in a task of the library's own.
 
-    Cancellation: scopes around it end it.
+    Cancellation: scopes around it end it, native cancellations don't.
     """
     while True:  # noqa: ASYNC913 - what it awaits has its own
         try:
             await wait()
-        except asyncio.CancelledError:  # noqa: ASYNC103 - a native one: only a scope's goes on
+        except asyncio.CancelledError:  # noqa: ASYNC103 - a native one: only a scope's continues
             if enclosing_cancelled():
                 raise
             uncancel_to(0)
@@ -256,7 +277,7 @@ async def wait_out_cancellations(wait: Callable[[], Awaitable[object]]) -> None:
 
 @final
 class _OwnTask:
-    """Work for a task of its own, and what came of it."""
+    """Work for a task of its own, and its result. Owned by the waiting task; the work's task mutates it."""
 
     __slots__ = ("begun", "done", "failure", "work")
 
@@ -287,14 +308,14 @@ async def _run_own_task(job: _OwnTask) -> None:
 
 
 def self_cancelled(error: BaseException) -> UserError:
-    """Return the error that stands for a callback's own cancellation: nobody else asked for it."""
+    """Return the error that replaces a callback's own cancellation, which no other code requested."""
     failure = UserError(f"a callback cancelled itself: {type(error).__name__}({error})")
     failure.__cause__ = error
     return failure
 
 
 def scope_left_open(error: BaseException) -> UserError | None:
-    """Return the error that says what broke the scopes of the run, if *error* is a backend's complaint of that.
+    """Return the error that reports broken scopes of the run, if *error* is a backend's complaint about them.
 
     Both backends raise a RuntimeError wherever an outer scope is left while an inner one is still open; the nursery
     whose task ends so raises a group.
@@ -310,12 +331,12 @@ def scope_left_open(error: BaseException) -> UserError | None:
 
 
 def unexpected_cancellation() -> UserError:
-    """Return the error for a task of a run that other code has cancelled natively, while the run goes on."""
+    """Return the error for a task of a run that other code has cancelled natively, while the run continues."""
     return UserError("a task of this run was cancelled by other code of the event loop")
 
 
 def liveness(token: EventLoopToken) -> Callable[[], bool]:
-    """Return what tells whether the event loop of *token* has not ended yet, and doesn't hold it meanwhile."""
+    """Return a function that tells whether the event loop of *token* has not ended yet. It does not hold the loop."""
     loop = weakref.ref(token.native_token)
 
     def lives() -> bool:
@@ -334,7 +355,7 @@ def liveness(token: EventLoopToken) -> Callable[[], bool]:
 
 
 def tell(token: EventLoopToken, fn: Callable[..., object], *args: object) -> None:
-    """Have *fn* called on the event loop of *token*, from any thread, without waiting for it.
+    """Schedule `fn(*args)` on the event loop of *token*, from any thread, without waiting for it.
 
     Raises:
         RuntimeError: if the loop is closed.
@@ -347,32 +368,34 @@ def tell(token: EventLoopToken, fn: Callable[..., object], *args: object) -> Non
 
 
 def _do_nothing() -> None:
-    """Run on the loop to learn that it runs."""
+    """Do nothing. trio accepts it only while its loop runs."""
 
 
 class Wakeup(Protocol):
-    """Wakes the one task that waits for it. Ringing with nobody there is nothing: who waits looks before it waits.
+    """Wakes the one task that waits for it. Owned by that task; any code of its event loop may ring.
+
+    Ringing without a waiting task has no effect, so a task must check its condition before it waits.
 
     For the hand-over that happens for every delta of a stream, where an `anyio.Event` for each wait would cost more
-    than the delta's event and its way through the buffer together.
+    than the delta's event and its passage through the buffer together.
     """
 
     @property
     def awaited(self) -> bool:
-        """Whether a task waits and has not been woken."""
+        """Tell whether a task waits and has not been woken."""
         ...
 
     def ring(self) -> None:
-        """Wake who waits. Only in the event loop of whoever waits."""
+        """Wake the waiting task, if there is one. Only in that task's event loop."""
         ...
 
     async def wait(self) -> None:
-        """Wait for the next ring. Only if nobody else does."""
+        """Wait for the next ring. A checkpoint. Only one task may wait at a time."""
         ...
 
 
 def new_wakeup() -> Wakeup:
-    """Return a bell for the running event loop."""
+    """Return a wakeup for the running event loop."""
     return _TrioWakeup() if own_task() is None else _AsyncioWakeup()
 
 

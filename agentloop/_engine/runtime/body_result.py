@@ -1,7 +1,8 @@
-"""How a call's body came to an end, told from exceptions and scopes and never guessed.
+"""Body results: the possible ends of a call's body, derived from exceptions and scopes and never guessed.
 
 A cancellation that reaches the call boundary is the tool's own unless a scope is cancelled: the call's own scope (by
-its deadline, `cancel_call` or a sibling's failure), or one around it (the run's end), which goes on as what it is.
+its deadline, `cancel_call` or a sibling's failure), or one around it (the run's end), which continues as it is. Does
+not know about policies: which outcome a result becomes is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Returned:
 
 @attrs.frozen
 class Raised:
-    """Something of the call raised *error*. `where` tells the body from what surrounds it."""
+    """A part of the call raised *error*. `where` tells the body from the code around it; a fatal error is "around"."""
 
     error: BaseException
     where: Literal["body", "around"] = "body"
@@ -54,7 +55,7 @@ class Cancelled:
 
 @attrs.frozen
 class Paused:
-    """The run nested in the call waits for somebody's verdict: no outcome yet."""
+    """The run nested in the call waits for a verdict: no outcome yet."""
 
 
 @attrs.frozen
@@ -66,14 +67,17 @@ class Refused:
 
 @attrs.frozen
 class Deferred:
-    """The call went back to waiting, or was answered by an equal one: its task has nothing more to do."""
+    """The call returned to waiting, or an equal one answered it: its task has nothing more to do."""
 
 
 Ending: TypeAlias = Returned | Raised | Faulty | TimedOut | Cancelled | Refused | Paused | Deferred
 
 
 def classify(error: BaseException) -> Ending | None:
-    """Return what *error* means for the call, or None if a scope or the end of the run decides. Asked in its scope."""
+    """Return the body result that *error* means, or None if a scope or the end of the run decides.
+
+    Must be called inside the call's own scope, whose cancellation it then sees.
+    """
     if not isinstance(error, BaseExceptionGroup) and isinstance(error, Exception):
         return Raised(error)
     cancelled = cancelled_types()
@@ -89,19 +93,19 @@ def classify(error: BaseException) -> Ending | None:
     if own and run_is_cancelled():
         return None
     if failure is not None:
-        # Of a group that mixes its own cancellation with errors the errors are the news.
+        # In a group that mixes its own cancellation with errors, the errors say more.
         return Raised(error if isinstance(error, Exception) else failure)
     return Cancelled("tool", own_reason(error))
 
 
 def own_reason(error: BaseException) -> str:
-    """Return a body's own words for cancelling itself."""
+    """Return the message with which a body cancelled itself, or a default one."""
     words = [str(leaf) for leaf in leaves(error) if str(leaf)]
     return words[0] if words and "cancel scope" not in words[0].lower() else "the tool cancelled itself"
 
 
 def raised_while_cancelled(error: BaseException) -> bool:
-    """Tell whether *error* came up while a cancellation was passing through the body (an error in cleanup)."""
+    """Tell whether *error* was raised while a cancellation was passing through the body (an error in cleanup)."""
     cancelled = cancelled_types()
     seen: set[int] = set()
     context: BaseException | None = error

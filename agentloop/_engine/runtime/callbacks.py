@@ -1,4 +1,4 @@
-"""Calling user code that may be sync or async, one at a time or all at once."""
+"""Calls of user code that may be sync or async, one at a time or all at once. Records nothing: its callers do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 
 
 async def resolved(value: Any) -> Any:
-    """Return *value*, awaited if it must be."""
+    """Return *value*, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -39,10 +39,14 @@ async def call_user(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 async def gather(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[ResultT]:
-    """Ask all at once and return the answers in order. The first error cancels the others and is raised bare.
+    """Call all *questions* at once and return their answers in order.
 
-    Of errors that fall into one scheduler pass, the first in order is raised. A BaseException outranks the others, and
-    a cancellation under way: it may come of the cleanup of a question that was cancelled.
+    Cancellation: a checkpoint where there are several; all of them are cancelled and awaited.
+
+    Raises:
+        Exception: the first error, bare; it cancels the others. Of errors in one scheduler pass, the first in order.
+        BaseException: it outranks other errors and a cancellation under way, since it may come from the cleanup of a
+            question that was cancelled.
     """
     if not questions:
         return []
@@ -50,7 +54,7 @@ async def gather(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
         try:
             return [await questions[0]()]
         except Exception:
-            await checkpoint_if_cancelled()  # noqa: ASYNC120 - who ends the run comes first, as where there are several
+            await checkpoint_if_cancelled()  # noqa: ASYNC120 - the run's end has precedence, as in a group
             raise
     asked = _Gathering(questions)
     try:
@@ -73,25 +77,25 @@ async def gather(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
 
 
 def raise_fatal(errors: Mapping[int, BaseException]) -> None:
-    """Raise the first of *errors*, by place, that is no Exception and so outranks a cancellation, if there is one."""
+    """Raise the first of *errors*, by index, that is no Exception and so outranks a cancellation, if there is one."""
     fatal = [place for place, error in errors.items() if is_fatal(error)]
     if fatal:
         raise errors[min(fatal)]
 
 
 class _Gathering:
-    """Questions that are asked at once, and what has come of them."""
+    """Functions that `gather` calls at once, with their answers and errors. Owned by `gather`, mutated by its tasks."""
 
     def __init__(self, questions: Sequence[Callable[[], Awaitable[Any]]]) -> None:
         self.questions = questions
         self.answers: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
         self.settled = anyio.Event()
-        """Set when all have been answered, or one has failed."""
+        """Set once all have answered, or one has failed."""
 
     @uninterrupted
     async def one(self, index: int) -> None:
-        """Ask one question; its error is kept, and ends the others."""
+        """Call one function; keep its answer, or its error, which ends the others."""
         task, count = own_task(), cancelling()
         try:
             self.answers[index] = await self.questions[index]()
@@ -101,10 +105,10 @@ class _Gathering:
                 raise
             self.errors[index] = self_cancelled(error)
             self.settled.set()
-        except BaseException as error:  # noqa: ASYNC103 - raised by `gather`, bare; cancellations have gone on above
+        except BaseException as error:  # noqa: ASYNC103 - raised by `gather`, bare; cancellations were raised above
             if is_closing(task):
                 raise
-            # What comes of the cleanup of a question that was cancelled for another's error is not that error.
+            # An error from the cleanup of a question that another error cancelled is not the first error.
             if not (self.errors and isinstance(error, Exception) and raised_while_cancelled(error)):
                 self.errors[index] = error
             self.settled.set()

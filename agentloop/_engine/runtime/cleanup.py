@@ -1,4 +1,7 @@
-"""The one cleanup deadline of a run, and the shielded sections that end at it."""
+"""The one cleanup deadline of a run, and the shielded sections that end at it.
+
+One deadline for all sections, because deadlines per section would add up. Does not know which work a section does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from agentloop._engine.runtime.backend import cancelled_types, enclosing_cancell
 class Cleanup:
     """Gives a run's shielded sections one deadline: *grace* seconds after its cancellation was first seen.
 
-    Until then a section of the library has no deadline. A nested run's deadline is never later than the outer one's.
+    Owned by the run; every part of it that sees the cancellation calls `begin`. Until then a section of the library has
+    no deadline. A nested run's deadline is never later than the outer run's.
     """
 
     def __init__(self, grace: float, outer: Cleanup | None = None) -> None:
@@ -22,12 +26,12 @@ class Cleanup:
         self._outer = outer
         self._own: float | None = None
         self._begun = False
-        # In the order in which they were opened: so they are cut, where one deadline cuts several.
+        # In opening order, which is the order in which one deadline cuts several of them.
         self._sections: dict[anyio.CancelScope, None] = {}
 
     @property
     def deadline(self) -> float | None:
-        """The deadline on the loop's clock, or None while nothing is being cancelled."""
+        """The deadline on the loop's clock, or None while the run is not being cancelled."""
         outer = self._outer.deadline if self._outer is not None else None
         if self._own is None or outer is None:
             return outer if self._own is None else self._own
@@ -35,12 +39,12 @@ class Cleanup:
 
     def begin(self) -> None:
         """Note that the run's cancellation is under way; the first call sets the deadline, for open sections too."""
-        if not self._begun:  # each of the calls that are being cancelled says so
+        if not self._begun:  # every cancelled call calls this
             self._begun = True
             self.end_by(anyio.current_time() + self.grace)
 
     def end_by(self, deadline: float) -> None:
-        """Set the deadline, on the loop's clock, unless an earlier one is set."""
+        """Set the deadline, on the loop's clock, unless an earlier one is set; open sections get it too."""
         if self._own is not None and self._own <= deadline:
             return
         self._own = deadline
@@ -56,12 +60,12 @@ class Cleanup:
         late: bool = False,
         on_cut: Callable[[], None] | None = None,
     ) -> Iterator[anyio.CancelScope]:
-        """Run the block until the cleanup deadline (at most *seconds*); *on_cut* is called if it is cut there.
+        """Run the block until the cleanup deadline (at most *seconds*); call *on_cut* if it is cut.
 
-        With *shield* false the block is still cancelled by the scopes around it: only a sibling's failure waits for it.
-        A block that only begins when the deadline has passed is cut at once; with *late* it has the grace once more.
-        On asyncio no shield holds against the end of the loop, which cuts the block, too. Where the run was ending
-        already that is a second interrupt: the deadline is now.
+        With *shield* false the scopes around the block still cancel it: only a sibling's failure waits for it. A block
+        that begins after the deadline is cut at once; with *late* it gets the grace once more. On asyncio no shield
+        holds against the end of the loop, which cuts the block, too. If the run was ending already, that is a second
+        interrupt: the deadline is then set to now.
         """
         now = anyio.current_time()
         deadline = now + seconds

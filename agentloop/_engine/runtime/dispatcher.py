@@ -1,4 +1,8 @@
-"""Starts what an admission admits. One pump per turn; one per event loop for calls that wait for shared limits."""
+"""The dispatcher: starts the calls that an admission admits.
+
+One per turn; one per event loop for calls that wait for shared limits. Knows tickets and times, not calls or tasks.
+Nothing is locked: admission, starting and giving back are synchronous, on one loop.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from agentloop._core.admission import Admission, Ticket
 
 
 class Dispatcher:
-    """An admission and the loop that starts its tickets. `ticket.owner.start()` must not wait."""
+    """An admission and the loop that starts its tickets. `ticket.owner.start()` must not wait.
+
+    Owned by a batch, or by the state of the event loop; every code that queues a call or gives back a limit calls it.
+    """
 
     def __init__(self) -> None:
         self.admission = Admission()
@@ -20,26 +27,26 @@ class Dispatcher:
         self._again = False
         self._looked_at = 0.0
         self.sleepers: OrderedDict[Callable[[float], None], None] = OrderedDict()
-        """Owners of waiting calls. The first is awake when a call may start by the mere passing of time."""
+        """Wake functions of the owners of waiting calls. The first owner wakes when a call may start by time alone."""
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Queue *tickets* in this order and start what may start."""
+        """Queue *tickets* in this order and start all calls that have room."""
         for ticket in tickets:
             self.admission.add(ticket)
         self.pump()
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
-        """Take *tickets* out and start what that makes possible."""
+        """Take *tickets* out of the queue and start the calls that this gives room."""
         tickets = list(tickets)
         if tickets:
             self.admission.withdraw(tickets)
             self.pump()
 
     def pump(self) -> None:
-        """Start all that may start now.
+        """Start all calls that have room now.
 
-        Everything admitted at once is started before anything it causes is looked at: with an eager task factory a
-        body runs inside `start`, and its failure must not keep an already admitted sibling from starting.
+        All calls admitted at once are started before their consequences are handled: with an eager task factory a body
+        runs inside `start`, and its failure must not keep an already admitted sibling from starting.
         """
         if self._busy:
             self._again = True
@@ -64,7 +71,10 @@ class Dispatcher:
             self._set_alarm()
 
     def alarm_of(self, sleeper: Callable[[float], None]) -> float:
-        """Return when *sleeper* has to be awake for the calls that wait: one of all owners is enough."""
+        """Return the time at which *sleeper* must be awake for the waiting calls; infinity if another owner must.
+
+        One of all owners is enough.
+        """
         return self.next_room() if next(iter(self.sleepers), None) == sleeper else math.inf
 
     def _set_alarm(self) -> None:
@@ -72,9 +82,9 @@ class Dispatcher:
             next(iter(self.sleepers))(room)
 
     def next_room(self) -> float:
-        """Return when to pump again although nothing was given back; infinity if never.
+        """Return the time at which a call may start without a give-back; infinity if never.
 
-        As of the last look: asked of a later moment, a limit that got room in between would not be waited for, and
-        nobody would look again.
+        Computed as of the last `pump`: at a later time, a limit that got room in between would not count as waited for,
+        and no owner would wake for it.
         """
         return self.admission.next_room(self._looked_at) if len(self.admission) else math.inf

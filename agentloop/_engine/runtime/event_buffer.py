@@ -1,8 +1,24 @@
-"""A run's events on their way to the consumer: a deque and a wake-up.
+"""The buffer of a run's events between the log and the consumer: a deque and a wakeup.
 
-Records never wait: their events are buffered whatever the consumer does. Above the limit of unread events three things
-wait for room, outside every permit: reading the next model event, admitting the next call, starting the next turn.
-What is woken is only the wish to look; an event stays in the deque until it is taken, so no cancellation loses one.
+Makes events from records and model events; does not know about tasks, models, journals or how the run continues.
+
+Theory. The log puts, in the step that appends a record; the consumer takes. Putting never waits, at any speed of the
+consumer. A wakeup only makes the consumer look; an event stays in the deque until it is taken, so no cancellation can
+lose one. (Rejected: a memory channel. It loses an item given to a receiver that is cancelled natively in the same tick,
+and a full one would make the log wait for its reader.)
+
+Above the limit of unread events the buffer is *full*, and three things wait for room, outside every permit: reading the
+next model event and starting the next turn (`room`), admitting the next call (the gate). So a slow consumer delays
+calls that wait to start, and never one that has started.
+
+States: open; closed (`close`: the run has ended, unread events can still be taken); discarding (`discard`: nothing is
+kept any more). `take` returns None when closed and empty, or when discarding.
+
+Facts: `_unread`, `_taken`, `closed`, `discarding`. `_progress` is an index: the number, counted from the run's first
+event, of each call's last progress report, from which its position in the deque follows.
+
+Invariants: events are taken in the order of putting. `_announce_room` runs in the step in which the buffer stops being
+full: it wakes the waiting tasks and runs the dispatchers in `on_room`.
 """
 
 from __future__ import annotations
@@ -29,7 +45,10 @@ from agentloop.limits import Limit
 
 
 class _ConsumerGate(Limit):
-    """Keeps the calls of one turn from being admitted while the consumer is behind."""
+    """A limit that admits no calls of one turn while the consumer is behind. Owned by the turn's batch.
+
+    It holds the buffer weakly: the parts of a finished run must not hold each other.
+    """
 
     name = "stream_buffer"
     freed_by_calls = False
@@ -43,14 +62,14 @@ class _ConsumerGate(Limit):
         return math.inf if buffer is None or not buffer.full else 0
 
     def take(self, now: float) -> None:
-        """Do nothing: what fills the buffer are events."""
+        """Do nothing: events fill the buffer, not calls."""
 
     def give(self) -> None:
-        """Do nothing."""
+        """Do nothing: a call that ends frees no room in the buffer."""
 
 
 def as_run(state: CallState) -> ToolCall:
-    """Return a call with the arguments it is run with, which somebody may have changed."""
+    """Return a call with the arguments it runs with, which an approval or a guardrail may have changed."""
     call, text = state.call, state.arguments
     return call if text is None or text == call.arguments else attrs.evolve(call, arguments=text)
 
@@ -60,7 +79,7 @@ def _finish_reason(state: RunFold) -> str | None:
 
 
 class EventBuffer:
-    """Unread events of one tree of runs. Owned by the stream; fed by the log."""
+    """Unread events of one tree of runs. Owned by the stream; the log puts events in, the consumer takes them out."""
 
     def __init__(
         self,
@@ -77,11 +96,11 @@ class EventBuffer:
         self._some = new_wakeup()
         self._room = anyio.Event()
         self._taken = 0
-        """How many events have left: the number of the first unread one."""
+        """The count of events that have left the deque, which is the number of the first unread one."""
         self._progress: dict[tuple[tuple[str, ...], str], int] = {}
-        """The number of the last progress report of each call that has not settled."""
+        """The event number of the last progress report of each call that has not settled."""
         self.on_room: dict[Callable[[], None], None] = {}
-        """Pumps to run when the consumer has caught up, in this order."""
+        """Functions of batches to call when the consumer has caught up, in this order."""
         self.closed = False
         self.discarding = False
 
@@ -91,22 +110,22 @@ class EventBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether the run should wait for its consumer."""
+        """True while the run should wait for its consumer."""
         return self._limit is not None and len(self._unread) >= self._limit and not self.discarding
 
     @property
     def unread(self) -> int:
-        """How many events wait for the consumer."""
+        """The count of events that the consumer has not taken."""
         return len(self._unread)
 
     def put(self, event: ev.Event) -> None:
-        """Add *event*; never waits."""
+        """Add *event* and wake the consumer. Never waits."""
         if not self.discarding:
             self._unread.append(event)
             self._some.ring()
 
     def hears(self, path: tuple[str, ...]) -> bool:
-        """Tell whether events of the run at *path* belong here: this part of the tree or below."""
+        """Tell whether events of the run at *path* belong in this buffer: its part of the tree or below."""
         return path[: len(self._path)] == self._path
 
     def signal(self, event: m.ModelEvent, path: tuple[str, ...], turn: int) -> None:
@@ -134,7 +153,7 @@ class EventBuffer:
         self.put(event)
 
     def record(self, record: r.Record) -> None:
-        """Add the events that *record* means."""
+        """Add the events that follow from *record*, which must have been folded."""
         if not self.hears(record.path):
             return
         state = self._state.at(record.path)
@@ -174,18 +193,18 @@ class EventBuffer:
                 pass
 
     async def room(self) -> None:
-        """Wait until the consumer has caught up."""
+        """Wait until the consumer has caught up. Raises a pending cancellation even if there is room."""
         while self.full:
             await self._room.wait()
         await checkpoint_if_cancelled()
 
     def close(self) -> None:
-        """Say that no event will follow."""
+        """Note that no event will follow; unread events can still be taken."""
         self.closed = True
         self._some.ring()
 
     def discard(self) -> None:
-        """Drop what is unread and what will come: nobody will read it."""
+        """Drop the unread events and all later ones, since no consumer will read them; waiting tasks continue."""
         self.discarding = True
         self._unread.clear()
         self._progress.clear()
@@ -193,7 +212,7 @@ class EventBuffer:
         self._some.ring()
 
     def take_nowait(self) -> ev.Event | None:
-        """Return the next event if there is one; None where one would have to wait for it, or where none will come."""
+        """Return the next event, or None if there is none now. Never waits."""
         unread = self._unread
         if not unread:
             return None
@@ -204,7 +223,13 @@ class EventBuffer:
         return event
 
     async def take(self) -> ev.Event | None:
-        """Return the next event, waiting for it; None when there will be none."""
+        """Wait for the next event and return it; None when there will be none.
+
+        Not a checkpoint if an event is there. Cancellation: no event is lost, since it stays in the deque until taken.
+
+        Raises:
+            UserError: another task waits for the next event.
+        """
         while (event := self.take_nowait()) is None:
             if self.closed or self.discarding:
                 return None
@@ -221,7 +246,11 @@ class EventBuffer:
 
 
 def call_id_of(call: str | ToolCall | ev.Event) -> tuple[tuple[str, ...], str]:
-    """Return path and id of the call that *call* means: an id (of the run's own calls), a `ToolCall`, or an event."""
+    """Return path and id of the call that *call* means: an id (of the run's own calls), a `ToolCall`, or an event.
+
+    Raises:
+        TypeError: *call* is none of these.
+    """
     if isinstance(call, str):
         return (), call
     if isinstance(call, ToolCall):

@@ -1,9 +1,9 @@
 """Ctrl-C on trio: engine code is never torn by a KeyboardInterrupt, application code can be.
 
 trio raises KeyboardInterrupt at once where the interrupt meets code that isn't protected, between any two instructions.
-In protected code it waits, and raises it at the next checkpoint of the program's main task. What decides is the nearest
-caller that says anything. So each function at which engine code begins (a task's first function, what an application
-calls) is marked `uninterrupted`, and each function that calls into the application is marked `interruptible`.
+In protected code it waits, and raises it at the next checkpoint of the program's main task. The nearest marked caller
+decides. So each function at which engine code begins (a task's first function, a method that an application calls) is
+marked `uninterrupted`, and each function that calls into the application is marked `interruptible`.
 
 On asyncio the first interrupt cancels the program's main task, and tears nothing.
 """
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _marked: list[tuple[Any, bool]] = []
-"""Functions that trio is still to be told of, and whether they are protected. Marks cost nothing without trio."""
+"""Functions not yet registered with trio, and whether they are protected. Marks cost nothing without trio."""
 
 
 def uninterrupted(function: FunctionT) -> FunctionT:
@@ -33,7 +33,7 @@ def interruptible(function: FunctionT) -> FunctionT:
 
 
 def protect() -> None:
-    """Tell trio what has been marked so far. Called on trio, when a run begins."""
+    """Register with trio all functions marked so far. Called on trio, when a run begins."""
     if not _marked:
         return
     import trio  # an extra, and here only where it runs
@@ -46,14 +46,14 @@ def protect() -> None:
 
 
 class _Coded:
-    """What trio takes for a function: something with code."""
+    """An object with a code object, which trio accepts in place of a function."""
 
     def __init__(self, code: CodeType) -> None:
         self.__code__ = code
 
 
 def _iter_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield *code* and that of the functions defined in it."""
+    """Yield *code* and the code of the functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,7 +1,22 @@
-"""The writer of a run's journal: one task, one batch at a time, and a gate for whoever must not go on before.
+"""The writer of a run's journal: one task, one batch at a time, and a gate for code that must wait until it is durable.
 
-A record is state in the step that appends it; here it becomes durable. The writer takes everything appended since its
-last write as one batch, so what was appended in one step stands or falls together.
+Knows records, an encoder and a journal; not the state, calls or models. Which records wait is decided by the callers.
+
+Theory. A record is state in the step that appends it; here it becomes durable. The log calls `add`, which never waits.
+The writer's task takes all records added since its last write as one batch, and a journal keeps a batch whole or not at
+all; so records appended in one step are kept together or lost together. A body waits (`durable`) for the batch with its
+`CallStarted`; the next model call, the session and the return of the run wait for all earlier records; no other code
+waits.
+
+States: not begun (records are collected; the run may start another task, see `begun`); waiting for records; writing;
+failed (`error` is set: no more is written, and every waiting task raises it); ended (closed, and all is written).
+
+Facts: `_due` (records of the next batch), `_added` and `_written` (counts since the start), `error`, `_closed`. `_wake`
+and `_progress` are only signals: each waiting task checks the facts again.
+
+Invariants: `_written` grows only when the journal has accepted a batch. A write that was cut or cancelled natively sets
+`error`, since it is unknown whether it was done, and no write follows it. The task is shielded: its waits end by
+`add` or `close`, its writes by the cleanup deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +44,10 @@ Header = Callable[[], bytes]
 
 
 class JournalWriter:
-    """Writes records to *journal* as they are appended. Owned by the run; `run` is its task."""
+    """Writes records to *journal* as they are appended. Owned by the run; the log adds records, `run` writes them.
+
+    *failed* is called once `error` is set, and ends the run.
+    """
 
     def __init__(
         self, journal: Journal, encode: Encode, header: Header | None, cleanup: Cleanup, failed: Callable[[], None]
@@ -38,7 +56,7 @@ class JournalWriter:
         self._cleanup = cleanup
         self._failed = failed
         self.error: BaseException | None = None
-        """Why nothing more is written."""
+        """The reason why no more is written; None while the journal works."""
         self._encode = encode
         self._header = header
         self._due: list[Record] = []
@@ -52,26 +70,26 @@ class JournalWriter:
 
     @property
     def begun(self) -> bool:
-        """Whether the task has had its first step. One that is cancelled natively before it never has it."""
+        """True once the task has taken its first step; a task cancelled natively before that never does."""
         return self._begun
 
     def add(self, record: Record) -> None:
-        """Take *record* for the next batch."""
+        """Add *record* to the next batch. Never waits."""
         self._due.append(record)
         self._added += 1
         self._wake.set()
 
     def close(self) -> None:
-        """Let the writer's task end once everything is written."""
+        """Let the writer's task end once all records are written."""
         self._closed = True
         self._wake.set()
 
     async def durable(self) -> None:
-        """Wait until all that has been added so far is durable.
+        """Wait until all records added so far are durable. Not a checkpoint if they are already.
 
         Raises:
-            JournalError: it never will be.
-            BaseException: what the journal raised, where that is no Exception.
+            JournalError: they never will be.
+            BaseException: the journal's error, where it is no Exception.
         """
         wanted = self._added
         while self._written < wanted:
@@ -81,17 +99,17 @@ class JournalWriter:
 
     @uninterrupted
     async def run(self) -> None:
-        """Write until closed. When the journal has failed no more is written. A second task of the writer does nothing.
+        """Write until closed, or until the journal has failed. A second task of the writer does nothing.
 
-        Cancellation: what has been added is still written, until the run's cleanup deadline. A write that only begins
-        after it has the grace once more: what took all the time until there was something else, and the run has ended.
+        Cancellation: records added so far are still written, until the run's cleanup deadline. A write that begins only
+        after the deadline gets the grace once more: other work took the time until then, and the run has ended.
         """
         if self._begun:
             return
         self._begun = True
         self._task = own_task()
         try:
-            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - whoever closes the writer ends its waits
+            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - `close` ends its waits
                 while self.error is None and not (self._closed and not self._due):
                     if not self._due:
                         self._wake = anyio.Event()
@@ -126,7 +144,7 @@ class JournalWriter:
         except Exception as error:
             self.error = JournalError(f"the journal failed: {type(error).__name__}: {error}")
             self.error.__cause__ = error
-        except BaseException as error:  # noqa: ASYNC103 - raised by `durable`, and by the run: they wait in other tasks
+        except BaseException as error:  # noqa: ASYNC103 - `durable` and the run raise it, in other tasks
             if is_closing(self._task):
                 raise
             self.error = error

@@ -1,4 +1,7 @@
-"""A run under way: its state and log, and what its parts share. One object travels through the shell."""
+"""A run under way: its state, its log, and the objects that its parts share. The engine passes this one object around.
+
+Knows the parts of a run, but not the loop or the scheduler, which use it.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +51,13 @@ DEFAULT_MAX_THREADS = 32
 
 
 class LiveEffects:
-    """The door that does things."""
+    """Does each effect of a live run, where a replay answers from its log. Has no state; all runs may share it."""
 
     @interruptible
     async def perform(self, effect: e.Effect) -> Any:
-        """Do *effect* and return what it gives."""
+        """Do *effect* and return its result. On trio a KeyboardInterrupt may be raised in it."""
         match effect:
-            case e.CallTool() | e.CallModel():  # first: of these there are many
+            case e.CallTool() | e.CallModel():  # first, since these are by far the most frequent
                 return await effect.do()
             case e.Sleep(seconds):
                 await anyio.sleep(seconds)
@@ -71,9 +74,10 @@ class LiveEffects:
 
 @attrs.define(eq=False)
 class LoopState:
-    """What all runs of one event loop share: the arrival order of calls under shared limits, and live threads.
+    """The state that all runs of one event loop share: the arrival order of calls under shared limits, live threads.
 
-    It may not hold the loop: a `RunVar` goes with its loop, and what it has would keep that for ever.
+    Owned by the loop; mutated by its runs. It must not hold the loop: a `RunVar` is dropped with its loop, and a
+    reference from its value would keep the loop for ever.
     """
 
     pump: Dispatcher = attrs.field(factory=Dispatcher)
@@ -86,7 +90,7 @@ _shared: anyio.lowlevel.RunVar[LoopState] = anyio.lowlevel.RunVar("agentloop")
 
 
 def loop_state() -> LoopState:
-    """Return what the runs of the current event loop share, made at first use and gone with the loop."""
+    """Return the state that the runs of the current event loop share, made at first use and dropped with the loop."""
     shared = _shared.get(None)
     if shared is None:
         shared = LoopState()
@@ -96,7 +100,10 @@ def loop_state() -> LoopState:
 
 @attrs.define(eq=False, kw_only=True)
 class ServerConversation:
-    """What the provider keeps of a run's conversation, and how much of the history it has been sent."""
+    """A conversation that the provider keeps, and how many items of the history were sent to it.
+
+    Owned by the run; mutated after each response.
+    """
 
     conversation_id: str | None = None
     previous_response_id: str | None = None
@@ -104,17 +111,17 @@ class ServerConversation:
 
 
 def seconds_to_deadline() -> float | None:
-    """Return the seconds until the nearest deadline around the current task, or None."""
+    """Return the seconds until the nearest deadline around the current task, or None without one."""
     left = anyio.current_effective_deadline() - anyio.current_time()
     return left if left != float("inf") else None
 
 
 @attrs.frozen(eq=False)
 class RunServicesView:
-    """What the contexts of a run ask of it (`agentloop.context.RunServices`): *fold* is the tree's.
+    """The services of a run for its contexts (`agentloop.context.RunServices`); `fold` is the one of the whole tree.
 
-    Not the run itself, which has a context: if both held each other, all that a run has made would be left to the
-    garbage collector when it is over, and a thousand runs would wait for it.
+    A separate object, not the run itself, which holds the context: if both held each other, every object of a finished
+    run would wait for the garbage collector.
     """
 
     path: tuple[str, ...]
@@ -122,30 +129,33 @@ class RunServicesView:
 
     @property
     def usage(self) -> Usage:
-        """What the whole tree has used."""
+        """The usage of the whole tree."""
         return self.fold.usage
 
     def deadline(self) -> float | None:
-        """Seconds left until the nearest enclosing deadline, or None."""
+        """Return the seconds left until the nearest enclosing deadline, or None without one."""
         return seconds_to_deadline()
 
 
 def _is_cancelled_outside(scope: anyio.CancelScope) -> bool:
-    """Tell whether what is around *scope* is cancelled: another scope, or natively the task that holds the run."""
+    """Tell whether a scope around *scope*, or natively the task that holds the run, is cancelled."""
     return cancelled_outside(scope) or loop_is_left()
 
 
 class Cancellable(Protocol):
-    """A live call, as far as the run knows it."""
+    """A live call, as far as the run knows about it."""
 
     def cancel(self, cause: Literal["caller"], reason: str | None = None) -> bool:
-        """Cancel it unless its body has ended; False if it has."""
+        """Cancel the call unless its body has ended; return False if it has."""
         ...
 
 
 @attrs.define(eq=False, kw_only=True)
 class LiveRun:
-    """One run of one agent tree node. Owned by the task that drives it; nothing outside the shell sees it."""
+    """One run at one node of the tree of runs. Owned and mutated by the task that drives it, and by its calls' tasks.
+
+    No code outside the engine sees it.
+    """
 
     agent: Agent[Any, Any]
     config: RunConfig
@@ -160,59 +170,59 @@ class LiveRun:
     resources: Resources
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
-    """Runs an agent tool's nested run."""
+    """The function that runs an agent tool's nested run."""
     graph: AgentGraph
     """The agents of the whole tree, by key."""
     token: EventLoopToken = attrs.field(factory=anyio.lowlevel.current_token)
-    """The loop it runs on, for those who ask from other threads."""
+    """The event loop of the run, for requests from other threads."""
     view: TurnView | None = None
     parent: LiveRun | None = None
     scope: anyio.CancelScope | None = None
-    """Ends the run at its deadline, or when its journal fails; None where it has neither."""
+    """The scope that ends the run at its deadline, or when its journal fails; None where it has neither."""
     calls: dict[tuple[tuple[str, ...], str], Cancellable] = attrs.field(factory=dict)
-    """Live calls of the whole tree; the root's dict, shared."""
+    """Index of the live calls of the whole tree, by path and id; the root's dict, shared."""
     cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
     """Calls cancelled before they were scheduled; the root's dict, shared."""
     children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
     """Nested runs by path; the root's dict, shared."""
     session: SessionProgress | None = None
-    """How far the run's session has been written, if it has one."""
+    """The progress of writing to the run's session, if it has one."""
     server: ServerConversation | None = None
     error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
     stop_when: Condition | None = None
     stopped_by: BaseException | None = None
-    """What the run's own loop was stopped by, where another entry may get past it: a limit that is set anew, a model
-    that answers again. An equal error that comes from a body, a hook or any other callback is not it."""
+    """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set
+    anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
     guards_settled: anyio.Event | None = None
-    """Set when the input guardrails beside the first model call have all passed; None where there are none."""
+    """Set once all input guardrails beside the first model call have passed; None where there are none."""
     budget: Budget | None = None
     stop_after_turn: bool = False
     looked_at: int = 0
-    """The last turn after which `stop_when` has stopped an entry: it doesn't do so twice."""
+    """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
     workflow: str | None = None
     trace_id: str | None = None
     graph_changes: tuple[str, ...] = ()
-    """How the agents differ from those the run began with, in words, where the log doesn't say so yet."""
+    """The differences of the agents from those the run began with, as texts, where the log doesn't have them yet."""
     asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
-    """What is about to be asked about calls on whose approval callbacks are at work; the root's dict is used."""
+    """Possible requests for approval, of calls whose policies or callbacks still run; the root's dict is used."""
     open_spans: Callable[[], Awaitable[None]] | None = None
-    """Begins or goes on with the run's trace; called once, before the entry's first record."""
+    """The function that begins or continues the run's trace; called once, before the run segment's first record."""
     open_journal: Callable[[], Awaitable[None]] | None = None
-    """Begins the run's journal, or goes on with it; called once, before the entry's first record."""
+    """The function that begins or continues the run's journal; called once, before the run segment's first record."""
     redacts_errors: bool = False
-    """Whether no text shows the message of an error of this run: it is nested in a call with secret arguments."""
+    """True if no text may show the message of an error of this run: it is nested in a call with secret arguments."""
     _ended_by: str | None = None
     warned: set[str] = attrs.field(factory=set)
-    """What one warning was logged for already; the root's set is asked."""
+    """Keys of warnings that were logged already, each once per tree; the root's set is used."""
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Call ids of the agent tools around this run."""
+        """The call ids of the agent tools around this run, outermost first."""
         return self.state.path
 
     @property
     def depth(self) -> int:
-        """How deep this run is nested; 0 for the caller's own."""
+        """The nesting depth of this run; 0 for the caller's own."""
         return len(self.state.path)
 
     @property
@@ -227,29 +237,29 @@ class LiveRun:
 
     @property
     def price(self) -> Any:
-        """What says what a request costs: the configuration's, else the outer run's, whose budget pays as well."""
+        """The function that prices a request: the configuration's, else the outer run's, whose budget pays as well."""
         own = self.config.price
         return own if own is not None or self.parent is None else self.parent.price
 
     @property
     def conversation(self) -> tuple[Item, ...]:
-        """What the model had been shown, and its response."""
+        """The items that were shown to the model, and its response."""
         shown = self.view.input if self.view is not None else ()
         return (*shown, *(self.state.response or ()))
 
     def here(self) -> tuple[tuple[str, ...], int, float]:
-        """Return what every record begins with: path, turn and time."""
+        """Return the first fields of every record: path, turn and wall-clock time."""
         return self.state.path, self.state.turn, self.log.wall()
 
     def append(self, record: Record) -> None:
-        """Append *record* to the log of the tree."""
+        """Append *record* to the log of the tree. Never waits."""
         self.log.append(record)
 
     def check_request(self) -> None:
-        """Return if one more model request may be made, by every ledger that has to pay for it.
+        """Check that every budget that has to pay for one more model request allows it.
 
         Raises:
-            UsageLimitExceeded: by the nearest that is spent.
+            UsageLimitExceeded: by the nearest budget that is spent.
         """
         run: LiveRun | None = self
         while run is not None:
@@ -263,12 +273,12 @@ class LiveRun:
             run = outer
 
     def redact_error(self, error: BaseException) -> None:
-        """See that no text shows the message of *error*, if the run's errors may repeat what is secret."""
+        """Hide the message of *error* in every text, if the run's errors may repeat a secret."""
         if self.redacts_errors:
             redact_message(error)
 
     def redacts_errors_of(self, call: ToolCall) -> bool:
-        """Tell whether errors of *call*, and words that the application makes of it, may repeat what is secret."""
+        """Tell whether errors of *call*, and texts that the application makes of it, may repeat a secret."""
         return self.redacts_errors or bool(call.secret)
 
     async def call_callback(
@@ -280,14 +290,14 @@ class LiveRun:
         told: bool = True,
         form: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Ask the application, and record what it answered; with *told* false, another record holds that.
+        """Call the application's callback and record its answer; with *told* false, another record holds the answer.
 
-        *form* makes plain data of the answer for the record.
+        *form* makes plain data of the answer for the record. Errors of the callback are raised bare, unrecorded.
         """
         answer = await self.effects.perform(e.CallCallback(self.path, what, key, do))
         if told:
             plain = answer if form is None else form(answer)
-            # Words that the application made for a run with secret input may repeat it.
+            # A text that the application made for a run with secret input may repeat it.
             secret = self.state.secret_input and not isinstance(plain, bool)
             self.append(CallbackReturned(*self.here(), what, key, plain, secret=secret))
         return answer
@@ -299,21 +309,22 @@ class LiveRun:
         return drawn
 
     def agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
-        """Return the agent at work at *path*; None where no run is."""
+        """Return the agent at work at *path*; None where there is no run."""
         run = self.children.get(path) if path else self
         return run.agent if run is not None else None
 
-    # -- endings
+    # -- the end
 
     def release_refs(self) -> None:
-        """Leave nothing that holds the run and is held by it: what is over needn't wait for a garbage collection."""
+        """Break the reference cycles of the run, so that a finished one doesn't wait for the garbage collector."""
         self.log.events = self.log.spans = self.log.on_broken = self.open_spans = self.open_journal = None
         self.children.clear()
 
     def cancel_source(self) -> str:
-        """Say who ends this run, asked when an enclosing scope is cancelled. The first answer stays.
+        """Return "parent" or "deadline" as the source of this run's cancellation. The first answer stays.
 
-        The caller comes first: a deadline that passes beside his cancellation has ended nothing.
+        Called when an enclosing scope is cancelled. The caller has precedence: a deadline that passes at the same time
+        as the caller's cancellation has ended nothing.
         """
         if self._ended_by is None:
             scope = self._find_cancelled_scope()
@@ -324,7 +335,10 @@ class LiveRun:
         return self._ended_by
 
     async def find_cancel_source(self) -> str:
-        """Return what `cancel_source` does, once everything of the same scheduler pass is known."""
+        """Return `cancel_source()` after one more scheduler pass where only a deadline shows so far.
+
+        Shielded: a caller's cancellation in the same pass is then known, and has precedence.
+        """
         if (
             self._ended_by is None
             and (scope := self._find_cancelled_scope()) is not None
@@ -335,7 +349,7 @@ class LiveRun:
         return self.cancel_source()
 
     def _find_cancelled_scope(self) -> anyio.CancelScope | None:
-        """Return the outermost scope of this run and those around it that is cancelled."""
+        """Return the outermost cancelled scope among this run's and those of the runs around it."""
         found: anyio.CancelScope | None = None
         run: LiveRun | None = self
         while run is not None:
@@ -349,13 +363,13 @@ class LiveRun:
         self.append(CleanupCut(*self.here(), section, call_id))
 
     def report_late(self, report: LateResult) -> None:
-        """Tell instruments what came of a body after its outcome was decided."""
+        """Report to instruments the value or error of a body that came after its outcome was decided."""
         if report.error is not None:
             logger.debug("late error of call %s: %s", report.call.call_id, error_summary(report.error))
         self.log.tell("on_late_result", report)
 
     def report_still_running(self, report: StillRunning) -> None:
-        """Tell instruments and the log of Python that a call outlives the cleanup deadline."""
+        """Report to instruments and the log of Python that a call outlives the cleanup deadline."""
         logger.warning(
             "call %s of tool %s is still running after %.1f s, past the cleanup deadline",
             report.call.call_id,
@@ -365,7 +379,7 @@ class LiveRun:
         self.log.tell("on_still_running", report)
 
     def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
-        """Cancel one call, running or queued; False if it has ended or is unknown. From any task or thread."""
+        """Cancel one call, running or queued; return False if it has ended or is unknown. From any task or thread."""
         if threading.get_ident() != self.shared.thread_ident:
             return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.token)
         return self._cancel_call(path, call_id, reason)

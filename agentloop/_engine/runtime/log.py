@@ -1,4 +1,7 @@
-"""The log of a run tree under way: where records are appended, and who is told of them."""
+"""The log of a tree of runs under way: appends records, and passes each to journal, instruments, spans and buffers.
+
+Does not know what a record causes: the loop reads the state.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +20,33 @@ logger = logging.getLogger("agentloop")
 
 
 class Log:
-    """Where records are appended. Appending folds: a record is state in the step that appends it."""
+    """The log of one tree of runs. Appending folds: a record is state in the step that appends it.
+
+    Owned by the root run; every run of the tree appends to it, on one event loop.
+    """
 
     def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
         self.state = state
         self.events: EventBuffer | None = None
         self.listeners: list[EventBuffer] = []
-        """Buffers of parts of the tree: those of agent tools with `on_stream`. Nobody waits for their readers."""
+        """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
         self.wall: Callable[[], float] = time.time
         self.expect: Callable[[Record], Record | None] | None = None
-        """Says what is appended in the place of a record, if anything: how a replay compares, and keeps the times."""
+        """The function of a replay that compares a record and returns the one to append in its place, which keeps the
+        recorded times; None to append nothing."""
         self.spans: SpanSource | None = None
         self.journal: JournalWriter | None = None
         self.broken_by: BaseException | None = None
         """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
         self.on_broken: Callable[[], None] | None = None
-        """Ends the run that an instrument has broken. Set while the run is under way."""
+        """The function that ends the run after an instrument has broken it. Set while the run is under way."""
         self._instruments = instruments
         self._warned: set[int] = set()
 
     def append(self, record: Record) -> None:
-        """Append *record*: it is folded, shown to instruments, and becomes the consumer's event if there is one.
+        """Append *record*: fold it, then pass it to the journal, the instruments, the spans and the event buffers.
 
-        It never raises what an instrument raises, since the caller is in the middle of a step: see `tell`.
+        Never waits, and never raises an instrument's error, since the caller is in the middle of a step: see `tell`.
         """
         if self.expect is not None:
             expected = self.expect(record)
@@ -68,17 +75,18 @@ class Log:
             await self.journal.durable()
 
     def buffers(self) -> list[EventBuffer]:
-        """Return who takes signals; empty where nobody does, so that none need be made."""
+        """Return the buffers that take signals; empty where there are none, so that no signal need be made."""
         return self.listeners if self.events is None else [self.events, *self.listeners]
 
     def tell(self, method: str, report: object) -> None:
-        """Tell every instrument. An Exception, or a cancellation made up by an instrument, is logged, once for each.
+        """Notify every instrument by its *method*.
 
-        Any other BaseException ends the run: it is kept, and raised when everything of the run has ended.
+        An Exception of an instrument, or a cancellation that it raises itself, is logged, once for each instrument. Any
+        other BaseException ends the run: it is kept, and raised when all tasks of the run have ended.
         """
         for instrument in self._instruments:
             try:
-                told = getattr(instrument, method, None)  # whoever has only some of the methods hears only of these
+                told = getattr(instrument, method, None)  # an instrument may have only some of the methods
                 if told is not None:
                     told(report)
             except BaseException as error:  # noqa: ASYNC103 - kept, and raised at the end of the run

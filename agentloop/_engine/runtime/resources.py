@@ -1,4 +1,9 @@
-"""Resources of a run: entered once, on first need, each in a task of its own, and left before the run ends."""
+"""Resources of a run: entered once, on first need, each in a task of its own, and left before the run ends.
+
+A task of its own, because the scopes and nurseries of a context manager must be left by the task that entered them, and
+the call that needs a resource first ends before the last. (Rejected: an exit stack in the run's task, which would enter
+in one task and leave in another.) Does not know what a resource is.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ Factory = Callable[[], AbstractAsyncContextManager[Any]]
 
 @attrs.define(eq=False)
 class _HeldResource:
-    """One resource and the task that entered it. Entering and leaving happen in that task."""
+    """One resource and the task that entered it. Owned by `Resources`; entering and leaving happen in that task."""
 
     factory: Factory
     settled: anyio.Event = attrs.field(factory=lambda: anyio.Event())
@@ -27,13 +32,13 @@ class _HeldResource:
     left: anyio.Event = attrs.field(factory=lambda: anyio.Event())
     scope: anyio.CancelScope = attrs.field(factory=lambda: anyio.CancelScope(shield=True))
     begun: bool = False
-    """Whether the task has had its first step. One that is cancelled natively before it never has it."""
+    """True once the task has taken its first step; a task cancelled natively before that never does."""
     ready: bool = False
     value: Any = None
     error: BaseException | None = None
 
     def give_up(self) -> None:
-        """Have the task do nothing when it begins; whoever waits is told at once."""
+        """Make the task do nothing when it begins, and wake all waiting tasks at once."""
         self.begun = True
         self.settled.set()
         self.left.set()
@@ -41,21 +46,21 @@ class _HeldResource:
 
 @uninterrupted
 async def _host(held: _HeldResource) -> None:
-    """Enter the resource, wait until it is to be left, and leave it."""
+    """Enter the resource, wait until `stop` is set, and leave it. Errors are stored in *held*."""
     if held.begun:
         return
     held.begun = True
     task = own_task()
     try:
-        # Shielded: bodies use the resource while they wind up; `Resources.close` ends it after them.
+        # Shielded: bodies still use the resource in their cleanup; `Resources.close` ends it after them.
         with held.scope:
             if held.stop.is_set():
-                return  # the run ended before this task came to anything
+                return  # the run ended before this task entered the resource
             async with held.factory() as held.value:
                 held.ready = True
                 held.settled.set()
                 await wait_out_cancellations(held.stop.wait)
-    except BaseException as error:  # noqa: ASYNC103 - carried to whoever waits; the scope is shielded and our own
+    except BaseException as error:  # noqa: ASYNC103 - carried to the waiting tasks; the scope is shielded and our own
         if is_closing(task):
             raise
         held.error = error
@@ -65,21 +70,25 @@ async def _host(held: _HeldResource) -> None:
 
 
 class Resources:
-    """The resources of one run. Those of a nested run are held by tasks that *outer* starts."""
+    """The resources of one run; owned by it. *outer* starts the tasks that hold those of a nested run."""
 
     def __init__(self, outer: Resources | None = None) -> None:
         self.spawn: Callable[[Work, Any, str], None] | None = outer.spawn if outer is not None else None
-        """Starts a task that outlives the run's bodies: `work(on)`, by name. Set when the run's nursery is open."""
+        """The function that starts a task `work(on)`, by name, which outlives the run's bodies. Set when the run's
+        nursery is open."""
         self._held: dict[Any, _HeldResource] = {}
         self._closed = False
 
     async def get(self, factory: Factory, key: object = None) -> Any:
-        """Return what *factory*'s context manager gives; entered on first use, shared by concurrent ones.
+        """Return the value of *factory*'s context manager, entered at first use and shared by concurrent uses.
 
-        *key* tells resources apart; without one the factory does.
+        *key* identifies the resource; without one the factory does. A checkpoint; if the caller is cancelled here, the
+        resource is still entered, and left at the end of the run.
 
         Raises:
-            Exception: what entering raises, to everybody who waits for that entry; the next use tries again.
+            UserError: the run is ending.
+            RuntimeError: the run ended while the resource was being entered.
+            Exception: the error of entering, in every task that waits for it; the next use tries again.
         """
         if self._closed:
             raise UserError("the run is ending: no resource can be entered any more")
@@ -87,7 +96,7 @@ class Resources:
         held = self._held.get(key)
         if held is None:
             held = self._held[key] = _HeldResource(factory)
-            assert self.spawn is not None  # somebody of the run asks
+            assert self.spawn is not None  # only a run that is open uses resources
             self.spawn(_host, held, "agentloop resource")
         await held.settled.wait()
         if held.ready and not held.stop.is_set():
@@ -97,13 +106,16 @@ class Resources:
         raise held.error if held.error is not None else RuntimeError("the run ended while a resource was being entered")
 
     def stand_in(self, left: Any) -> None:
-        """Hold something that *left* (its `wait`) says the leaving of: a replay has no resources, but their time."""
+        """Hold a placeholder that counts as left once *left* is set: a replay has no resources, but keeps their time."""
         held = _HeldResource(nullcontext, left=left, begun=True, ready=True)
         held.settled.set()
         self._held[left] = held
 
     async def close(self, cleanup: Cleanup, cut: Callable[[str], None]) -> list[BaseException]:
-        """Leave all in reverse order, each within the cleanup deadline; return what their exits raised."""
+        """Leave all resources in reverse order, each within the cleanup deadline; return the errors of their exits.
+
+        *cut* is called for each one that is cut. No cancellation ends this early: every task has ended afterwards.
+        """
         errors: list[BaseException] = []
         self._closed = True
         while self._held:

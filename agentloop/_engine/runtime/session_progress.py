@@ -1,4 +1,4 @@
-"""How far a run's session has been written: each of the run's own items is written once."""
+"""The progress of a run's session: which of the run's own items are written, so that each is written once."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from agentloop.items import Item
 
 @attrs.define(eq=False)
 class SessionProgress:
-    """What of a run's own items has been given to *session*. Owned by the run; `save_items` advances it."""
+    """Tracks which of a run's own items *session* has received. Owned by the run; `save_items` advances it."""
 
     session: Session
     input_saved: bool = False
     saved: int = 0
-    """How many of the run's new items have been looked at."""
+    """The count of the run's new items that are either written or in `held`."""
     held: list[Item] = attrs.field(factory=list)
-    """Calls without their output yet (a handoff not taken), and what led to them: written with the output, if any."""
+    """Calls without their output yet (a handoff not taken), and the items that led to them: written with the output, if any."""
     failed: bool = False
-    """Whether a write has failed: nothing more is written then."""
+    """True once a write has failed: no more is written then."""
 
     doubtful: bool = False
-    """Whether an earlier entry of the run, which didn't come to its end, may have written what is due next."""
+    """True if an earlier run segment, which didn't reach its end, may have written the items that are due next."""
 
     @classmethod
     def of(cls, session: Session, state: RunFold) -> SessionProgress:
-        """Return how far a run whose log has got to *state* had written: that is not written again."""
+        """Return the progress of a run whose log has led to *state*: written items are not written again."""
         if state.started is None:
             return cls(session)
         saved = state.saved or 0

@@ -1,7 +1,8 @@
 """Worker threads for sync bodies, under limits of our own.
 
 The backends give a limiter's token back as soon as an abandoned thread's *task* ends, so a limit of theirs does not
-bound live threads. Here a thread holds its place until its function has ended, awaited or abandoned.
+bound live threads. Here a thread holds its slot until its function has ended, awaited or abandoned. Does not know about
+calls: only their names, their order and their slots.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ _UNSET = object()
 
 @attrs.define(eq=False)
 class ThreadSlot:
-    """One thread's place under the limits. `ident` is the thread's, once it runs."""
+    """One thread's slot under the limits. `ident` is the thread's, once it runs.
+
+    Owned by the call that took it, until it is given back; mutated on the loop and in the thread, under a lock.
+    """
 
     name: str
     since: float
     abandoned: bool = False
     ident: int | None = None
     waiters: set[_Waiter] = attrs.field(factory=set)
-    """Calls that wait for a place and are part of what runs in this one."""
+    """Calls that wait for a slot and are part of the function that runs in this one."""
     _lock: Any = attrs.field(factory=threading.Lock)
     _state: str = "waiting"
 
     def claim(self) -> bool:
-        """Called in the thread: False if the call was given up before the thread came to it."""
+        """Mark the slot as running, in its thread; return False if the call was given up before."""
         with self._lock:
             if self._state == "given_up":
                 return False
@@ -52,13 +56,13 @@ class ThreadSlot:
             return True
 
     def finish(self) -> bool:
-        """Called in the thread when the function has ended: True if nobody waits for it any more."""
+        """Mark the slot as done, in its thread, when the function has ended; return True if it was abandoned."""
         with self._lock:
             self._state = "done"
             return self.abandoned
 
     def abandon(self) -> bool:
-        """Called on the loop when the awaiting call was cancelled: True if a thread is left running."""
+        """Give the thread up, on the loop, when its call was cancelled; return True if a thread is left running."""
         with self._lock:
             if self._state == "running":
                 self.abandoned = True
@@ -69,50 +73,52 @@ class ThreadSlot:
 
 @attrs.define(eq=False)
 class _Waiter:
-    """A call that waits for a place; started by the pump when every level has room."""
+    """A call that waits for a slot; the dispatcher starts it when every level has room."""
 
     threads: Threads
     name: str
     inside: tuple[ThreadSlot, ...]
-    """The places of the sync bodies that this call is part of, outermost first."""
+    """The slots of the sync bodies that this call is part of, outermost first."""
     woken: anyio.Event = attrs.field(factory=anyio.Event)
     place: ThreadSlot | None = None
     refusal: str | None = None
 
     def start(self) -> None:
-        """Take the place."""
+        """Take the slot and wake the call. Called by the dispatcher."""
         self.place = self.threads._take(self.name)
         self.woken.set()
 
     def refuse(self, text: str) -> None:
-        """Let the call go on without a place."""
+        """Let the call continue without a slot."""
         self.refusal = text
         self.woken.set()
 
     def answer(self) -> ThreadSlot | str | None:
-        """Return the place or the refusal; None while there is neither."""
+        """Return the slot or the refusal; None while there is neither."""
         return self.refusal if self.place is None else self.place
 
 
 _inside: ContextVar[tuple[ThreadSlot, ...]] = ContextVar("agentloop_threads", default=())
-"""The places of the sync bodies around the code that runs."""
+"""The slots of the sync bodies around the code that runs."""
 
 
 class Threads:
     """A bounded set of live worker threads. *outer* bounds them too (a run's threads, within its loop's).
 
-    Calls of one `Threads` get their places in the order in which they joined the queue. Of several `Threads` within one
+    Owned by a run, or by the state of the event loop; used on that loop alone.
+
+    Calls of one `Threads` get their slots in the order in which they joined the queue. Of several `Threads` within one
     *outer*, those whose first call waited longer come first.
 
-    A sync body may run an agent whose tools need threads in turn. Where every place is held by such a body, or by one
-    that was abandoned, waiting would have no end: the call that would complete the circle is refused.
+    A sync body may run an agent whose tools need threads in turn. If every slot is held by such a body, or by an
+    abandoned one, waiting would have no end: the call that would complete the circle is refused.
     """
 
     def __init__(self, limit: int, outer: Threads | None = None) -> None:
         self.limit = limit
         self._live: set[ThreadSlot] = set()
         self._queue: OrderedDict[object, anyio.Event | None] = OrderedDict()
-        """Calls in the order in which they get places; with an event, if they wait for their turn."""
+        """Calls in the order in which they get slots; with an event, if they wait for their turn."""
         self._around: tuple[Threads, ...] = () if outer is None else outer._levels
         self._capacity = Capacity(limit)
         self._limits: tuple[Limit, ...] = tuple(level._capacity for level in self._levels)
@@ -125,11 +131,11 @@ class Threads:
 
     @property
     def _levels(self) -> tuple[Threads, ...]:
-        """This and what bounds it. Not kept: what holds itself is left to the garbage collector."""
+        """This `Threads` and those around it. Not stored: a reference to itself would need the garbage collector."""
         return (self, *self._around)
 
     def join(self, call: object) -> None:
-        """Put *call* at the end of the queue for places; synchronous, so that the order is the caller's."""
+        """Add *call* at the end of the queue for slots; synchronous, so that the order is the caller's."""
         self._queue[call] = None
 
     def leave(self, call: object) -> None:
@@ -140,11 +146,12 @@ class Threads:
                 turn.set()
 
     async def place(self, call: object, name: str) -> ThreadSlot | str:
-        """Wait for *call*'s turn and a place, and take it.
+        """Wait for *call*'s turn and a slot, and take the slot.
+
+        Cancellation: the call leaves the queue, and a slot taken in the same step is given back.
 
         Returns:
-            The place; or, where no place would ever be given back to it, a refusal that names what holds them, and
-            for how long.
+            The slot; or, if none would ever be given back, a refusal that names the holders and since when they hold.
         """
         try:
             if next(iter(self._queue)) is not call:
@@ -165,7 +172,7 @@ class Threads:
         try:
             self._refuse_endless_waits(self)
             await waiter.woken.wait()
-            # What freed it may have been the end of the run, which this call has not been told of yet.
+            # The end of the run may have freed the slot, and the cancellation may not have reached this call yet.
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             if isinstance(place := waiter.answer(), ThreadSlot):  # given in the step that cancelled the call
@@ -192,7 +199,7 @@ class Threads:
         return place
 
     def give_back(self, place: ThreadSlot) -> None:
-        """Free *place*, and give it to the next call. A place that was given back already is passed by."""
+        """Free *place*, so that the next call can take it. Does nothing if it was given back already."""
         if place not in self._live:
             return
         for level in self._levels:
@@ -203,7 +210,7 @@ class Threads:
     # -- waits without end
 
     def _refuse_endless_waits(self, threads: Threads) -> None:
-        """Refuse calls, the latest first, until no level of *threads* is held by what itself waits for one of them."""
+        """Refuse calls, the latest first, until no level of *threads* is held by bodies that wait for one of them."""
         for level in threads._levels:
             while level._is_stuck({}):
                 latest = next((one for one in reversed(self._waiters) if level in one.threads._levels), None)
@@ -215,9 +222,9 @@ class Threads:
                 latest.refuse(text)
 
     def _is_stuck(self, seen: dict[Threads, bool]) -> bool:
-        """Tell whether no place of this level is given back before a call that waits has got one.
+        """Tell whether no slot of this level can be given back before a waiting call gets one.
 
-        *seen* holds what is known of other levels; of one that is being looked at it is assumed, as in a circle.
+        *seen* holds the answers for other levels; a level under examination counts as stuck, as in a circle.
         """
         if self not in seen:
             seen[self] = True
@@ -242,12 +249,15 @@ class Threads:
         abandon: bool,
         late: Callable[[Any, BaseException | None], None],
     ) -> Any:
-        """Run *fn* in a worker thread that holds *place* and return what it returns.
+        """Run *fn* in a worker thread that holds *place* and return its result.
 
         Context variables that *fn* set are set here afterwards.
 
         Cancellation: without *abandon* the thread is awaited first. With it the call leaves at once; the thread keeps
-        its place until it ends, and *late(value, error)* is then called on the loop.
+        its slot until it ends, and `late(value, error)` is then called on the loop.
+
+        Raises:
+            BaseException: the error of *fn*.
         """
         token = anyio.lowlevel.current_token()
 
@@ -273,8 +283,8 @@ class Threads:
             changes.update((var, new) for var, new in copy_context().items() if before.get(var, _UNSET) is not new)
             if place.finish():
                 try:
-                    tell(token, ended, value, error)  # nobody may run the loop any more: not waited for
-                except RuntimeError:  # the loop is gone, and with it everybody who could be told
+                    tell(token, ended, value, error)  # the loop may have stopped running: not waited for
+                except RuntimeError:  # the loop is gone, and with it all receivers
                     how = "returned" if error is None else f"raised {type(error).__name__}"
                     logger.warning("%s, abandoned, %s after its event loop", place.name, how)
             return value, error
