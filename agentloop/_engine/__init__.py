@@ -1,1 +1,4 @@
-"""The engine: the only room that awaits. It does the actions that the machine names, in nurseries, and logs the results."""
+"""The engine: does the actions that the machine names, inside nurseries, and appends their results to the log.
+
+The core decides and never waits; all awaiting of a run is here.
+"""

@@ -107,7 +107,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     The first failure is returned, with the others as notes; if the run ends by a cancellation, the record's details
     keep them. A BaseException that is no Exception outranks both.
 
-    Cancellation: all steps are shielded and run to their end or to the cleanup deadline.
+    Cancellation: the steps are shielded, up to the cleanup deadline; the journal's writer has deadlines of its own.
     """
     if ended.error is not None:
         run.cleanup.begin()

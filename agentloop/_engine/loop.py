@@ -1,4 +1,29 @@
-"""The loop: ask the machine what is due, do it, append what happened. There is no other loop, and no other path."""
+"""The loop of a run: get the next action from the machine, do it, append the result. No other code drives a run.
+
+Knows actions and the order of a run segment; decides nothing about a run's state: `next_action` does, and each step has
+a module of its own.
+
+Theory. A run is the fold of its records, and `next_action` reads only that fold and the turn's view. So a fresh, a
+resumed and a recovered run take the same path and differ only in the count of records.
+
+A run segment, from a start or resume to the next end or pause, is one call of `execute`, in this order:
+
+    _enter         open the trace and the journal; then `_begin` (RunStarted, the session's items, the agent's hooks) or
+                   `_resume` (RunResumed, outputs that were settled and not released, missing guardrails)
+    drive          one action at a time, until the run has ended, paused or stopped
+    wind_up        session, resources, `on_run_end`, RunEnded: always, also when the segment fails or is cancelled
+
+Only an application's callable can decide `AskBehavior`: the loop calls it and continues as if the machine had named the
+answer. (Rejected: calling it where a batch settles. A run that begins with its records would not call it.)
+
+Facts: the log, and in `LiveRun` the agent at work, the stop requested by the consumer and the very error that stopped
+the loop (`stopped_by`). `run.view` is derived: it holds the definitions of the current turn and is made again where it
+is missing.
+
+Invariants: `RunEnded` is the last record of every segment, unless its process dies. A turn's record is durable before
+its model call. A check for cancellation follows each shielded section that could have hidden one. `execute` raises
+errors bare, and lets a cancellation continue only after `wind_up`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +76,11 @@ from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted
 
 
 async def drive(run: LiveRun) -> FinishedRun:
-    """Do what is due until nothing is. Raises what ends the run early."""
+    """Do one action after the other until the run ends, pauses or stops; return how it does.
+
+    Raises:
+        BaseException: the error that ends the run early.
+    """
     while True:  # noqa: ASYNC913 - every action waits but the last
         action = next_action(run.state, run.view)
         if isinstance(action, AskBehavior):
@@ -89,15 +118,15 @@ async def _ensure_view(run: LiveRun) -> TurnView:
 
 
 async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
-    """Return how the run ends between two turns, if it does."""
+    """Return the end of the run if it stops between two turns, else None. Waits for a slow consumer of the stream."""
     if not run.stop_after_turn:
-        if not run.state.turn_open:  # else it began in an earlier entry, which has looked at the turn before
+        if not run.state.turn_open:  # else it began in an earlier run segment, which has checked the turn before
             if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
                 return FinishedRun("stopped", stop_reason=str(found))
             check_loop(run)
         if run.log.events is not None:
             await run.log.events.room()
-    # Looked at last: the consumer may have said so while the run was waiting for him.
+    # Checked last: the consumer may have requested the stop while the run was waiting for the consumer.
     return FinishedRun("cancelled") if run.stop_after_turn else None
 
 
@@ -111,7 +140,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     view = run.view = await prepare_turn(run)
     await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
     path, turn, at = run.here()
-    if not run.state.turn_open:  # else the turn began in an earlier entry, and no answer came
+    if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
         turn += 1
     tools = tuple(tool.qualified_name for tool in view.tools)
     handoffs = tuple(handoff.name for handoff in view.handoffs)
@@ -127,7 +156,10 @@ async def _call_model(run: LiveRun, view: TurnView) -> None:
 
 @attrs.frozen
 class RunSegment:
-    """How a run is entered: with input, or (None) where its log ends. `timeout` is in seconds, for this entry."""
+    """The start of one run segment: `given` is the input of a new run, or None to resume at the end of the log.
+
+    `timeout` is in seconds, for this segment.
+    """
 
     given: tuple[Item, ...] | None
     max_turns: int | None
@@ -138,12 +170,12 @@ _UNBOUNDED = nullcontext()
 
 
 async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
-    """Run *run* from the entry's first record to its last, and return how it ended.
+    """Run one segment of *run*, from its first record to its last, and return how it ended.
 
-    Cancellation: everything of the run has ended when it leaves; `RunEnded` is the last record.
+    Cancellation: continues after all parts of the run have ended; `RunEnded` is the last record.
 
     Raises:
-        BaseException: what ended the run, bare, with `run_data` where it is ours.
+        BaseException: the error that ended the run, bare; with `run_data` if it is the library's own.
     """
     if entry.timeout is not None or run.open_journal is not None:
         run.scope = anyio.CancelScope()
@@ -176,7 +208,7 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
 
 
 def _find_cut_reason(run: LiveRun, entry: RunSegment) -> BaseException:
-    """Return why the run's own scope was cancelled."""
+    """Return the error for a cancellation of the run's own scope: the journal's, or the timeout."""
     journal = run.log.journal
     if journal is not None and journal.error is not None:
         return journal.error
@@ -220,13 +252,13 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -
             own, shown = await load_session(run, run.session, given)
             started = attrs.evolve(started, input=own, shown=shown)
     finally:
-        run.append(started)  # the first record, whatever becomes of the run
+        run.append(started)  # the first record, also if loading the session fails
     await checkpoint_if_cancelled()
     await begin_agent(run)
 
 
 async def _resume(run: LiveRun, max_turns: int | None) -> None:
-    """Enter a run whose log has begun: what is in it is not done again."""
+    """Resume a run whose log has begun: the log's actions are not done again."""
     state = run.state
     if state.ended is not None and state.ended.status == "stopped":
         run.looked_at = state.turn
@@ -241,4 +273,4 @@ async def _resume(run: LiveRun, max_turns: int | None) -> None:
 
 
 async def _do_nothing() -> None:
-    """Be beside the guardrails when no model call is."""
+    """No-op body for `guarded` when the model has already answered."""

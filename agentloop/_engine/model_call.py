@@ -1,4 +1,7 @@
-"""One logical model call: the request, the response's events, the record."""
+"""One logical model call: the request, its attempts, the response's events, the record.
+
+Does not plan or run the response's calls, and does not know about providers: a `Model` does.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 
 
 async def call_model(run: LiveRun, view: TurnView) -> None:
-    """Ask the model for the turn's response and append it.
+    """Request the turn's response from the model and append it.
 
-    Cancellation: the response is closed before the cancellation goes on; the request still counts in the usage.
+    Cancellation: the response is closed before the cancellation continues; the request still counts in the usage.
 
     Raises:
         ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
@@ -59,7 +62,7 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
         if run.server.conversation_id is None:
             run.server.previous_response_id = response.response_id
     if run.state.conflict is not None:
-        return  # the response contradicts an earlier one: planning refuses it, and nobody is told of it as an answer
+        return  # the response contradicts an earlier one: planning refuses it, so hooks do not get it as an answer
     for hooks in (run.agent.hooks, run.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_end(run.context, run.agent, response))
@@ -67,9 +70,10 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
 
 @attrs.define
 class _Attempt:
-    """One attempt under way: its number, the scope of its time limit if it has one, and whether any of it was shown.
+    """One attempt under way. Owned and mutated by the model call.
 
-    A plain run shows nothing before the answer is complete.
+    `scope` holds its time limit, if it has one. `streamed` is True once a part of the response was shown to a consumer;
+    a plain run shows nothing before the answer is complete.
     """
 
     number: int
@@ -78,7 +82,11 @@ class _Attempt:
 
 
 async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
-    """Ask until there is a response, or an error that the retry settings don't cover. Retries spend no turn."""
+    """Request a response, with retries, and return it. Retries spend no turn.
+
+    Raises:
+        Exception: the first error that the retry settings don't cover.
+    """
     attempt = _Attempt(1)
     while True:
         await checkpoint_if_cancelled()  # a request that is never made must not be counted
@@ -103,7 +111,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
 
 
 def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:
-    """Return the record of a failed attempt, with all that the decision about another one goes by."""
+    """Return the record of a failed attempt, with all facts that the decision about a retry uses."""
     run.redact_error(error)
     failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
     if isinstance(error, ModelTimeoutError):
@@ -121,7 +129,7 @@ def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> Mo
 
 
 async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
-    """Return the seconds to wait before asking again, or None where the error stands."""
+    """Return the seconds to wait before the next attempt, or None if the error is final."""
     settings = effective_settings(request.settings.retry, error)
     stateful = request.previous_response_id is not None or request.conversation_id is not None
     context = RetryContext(error=error, attempt=attempt.number, advice=retry_advice(error, stateful=stateful))
@@ -143,7 +151,7 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
 
 
 def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None:
-    """Count what the request cost, where the application can tell, and return it."""
+    """Charge the request's cost to the budget and return it as text; None without a price, a budget or a usage."""
     price = run.price
     if run.budget is not None and price is not None and response.usage is not None:
         name = getattr(view.model, "name", None) or type(view.model).__name__
@@ -172,7 +180,7 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
 
 
 async def _filter_request(run: LiveRun, request: ModelRequest) -> ModelRequest:
-    """Return *request* as the application's filter wants it; of two outputs of one call the latest stays."""
+    """Return *request* as changed by the application's filter; of two outputs of one call the latest stays."""
     chosen = run.config.call_model_input_filter
     if chosen is None:
         return request
@@ -188,7 +196,7 @@ async def _filter_request(run: LiveRun, request: ModelRequest) -> ModelRequest:
 
 
 def _keep_latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Return *items* with one output for each call: the latest content, in the place of the first."""
+    """Return *items* with one output for each call: the latest content, at the position of the first."""
     latest = {item.call_id: item for item in items if isinstance(item, ToolOutput)}
     kept: list[Item] = []
     for item in items:
@@ -202,9 +210,9 @@ def _keep_latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Return a response's items with calls of handoffs as what they are, and calls with what of them is secret."""
+    """Return a response's items with calls of handoffs as `HandoffCall`, and other calls with their secrets marked."""
     names = {handoff.name for handoff in view.handoffs}
-    # Made once, where a call needs it: a response may hold any number of unknown names.
+    # Made at most once, when a call needs it: a response may hold any number of unknown names.
     every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.graph.agents()])
     return tuple(_classify_call(view, item, names, every) if isinstance(item, ToolCall) else item for item in items)
 
@@ -216,7 +224,7 @@ def _classify_call(
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:
-        # Of a tool that isn't shown now, or is another agent's: it won't run, and is in the log none the less.
+        # A tool that isn't shown now, or is another agent's: its call won't run, but the log has it, secrets included.
         known = [find_tool(tools, call.name, call.namespace) for tools in every()]
         secret = frozenset().union(*(one.secret for one in known if one is not None))
         return attrs.evolve(call, secret=secret) if secret else call
@@ -226,7 +234,7 @@ def _classify_call(
 
 
 def _digest_request(run: LiveRun, request: ModelRequest) -> str:
-    """Return a digest of all that the model is shown. The history's part is kept up item by item."""
+    """Return a digest of the whole request. The history's part is updated item by item."""
     settings = request.settings
     rest = [
         run.state.history_digest() if run.config.call_model_input_filter is None else list(request.items),
@@ -253,7 +261,7 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
     done: m.ResponseDone | None = None
     items: list[Item] = []
     path, turn, events = run.path, run.state.turn, run.log.events
-    # Who listens to this run has been there since before it started, and stays until it has ended.
+    # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
     audience = [buffer for buffer in run.log.buffers() if buffer.hears(path)]
     held = run.guards_settled if audience and run.config.hold_text_until_guarded else None
     async with view.model.stream(request) as stream:
@@ -266,7 +274,7 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
                 items.append(event.item)
             if audience and not attempt.streamed:
                 attempt.streamed = not isinstance(event, _SHOWS_NOTHING)
-            # Most events need no wait, and there are many: a coroutine for each would cost more than all of this.
+            # Most events need no wait, and there are many: a coroutine for each would cost more than this loop.
             if held is not None and isinstance(event, m.TextDelta) and not held.is_set():
                 await _wait_untimed(attempt, held.wait)
             for buffer in audience:
@@ -288,7 +296,7 @@ def _check_cut(run: LiveRun, response: ModelResponse) -> None:
     """Log that *response* was cut.
 
     Raises:
-        ModelBehaviorError: nothing of it can be used.
+        ModelBehaviorError: no item of it can be used.
     """
     if not any(map(_is_usable, response.items)):
         raise ModelBehaviorError(f"The response was cut ({response.finish_reason}) before anything usable came.")
@@ -302,7 +310,7 @@ def _is_usable(item: Item) -> bool:
 
 
 async def _wait_untimed(attempt: _Attempt, wait: Callable[[], Awaitable[object]]) -> None:
-    """Wait without counting it into the attempt's time limit: it is not the model that lets anybody wait."""
+    """Await `wait()` without counting it into the attempt's time limit, since the model does not cause the delay."""
     scope = attempt.scope
     if scope is None:
         await wait()

@@ -1,4 +1,7 @@
-"""Agent tools: a run nested in a call, on the same log, one path further down."""
+"""Agent tools: a run nested in a call, on the same log, with a path one call id longer.
+
+The nested run takes the same loop as its outer run; this module only makes it, and converts its end to a body result.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,13 @@ logger = logging.getLogger("agentloop")
 
 @uninterrupted
 async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
-    """Run the agent of *body*, for *call* of *outer*, on the call's input and return its final output.
+    """Run the agent of *body*, for *call* of *outer*, on the call's input; return its final output, or `Paused`.
 
     Cancellation: the nested run ends with its call, as a run ends with its caller.
 
     Raises:
         UserError: if agent tools nest deeper than `max_depth`.
-        AgentLoopError: what ends the nested run.
+        AgentLoopError: the error that ends the nested run.
     """
     if outer.depth + 1 > outer.config.max_depth:
         raise UserError(f"agent tools nest deeper than max_depth={outer.config.max_depth}")
@@ -86,7 +89,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
 
 
 def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
-    """Return what ended the run, or is to, in an earlier entry, which ended before the call had settled."""
+    """Return the error that an earlier run segment ended by, or must end by; it ended before the call had settled."""
     ended = state.ended
     error = state.broken_by
     if ended is not None and not ended.resumable and ended.status == "failed":
@@ -98,7 +101,7 @@ def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
 
 
 async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
-    """Return the nested run's input; made of arguments that are secret, it is secret too, whatever a builder made."""
+    """Return the nested run's input. Made from secret arguments it is secret, too, with any input builder."""
     given = to_items(await _build_input(run, call, arguments, body))
     return secret_items(given) if call.secret else given
 
@@ -114,7 +117,10 @@ async def _build_input(run: LiveRun, call: ToolCall, arguments: Arguments, body:
 
 
 async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
-    """Do *work* and hand every event of the nested run to *on_stream*; all of them before this returns or raises."""
+    """Do *work* and pass every event of the nested run to *on_stream*; all of them before this returns or raises.
+
+    Cancellation: unread events are dropped. The buffer is unbounded, so *on_stream* delays no step of the run.
+    """
     log = run.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
     log.listeners.append(buffer)
@@ -155,7 +161,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
 async def _deliver_events(
     run: LiveRun, buffer: EventBuffer, give_up: Callable[[BaseException], None], on_stream: Callback
 ) -> None:
-    """Give *on_stream* every event; its Exceptions are logged, any other BaseException ends the nested run."""
+    """Pass every event to *on_stream*; its Exceptions are logged, any other BaseException ends the nested run."""
     task = own_task()
     while (event := await buffer.take()) is not None:
         count = cancelling()
@@ -181,7 +187,7 @@ async def _deliver_events(
 
 
 def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
-    """Return the ledger of a nested run with limits of its own, which takes from the outer run's too."""
+    """Return the budget of a nested run: one with limits of its own also takes from the outer run's."""
     if config.limits is None:
         return outer.budget
     depth = len(state.path)
@@ -198,7 +204,7 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     threads = outer.threads
     if config is not outer.config:
         threads = Threads(config.tool_execution.max_threads, outer.threads)
-    # An inherited condition is the outer run's: it is looked at between that run's turns.
+    # An inherited condition is the outer run's: it is checked between that run's turns.
     stop_when = config.stop_when if body.run_config is not None else None
     run = LiveRun(
         agent=agent,

@@ -1,4 +1,7 @@
-"""Resolving an agent's definitions for one turn: once, against the run's context, into one `TurnView`."""
+"""The preparation of a turn: resolves an agent's definitions once, against the run's context, into one `TurnView`.
+
+Calls the application's callables (instructions, `is_enabled`); does not request the model or append to the log itself.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ DeclaredT = TypeVar("AskedT", FunctionTool, Handoff)
 async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     """Return the view of *run*'s next turn: instructions, enabled tools, settings, model.
 
-    With *answered*, of the turn that the model has answered already, in an earlier entry of the run.
+    With *answered*, the view of the turn that the model has answered already, in an earlier run segment.
 
     Raises:
         UserError: for colliding tool names (by policy), a missing model, instructions that aren't text.
-        Exception: what the application's callables raise.
+        Exception: the error of an application's callable.
     """
     agent = run.agent
     declared = list(agent.tools)
@@ -55,7 +58,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
 
 
 def _select_input(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
-    """Return what the model is shown; in a turn that it has answered already, what it was shown."""
+    """Return the items to show to the model; with *answered*, the items that were shown to it."""
     history, response = run.state.history, run.state.response
     return tuple(history[: len(history) - len(response)] if answered and response else history)
 
@@ -72,7 +75,11 @@ def _resolve_settings(run: LiveRun) -> ModelSettings:
 
 
 def _find_shadowed_tools(run: LiveRun, handoffs: list[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
-    """Return the names that handoffs take from bare tools: a handoff wins over a tool of its name."""
+    """Return the names that handoffs share with bare tools, and warn of them: the handoff wins over the tool.
+
+    Raises:
+        UserError: there is one, and the policy is "error".
+    """
     names = {handoff.name for handoff in handoffs}
     clashing = names & by_key.keys()
     for name in sorted(clashing):
@@ -109,7 +116,7 @@ async def _resolve_instructions(run: LiveRun) -> str | None:
 
 
 async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> list[bool]:
-    """Ask every tool or handoff whether it is enabled, all at once, and return the answers in order."""
+    """Call `is_enabled` of every tool or handoff, all at once, and return the answers in order."""
 
     def question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
         key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"

@@ -1,4 +1,7 @@
-"""Where an entry of a run begins: on an empty log, or on that of an earlier entry."""
+"""The starting point of a run segment: an empty log, or the log of an earlier segment.
+
+Checks whether a stored state can be resumed with the given agents; does not run anything.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ logger = logging.getLogger("agentloop")
 
 @attrs.define(eq=False)
 class StartingPoint:
-    """The log as it stands, the agent at work, and what a provider keeps of the conversation.
+    """The log so far, the agent at work, and the conversation that a provider keeps.
 
-    `changed` says in words how the agents differ from those the run began with, unless the log has that already.
+    Made once per run segment. `changed` describes the differences of the agents from those the run began with, unless
+    the log has them already.
     """
 
     fold: RunFold
@@ -33,7 +37,7 @@ class StartingPoint:
 
 
 def resume_from(state: RunState, root: Agent[Any, Any], kept: ServerConversation | None) -> StartingPoint:
-    """Return where an entry on *state* begins. The state itself stays as it is.
+    """Return the starting point of a run segment on *state*, which is not changed.
 
     Raises:
         StateError: the run is over, or *root*'s graph lacks an agent, or has another tool, that pending work needs.

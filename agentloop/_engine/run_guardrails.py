@@ -1,4 +1,7 @@
-"""Guardrails of a run: the input's before and beside the first model call, the output's on the candidate."""
+"""Guardrails of a run: input guardrails before and beside the first model call, output guardrails on the candidate.
+
+Appends verdicts and raises tripwires; does not know about the consequences for history or session.
+"""
 
 from __future__ import annotations
 
@@ -68,13 +71,13 @@ def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int) 
 
 
 def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
-    """Return what judges the input, in declaration order: the configuration's, then the starting agent's."""
+    """Return the input guardrails in declaration order: the configuration's, then those of the agent at work."""
     return [*run.config.input_guardrails, *run.agent.input_guardrails]
 
 
 @attrs.frozen
 class Judge:
-    """An input guardrail that is to judge: its place in declaration order, and among those of its name."""
+    """An input guardrail that still has to judge: its index in declaration order, and among those of its name."""
 
     index: int
     nth: int
@@ -82,7 +85,7 @@ class Judge:
 
 
 def guards_missing(run: LiveRun) -> list[Judge]:
-    """Return the guardrails that have not passed the input yet; none where it was accepted, whoever passed it then."""
+    """Return the guardrails that have not passed the input yet; none if the input was accepted, by any guardrails."""
     state = run.state
     if state.accepted:
         return []
@@ -92,13 +95,13 @@ def guards_missing(run: LiveRun) -> list[Judge]:
 
 
 async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work*, behind and beside the input guardrails where these have not had their say yet.
+    """Do *work*, after and beside the input guardrails that have not settled yet.
 
-    Input that was added to a run under way is judged by all of them at once, before the model is shown it.
+    Input that was added to a run under way is judged by all of them at once, before it is shown to the model.
 
     Raises:
         InputGuardrailTripwireTriggered: by the first that trips.
-        Exception: what a guardrail or *work* raises.
+        Exception: the error of a guardrail or of *work*.
     """
     guards = guards_missing(run)
     if guards and not run.state.added:
@@ -125,15 +128,15 @@ def _make_input_judge(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> An
 
 @uninterrupted
 async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callable[[], Awaitable[None]]) -> None:
-    """Have *guards* judge the input and ask the model: the blocking ones first, all at once; the others beside it.
+    """Run *guards* on the input and call the model: the blocking ones first, all at once; the others beside the call.
 
-    Returns when everything has settled, so that nothing of the response can have had an effect before the verdicts.
+    Returns when all of them have settled, so that the response can have no effect before the verdicts.
 
     Cancellation: the model call and the guardrails are cancelled and awaited together.
 
     Raises:
         InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
-        Exception: what a guardrail or the model raises; likewise.
+        Exception: the error of a guardrail or the model; all others have ended, too.
     """
     given = tuple(run.state.unguarded)
     blocking = [_make_input_judge(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
@@ -169,7 +172,7 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
             run.redact_error(error)
             if errors and isinstance(error, Exception) and raised_while_cancelled(error):
                 next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
-                return  # noqa: ASYNC104 - stands on the first error as a note
+                return  # noqa: ASYNC104 - a note on the first error
             errors[place] = error
             group.cancel_scope.cancel()
 
@@ -185,21 +188,21 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
     raise_fatal(errors)
     await checkpoint_if_cancelled()
     if errors:
-        # Of one scheduler pass: a verdict says more than the model's own failure.
+        # In one scheduler pass a verdict has precedence: it says more than the model's own failure.
         raise errors[min(errors)]
     if passed < len(beside):
         raise unexpected_cancellation()
 
 
 async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None = None) -> None:
-    """Ask the output guardrails of the configuration and of the agent at work, all at once.
+    """Run the output guardrails of the configuration and of the agent at work, all at once.
 
-    With *withheld*, the text that is to stand for the output if a guardrail trips, results are appended when all have
-    settled: of a tripped output none of them keeps anything.
+    *withheld* is the text that replaces the output if a guardrail trips. With it, results are appended only when all
+    guardrails have settled, so that no result keeps a part of a tripped output.
 
     Raises:
         OutputGuardrailTripwireTriggered: by the first that trips; the others have ended.
-        Exception: what a guardrail raises; likewise.
+        Exception: the error of a guardrail; the others have ended, too.
     """
     guards: list[OutputGuardrail] = [*run.config.output_guardrails, *run.agent.output_guardrails]
     keys = keyed(guard.name for guard in guards)

@@ -1,4 +1,4 @@
-"""A run's records as what its caller is given: a result, or the data beside an error."""
+"""The result of a run for its caller, or the data beside an error: made from the fold of its records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _collect_calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
 def _collect_fields(run: LiveRun) -> dict[str, Any]:
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
-    # They settle in any order. Those of the run are listed as they are declared, those of calls in model order.
+    # They settle in any order. The run's are listed in declaration order, those of calls in model order.
     places = {call_id: place for place, call_id in enumerate(state.calls)} if state.guardrails else {}
     for record in sorted(state.guardrails, key=lambda settled: places.get(settled.call_id or "", settled.index)):
         by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
@@ -43,7 +43,7 @@ def _collect_fields(run: LiveRun) -> dict[str, Any]:
 
 
 def run_data_of(run: LiveRun) -> RunData:
-    """Return what *run* has achieved so far."""
+    """Return the data of *run* so far."""
     return RunData(**_collect_fields(run))
 
 
@@ -51,7 +51,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     """Return the result of *run*, which has ended without an error."""
     end = run.state.ended
     assert end is not None
-    # What is kept of a run is what it left, not what it ran with.
+    # Taken out first, so that a stored result holds the run's data and not the run.
     agent, fold, context = run.root.graph.root, run.log.state, run.context.context
     return RunResult(
         **_collect_fields(run),
@@ -66,7 +66,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
 
 
 def attach_run_data(run: LiveRun, error: BaseException) -> BaseException:
-    """Return *error* with the run's data on it, if it is one of ours."""
+    """Return *error*, with the run's data as `run_data` if it is the library's own."""
     if isinstance(error, AgentLoopError):
         error.run_data = run_data_of(run)
     return error

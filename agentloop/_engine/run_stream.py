@@ -1,4 +1,30 @@
-"""A streamed run as its consumer holds it. A plain run is one whose events nobody reads."""
+"""The stream: a run as its consumer holds it. A plain run is a stream whose events are not made.
+
+Knows the nursery around a run, its task, its event buffer and the ways to end it; not turns, calls or models.
+
+Theory. A stream is a context manager, never an async generator with a scope inside: another task closes an abandoned
+generator, and its nursery with it. The run lives in a child task, also a plain one. On asyncio a native `Task.cancel()`
+is delivered once, to one task, at any point where that task waits. Here it hits the holder, which only waits at the end
+of the block; the nursery turns it into the cancellation of a scope, which every part of the run sees alike.
+
+States: made; running (`__aenter__` has started `_main`); finished (`_finished` is set: the last record is appended, the
+buffer and the journal's writer are closed); left (`__aexit__` has joined every task of the run).
+
+Order: `__aenter__` starts `_main`, which calls `execute`, stores its error and sets `_finished`. Meanwhile the consumer
+iterates and may call `cancel`, `cancel_call`, `approve` or `reject`. `__aexit__` stops a run that has not finished,
+joins its tasks and raises its error if that was not raised before.
+
+Two ends from outside: `_stop` cancels `_scope`, the run's own outermost scope (by `cancel`, by leaving the block, by an
+instrument's BaseException, by an interrupt); the holder's cancellation reaches the run through the nursery. Both set
+the cleanup deadline first, since a shielded section under way sees neither.
+
+Facts: `_finished`, `_error`, `_error_raised`; all else of a run is in `_live`.
+
+Invariants: the run's error is a value until it is raised in the consumer's task, bare and once; raised in the child, it
+would arrive in a group, and a KeyboardInterrupt would tear down asyncio's loop. A cancellation ends in the run's task,
+so that the holder's count of native cancellations is as the holder left it, plus its own one. When the block has been
+left, no task of the run is running.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +67,7 @@ Start = Callable[["RunStream[Any]"], LiveRun]
 
 @final
 class RunStream(Generic[OutputT]):
-    """A run under way: iterate it for its events; leaving the block ends it and joins it.
+    """A run under way: iterate it for its events; leaving the block ends the run and waits for all its tasks.
 
     Made by `Runner.run_streamed`. One consumer at a time.
 
@@ -91,20 +117,20 @@ class RunStream(Generic[OutputT]):
                 try:
                     await execute(live, self._entry)
                 except cancelled_types():
-                    # The cancellation ends here: whoever holds the block meets it there anyway. Left to go on, it would
-                    # make anyio move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the
-                    # holder's task, and take back a native cancellation of his.
+                    # The cancellation ends here: the holder of the block meets it there anyway. If it continued, anyio
+                    # would move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the
+                    # holder's task, and take back a native cancellation of that task.
                     self._scope.shield = True
                     self._scope.cancel()
                     raise
         except cancelled_types():
             raise
-        except BaseException as error:  # noqa: ASYNC103 - see below; cancellations have gone on above
+        except BaseException as error:  # noqa: ASYNC103 - see below; cancellations were raised above
             if is_closing(task):
                 closing = True
                 raise
-            # Carried as a value: it leaves in the consumer's task, bare. A KeyboardInterrupt raised here would tear
-            # down the event loop instead.
+            # Carried as a value: the consumer's task raises it, bare. A KeyboardInterrupt raised here would tear down
+            # the event loop instead.
             self._error = scope_left_open(error) or error
         finally:
             if not closing:
@@ -136,9 +162,9 @@ class RunStream(Generic[OutputT]):
             return False
         if not self._finished.is_set():
             self._stop()
-        # The block's own exception is not the group's business: passed on, it would come back wrapped.
+        # The group does not get the block's own exception: it would come back wrapped in a group.
         await self._join(exc)  # noqa: ASYNC102 - as above
-        await checkpoint_if_cancelled()  # noqa: ASYNC102 - the holder's own cancellation goes on, if there is one
+        await checkpoint_if_cancelled()  # noqa: ASYNC102 - the holder's own cancellation continues
         error = self._error
         if error is None:
             return False
@@ -150,7 +176,7 @@ class RunStream(Generic[OutputT]):
         return False
 
     def _raise_fatal(self) -> None:
-        """Raise the run's error if it outranks the cancellation that leaves: a BaseException of the application's."""
+        """Raise the run's error if it outranks the cancellation that leaves: a fatal error of the application."""
         if self._error is not None and is_fatal(self._error):
             self._error_raised = True
             raise self._error
@@ -161,10 +187,10 @@ class RunStream(Generic[OutputT]):
         exc_type: type[BaseException] | None = None,
         tb: TracebackType | None = None,
     ) -> bool:
-        """Wait until every task of the run has ended; tell whether the group caught what it was given.
+        """Wait until every task of the run has ended; return True if the group caught the exception it was given.
 
         Args:
-            left_by: What the block was left by. With *exc_type* it is given to the group.
+            left_by: The exception that left the block. With *exc_type* it is given to the group.
             exc_type, tb: Of *left_by*, where it is a cancellation.
 
         Raises:
@@ -189,7 +215,7 @@ class RunStream(Generic[OutputT]):
     async def _outlast_interrupts(self, left_by: BaseException | None) -> KeyboardInterrupt | None:
         """On trio, wait for the end of the run; return the first KeyboardInterrupt that is raised meanwhile.
 
-        The second interrupt sets the cleanup deadline to now: the nursery, which joins, would only keep it.
+        The second interrupt sets the cleanup deadline to now. (The nursery's own join would only keep it until later.)
         """
         interrupts = 1 if isinstance(left_by, KeyboardInterrupt) else 0
         first: KeyboardInterrupt | None = None
@@ -207,7 +233,7 @@ class RunStream(Generic[OutputT]):
 
     def _stop(self) -> None:
         self._begin_cleanup()
-        self._scope.cancel()  # first: what waits for room must not go on as if there were some
+        self._scope.cancel()  # first: a task that waits for room must not continue as if there were room
         self._discard()
 
     def _begin_cleanup(self) -> None:
@@ -221,7 +247,7 @@ class RunStream(Generic[OutputT]):
 
     @uninterrupted
     async def finished(self) -> None:
-        """Wait until the run has ended, however it ended; events stay unread."""
+        """Wait until the run has ended, in any way; events stay unread. Its error is not raised here."""
         await self._finished.wait()
 
     def __aiter__(self) -> Self:
@@ -244,7 +270,10 @@ class RunStream(Generic[OutputT]):
 
     @uninterrupted
     def cancel(self, mode: Literal["immediate", "after_turn"] = "immediate") -> None:
-        """End the run: at once, or when the turn under way is complete. Idempotent; from any task of the run's loop."""
+        """End the run: at once, or when the turn under way is complete. Idempotent; from any task of the run's loop.
+
+        Never waits: `finished`, or leaving the block, waits for the end.
+        """
         if mode not in ("immediate", "after_turn"):
             raise UserValueError(f"cancel: 'immediate' or 'after_turn' is needed, not {mode!r}")
         if self._live is None or self._finished.is_set():
@@ -256,9 +285,9 @@ class RunStream(Generic[OutputT]):
 
     @uninterrupted
     def cancel_call(self, call: str | ToolCall | ev.Event, reason: str | None = None) -> bool:
-        """Cancel one call while the run goes on; False if it has ended or is unknown. From any task or thread.
+        """Cancel one call while the run continues; return False if it has ended or is unknown. From any task or thread.
 
-        A queued call never starts. What the model is told is the tool's failure policy's affair.
+        A queued call never starts. The tool's failure policy decides which output the model gets.
         """
         if self._live is None or self._finished.is_set():
             return False
@@ -268,7 +297,7 @@ class RunStream(Generic[OutputT]):
     def approve(
         self, call: ApprovalRequest | str, *, arguments: str | Mapping[str, Any] | None = None, always: bool = False
     ) -> None:
-        """Let a call that waits run, while the run is under way: as `RunState.approve`.
+        """Approve a call that waits, while the run is under way: as `RunState.approve`.
 
         A verdict that comes before the rest of the turn is done saves the pause.
         """
@@ -277,7 +306,7 @@ class RunStream(Generic[OutputT]):
         )
 
     def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
-        """Don't let a call that waits run, while the run is under way: as `RunState.reject`."""
+        """Reject a call that waits, while the run is under way: as `RunState.reject`."""
         self._give_verdict(call, approved=False, message=message, always=always)
 
     @uninterrupted
@@ -287,16 +316,16 @@ class RunStream(Generic[OutputT]):
         live = self._live
         live.append(verdict_on(live.log.state, call, live.graph, live.asking, **verdict))
 
-    # -- what is known
+    # -- the run so far
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has ended, however it ended."""
+        """True once the run has ended, in any way."""
         return self._finished.is_set()
 
     @property
     def error(self) -> BaseException | None:
-        """What the run raised, or None."""
+        """The run's error, or None."""
         return self._error
 
     @property

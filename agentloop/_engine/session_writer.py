@@ -1,4 +1,8 @@
-"""A run's items on their way into its session: read once at the start, written turn by turn."""
+"""The session writer: reads a run's session once at the start, and writes the run's items to it turn by turn.
+
+Turn by turn, since writing at the end would lose an hour's conversation to a crash in its last minute. Does not decide
+when a turn is saved: the loop and the end of a run segment do.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,14 @@ from agentloop.records import SessionSaved
 async def load_session(
     run: LiveRun, progress: SessionProgress, given: tuple[Item, ...]
 ) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """Return the run's own input, and what the model is shown first: the session's items, then the input.
+    """Return the run's own input, and the first items for the model: the session's, then the input.
 
-    A `session_input_callback` may reorder, filter, repeat or copy; of what it returns, only items that came from
+    A `session_input_callback` may reorder, filter, repeat or copy; of the items it returns, only those that came from
     *given* are the run's own and will be saved.
+
+    Raises:
+        UserTypeError: the callback returned no list.
+        Exception: the error of the session or the callback.
     """
     limit = run.config.session_settings.limit if run.config.session_settings is not None else None
     session = progress.session
@@ -47,9 +55,9 @@ async def save_items(
     *,
     upto: Callable[[tuple[Item, ...]], tuple[Item, ...]] = valid_history,
 ) -> None:
-    """Write what the run has added since the last time, in a shielded section under the cleanup deadline.
+    """Write the items that the run has added since the last time, in a shielded section under the cleanup deadline.
 
-    A deadline around the run bounds it too: it can't pass by more than the cleanup grace.
+    A deadline around the run bounds it too: the write ends at most the cleanup grace after it.
     """
     state = run.state
     due = (*progress.held, *state.new_items[progress.saved :])
@@ -63,7 +71,7 @@ async def save_items(
     left = seconds_to_deadline()
     seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
     with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
-        await run.log.durable()  # else it could hold an output that the log, after a crash, knows nothing of
+        await run.log.durable()  # else, after a crash, the session could hold an output that the log lacks
         await _write(run, progress, items)
 
 
@@ -81,17 +89,17 @@ async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> 
 
 
 def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
-    """Return what of *items* isn't written yet, where *tail* is what a session ends with.
+    """Return those of *items* that aren't written yet, where *tail* is the end of the session.
 
-    What was due when it was last written was complete pairs of these. Where that had been so several times, in entries
-    that didn't come to their ends, later ones came behind pairs that were completed before them.
+    The last write had complete pairs of these items. After several such writes, in run segments that didn't reach their
+    ends, later items follow pairs that were completed before them.
     """
     due = Counter(map(_digest_item, items))
     written: Counter[bytes] = Counter()
     for item in reversed(tail):
         key = _digest_item(item)
         if written[key] == due[key]:
-            break  # written by somebody else, or before: what is earlier in the session is none of these
+            break  # written by other code, or before: no earlier item of the session is one of these
         written[key] += 1
     left = []
     for item in items:
@@ -104,10 +112,10 @@ def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
 
 
 def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Return *items* without outputs whose call isn't there before them (a limit cut it off), and calls without output.
+    """Return *items* without outputs that no call precedes (a limit cut it off), and without calls that lack an output.
 
-    Of two outputs of one call the latest stays, in the place of the first. Another run may have used the id again: a
-    call begins a pair of its own.
+    Of two outputs of one call the latest stays, at the position of the first. Another run may have used the id again:
+    each call begins a pair of its own.
     """
     places: dict[str, int | None] = {}
     kept: list[Item] = []
@@ -144,4 +152,4 @@ def _select_own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple
 
 
 def _digest_item(item: Item) -> bytes:
-    return digestible([type(item).__name__, item])  # not the repr, in which all that is secret looks alike
+    return digestible([type(item).__name__, item])  # not the repr, in which all secrets look alike

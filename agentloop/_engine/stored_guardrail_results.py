@@ -1,4 +1,4 @@
-"""Guardrail results of an earlier process: what the log kept of them."""
+"""Guardrail results of an earlier process, restored from the records of the log."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from agentloop.records import GuardrailSettled
 
 @attrs.frozen
 class RestoredGuardrail:
-    """Stands for a guardrail that a restored log names and the agent at work does not have."""
+    """Replaces a guardrail that a restored log names and the agent at work does not have."""
 
     name: str
 
 
 def restored_result(run: LiveRun, record: GuardrailSettled) -> Any:
-    """Return the result that *record* stands for; the answer's own data as far as the log keeps them."""
+    """Return the guardrail result of *record*, with as much of the answer's data as the log keeps."""
     if record.stage in ("tool_input", "tool_output"):
         state = run.state.calls.get(record.call_id or "")
         call = state.call if state is not None else ToolCall(record.call_id or "", "")

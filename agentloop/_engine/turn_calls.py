@@ -1,4 +1,7 @@
-"""The calls of one response: planned, run in a turn nursery, accepted."""
+"""The calls of one response: planned, run in a turn nursery, accepted.
+
+Joins the plan, the approvals and the scheduler; does not know about single bodies or outcomes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ logger = logging.getLogger("agentloop")
 
 
 async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
-    """Ask what only the application can say about the due calls, then plan all of them. Nothing has started yet.
+    """Plan all due calls, with the application's answers about them. No call has started when this returns.
 
     Raises:
         ModelBehaviorError: see `plan_response`.
@@ -46,7 +49,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         rules = attrs.evolve(rules, disabled=await _find_disabled(run, view))
     plan = plan_response(view, run.state, rules)
     for call in run.state.handoffs_due[:1]:
-        # The handoff is taken after the calls, but what is wrong with it is known before any of them starts.
+        # The handoff is taken after the calls, but its errors must show before any of them starts.
         view.handoff(call.name).read(call.arguments, run.config.json_limits)
     plan = await decide(run, plan)
     if run.log.expect is None:  # a replay calls nothing, so it needs none
@@ -55,7 +58,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
 
 
 async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
-    """Ask the called tools that decide by a callable whether they are enabled; return the keys of those that aren't."""
+    """Call `is_enabled` of the called tools where it is a callable; return the keys of the disabled tools."""
     called = {
         id(tool): tool
         for state in run.state.due_calls()
@@ -70,11 +73,11 @@ async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
 async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     """Run the plan's calls and accept their outputs, unless one has to wait for a verdict.
 
-    Cancellation: running bodies are cancelled and awaited, what waits never starts, nothing is accepted; what settled
-    stays in the log.
+    Cancellation: running bodies are cancelled and awaited, waiting calls never start, no output is accepted; settled
+    outcomes stay in the log.
 
     Raises:
-        AgentLoopError, BaseException: the failure that is to be raised, chosen by class, phase and model order.
+        AgentLoopError, BaseException: the batch's failure, chosen by class, phase and model order.
     """
     sequential = (run.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
     batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
@@ -108,7 +111,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
 
 
 async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
-    """Return the outcome of a call that is answered without running, in the application's words where it has any."""
+    """Return the outcome of a call that is answered without running, with the text of `tool_error_formatter` if any."""
     answer = entry.disposition
     assert isinstance(answer, Answer)
     outcome = attrs.evolve(answer.outcome, ended_at=run.log.wall())

@@ -1,4 +1,4 @@
-"""What is looked at when a turn is over: conditions that stop the run, and a model that turns in circles."""
+"""The checks at the end of a turn: conditions that stop the run, and loops of equal calls by the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from agentloop.records import HistoryReplaced
 
 
 async def fired(run: LiveRun) -> Fired | None:
-    """Return what of the run's `stop_when` holds at the end of this turn, asking the application's predicates."""
+    """Return the part of the run's `stop_when` that holds at the end of this turn, or None.
+
+    Calls the application's predicates, one after the other.
+    """
     condition = run.stop_when
     if condition is None:
         return None
@@ -45,8 +48,8 @@ def _make_condition_view(run: LiveRun) -> ConditionView:
 def check_loop(run: LiveRun) -> None:
     """Warn the model once when it repeats a call with the same result; end the run at the next repeat.
 
-    What has been told follows from the log, so that whoever goes on with the run knows it too: a count that was over
-    the limit before this turn was told of then.
+    Earlier warnings follow from the log, so a resumed run knows them too: a count that was over the limit before this
+    turn has caused a warning then.
 
     Raises:
         ToolLoopDetected: naming the call.

@@ -106,7 +106,7 @@ class Resources:
         raise held.error if held.error is not None else RuntimeError("the run ended while a resource was being entered")
 
     def stand_in(self, left: Any) -> None:
-        """Hold a placeholder that counts as left once *left* is set: a replay has no resources, but keeps their time."""
+        """Hold a placeholder that counts as left once *left* is set: a replay has no resources, only their times."""
         held = _HeldResource(nullcontext, left=left, begun=True, ready=True)
         held.settled.set()
         self._held[left] = held

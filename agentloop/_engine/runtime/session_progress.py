@@ -19,7 +19,8 @@ class SessionProgress:
     saved: int = 0
     """The count of the run's new items that are either written or in `held`."""
     held: list[Item] = attrs.field(factory=list)
-    """Calls without their output yet (a handoff not taken), and the items that led to them: written with the output, if any."""
+    """Calls without their output yet (a handoff not taken), and the items that led to them; written with the output, if
+    any."""
     failed: bool = False
     """True once a write has failed: no more is written then."""
 
