@@ -45,7 +45,7 @@ class FunctionModel(Model):
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         self.requests.append(request)
-        answer = _answer(await resolved(self._fn(request)))
+        answer = _as_response(await resolved(self._fn(request)))
         async with self._player.playing(answer, request) as events:
             yield events
 
@@ -54,7 +54,7 @@ class FunctionModel(Model):
         return self._open(request)
 
 
-def _answer(answer: Any) -> Any:
+def _as_response(answer: Any) -> Any:
     if isinstance(answer, str):
         return say(answer)
     if isinstance(answer, ITEM_TYPES):
@@ -227,19 +227,19 @@ class ReplayModel(Model):
 
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-        taken = self._found(request)
+        taken = self._find_take(request)
         yield _ReplayedTake(taken.events, taken.error)
 
     def stream(self, request: ModelRequest) -> Any:
         """Give the answer that was recorded for *request*."""
         return self._open(request)
 
-    def _found(self, request: ModelRequest) -> tapes.Take:
+    def _find_take(self, request: ModelRequest) -> tapes.Take:
         for index, taken in enumerate(self._takes):
             if index not in self._used and taken.place == (tuple(request.path), request.turn):
                 break
         else:
-            raise self._unknown(request)
+            raise self._refuse_unrecorded(request)
         asked = self._redactor.redacted(tapes.request_to_json(request))
         found = tuple(
             (place, recorded, now)
@@ -247,11 +247,11 @@ class ReplayModel(Model):
             if place.split(".")[0].split("[")[0] not in self._ignore
         )
         if found:
-            raise self._other(request, index, found)
+            raise self._refuse_changed(request, index, found)
         self._used.add(index)
         return taken
 
-    def _unknown(self, request: ModelRequest) -> CassetteDivergence:
+    def _refuse_unrecorded(self, request: ModelRequest) -> CassetteDivergence:
         where = tapes.in_words(tuple(request.path), request.turn)
         recorded = sum(taken.place == (tuple(request.path), request.turn) for taken in self._takes)
         times = f"; it was asked {recorded} times there when it was recorded" if recorded else ""
@@ -262,7 +262,9 @@ class ReplayModel(Model):
             request.turn,
         )
 
-    def _other(self, request: ModelRequest, index: int, found: tuple[tuple[str, Any, Any], ...]) -> CassetteDivergence:
+    def _refuse_changed(
+        self, request: ModelRequest, index: int, found: tuple[tuple[str, Any, Any], ...]
+    ) -> CassetteDivergence:
         where = tapes.in_words(tuple(request.path), request.turn)
         told = "".join(
             f"\n  {place}: recorded {tapes.short(was)}, now {tapes.short(now)}" for place, was, now in found[:8]

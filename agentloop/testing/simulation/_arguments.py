@@ -131,7 +131,7 @@ class _Values:
         if "enum" in schema:
             return st.sampled_from(list(schema["enum"]))
         if schema.get("allOf"):
-            return self._make(_merged(schema, self._root), depth)
+            return self._make(_merge_all_of(schema, self._root), depth)
         for union in ("anyOf", "oneOf"):
             if schema.get(union):
                 return self._one_of(schema[union], depth)
@@ -223,12 +223,12 @@ def referred(reference: str, root: Mapping[str, Any]) -> Any:
     return found
 
 
-def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_all_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """Return one schema for all of those in `allOf`."""
     found = {key: value for key, value in schema.items() if key != "allOf"}
     for member in schema["allOf"]:
         one = referred(member["$ref"], root) if "$ref" in member else member
-        one = _merged(one, root) if "allOf" in one else one
+        one = _merge_all_of(one, root) if "allOf" in one else one
         properties = {**found.get("properties", {}), **one.get("properties", {})}
         required = [*found.get("required", ()), *one.get("required", ())]
         found = {**found, **one}
@@ -259,7 +259,7 @@ def _has_plain_text(schema: Schema, root: Mapping[str, Any], seen: set[str]) -> 
         seen.add(schema["$ref"])
         return _has_plain_text(referred(schema["$ref"], root), root, seen)
     kinds = schema.get("type", ())
-    if "string" in ([kinds] if isinstance(kinds, str) else kinds) and not _says_more(schema):
+    if "string" in ([kinds] if isinstance(kinds, str) else kinds) and not _limits_text(schema):
         return True
     below = [one for key in ("anyOf", "oneOf", "allOf", "prefixItems") for one in schema.get(key, ())]
     below += [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), Mapping)]
@@ -267,7 +267,7 @@ def _has_plain_text(schema: Schema, root: Mapping[str, Any], seen: set[str]) -> 
     return any(_has_plain_text(one, root, seen) for one in below)
 
 
-def _says_more(schema: Mapping[str, Any]) -> bool:
+def _limits_text(schema: Mapping[str, Any]) -> bool:
     return any(one in schema for one in ("enum", "const", "format", "pattern", "contentEncoding"))
 
 
@@ -355,7 +355,7 @@ def _strings(schema: Mapping[str, Any], texts: Values) -> Values:
         return bool(least <= len(text) <= most)
 
     if "pattern" in schema:
-        return _matching(schema["pattern"], least, most).filter(fits)
+        return _text_matching(schema["pattern"], least, most).filter(fits)
     if schema.get("contentEncoding") == "base64":
         return st.binary(max_size=100).map(lambda raw: base64.b64encode(raw).decode()).filter(fits)
     if schema.get("format") in _formats():
@@ -377,7 +377,7 @@ def _text(least: int, most: float) -> Values:
     return st.one_of([*kinds, long])
 
 
-def _matching(pattern: str, least: int, most: float) -> Values:
+def _text_matching(pattern: str, least: int, most: float) -> Values:
     """Return text that *pattern* is found in, or any where Python can't read it."""
     try:
         compiled = re.compile(pattern)

@@ -157,7 +157,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         self._take_due()  # first: somebody may have let time pass
         if not self._ready and not self._stopping:
-            self._when_idle()
+            self._handle_idle()
             self._take_due()
         if self._one_at_a_time:
             self._run_one()
@@ -179,7 +179,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
             self._ready.append(timer)
             self._drop_cancelled()
 
-    def _when_idle(self) -> None:
+    def _handle_idle(self) -> None:
         """Every task waits: tell who waits for that, else let time pass."""
         self._process_events(self._selector.select(0))
         if self._ready:

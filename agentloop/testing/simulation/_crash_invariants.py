@@ -30,17 +30,17 @@ def sound(run: CrashRun, *, same_end: bool = True) -> None:
     """Assert all of it; `same_end` off leaves out that the run ends as it does without a crash."""
     tools = _tools(run)
     for number in range(len(run.crashes)):
-        _died(run, tools, number)
-    _ran_once(run, tools)
-    _delivered_once(run)
-    _one_key(run)
+        _check_before_crash(run, tools, number)
+    _check_bodies_ran_once(run, tools)
+    _check_settled_once(run)
+    _check_idempotency_keys(run)
     for items in _histories(run):
-        _valid(items)
-    _unknown_for_a_reason(run)
+        _check_history(items)
+    _check_unknown_calls(run)
     if run.over and len(run.crashes) == 1:
-        _all_is_there(run)
+        _check_whole_log(run)
     elif same_end and not run.over:
-        _same_end(run)
+        _check_same_end(run)
 
 
 def said_raise(run: WorldRun) -> bool:
@@ -57,9 +57,9 @@ def shown(names: Iterable[Name]) -> str:
 # ---------------------------------------------------------------------------------------------- each life
 
 
-def _died(run: CrashRun, tools: Tools, number: int) -> None:
+def _check_before_crash(run: CrashRun, tools: Tools, number: int) -> None:
     """What a life that crashed may have done: nothing but what the disk knew of before."""
-    life, kept = run.lives[number], _held_after(run, number)
+    life, kept = run.lives[number], _records_after(run, number)
     assert life.result is None, "the run returned a result, and its journal had failed"
     assert not life.left, f"left behind: {', '.join(life.left)}"
     known = Counter(_name(record) for record in kept if isinstance(record, r.CallStarted))
@@ -71,48 +71,48 @@ def _died(run: CrashRun, tools: Tools, number: int) -> None:
     assert not asked, f"models that were asked in turns of which the journal doesn't know: {sorted(asked)}"
 
 
-def _held_after(run: CrashRun, number: int) -> tuple[r.Record, ...]:
+def _records_after(run: CrashRun, number: int) -> tuple[r.Record, ...]:
     """Return what the disk held after crash *number*."""
     if number + 1 < len(run.lives):
         return run.lives[number + 1].records[: run.kept[number + 1]]
     return run.records
 
 
-def _ran_once(run: CrashRun, tools: Tools) -> None:
+def _check_bodies_ran_once(run: CrashRun, tools: Tools) -> None:
     """Bodies run once, unless their tools say that they may run again: those of tools that run agents go on."""
-    again = [name for name, count in _lives_of_bodies(run).items() if count > 1]
+    again = [name for name, count in _count_runs_of_bodies(run).items() if count > 1]
     wrong = [name for name in again if not _may_rerun(tools.get(name))]
     assert not wrong, f"bodies that ran in two lives: {shown(wrong)}"
     for number in range(1, len(run.lives)):
         held = run.lives[number].records[: run.kept[number]]
-        ended = (one for one in held if isinstance(one, r.BodyEnded | r.CallSettled) and _stays(one))
+        ended = (one for one in held if isinstance(one, r.BodyEnded | r.CallSettled) and _is_final(one))
         finished = {name for name in map(_name, ended) if not _is_agent(tools.get(name))}
         repeated = finished & {(body.path, body.call_id) for body in run.lives[number].bodies}
         assert not repeated, f"bodies that the journal says have ended, and ran again: {shown(repeated)}"
 
 
-def _lives_of_bodies(run: CrashRun) -> Counter[Name]:
+def _count_runs_of_bodies(run: CrashRun) -> Counter[Name]:
     return Counter(name for life in run.lives for name in {(body.path, body.call_id) for body in life.bodies})
 
 
-def _delivered_once(run: CrashRun) -> None:
+def _check_settled_once(run: CrashRun) -> None:
     """What the journal had settled stays as it was, and nothing is settled twice."""
-    for_good = (record for record in run.records if isinstance(record, r.CallSettled) and _stays(record))
+    for_good = (record for record in run.records if isinstance(record, r.CallSettled) and _is_final(record))
     twice = [name for name, count in Counter(map(_name, for_good)).items() if count > 1]
     assert not twice, f"calls with several outcomes: {shown(twice)}"
     for number in range(1, len(run.lives)):
         life, kept = run.lives[number], run.kept[number]
-        done = {_name(one) for one in life.records[:kept] if isinstance(one, r.CallSettled) and _stays(one)}
+        done = {_name(one) for one in life.records[:kept] if isinstance(one, r.CallSettled) and _is_final(one)}
         anew = done & {_name(one) for one in life.records[kept:] if isinstance(one, r.CallStarted | r.CallSettled)}
         assert not anew, f"calls that had settled, and were dealt with again: {shown(anew)}"
 
 
-def _stays(ended: r.BodyEnded | r.CallSettled) -> bool:
+def _is_final(ended: r.BodyEnded | r.CallSettled) -> bool:
     """Tell whether an end is for good: a call that an entry's end cut is due again in the next one."""
     return isinstance(ended, r.BodyEnded) or ended.outcome.cancelled_by not in FROM_ABOVE
 
 
-def _one_key(run: CrashRun) -> None:
+def _check_idempotency_keys(run: CrashRun) -> None:
     """All attempts of a call have one idempotency key."""
     keys: dict[Name, set[str | None]] = {}
     for record in run.records:
@@ -122,24 +122,24 @@ def _one_key(run: CrashRun) -> None:
     assert not several, f"calls whose attempts have several idempotency keys: {shown(several)}"
 
 
-def _unknown_for_a_reason(run: CrashRun) -> None:
+def _check_unknown_calls(run: CrashRun) -> None:
     """Nobody is told that something is unknown, of which it is known that it never began."""
     begun = {(body.path, body.call_id) for life in run.lives[:-1] for body in life.bodies}
-    begun |= {_name(one) for kept, life in zip(run.kept, run.lives, strict=True) for one in _started(life, kept)}
+    begun |= {_name(one) for kept, life in zip(run.kept, run.lives, strict=True) for one in _find_started(life, kept)}
     wrong = unknown(run) - begun
     assert not wrong, f"calls that are unknown, and had not begun when the run crashed: {shown(wrong)}"
 
 
-def _started(life: WorldRun, kept: int) -> Iterator[r.CallStarted]:
+def _find_started(life: WorldRun, kept: int) -> Iterator[r.CallStarted]:
     return (record for record in life.records[:kept] if isinstance(record, r.CallStarted))
 
 
 def unknown(run: WorldRun) -> set[Name]:
     """Return the calls of which nobody knows whether they took effect."""
-    return _settled_as(run, "unknown")
+    return _find_settled_as(run, "unknown")
 
 
-def _settled_as(run: WorldRun, status: str) -> set[Name]:
+def _find_settled_as(run: WorldRun, status: str) -> set[Name]:
     return {_name(one) for one in run.records if isinstance(one, r.CallSettled) and one.outcome.status == status}
 
 
@@ -184,7 +184,7 @@ def _histories(run: CrashRun) -> Iterator[list[Item]]:
         yield list(run.result.new_items)
 
 
-def _valid(items: Iterable[Item]) -> None:
+def _check_history(items: Iterable[Item]) -> None:
     """Assert that each call has one output, behind it."""
     open_calls: set[str] = set()
     done: set[str] = set()
@@ -199,7 +199,7 @@ def _valid(items: Iterable[Item]) -> None:
     assert not open_calls, f"calls without an output in the history: {', '.join(sorted(open_calls))}"
 
 
-def _all_is_there(run: CrashRun) -> None:
+def _check_whole_log(run: CrashRun) -> None:
     """Assert that a log which is at its end is the one of the run without a crash: the crash came behind it.
 
     Where the log tells by a call what the run fails with, the crash may have come before the end's own records.
@@ -207,42 +207,44 @@ def _all_is_there(run: CrashRun) -> None:
     whole = run.whole.records if has_its_end(run.records) else run.whole.records[: len(run.records)]
     for index, (one, other) in enumerate(zip_longest(run.records, whole)):
         lines = [None if record is None else plain_line(record) for record in (one, other)]
-        _equal(f"record {index}", *lines)
+        _assert_equal(f"record {index}", *lines)
 
 
-def _same_end(run: CrashRun) -> None:
+def _check_same_end(run: CrashRun) -> None:
     """Assert that the run ends as it does without a crash, but for what became unknown."""
     whole, lost = run.whole, unknown(run)
     if whole.result is None or run.result is None:
-        same = type(whole.error) is type(run.error) or bool(lost | _raced(run)) or tells_of_earlier(run)
+        same = type(whole.error) is type(run.error) or bool(lost | _find_raced_calls(run)) or tells_of_earlier(run)
         assert same, f"it ends with {run.error!r}, and without a crash with {whole.error!r}"
         return
     untold = {_name(one) for one in whole.records if isinstance(one, r.CallSettled) and one.outcome.output is None}
     if lost & untold:
         return  # what ended a run there is unknown here, so that one goes on
-    _equal("its status", run.result.status, whole.result.status)
-    _equal("the number of its items", len(run.result.new_items), len(whole.result.new_items))
+    _assert_equal("its status", run.result.status, whole.result.status)
+    _assert_equal("the number of its items", len(run.result.new_items), len(whole.result.new_items))
     # What a nested run doesn't know may be what it returned; what had been an equal call's answer may be another.
-    shared = _settled_as(whole, "replayed") if lost else set()
-    hidden = {(*path, call_id)[0] for path, call_id in lost | shared | _raced(run)}
+    shared = _find_settled_as(whole, "replayed") if lost else set()
+    hidden = {(*path, call_id)[0] for path, call_id in lost | shared | _find_raced_calls(run)}
     for index, (one, other) in enumerate(zip(run.result.new_items, whole.result.new_items, strict=True)):
-        _equal(f"item {index}", _told(one, hidden), _told(other, hidden))
+        _assert_equal(f"item {index}", _hide_output(one, hidden), _hide_output(other, hidden))
     if not hidden:
-        _equal("its final output", run.result.final_output, whole.result.final_output)
-    _equal("its agent", run.result.last_agent.name, whole.result.last_agent.name)
+        _assert_equal("its final output", run.result.final_output, whole.result.final_output)
+    _assert_equal("its agent", run.result.last_agent.name, whole.result.last_agent.name)
     for name in ("requests", "total_tokens"):
-        _equal(f"its usage ({name})", getattr(run.result.usage, name), getattr(whole.result.usage, name))
-    _equal("its turns", _turns(run), _turns(whole))
+        _assert_equal(f"its usage ({name})", getattr(run.result.usage, name), getattr(whole.result.usage, name))
+    _assert_equal("its turns", _turns(run), _turns(whole))
 
 
-def _raced(run: CrashRun) -> set[Name]:
+def _find_raced_calls(run: CrashRun) -> set[Name]:
     """Return the calls that failed in one of the two runs, and were cut by another's failure in the other: of several
     failures the schedule decides which one comes first, and a life that goes on has a schedule of its own.
     """
-    return (_cut(run) & _settled_as(run.whole, "failed")) | (_cut(run.whole) & _settled_as(run, "failed"))
+    return (_find_cut_calls(run) & _find_settled_as(run.whole, "failed")) | (
+        _find_cut_calls(run.whole) & _find_settled_as(run, "failed")
+    )
 
 
-def _cut(run: WorldRun) -> set[Name]:
+def _find_cut_calls(run: WorldRun) -> set[Name]:
     settled = (one for one in run.records if isinstance(one, r.CallSettled))
     return {_name(one) for one in settled if one.outcome.cancelled_by == "sibling"}
 
@@ -262,11 +264,11 @@ def tells_of_earlier(run: CrashRun) -> bool:
     return any(failure in said for failure in known for said in words)
 
 
-def _equal(what: str, got: Any, wanted: Any) -> None:
+def _assert_equal(what: str, got: Any, wanted: Any) -> None:
     assert got == wanted, f"{what}: {got!r}, and without a crash {wanted!r}"
 
 
-def _told(item: Item, hidden: set[str]) -> Any:
+def _hide_output(item: Item, hidden: set[str]) -> Any:
     if isinstance(item, ToolOutput) and item.call_id in hidden:
         return item.call_id
     return item

@@ -71,7 +71,7 @@ class SimulatedRun:
             given: Any = self.world.input if self.begin is None else await self.begin(self)
             while True:
                 result = await self._enter(given)
-                if result.status != "interrupted" or (given := self._decided(result)) is None:
+                if result.status != "interrupted" or (given := self._apply_verdicts(result)) is None:
                     return result
         finally:
             SWITCHING.reset(switching)
@@ -98,7 +98,7 @@ class SimulatedRun:
                     await self.effects.point("reader")
         return stream.result
 
-    def _decided(self, result: RunResult[Any]) -> Any:
+    def _apply_verdicts(self, result: RunResult[Any]) -> Any:
         """Return the state to go on from, with the verdicts given that are waited for; None if there is none."""
         waiting = {(request.path, request.call.call_id): request for request in result.interruptions}
         fitting = [one for one in self.world.verdicts if (one.path, one.call_id) in waiting]
@@ -144,7 +144,7 @@ def simulate(
 ) -> SimulatedRun:
     """Run *world* once, from what *begin* gives in place of its input, and return what was seen of it."""
     gate = Gate(scheduler) if world.order == "gate" else None
-    driven = _prepared(world, streamed, gate)
+    driven = _prepare_run(world, streamed, gate)
     driven.begin = begin
     scheduler.mark = driven.watch.records.__len__
     scheduler.is_off = lambda: bool(driven.switching.dropped)
@@ -154,13 +154,13 @@ def simulate(
             count_as_own([body.fn for body in tools if isinstance(body, PythonBody)])
             stack.enter_context(monitored())
             stack.callback(driven.switching.close)
-        driven.seen = _stepped(world, driven, backend, scheduler)
+        driven.seen = _run_stepped(world, driven, backend, scheduler)
     if (reach := REACH.get()) is not None:
         reach.note(driven.watch.records, driven.watch.bodies)
     return driven
 
 
-def _stepped(world: World, driven: SimulatedRun, backend: Backend, scheduler: Recorder) -> Stepped:
+def _run_stepped(world: World, driven: SimulatedRun, backend: Backend, scheduler: Recorder) -> Stepped:
     gated = driven.gate is not None
     try:
         return run_stepped(
@@ -178,7 +178,7 @@ def _stepped(world: World, driven: SimulatedRun, backend: Backend, scheduler: Re
         return Stepped(error=deadlock)
 
 
-def _prepared(world: World, streamed: bool, gate: Gate | None) -> SimulatedRun:
+def _prepare_run(world: World, streamed: bool, gate: Gate | None) -> SimulatedRun:
     agent = world.agent if isinstance(world.agent, Agent) else world.agent()
     if not isinstance(agent, Agent):
         raise UserTypeError(f"World.agent: the function gave {agent!r}, not an Agent")

@@ -65,11 +65,11 @@ class FindingJudge:
                 try:
                     check(run)
                 except Exception as error:
-                    return Finding(run, error, ("check", type(error), _place(error.__traceback__)))
+                    return Finding(run, error, ("check", type(error), _find_place(error.__traceback__)))
         return None
 
 
-def _place(traceback: TracebackType | None) -> tuple[str, int] | None:
+def _find_place(traceback: TracebackType | None) -> tuple[str, int] | None:
     """Return the file and line of the innermost frame."""
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -82,8 +82,8 @@ def whole(kind: Kind) -> Check:
     def check(run: WorldRun) -> None:
         unended = [body.call_id for body in run.bodies if body.ended is None]
         assert not unended, f"bodies that never ended: {unended}"
-        started = _calls(run, r.CallStarted)
-        settled = _calls(run, r.CallSettled)
+        started = _count_calls(run, r.CallStarted)
+        settled = _count_calls(run, r.CallSettled)
         assert set(started) <= set(settled), f"calls without an outcome: {sorted(set(started) - set(settled))}"
         again = sorted(key for key, count in settled.items() if count > 1)
         assert not again, f"calls with several outcomes: {again}"
@@ -105,7 +105,7 @@ def has_its_end(records: Sequence[r.Record]) -> bool:
     return isinstance(last := records[-1], r.RunEnded) and not last.path
 
 
-def _calls(run: WorldRun, kind: type[r.CallStarted] | type[r.CallSettled]) -> Counter[tuple[Any, ...]]:
+def _count_calls(run: WorldRun, kind: type[r.CallStarted] | type[r.CallSettled]) -> Counter[tuple[Any, ...]]:
     return Counter((one.path, one.call_id, one.attempt) for one in run.records if isinstance(one, kind))
 
 
@@ -118,10 +118,10 @@ class ExplorationFailure(AssertionError):
     def __init__(self, finding: Finding, *, found_after: int, shrunk_in: int) -> None:
         self.run = finding.run
         self.__cause__ = finding.error
-        super().__init__(_report(finding, found_after, shrunk_in))
+        super().__init__(_format_report(finding, found_after, shrunk_in))
 
 
-def _report(finding: Finding, found_after: int, shrunk_in: int) -> str:
+def _format_report(finding: Finding, found_after: int, shrunk_in: int) -> str:
     run = finding.run
     world = run.world
     what = first_line(str(finding.error)) or type(finding.error).__name__
@@ -136,7 +136,12 @@ def _report(finding: Finding, found_after: int, shrunk_in: int) -> str:
         lines += ["script:", *(f"    {script_as_code([step])[1:-1]}" for step in world.script)]
     cancel = f", {world.cancel}" if world.cancel is not None else ""
     lines += [finding.where or f"tape: {list(run.tape)}{cancel}"]
-    lines += ["timeline:", finding.timeline or timeline(run), "see it again:", f"    {finding.again or _again(run)}"]
+    lines += [
+        "timeline:",
+        finding.timeline or timeline(run),
+        "see it again:",
+        f"    {finding.again or _repeat_line(run)}",
+    ]
     return "\n".join(lines)
 
 
@@ -157,13 +162,13 @@ def again(run: WorldRun) -> list[str]:
     if world.options:
         arguments.append("options=options")
     if world.verdicts:
-        arguments.append(f"verdicts=[{', '.join(_verdict(one) for one in world.verdicts)}]")
+        arguments.append(f"verdicts=[{', '.join(_verdict_as_code(one) for one in world.verdicts)}]")
     if run.streamed:
         arguments.append("streamed=True")
     return arguments
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict_as_code(verdict: Verdict) -> str:
     """Return the code that makes *verdict*."""
     given = [f"call_id={verdict.call_id!r}"]
     for field in attrs.fields(Verdict):
@@ -173,7 +178,7 @@ def _verdict(verdict: Verdict) -> str:
     return f"Verdict({', '.join(given)})"
 
 
-def _again(run: WorldRun) -> str:
+def _repeat_line(run: WorldRun) -> str:
     """Return the line that repeats *run*."""
     arguments, world = again(run), run.world
     cancel: CancelAt | None = world.cancel

@@ -183,17 +183,17 @@ class FixtureAgents:
             tools=[self._tool(actor, shared, rated) for actor in role.actors],
             handoffs=[],
             input_guardrails=[
-                InputGuardrail(_judge(verdict), name=f"{role.name}: input {index}", run_in_parallel=beside)
+                InputGuardrail(_make_judge(verdict), name=f"{role.name}: input {index}", run_in_parallel=beside)
                 for index, (verdict, beside) in enumerate(role.judges)
             ],
             output_guardrails=[
-                OutputGuardrail(_judge(verdict), name=f"output {index}")
+                OutputGuardrail(_make_judge(verdict), name=f"output {index}")
                 for index, verdict in enumerate(role.last_judges)
             ],
-            tool_use_behavior=_behavior(role),
+            tool_use_behavior=_make_behavior(role),
             tool_execution="sequential" if role.sequential else "concurrent",
             hooks=AgentHookLog(role.hooks) if role.hooks is not None else None,
-            model=_NOBODY,
+            model=_NO_MODEL,
             model_settings=_MUST_USE_A_TOOL if role.chooses else _NO_SETTINGS,
             reset_tool_choice=role.resets,
         )
@@ -202,17 +202,19 @@ class FixtureAgents:
         if actor.agent is not None:
             inner = self._agent(actor.agent, shared, rated)
             listener = Listener(*actor.listens) if actor.listens is not None else None
-            return inner.as_tool(actor.name, "An agent.", on_stream=listener, run_config=actor.own, **_common(actor))
+            return inner.as_tool(
+                actor.name, "An agent.", on_stream=listener, run_config=actor.own, **_tool_options(actor)
+            )
         if not actor.shares and not actor.rated and not actor.says:
             return _free_tool(actor)
         return _function_tool(actor, [*([shared] if actor.shares else []), *([rated] if actor.rated else [])])
 
 
-def _behavior(role: Role) -> Any:
+def _make_behavior(role: Role) -> Any:
     return StopAtTools([role.actors[-1].name]) if role.behavior == "stop_at_last" else role.behavior
 
 
-_NOBODY = ScriptedModel(())
+_NO_MODEL = ScriptedModel(())
 """Where a run is replayed nobody is asked; a world puts its own models in this one's place."""
 _NO_SETTINGS = ModelSettings()
 _MUST_USE_A_TOOL = ModelSettings(tool_choice="required")
@@ -253,14 +255,14 @@ def _keeps_secrets(role: Role) -> bool:
     return FixtureAgents(roles=(role,)).secretive
 
 
-def _common(actor: Actor) -> dict[str, Any]:
+def _tool_options(actor: Actor) -> dict[str, Any]:
     common: dict[str, Any] = {
         "tool_input_guardrails": [
-            ToolInputGuardrail(_before(verdict), name=f"before {index}: {verdict}")
+            ToolInputGuardrail(_make_before(verdict), name=f"before {index}: {verdict}")
             for index, verdict in enumerate(actor.before)
         ],
         "tool_output_guardrails": [
-            ToolOutputGuardrail(_after(verdict), name=f"after {index}: {verdict}")
+            ToolOutputGuardrail(_make_after(verdict), name=f"after {index}: {verdict}")
             for index, verdict in enumerate(actor.after)
         ],
         "timeout": actor.timeout,
@@ -269,9 +271,9 @@ def _common(actor: Actor) -> dict[str, Any]:
     if actor.raises:
         common["failure_error_function"] = None
     if actor.approval:
-        common["needs_approval"] = _odd_ones
+        common["needs_approval"] = _needs_approval_if_odd
     if actor.says:
-        common["is_enabled"] = _answering(actor.says)
+        common["is_enabled"] = _make_is_enabled(actor.says)
     return common
 
 
@@ -288,7 +290,7 @@ def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionT
         base,
         name=actor.name,
         namespace=actor.namespace,
-        cost=_price(actor.cost) if actor.cost else None,
+        cost=_make_price(actor.cost) if actor.cost else None,
         idle_timeout=actor.idle,
         # A sync function can't be stopped.
         abandon_on_cancel=actor.in_thread and actor.timeout is not None,
@@ -296,7 +298,7 @@ def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionT
         exclusive=actor.exclusive,
         idempotent=actor.idempotent,
         capacity=limits,
-        **_common(actor),
+        **_tool_options(actor),
     )
 
 
@@ -329,7 +331,7 @@ def _wordy_base(name: str) -> FunctionTool:
 
 
 @cache
-def _price(cost: int) -> Callable[[dict[str, Any]], int]:
+def _make_price(cost: int) -> Callable[[dict[str, Any]], int]:
     def price(arguments: dict[str, Any]) -> int:
         return cost
 
@@ -349,7 +351,7 @@ def _secret_base() -> FunctionTool:
     return tool(secret=["key"], secret_output=True)(body)
 
 
-def _answering(says: Sequence[bool]) -> Callable[..., Any]:
+def _make_is_enabled(says: Sequence[bool]) -> Callable[..., Any]:
     answers = cycle(says)
 
     async def enabled(ctx: Any, agent: Any) -> bool:
@@ -359,13 +361,13 @@ def _answering(says: Sequence[bool]) -> Callable[..., Any]:
     return enabled
 
 
-async def _odd_ones(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
+async def _needs_approval_if_odd(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
     return bool(arguments.get("n", 1) % 2)
 
 
 def says_odd(needs_approval: object) -> bool:
     """Tell whether this is how an actor's tool says which of its calls need approval: those with an odd number."""
-    return needs_approval is _odd_ones
+    return needs_approval is _needs_approval_if_odd
 
 
 def odd(arguments: dict[str, Any] | None) -> bool:
@@ -374,7 +376,7 @@ def odd(arguments: dict[str, Any] | None) -> bool:
     return isinstance(number, int) and number % 2 == 1
 
 
-def _before(verdict: InputVerdict) -> Callable[[ToolInputData], Any]:
+def _make_before(verdict: InputVerdict) -> Callable[[ToolInputData], Any]:
     async def before(data: ToolInputData) -> Any:
         await checkpoint()
         if verdict == "allow" or not odd(data.arguments):
@@ -386,7 +388,7 @@ def _before(verdict: InputVerdict) -> Callable[[ToolInputData], Any]:
     return before
 
 
-def _after(verdict: OutputVerdict) -> Callable[[ToolOutputData], Any]:
+def _make_after(verdict: OutputVerdict) -> Callable[[ToolOutputData], Any]:
     async def after(data: ToolOutputData) -> Any:
         await checkpoint()
         if verdict == "allow" or not odd(data.arguments) or data.output == EVEN:
@@ -398,7 +400,7 @@ def _after(verdict: OutputVerdict) -> Callable[[ToolOutputData], Any]:
     return after
 
 
-def _judge(verdict: RunVerdict) -> Callable[..., Any]:
+def _make_judge(verdict: RunVerdict) -> Callable[..., Any]:
     async def judge(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
         await (anyio.sleep(LATE) if verdict.endswith("late") else checkpoint())
         return GuardrailFunctionOutput(None, verdict.startswith("trip"))

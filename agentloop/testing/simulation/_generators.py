@@ -218,7 +218,7 @@ def draw_actor(chance: Chance, taste: GeneratorConfig, name: str) -> Actor:
 
 
 @attrs.define
-class _Play:
+class _ScriptWriter:
     """A script under way: ids given out, what nested runs say, and what bodies do."""
 
     chance: Chance
@@ -385,7 +385,7 @@ def draw_config(chance: Chance, taste: GeneratorConfig) -> RunConfig:
 def draw_world(chance: Chance, taste: GeneratorConfig) -> Mapping[str, Any]:
     """Return a world's agents, script, nested scripts, behaviors and options; who runs it adds cancel, tape, order."""
     cast = draw_cast(chance, taste)
-    play = _Play(chance, taste, cast)
+    play = _ScriptWriter(chance, taste, cast)
     script = play.turns(cast.roles[0], (), 0)
     options: dict[str, Any] = {
         "run_config": draw_config(chance, taste),

@@ -55,7 +55,7 @@ def _replacement(name: str, original: Callable[..., Any], here: Callable[[], boo
     async def in_place(
         cls: Any, func: Callable[..., Any], args: tuple[Any, ...], abandon_on_cancel: bool = False, limiter: Any = None
     ) -> Any:
-        if not _asked(here):
+        if not _is_enabled_here(here):
             return await original(cls, func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
         switching = SWITCHING.get()
         await anyio.lowlevel.checkpoint()
@@ -92,7 +92,7 @@ def note_one_step(func: Callable[..., Any]) -> None:
         switching.one_step.append(getattr(func, "__qualname__", repr(func)))
 
 
-def _asked(here: Callable[[], bool]) -> bool:
+def _is_enabled_here(here: Callable[[], bool]) -> bool:
     try:
         return here()
     except RuntimeError:  # no loop of that kind is running

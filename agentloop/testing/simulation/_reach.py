@@ -44,7 +44,7 @@ class Reach:
                 output = one.outcome.output
                 if isinstance(output, str) and " don't fit: " in output:
                     self.refused.setdefault(one.tool, output)
-                    self.report(f"tool {one.tool!r} refused arguments that its schema allows: {_quoted(output)}")
+                    self.report(f"tool {one.tool!r} refused arguments that its schema allows: {_quote(output)}")
 
     def _count(self, tool: str, what: str) -> None:
         self.outcomes.setdefault(tool, Counter())[what] += 1
@@ -57,13 +57,13 @@ class Reach:
         told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in outcomes.most_common())
         sentence = f"no world ran the body of tool {tool!r}, though worlds called it: {told}"
         if tool in self.refused:
-            sentence += f". It refused arguments that its schema allows: {_quoted(self.refused[tool])}"
+            sentence += f". It refused arguments that its schema allows: {_quote(self.refused[tool])}"
         if "waited for approval" in outcomes:
             sentence += ". Give `verdicts=approvals()`, so that calls are approved"
         return sentence
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return first_line(text)[:MOST_QUOTED]
 
 

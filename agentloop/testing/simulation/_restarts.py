@@ -104,10 +104,10 @@ def run_crashing(
             break
     else:
         lives.live(backends[len(crashes)])
-    return _as_one(lives, whole, tuple(crashes[:reached]))
+    return _join_runs(lives, whole, tuple(crashes[:reached]))
 
 
-def _as_one(lives: _Lives, whole: WorldRun, crashes: tuple[CrashAt, ...]) -> CrashRun:
+def _join_runs(lives: _Lives, whole: WorldRun, crashes: tuple[CrashAt, ...]) -> CrashRun:
     last = lives.runs[-1]
     told = {field.name: getattr(last, field.name) for field in attrs.fields(WorldRun)}
     told["bodies"] = tuple(body for life in lives.runs for body in life.bodies)
@@ -142,14 +142,14 @@ class _Lives:
         outside = self._outside
         journal = FileJournal(NAME, storage=self.disk, codec=self.codec)
         recorder = Recorder(Tape(self.world.tape if not self.runs else ()))
-        world = self._left(outside, journal)
+        world = self._world_for_restart(outside, journal)
 
         async def begin(driven: SimulatedRun) -> Any:
-            return await self._restored(driven, journal)
+            return await self._restore_state(driven, journal)
 
-        self.disk.on_death = self._remember
+        self.disk.on_death = self._copy_outside
         try:
-            with _unsaid("bytes of a batch that a crash cut off are dropped"):
+            with _silence_warning("bytes of a batch that a crash cut off are dropped"):
                 driven = simulate(
                     world,
                     backend=backend,
@@ -179,18 +179,18 @@ class _Lives:
             except StateError:
                 self.over = True
 
-    def _remember(self) -> None:
+    def _copy_outside(self) -> None:
         """Keep what is outside of the process as it is now: what bodies do while this life unwinds never happened."""
         with suppress(Exception):  # what can't be copied goes on as it is
             self._outside = copy.deepcopy(self._outside)
 
-    def _left(self, outside: tuple[Any, Any], journal: FileJournal) -> World:
+    def _world_for_restart(self, outside: tuple[Any, Any], journal: FileJournal) -> World:
         """Return the world as it is for this life: scripts go on where the log says that they were."""
         context, session = outside
         options = {**self.world.options, "journal": journal}
         if session is not None:
             options["session"] = lambda: session
-        taken = _steps_taken(self.held)
+        taken = _count_steps_taken(self.held)
         script = self.world.script
         return attrs.evolve(
             self.world,
@@ -200,7 +200,7 @@ class _Lives:
             options=options,
         )
 
-    async def _restored(self, driven: SimulatedRun, journal: FileJournal) -> RunState:
+    async def _restore_state(self, driven: SimulatedRun, journal: FileJournal) -> RunState:
         state = await RunState.from_journal(driven.agent, journal, context=driven.context)
         for record in state.records:
             driven.watch.on_record(record)
@@ -211,7 +211,7 @@ class _Lives:
 
 
 @contextmanager
-def _unsaid(words: str) -> Iterator[None]:
+def _silence_warning(words: str) -> Iterator[None]:
     """Leave a warning out of the log that every second crash of a sweep would write there."""
     logger = logging.getLogger("agentloop")
 
@@ -225,7 +225,7 @@ def _unsaid(words: str) -> Iterator[None]:
         logger.removeFilter(unsaid)
 
 
-def _steps_taken(held: Sequence[r.Record]) -> Counter[tuple[str, ...]]:
+def _count_steps_taken(held: Sequence[r.Record]) -> Counter[tuple[str, ...]]:
     """Return how many answers of the models the log has, by path: one that it hasn't is asked for again."""
     return Counter(record.path for record in held if isinstance(record, r.ModelResponded | r.ModelFailed))
 

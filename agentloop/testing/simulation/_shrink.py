@@ -64,7 +64,7 @@ class _Shrinking:
     judge: Callable[[WorldRun], Finding | None]
     runs: int = 0
 
-    def _try(self, world: World, tape: Sequence[int]) -> tuple[WorldRun, bool]:
+    def _run_and_keep(self, world: World, tape: Sequence[int]) -> tuple[WorldRun, bool]:
         """Run *world* by *tape*; if it fails in the same way, it is the best from here on."""
         self.runs += 1
         before = self.best.run
@@ -79,18 +79,18 @@ class _Shrinking:
         """Take something out of the script, if it still fails under some schedule."""
         world = self.best.run.world
         tape = self.best.run.tape
-        return any(self._fails(smaller, tape) for smaller in _smaller_worlds(world))
+        return any(self._fails_somewhere(smaller, tape) for smaller in _smaller_worlds(world))
 
-    def _fails(self, world: World, tape: tuple[int, ...]) -> bool:
+    def _fails_somewhere(self, world: World, tape: tuple[int, ...]) -> bool:
         if self.runs >= MOST:
             return False
-        if self._try(world, tape)[1]:
+        if self._run_and_keep(world, tape)[1]:
             return True
         search = Exhaustive()
         for count, other in enumerate(search):
             if count >= SEARCH or self.runs >= MOST:
                 return False
-            seen, failed = self._try(world, other)
+            seen, failed = self._run_and_keep(world, other)
             if failed:
                 return True
             search.ran(seen.choices)
@@ -102,7 +102,7 @@ class _Shrinking:
         for smaller in _smaller_tapes(run.tape):
             if self.runs >= MOST:
                 return False
-            if self._try(run.world, smaller)[1] and _size(self.best.run.tape) < _size(run.tape):
+            if self._run_and_keep(run.world, smaller)[1] and _size(self.best.run.tape) < _size(run.tape):
                 return True
         return False
 

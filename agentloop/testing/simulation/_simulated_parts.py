@@ -323,7 +323,7 @@ class SimulatedModels(Model):
         """Answers under way."""
 
     @asynccontextmanager
-    async def _opened(self, model: Model, request: ModelRequest) -> AsyncIterator[Any]:
+    async def _open_response(self, model: Model, request: ModelRequest) -> AsyncIterator[Any]:
         self.requests.append(request)
         self.asked_at.append(anyio.current_time())
         self.open += 1
@@ -340,7 +340,7 @@ class SimulatedModels(Model):
 
     def stream(self, request: ModelRequest) -> Any:
         """Ask the path's script, or the agent's own model."""
-        return self._opened(self._model(request), request)
+        return self._open_response(self._model(request), request)
 
     def _model(self, request: ModelRequest) -> Model:
         path = "/".join(request.path)

@@ -25,15 +25,15 @@ def timeline(run: WorldRun) -> str:
             chosen.setdefault(place, []).append(label)
     lines: list[str] = []
     for index, record in enumerate(run.records):
-        lines += _asides(run, chosen, index)
-        told = _tell(record)
+        lines += _describe_choices(run, chosen, index)
+        told = _describe_record(record)
         if told:
             where = f"[{'/'.join(record.path)}] " if record.path else ""
             lines.append(f"{record.at - EPOCH:8.3f}  {where}{told}")
-    return "\n".join([*lines, *_asides(run, chosen, len(run.records))])
+    return "\n".join([*lines, *_describe_choices(run, chosen, len(run.records))])
 
 
-def _asides(run: WorldRun, chosen: Mapping[int, Sequence[str]], index: int) -> list[str]:
+def _describe_choices(run: WorldRun, chosen: Mapping[int, Sequence[str]], index: int) -> list[str]:
     told = [f"          - the schedule lets go on: {label}" for label in chosen.get(index, ())]
     told += [f"          - {line}" for place, line in run.lines if place == index]
     if run.cancelled_at is not None and run.mark == index:
@@ -41,7 +41,7 @@ def _asides(run: WorldRun, chosen: Mapping[int, Sequence[str]], index: int) -> l
     return told
 
 
-def _tell(record: r.Record) -> str:
+def _describe_record(record: r.Record) -> str:
     match record:
         case r.RunStarted(agent=agent):
             return f"run of {agent} starts"
@@ -50,9 +50,9 @@ def _tell(record: r.Record) -> str:
         case r.ModelRequested():
             return f"turn {record.turn}: the model is asked"
         case r.ModelResponded(response=response):
-            return f"the model: {'; '.join(_item(item) for item in response.items)}"
+            return f"the model: {'; '.join(_describe_item(item) for item in response.items)}"
         case r.ModelFailed(error=error):
-            return f"the model call failed: {_short(error)}"
+            return f"the model call failed: {_shorten(error)}"
         case r.GuardrailSettled(stage=stage, guardrail=name, verdict=verdict):
             return f"{stage} guardrail {name}: {verdict}"
         case r.ApprovalRequested(call_id=call_id, tool=tool):
@@ -60,12 +60,12 @@ def _tell(record: r.Record) -> str:
         case r.VerdictGiven(call_id=call_id, approved=approved):
             return f"{call_id} is {'approved' if approved else 'rejected'}"
         case r.CallStarted(call_id=call_id, tool=tool, arguments=arguments):
-            return f"{call_id} {tool} starts {_short(arguments)}"
+            return f"{call_id} {tool} starts {_shorten(arguments)}"
         case r.BodyEnded(call_id=call_id, failed=failed):
             return f"{call_id} body {'raised' if failed else 'returned'}"
         case r.CallSettled(call_id=call_id, tool=tool, outcome=outcome):
             by = f" by {outcome.cancelled_by}" if outcome.cancelled_by else ""
-            return f"{call_id} {tool} {outcome.status}{by}: {_short(outcome.output)}"
+            return f"{call_id} {tool} {outcome.status}{by}: {_shorten(outcome.output)}"
         case r.HandedOff(source_agent=source, target_agent=target):
             return f"{source} hands over to {target}"
         case r.SessionSaved(count=count):
@@ -73,24 +73,24 @@ def _tell(record: r.Record) -> str:
         case r.CleanupCut(section=section, call_id=call_id):
             return f"cleanup was cut: {section} {call_id or ''}"
         case r.RunEnded(status=status, error=error):
-            return f"run ends: {status}{f' ({_short(error)})' if error else ''}"
+            return f"run ends: {status}{f' ({_shorten(error)})' if error else ''}"
         case _:
             return ""
 
 
-def _item(item: Any) -> str:
+def _describe_item(item: Any) -> str:
     match item:
         case ToolCall(call_id=call_id, name=name, arguments=arguments):
-            return f"calls {name} {_short(arguments)} ({call_id})"
+            return f"calls {name} {_shorten(arguments)} ({call_id})"
         case HandoffCall(call_id=call_id, name=name):
             return f"hands over by {name} ({call_id})"
         case AssistantMessage():
-            return f"says {_short(item.text)!r}"
+            return f"says {_shorten(item.text)!r}"
         case _:
             return type(item).__name__
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
@@ -98,19 +98,19 @@ def _short(value: Any) -> str:
 
 def script_as_code(script: Iterable[Any]) -> str:
     """Return *script* as the code that makes it."""
-    return f"[{', '.join(_step(step) for step in script)}]"
+    return f"[{', '.join(_step_as_code(step) for step in script)}]"
 
 
-def _step(step: Any) -> str:
+def _step_as_code(step: Any) -> str:
     if isinstance(step, list | tuple):
-        return f"[{', '.join(_step(piece) for piece in step)}]"
+        return f"[{', '.join(_step_as_code(piece) for piece in step)}]"
     match step:
         case Say(text, None):
             return f"say({text!r})"
         case CallStep(name, arguments, call_id, namespace):
             rest = [f"call_id={call_id!r}"] if call_id is not None else []
             rest += [f"namespace={namespace!r}"] if namespace is not None else []
-            return f"call({', '.join([repr(name), *_arguments(arguments), *rest])})"
+            return f"call({', '.join([repr(name), *_arguments_as_code(arguments), *rest])})"
         case Fail(error):
             return f"fail({error!r})"
         case WaitStep(until):
@@ -119,7 +119,7 @@ def _step(step: Any) -> str:
             return getattr(step, "__name__", None) or repr(step)
 
 
-def _arguments(text: str) -> list[str]:
+def _arguments_as_code(text: str) -> list[str]:
     try:
         value = json.loads(text)
     except ValueError:

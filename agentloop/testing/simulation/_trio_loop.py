@@ -221,7 +221,7 @@ class TrioClockwork:
         elif self._abort:
             raise Deadlock
         elif self._one_at_a_time:
-            batch[:] = self._one_of(batch, runner) if batch else []
+            batch[:] = self._choose_one(batch, runner) if batch else []
         elif len(batch) > 1:
             batch[:] = reversed(self._permuted(batch))
 
@@ -230,7 +230,7 @@ class TrioClockwork:
         others = [task for task in steps if not self.is_ours(task)]
         return others + self._choosing.permuted([task for task in steps if self.is_ours(task)], self._label)
 
-    def _one_of(self, batch: Sequence[Any], runner: Any) -> list[Any]:
+    def _choose_one(self, batch: Sequence[Any], runner: Any) -> list[Any]:
         others = [task for task in batch if not self.is_ours(task)]
         if others:
             runner.runq.extend(task for task in batch if self.is_ours(task))

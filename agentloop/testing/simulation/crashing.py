@@ -221,19 +221,19 @@ class Judges:
         finding = FindingJudge(checks, allow, holds)(run)
         if finding is None:
             return None
-        return attrs.evolve(finding, where=_where(run), timeline=_timeline(run), again=_again(run))
+        return attrs.evolve(finding, where=_describe_crash(run), timeline=_make_timeline(run), again=_repeat_line(run))
 
 
 # ---------------------------------------------------------------------------------------------- in words
 
 
-def _where(run: CrashRun) -> str:
+def _describe_crash(run: CrashRun) -> str:
     after = " then ".join(repr(crash) for crash in run.crashes)
     lives = ", ".join(life.backend for life in run.lives)
     return f"tape: {list(run.lives[0].tape)}, {after}; lives on {lives}"
 
 
-def _timeline(run: CrashRun) -> str:
+def _make_timeline(run: CrashRun) -> str:
     """Return what each life did, and where the journal ended."""
     lines: list[str] = []
     for number, life in enumerate(run.lives):
@@ -248,7 +248,7 @@ def _timeline(run: CrashRun) -> str:
     return "\n".join(lines)
 
 
-def _again(run: CrashRun) -> str:
+def _repeat_line(run: CrashRun) -> str:
     if len(run.crashes) != 1:
         return f"run_crashing({run.world!r}, …, {list(run.crashes)}, {[life.backend for life in run.lives]})"
     first, then = run.lives[0].backend, run.lives[-1].backend

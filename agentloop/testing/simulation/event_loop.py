@@ -1,20 +1,40 @@
-"""Event loops with a virtual clock and a chosen order of tasks, on trio and on asyncio.
+"""Deterministic event loops: a virtual clock and a chosen order of tasks, on trio and on asyncio.
 
-`run_deterministic` runs an async function to its end: time passes only when every task waits, and then at once; which
-of the ready tasks runs next is a scheduler's choice. So a run is a function of its program and its schedule.
+`run_deterministic` runs an async function to its end. Time passes only when every task waits, and then at once. A
+scheduler chooses which of the ready tasks runs next. So a run is a function of its program and its schedule. This
+module does not know about agents, runs or worlds.
 
-* Between two choices everything is deterministic: tasks that became ready together stand in order of their creation,
-  whatever order a set of tasks or a tie of two timers gave.
-* Worker threads (anyio's `to_thread`, and through it sync tools) don't start: the function runs in place, on the loop,
-  between two checkpoints. It is one step: what happens inside it can't be interleaved with anything, and one that
-  waits for another task's doing never ends. Worlds with `switch_lines` do start them: see `_lines`.
-* Sockets, subprocesses and threads of the program's own are outside of the clock: nothing waits for them for longer
-  than a moment. A program that needs them isn't for this.
+A loop repeats these states:
+
+1. *Timers*: timers that are due make their tasks ready: all of them, or, with `timers_apart`, one at a time and only
+   when no task is ready.
+2. *Ready*: the scheduler chooses. In the order `"passes"` it permutes the tasks of one pass of the loop, each of which
+   then runs once. In the order `"steps"` it takes one task, and the others wait.
+3. *Idle*: every task waits. The loop first wakes the callers of `all_blocked`. If there are none, it jumps to the next
+   timer. If there is no timer, it waits `REAL_PATIENCE` real seconds for the outside, then ends with `Deadlock`.
+
+Who calls what: `run_deterministic` checks its arguments, tries out the backend once per process (`_try_out`), and
+calls `_run`. On asyncio, `_run` gives anyio a factory of `ClockworkLoop`, which replaces `_run_once` and `time`. On
+trio, a `TrioClockwork` replaces trio's random generator, whose `shuffle` trio calls with each batch of ready tasks,
+and a task beside the program lets time pass. Both leave the choice to `Choosing`, which calls the scheduler.
+
+Facts: the time, the creation number of each task, the ready tasks, the timers with the order in which they were set.
+Labels are derived from tasks and only cached.
+
+Invariants, and their limits:
+
+* Between two choices everything is deterministic. Tasks that became ready together are sorted by creation, so neither
+  the order of a set nor a tie of two timers decides.
+* Worker threads (anyio's `to_thread`, and through it sync tools) don't start. The function runs in place, on the loop,
+  between two checkpoints. It is one step: nothing interleaves with it, and a function that waits for another task
+  never ends. Worlds with `switch_lines` do start threads: see `_lines`.
+* Sockets, subprocesses and the program's own threads are outside of the clock: the loop waits only a moment for them.
+  A program that needs them can't run here.
 * When every task waits, and no timer is set, the run ends with `Deadlock`.
 
-What it relies on of private names of the standard library, anyio and trio is checked when this module is imported, and
-each backend orders two tasks as told before it is first used: a release that changed something is an ImportError or a
-RuntimeError that names it, never a schedule that isn't the one chosen.
+The loops need private names of the standard library, anyio and trio. The import of this module checks them, and each
+backend must order two tasks as chosen before its first use. So a release that changed something causes an ImportError
+or a RuntimeError with its name, never a schedule other than the chosen one.
 """
 
 from __future__ import annotations
@@ -48,16 +68,16 @@ BACKENDS: tuple[Backend, ...] = ("asyncio", "trio") if HAS_TRIO else ("asyncio",
 
 
 class WaitingTask(Protocol):
-    """What a clockwork loop tells of itself to code that runs on it."""
+    """The interface of a deterministic event loop for the code that runs on it. The gate is its user."""
 
     timers_apart: bool
-    """Whether timers that are due together come one by one, in the order in which they were set.
+    """True if timers that are due together come one by one, in the order in which they were set.
 
     Before each, and before `all_blocked` returns, every task waits. Otherwise all of them come in one pass.
     """
 
     async def all_blocked(self) -> None:
-        """Wait until every other task waits for something else than time."""
+        """Wait until every other task waits. No virtual time passes meanwhile."""
         ...
 
     def next_timer(self) -> float | None:
@@ -77,22 +97,22 @@ def run_deterministic(
     order: Order = "passes",
     before_step: Callable[[object], None] | None = None,
 ) -> ResultT:
-    """Run *fn* on a loop of its own, with virtual time, and return what it returns.
+    """Run *fn* on a loop of its own, with virtual time, and return its result.
 
     Args:
         fn: An async function of *args*.
-        backend: Which loop.
+        backend: The kind of loop.
         scheduler: Chooses among the tasks that are ready.
-        order: `"passes"`: the scheduler permutes the tasks of each pass of the loop, each of which runs once in it:
-            what the real loops do. `"steps"`: it takes any ready task as the next, and the others wait on, as tasks
-            do whose I/O takes unknown time.
+        order: `"passes"`: the scheduler permutes the tasks of each pass of the loop, each of which runs once in it, as
+            on the real loops. `"steps"`: it takes any ready task as the next, and the others keep waiting, as if
+            their I/O took unknown time.
         before_step: Called with the task before each step of a task, from inside the loop; may cancel something, and
             may not raise.
 
     Raises:
         UserError: if called inside a running event loop, or the backend isn't installed.
         Deadlock: if all tasks wait for ever.
-        BaseException: what *fn* raises.
+        BaseException: any error of *fn*.
     """
     _check(backend, order)
     _try_out(backend)
@@ -100,7 +120,7 @@ def run_deterministic(
 
 
 def waiting() -> WaitingTask:
-    """Return what the running clockwork loop tells of itself.
+    """Return the running deterministic event loop.
 
     Raises:
         UserError: on any other loop.
@@ -159,10 +179,10 @@ def _run(
 
 @functools.cache
 def _try_out(backend: Backend) -> None:
-    """Make sure that *backend* orders tasks as told and lets time pass by itself.
+    """Check once per process that *backend* orders tasks as chosen, and that its time passes by itself.
 
     Raises:
-        RuntimeError: if it doesn't.
+        RuntimeError: if it doesn't: a release of anyio or of the backend works differently.
     """
     for order in ("passes", "steps"):
         seen: list[str] = []
@@ -190,7 +210,7 @@ def _try_out(backend: Backend) -> None:
 
 
 def anyio_version() -> str:
-    """Return the version of the anyio that is installed."""
+    """Return the version of the installed anyio."""
     from importlib.metadata import version
 
     return version("anyio")

@@ -1,8 +1,27 @@
-"""Searching for a schedule, or a moment of cancellation, that breaks what should hold.
+"""Search for a schedule, or for a moment of cancellation, that breaks a check.
 
-`explore` runs one script over schedules: all of them while they are few, else in order of how little they leave the
-natural order, at random, and by random priorities. `kill_sweep` cancels a run before each of its steps. What fails is
-made as small as it gets, and raised as `ExplorationFailure`.
+`explore` runs one script under many schedules. `kill_sweep` cancels a run before each of its steps. A failing run is
+shrunk and raised as `ExplorationFailure`. This module does not know how a loop orders its tasks (`event_loop`), how a
+run is judged (`_findings`) or shrunk (`_shrink`).
+
+A search has one budget of runs, `most`, and passes these states in order:
+
+1. *Natural*: each backend runs the natural schedule twice. Both runs must have equal records and equal choices.
+   Otherwise no tape repeats a run, and every finding would be worthless, so the search raises UserError. These two
+   runs are not counted as schedules.
+2. *Exhaustive*: each backend has an equal share of half the budget. `Exhaustive` gives tapes, those with the fewest
+   departures from the natural order first. If all backends finish within their shares, the search is complete.
+3. *Drawn*: the rest of the budget alternates between the backends: half random tapes, a quarter random priorities of
+   depth 2, a quarter of depth 3. The schedules are a function of `seed` and the budget.
+
+The generator `_Search.findings` drives these states and yields findings; `_explore` shrinks and raises the first one.
+
+A run in which a thread did not come back from a line in time followed no schedule. It is dropped: counted, but not
+judged, as nothing could repeat it. After `MOST_DROPPED` drops, `MOST_WAITED` real seconds or one thread that never
+ended, the search gives up on lines: functions in threads are one step each in all later runs.
+
+Facts of a search: `schedules`, `dropped`, `waited`, `waited_at`, `one_step`, `gave_up`, and `complete`, which turns
+False once the exhaustive state runs out of budget. There is no index; `explored` derives the report from the facts.
 """
 
 from __future__ import annotations
@@ -36,23 +55,23 @@ WHY = (
 )
 
 MOST_DROPPED = 100
-"""Schedules that may be dropped before functions in threads are taken for one step each."""
+"""Limit of dropped schedules, after which functions in threads are one step each."""
 MOST_WAITED = 10.0
-"""Real seconds that dropped schedules may take before."""
+"""Limit of the real seconds that dropped schedules take, with the same consequence."""
 
 AgentOrMaker: TypeAlias = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
 
 
 @attrs.frozen(kw_only=True)
 class Explored:
-    """What a search went over without finding anything.
+    """The extent of a search that found nothing.
 
     Attributes:
-        schedules: How many there were in all.
-        complete: Whether there are no others.
-        dropped: How many of them were given up, as a thread waited for something else than its turn: they are judged
-            by nothing.
-        reason: Why the search isn't complete, in words; empty where it is.
+        schedules: The number of schedules that ran.
+        complete: True if there are no other schedules.
+        dropped: The number of schedules that were dropped, as a thread waited for something else than its turn. No
+            check judges them.
+        reason: The reason why the search isn't complete, as a sentence; empty if it is.
     """
 
     schedules: int
@@ -63,7 +82,7 @@ class Explored:
 
 @attrs.frozen(kw_only=True)
 class Swept:
-    """What a sweep went over without finding anything: `points` of cancellation, `cancelled` runs that ended by it."""
+    """The extent of a sweep that found nothing: `points` of cancellation, `cancelled` runs that ended by it."""
 
     points: int
     cancelled: int
@@ -87,32 +106,32 @@ def explore(
     seed: int = 0,
     tape: Sequence[int] | None = None,
 ) -> Explored:
-    """Run *agent* over many schedules of *script*, and *check* what comes of each.
+    """Run *agent* under many schedules of *script*, and *check* each run.
 
     Args:
-        agent: The agent, or a function that makes it anew for each run: give one where tools share a state that a run
-            changes, or put that state into *context*.
-        script: What the model says; None asks the agents' own models, made anew by *agent*.
-        check: Called with each `WorldRun`; what it raises is the finding. A run that raises, or leaves something
-            behind, is one anyway.
-        max_schedules: At most so many runs; None is pytest's `--agentloop-schedules`, or 5000.
+        agent: The agent, or a function that makes it anew for each run. Give a function if tools share a state that a
+            run changes, or put that state into *context*.
+        script: The model's responses; None uses the agents' own models, made anew by *agent*.
+        check: Called with each `WorldRun`; an error that it raises is the finding. A run that raises, or leaves
+            something behind, is a finding without it.
+        max_schedules: The limit of runs; None means pytest's `--agentloop-schedules`, or 5000.
         nested: Scripts of nested runs, by call ids.
         input: The run's input.
         context: Makes the application's object, once per run.
         options: Further arguments of `Runner.run`.
-        verdicts: Decisions on calls that wait for one: once a run is interrupted, those that fit are given, and it goes
-            on, until none fits. Without them it stays interrupted.
-        order: What a schedule may choose: see `World`.
-        backends: Where to run.
-        streamed: Whether somebody reads the runs' events.
+        verdicts: Decisions on calls that wait for one. Once a run is interrupted, the fitting ones are given and the
+            run resumes, until none fits. Without them it stays interrupted.
+        order: The kind of choices that a schedule has: see `World`.
+        backends: The backends to run on.
+        streamed: True to run streamed and read the runs' events.
         allow: Errors that a run may raise.
-        seed: Of what is drawn at random.
+        seed: The seed of all random choices.
         tape: Run this one schedule alone, on each of *backends*.
 
     Raises:
         ExplorationFailure: with the smallest script and schedule found that fails in the same way.
-        UserError: if two runs of one schedule differ: something is shared between runs, or left to chance. Or *check*
-            fails of a run in which the script makes no call.
+        UserError: if two runs of one schedule differ: the runs share something, or something is left to chance. Also
+            if *check* fails for a run in which the script makes no call.
     """
     __tracebackhide__ = True
     world = World(
@@ -148,7 +167,7 @@ def explore_world(
     seed: int = 0,
     tape: Sequence[int] | None = None,
 ) -> Explored:
-    """Run *world* over many schedules in the place of its tape. Arguments and errors are those of `explore`."""
+    """Run *world* under many schedules in place of its tape. Arguments and errors are those of `explore`."""
     __tracebackhide__ = True
     judge = FindingJudge(check, allow)
     world = attrs.evolve(world, switch_lines=True)
@@ -182,6 +201,8 @@ def _explore(
 
 @attrs.define
 class _Search:
+    """One search under way (states and facts: see the module). `_explore` owns it; only its own methods change it."""
+
     world: World
     judge: FindingJudge
     most: int
@@ -190,18 +211,19 @@ class _Search:
     seed: int
     schedules: int = 0
     complete: bool = True
-    """Whether there is no schedule left of those that the world's order has."""
+    """True until the exhaustive state leaves out a schedule of the world's order."""
     dropped: int = 0
     waited: float = 0.0
     """Real seconds that dropped schedules took."""
     waited_at: dict[str, None] = attrs.field(factory=dict)
-    """The lines at which threads waited for something else than their turns."""
+    """The lines at which threads waited for something else than their turns; a dict, as sets have no order."""
     gave_up: bool = False
-    """Whether functions in threads are one step each from here on, as too many schedules were dropped."""
+    """True once functions in threads are one step each, as too many schedules were dropped."""
     one_step: dict[str, None] = attrs.field(factory=dict)
+    """The functions that ran in place of a thread, as one step each."""
 
     def explored(self) -> Explored:
-        """Return what the search went over."""
+        """Return the extent of the search."""
         reasons = [] if self.complete else [f"there are more than {self.schedules} schedules"]
         if self.dropped:
             lines = "; ".join(self.waited_at)
@@ -211,34 +233,34 @@ class _Search:
         elif self.one_step:
             reasons.append(
                 f"functions in threads were one step each ({', '.join(self.one_step)}), and what may happen between "
-                f"their lines wasn't explored{self._why_one_step()}"
+                f"their lines wasn't explored{self._explain_one_step()}"
             )
         return Explored(schedules=self.schedules, complete=not reasons, dropped=self.dropped, reason="; ".join(reasons))
 
-    def _why_one_step(self) -> str:
+    def _explain_one_step(self) -> str:
         if self.world.order == "passes":
             return ": in the order 'passes' threads don't go on line by line"
         return "" if CAN_MONITOR else ": lines can be monitored from Python 3.12 on"
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is found, as it is found."""
+        """Run the search's states in order, and yield each finding at once: the reader may stop after the first."""
         lengths = {}
         for backend in self.backends:
-            natural = self._same_twice(backend)
+            natural = self._run_natural_twice(backend)
             self._refuse_without_calls(natural)
             lengths[backend] = len(natural.choices)
         for backend in self.backends:
-            yield from self._exhaustively(backend, self.most // (2 * len(self.backends)))
+            yield from self._search_exhaustively(backend, self.most // (2 * len(self.backends)))
         if self.complete:
             return
         rest = self.most - self.schedules
         for index in range(rest):
             backend = self.backends[index % len(self.backends)]
             number = self.seed * self.most + index
-            yield from self._one(backend, self._drawn(index / rest, number, lengths[backend]))
+            yield from self._run_and_judge(backend, self._draw_scheduler(index / rest, number, lengths[backend]))
 
     def _refuse_without_calls(self, natural: WorldRun) -> None:
-        """Refuse a check that fails of a run without any call: no schedule of calls is the cause."""
+        """Raise UserError if the check fails for a run without any call: no schedule of calls is the cause."""
         finding = None if makes_calls(natural) else self.judge(natural)
         if finding is not None and finding.is_of_a_check:
             raise UserError(
@@ -247,13 +269,13 @@ class _Search:
                 "that the check is about"
             ) from finding.error
 
-    def _drawn(self, part: float, number: int, length: int) -> Scheduler:
-        """Return a scheduler for the *part* of the rest that is reached: half tapes, a quarter each depth."""
+    def _draw_scheduler(self, part: float, number: int, length: int) -> Scheduler:
+        """Return the scheduler after *part* (0 to 1) of the remaining budget: half tapes, a quarter each depth."""
         if part < 0.5:
             return Tape(seed=number)
         return Priorities(number, depth=2 if part < 0.75 else 3, length=length, owner=owner)
 
-    def _exhaustively(self, backend: Backend, most: int) -> Iterator[Finding]:
+    def _search_exhaustively(self, backend: Backend, most: int) -> Iterator[Finding]:
         search = Exhaustive()
         for tape in search:
             if most <= 0:
@@ -265,17 +287,17 @@ class _Search:
             if (finding := self.judge(seen)) is not None:
                 yield finding
 
-    def _one(self, backend: Backend, scheduler: Scheduler) -> Iterator[Finding]:
+    def _run_and_judge(self, backend: Backend, scheduler: Scheduler) -> Iterator[Finding]:
         seen = self._run(backend, scheduler)
         if (finding := self.judge(seen)) is not None:
             yield finding
 
     def _run(self, backend: Backend, scheduler: Scheduler) -> WorldRun:
         self.schedules += 1
-        return self._noted(backend, scheduler)
+        return self._run_and_note(backend, scheduler)
 
-    def _noted(self, backend: Backend, scheduler: Scheduler | None = None) -> WorldRun:
-        """Run the world once, and note what of its threads keeps the search from being complete."""
+    def _run_and_note(self, backend: Backend, scheduler: Scheduler | None = None) -> WorldRun:
+        """Run the world once, and note the threads that keep the search from being complete."""
         began = time.monotonic()
         seen = run_one(self.world, backend=backend, streamed=self.streamed, scheduler=scheduler)
         self.one_step.update(dict.fromkeys(seen.one_step))
@@ -288,9 +310,13 @@ class _Search:
                 self.world = attrs.evolve(self.world, switch_lines=False)
         return seen
 
-    def _same_twice(self, backend: Backend) -> WorldRun:
-        """Run the natural schedule twice, and make sure that both runs are the same."""
-        once, again = (self._noted(backend) for _ in range(2))
+    def _run_natural_twice(self, backend: Backend) -> WorldRun:
+        """Run the natural schedule twice, and return the first run.
+
+        Raises:
+            UserError: if the runs' records or choices differ.
+        """
+        once, again = (self._run_and_note(backend) for _ in range(2))
         if once.waited_at or again.waited_at:
             return once  # neither followed a schedule
         for index, (one, other) in enumerate(zip_longest(once.records, again.records)):
@@ -302,14 +328,14 @@ class _Search:
 
 
 def owner(label: str) -> str:
-    """Return whose *label* it is: all places where one body waits at the gate are that body's."""
+    """Return the owner of *label*: all points at which one body waits at the gate belong to that body."""
     head, body, rest = label.partition("body ")
     return f"{head}{body}{rest.split(' ')[0]}" if body else label
 
 
 @attrs.frozen
 class _CancelSweep:
-    """Runs of worlds that are cancelled in one way, once for each moment, or *at* one alone."""
+    """The runs of a world under one kind of cancellation: one run for each moment, or one for the moment *at*."""
 
     judge: FindingJudge
     backend: Backend
@@ -349,14 +375,14 @@ def kill_sweep(
 ) -> Swept:
     """Cancel a run of *agent* before each of its steps: by its scope and natively, on both backends.
 
-    Whatever the step, nothing is left, every body that began has ended, the log is whole, nothing new was begun after
-    the cancellation, and the caller's task has the cancellations that it was given; then *check* is called. The script
-    of what fails is made small.
+    At every step these must hold: nothing outlives the run, every body that began has ended, the log is whole, nothing
+    new began after the cancellation, and the caller's task still counts the native cancellations that it got. Then
+    *check* is called. The script of a failing run is shrunk.
 
     Args:
         agent, script, check, nested, input, context, options, streamed, allow: As for `explore`.
-        ways: Backends, and the kinds of cancellation there.
-        order, tape: Order the tasks that are ready together, as in a `World`.
+        ways: Pairs of a backend and a kind of cancellation on it.
+        order, tape: The order of tasks that are ready together, as in a `World`.
         waiting: Cancel at each moment at which everything waits, in place of steps; needs `order="gate"`.
         at: Cancel before this step, or at this moment, alone; counted from 0.
 

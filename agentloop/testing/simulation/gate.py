@@ -1,8 +1,9 @@
-"""A gate, where the parts of a run wait until they are let through one at a time: a schedule for both backends.
+"""A gate that lets the parts of a run through one at a time: one schedule for both backends.
 
-The parts that a world fakes (answers of the model, tool bodies, guardrails, session I/O) wait at the gate. When
-everything waits, one of them is let through, or time passes up to the next timer: a scheduler chooses. What the loop
-does in between is the same on trio and asyncio, so one tape is one schedule on both.
+The parts that a world simulates (answers of the model, tool bodies, guardrails, session I/O) wait at the gate. When
+everything waits, the gate lets one part through, or lets time pass up to the next timer: a scheduler chooses. Trio and
+asyncio do the same between two such choices, so one tape is one schedule on both. The gate does not know about runs
+or agents: it sees labels and the loop alone.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from agentloop.testing.simulation.schedules import Scheduler, first
 
 TIME = "time passes"
 TASK = "agentloop.testing gate"
-"""Names the gate's own task, whose steps are none of the program's."""
+"""Name of the gate's own task, so that its steps are not counted as the program's."""
 
 
 class Gate:
-    """A gate on the running clockwork loop. Enter it (`async with`) around what waits at it."""
+    """A gate on the running deterministic event loop. Enter it (`async with`) around the code that waits at it.
+
+    The gate owns one task, which alone chooses. Waiters add themselves with `point`; entering sets the loop's
+    `timers_apart`, leaving restores it and joins the task.
+    """
 
     def __init__(self, scheduler: Scheduler = first) -> None:
         self._scheduler = scheduler
@@ -31,11 +36,11 @@ class Gate:
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
         self.before_choice: Callable[[], bool] = lambda: False
-        """Asked whenever something is to be let through; where it has done something itself, nothing is."""
+        """Called before each choice. If it returns True, it cancelled something, and nothing is let through."""
 
     async def __aenter__(self) -> Gate:
         self._loop = waiting()
-        # Together they'd wake tasks at once, and what these do to each other would depend on the loop.
+        # Timers due together would wake several tasks at once, and the order of their effects is the loop's own.
         self._apart_before = self._loop.timers_apart
         self._loop.timers_apart = True
         self._group = anyio.create_task_group()
@@ -53,7 +58,10 @@ class Gate:
         self._group = None
 
     async def point(self, label: str) -> None:
-        """Wait to be let through. Equal labels are told apart by the order in which they came."""
+        """Wait at the gate until the schedule lets *label* through. Equal labels get numbers in order of arrival.
+
+        Always a checkpoint. If the waiter is cancelled, its label leaves the gate.
+        """
         self._seen[label] += 1
         times = self._seen[label]
         label = label if times == 1 else f"{label} ({times})"

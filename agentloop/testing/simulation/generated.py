@@ -68,11 +68,11 @@ class Drawn:
         from agentloop.testing.simulation._arguments import arguments_for
 
         body = getattr(tool, "body", None)
-        takes = partial(_takes, body.schema) if isinstance(body, PythonBody) else None
+        takes = partial(_fits_parameter, body.schema) if isinstance(body, PythonBody) else None
         return self._draw(arguments_for(tool.params_json_schema, takes))
 
 
-def _takes(schema: FunctionSchema, name: str, value: Any) -> bool:
+def _fits_parameter(schema: FunctionSchema, name: str, value: Any) -> bool:
     """Tell whether *value* fits the parameter *name* of a tool."""
     try:
         schema.bind({name: value})
@@ -336,7 +336,7 @@ def worlds(
     found = strategy(agent, **kinds)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        decorated = _property(test, found, max_examples)
+        decorated = _make_property(test, found, max_examples)
         if models is None:
             return decorated
         malformed = models.malformed
@@ -345,7 +345,7 @@ def worlds(
         def reaching_all(*args: Any, **options: Any) -> None:
             with reaching() as reach:
                 if not malformed:
-                    reach.report = _report
+                    reach.report = _count_event
                 decorated(*args, **options)
                 reach.forget_calls()  # some may have been malformed on purpose
                 _reach_the_rest(test, reach, agent, {**kinds, "tools": None, "cancels": None}, args, options)
@@ -355,7 +355,7 @@ def worlds(
     return decorate
 
 
-def _report(what: str) -> None:
+def _count_event(what: str) -> None:
     """Have hypothesis count *what*: `--hypothesis-show-statistics` shows it."""
     import hypothesis
 
@@ -363,7 +363,7 @@ def _report(what: str) -> None:
         hypothesis.event(what)
 
 
-def _property(
+def _make_property(
     test: Callable[..., None], found: SearchStrategy[World], max_examples: int | None, **further: Any
 ) -> Callable[..., None]:
     """Return *test* as a property of the worlds *found*."""
@@ -380,7 +380,7 @@ def _property(
     return decorated
 
 
-def _until_it_ran(test: Callable[..., None], reach: Reach, tool: str) -> Callable[..., None]:
+def _skip_once_ran(test: Callable[..., None], reach: Reach, tool: str) -> Callable[..., None]:
     def aimed(*args: Any, world: World, **options: Any) -> None:
         if tool not in reach.ran:
             test(*args, world=world, **options)
@@ -407,7 +407,7 @@ def _reach_the_rest(
     models = attrs.evolve(kinds["models"], malformed=False)
     for name in sorted(names - reach.ran):
         found = strategy(agent, **{**kinds, "models": attrs.evolve(models, wanted=name)})
-        _property(_until_it_ran(test, reach, name), found, AIMED, database=None)(*args, **options)
+        _make_property(_skip_once_ran(test, reach, name), found, AIMED, database=None)(*args, **options)
     if sentences := [reach.why(name) for name in sorted(names - reach.ran)]:
         raise AssertionError("; ".join(sentences))
 

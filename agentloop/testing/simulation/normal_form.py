@@ -53,15 +53,15 @@ def normal(records: Iterable[r.Record]) -> list[dict[str, Any]]:
                 call_id = getattr(item, "call_id", None)
                 if call_id is not None:
                     index.setdefault((record.path, call_id), len(index))
-    return [_plain(record) for record in _ordered(records, index)]
+    return [_plain_record(record) for record in _sort_batches(records, index)]
 
 
-def _ordered(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str], int]) -> list[r.Record]:
+def _sort_batches(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str], int]) -> list[r.Record]:
     """Return *records* with each run's batches stable-sorted; nested runs stand in their call's place."""
     ordered: list[r.Record] = []
     batch: list[r.Record] = []
     # Questions that are asked at once are answered in any order.
-    records = _sorted_answers(records)
+    records = _sort_callbacks(records)
     for record in records:
         if not record.path and not _of_batch(record):
             ordered.extend(sorted(batch, key=lambda one: _key(one, index)))
@@ -72,7 +72,7 @@ def _ordered(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str]
     return [*ordered, *sorted(batch, key=lambda one: _key(one, index))]
 
 
-def _sorted_answers(records: Iterable[r.Record]) -> list[r.Record]:
+def _sort_callbacks(records: Iterable[r.Record]) -> list[r.Record]:
     """Return *records* with answers that stand side by side sorted by what was asked."""
     done: list[r.Record] = []
     for answers, group in groupby(records, key=lambda record: isinstance(record, r.CallbackReturned)):
@@ -108,19 +108,19 @@ def _key(record: r.Record, index: Mapping[tuple[tuple[str, ...], str], int]) -> 
     return tuple(key)
 
 
-def _plain(record: r.Record) -> dict[str, Any]:
-    return {"kind": type(record).__name__, **_value(record)}
+def _plain_record(record: r.Record) -> dict[str, Any]:
+    return {"kind": type(record).__name__, **_plain_value(record)}
 
 
-def _value(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if attrs.has(type(value)):
         return {
-            field.name: _value(getattr(value, field.name))
+            field.name: _plain_value(getattr(value, field.name))
             for field in attrs.fields(type(value))
             if field.name not in _CHANCE
         }
     if isinstance(value, list | tuple):
-        return [_value(member) for member in value]
+        return [_plain_value(member) for member in value]
     if isinstance(value, Mapping):
-        return {str(key): _value(member) for key, member in value.items()}
+        return {str(key): _plain_value(member) for key, member in value.items()}
     return value

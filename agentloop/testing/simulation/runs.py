@@ -1,8 +1,8 @@
-"""Worlds, and running them: a script, tool behaviours, a cancellation and a tape make a run that repeats itself.
+"""Run worlds: a script, tool behaviors, a cancellation and a tape make a run that repeats itself.
 
-A `World` is data. `run` runs it on both backends, streamed and plain; `run_one` once. Time is virtual and begins at
-`EPOCH`; ids are counted; worker threads don't start, or go on line by line (see `event_loop`). What of
-the application reads a clock or draws numbers by itself stays outside of that: ask `anyio.current_time()` instead.
+A `World` is data. `run` runs it on both backends, streamed and plain; `run_one` runs it once. Time is virtual and
+begins at `EPOCH`; ids are counted; worker threads don't start, or run line by line (see `event_loop`). Application
+code that reads a clock or draws random numbers itself is not repeated: it should use `anyio.current_time()` instead.
 """
 
 from __future__ import annotations
@@ -48,45 +48,45 @@ __all__ = [
 
 @attrs.frozen(kw_only=True, eq=False)
 class WorldRun:
-    """One run of a world: on one backend, streamed or plain. Exactly one of result, error and cancelled is there.
+    """One run of a world: on one backend, streamed or plain. Exactly one of result, error and cancelled is set.
 
     Attributes:
-        records: The run's log, whatever became of it.
-        result: What the run returned.
-        error: What it raised; a `Deadlock` where nothing could go on.
-        run_data: The result, or what the error had of the run when it was raised: a script may raise one error in
-            several runs, and it keeps the data of the last.
-        cancelled: Whether the caller's cancellation came out of it.
-        calls: How each call of the run itself ended, in model order, where a result or an error tells.
-        requests: What the models were asked, in order, those of nested runs too; `asked_at`: when, on its clock.
-        events: What a streamed run's consumer read.
+        records: The run's log, also of a run that failed.
+        result: The result that the run returned.
+        error: The error that it raised; a `Deadlock` if all its tasks waited for ever.
+        run_data: The result, or the run data that the error had when it was raised: a script may raise one error in
+            several runs, and the error keeps the data of the last.
+        cancelled: True if the caller's cancellation came out of the run.
+        calls: The outcome of each call of the run itself, in model order, if there is a result or an error with data.
+        requests: The requests to the models, in order, those of nested runs too; `asked_at`: their virtual times.
+        events: The events that a streamed run's consumer read.
         bodies: Every body that began, in order.
-        cleanups: Every block of cleanup that began in a body or a resource, where the body says so.
-        agent, context, hooks, session, journal: What the run was given.
-        stamps: One for each record, to hold against those of bodies, and of what `_observers` see.
+        cleanups: Every block of cleanup that began in a body or a resource, where the body reports it.
+        agent, context, hooks, session, journal: The objects that the run got.
+        stamps: One for each record, to compare with those of bodies and of `_observers`.
         pending: Path, call id and count of native cancellations that were still counted in a call's task when it
             settled.
         spans: `("start" or "end", span)`, in order.
-        late, still_running: What instruments were told.
-        unread: How many events were unread when each of a streamed run's own turns began: record number and count.
-        choices: Who could go next and who did; `tape` repeats it.
-        trace: Who was let through the gate, in order, or which task went on; where there was a choice.
-        chosen_at: How many records there were at each choice.
-        steps: Steps of tasks.
-        cancelled_at: The step before which the cancellation was given; None where the run was over before.
-        mark: How many records there were then.
+        late, still_running: The reports that instruments received.
+        unread: The unread events when each of a streamed run's own turns began: record number and count.
+        choices: The number of candidates and the chosen index at each choice; `tape` repeats them.
+        trace: The labels of the chosen waiters at the gate, or tasks, in order.
+        chosen_at: The number of records at each choice.
+        steps: The number of task steps.
+        cancelled_at: The step before which the cancellation came; None if the run was over before.
+        mark: The number of records at that moment.
         cancelling: Native cancellations pending in the caller's task afterwards.
-        to_end_after: How many records there were when its reader left, or wanted it to end after the turn; else None.
-        entries: How often the run was entered.
-        left: What outlived the run, in words.
-        seconds: How long it took, in virtual time.
-        cancelled_at_time, ended_at: On the virtual clock.
+        to_end_after: The number of records when its reader left, or cancelled it after the turn; else None.
+        entries: The number of calls of `Runner.run`: the first and one for each resume.
+        left: A description of each thing that outlived the run.
+        seconds: Its duration, in virtual time.
+        cancelled_at_time, ended_at: Times on the virtual clock.
         open_responses: Answers of scripted models that were not closed.
-        script_ran_out: Whether a script was asked for more steps than it has.
+        script_ran_out: True if a model was asked once more than its script has steps.
         one_step: Functions that would have run in worker threads, sync bodies above all, and were one step each.
-        lines: The lines of functions that went on line by line, in order: how many records there were, and the line.
-        waited_at: Lines that a thread didn't come back from in time. Such a run followed no schedule.
-        stuck_at: Lines at which threads were last seen that didn't end at all.
+        lines: The lines of functions that ran line by line, in order: the number of records, and the line.
+        waited_at: Lines from which a thread didn't come back in time. Such a run followed no schedule.
+        stuck_at: The last known lines of threads that didn't end at all.
     """
 
     world: World = attrs.field(repr=False)
@@ -146,7 +146,7 @@ class WorldRun:
 
 @attrs.frozen(eq=False)
 class WorldRuns:
-    """The runs of one world. What a single run tells is the first one's: asyncio, plain, unless asked otherwise."""
+    """The runs of one world. Properties are those of the first run: asyncio, plain, unless chosen otherwise."""
 
     world: World
     runs: tuple[WorldRun, ...]
@@ -176,12 +176,12 @@ class WorldRuns:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the first run was cancelled."""
+        """True if the first run was cancelled."""
         return self.runs[0].cancelled
 
     @property
     def calls(self) -> tuple[CallSettled, ...]:
-        """How the calls of the first run ended."""
+        """The outcomes of the first run's calls."""
         return self.runs[0].calls
 
     @property
@@ -216,9 +216,9 @@ def run(
 def run_one(
     world: World, *, backend: Backend = "asyncio", streamed: bool = False, scheduler: Scheduler | None = None
 ) -> WorldRun:
-    """Run *world* once. *scheduler* chooses in the place of its tape.
+    """Run *world* once, and return its `WorldRun`. *scheduler* chooses in place of its tape.
 
-    Whatever the run raises is the `error` of what is returned.
+    An error of the run is not raised here: it is the `error` of the returned value.
 
     Raises:
         UserError: inside a running event loop: worlds run in sync code.
@@ -229,7 +229,7 @@ def run_one(
 
 
 def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: SimulatedRun) -> WorldRun:
-    """Return what *driven* saw."""
+    """Return the `WorldRun` of *driven*, a run that is over."""
     seen: Stepped = driven.seen
     watch = driven.watch
     result: RunResult[Any] | None = seen.value
@@ -269,7 +269,7 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         cancelling=seen.cancelling,
         to_end_after=driven.to_end_after,
         entries=driven.entries,
-        left=_left(driven),
+        left=_describe_leftovers(driven),
         seconds=seen.seconds,
         cancelled_at_time=driven.cancelled_at_time,
         ended_at=driven.ended_at,
@@ -282,10 +282,10 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
     )
 
 
-def _left(driven: SimulatedRun) -> tuple[str, ...]:
-    """Return what outlived the run: tasks, tokens of capacities, places of threads, spans, answers of models."""
+def _describe_leftovers(driven: SimulatedRun) -> tuple[str, ...]:
+    """Describe each thing that outlived the run: tasks, tokens of capacities, thread slots, spans, model answers."""
     if isinstance(driven.seen.error, Deadlock):
-        return ()  # nothing of it was ended in order
+        return ()  # a deadlocked run was torn down, so leftovers say nothing about its cleanup
     left = list(driven.seen.tasks_left)
     for limit in driven.capacities():
         if (held := limit.statistics().tokens_in_use) > 0:

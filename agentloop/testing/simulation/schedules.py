@@ -1,8 +1,24 @@
-"""Who goes next: tapes, priorities, and the search through all schedules.
+"""Schedulers: tapes, priorities, and the search through all schedules of a program.
 
-A *scheduler* is asked wherever several could go on. It is given their labels, in the order in which they would go if
-nobody chose, and returns the index of the one that does. It must decide by itself: nothing may be awaited, and nothing
-raised, since it is asked from inside the event loop. So what decides is drawn before the run.
+A *scheduler* is called at each choice: whenever at least two tasks, or two waiters at the gate, could run next. It
+gets their labels in the natural order (the order without a scheduler) and returns the index of the one that runs. The
+call comes from inside the event loop, so a scheduler may neither await nor raise, and every random number it needs has
+its seed before the run. This module does not know about loops, tasks or gates: a label is only text.
+
+One run, in order: the loop or the gate calls `Recorder` with labels; it calls the scheduler behind it and appends
+`(count, index)` to `choices`. After the run `tape_of(choices)` gives the shortest tape of the run's schedule, and
+`Tape` of these numbers repeats it, as index 0 is the natural order and a tape gives 0 past its end.
+
+`Exhaustive` walks a tree that it learns from the runs. A node is a tape: the choices up to a point, then one number
+other than 0. `_waiting` is the fact: the branches not yet run, by their number of departures from the natural order;
+`_tape` is the tape that was given last. `ran(choices)` adds a branch for each alternative *behind* the end of that
+tape. Choices before its end were branched by the runs that led to it.
+
+Invariants:
+
+* Each schedule is given exactly once. A tape ends with its last departure, and only the run of the tape without that
+  departure adds it.
+* A tape with fewer departures comes first, so the first failure found departs least from the natural order.
 """
 
 from __future__ import annotations
@@ -17,19 +33,20 @@ from agentloop.exceptions import UserTypeError, UserValueError
 
 Scheduler: TypeAlias = Callable[[Sequence[str]], int]
 Choices: TypeAlias = tuple[tuple[int, int], ...]
-"""What was chosen in one run: how many could go on, and the index of the one that did."""
+"""The choices of one run: at each, the number of candidates and the index of the chosen one."""
 
 
 def first(labels: Sequence[str]) -> int:
-    """Let go on who came first."""
+    """Choose the natural order: always the first candidate."""
     return 0
 
 
 class Tape:
     """A scheduler that plays numbers: the n-th choice among k takes number n modulo k.
 
-    Smaller numbers and a shorter tape are closer to the order in which things come by themselves, so a tape shrinks
-    well. Past the tape's end the first one goes on; with *seed*, a random one that depends on the seed alone.
+    Smaller numbers and a shorter tape are closer to the natural order, so a tape shrinks well. Past the tape's end the
+    first candidate is chosen; with *seed*, a random one that depends on the seed alone. One tape serves one run: it
+    counts its own calls.
     """
 
     def __init__(self, numbers: Iterable[int] = (), *, seed: int | None = None) -> None:
@@ -58,9 +75,9 @@ class Tape:
 class Priorities:
     """A scheduler after PCT (Burckhardt and others, 2010), which finds a bug of *depth* d with a known least chance.
 
-    Everyone gets a random priority when first seen, and the highest one goes on. At `depth - 1` random choices among
-    the first *length* the one that would go on falls below everybody else. *owner* tells whose label it is: labels of
-    one owner share a priority.
+    Each owner gets a random priority at its first label, and the highest priority is chosen. At `depth - 1` random
+    choices among the first *length*, the owner that would be chosen falls below all others. *owner* maps a label to its
+    owner: labels of one owner share a priority.
     """
 
     def __init__(self, seed: int, *, depth: int, length: int, owner: Callable[[str], str] = str) -> None:
@@ -90,17 +107,18 @@ class Priorities:
 
 @attrs.define
 class Recorder:
-    """A scheduler that writes down what another one chose, and among whom."""
+    """A scheduler that records the choices of another one. `run_one` owns it; the loop and the gate call it."""
 
     scheduler: Scheduler = first
     choices: list[tuple[int, int]] = attrs.field(factory=list)
     chosen: list[str] = attrs.field(factory=list)
-    """The labels of those that went on."""
+    """The labels of the chosen candidates."""
     mark: Callable[[], int] | None = None
+    """Returns the number of records so far."""
     marks: list[int] = attrs.field(factory=list)
-    """What `mark()` said at each choice, if there is one."""
+    """The results of `mark()` at each choice; empty without `mark`."""
     is_off: Callable[[], bool] | None = None
-    """Once it says True nothing is chosen any more: the first one goes on, and isn't written down."""
+    """Ends the choices once it returns True: the first candidate runs each time, and nothing is recorded."""
 
     def __call__(self, labels: Sequence[str]) -> int:
         if self.is_off is not None and self.is_off():
@@ -122,11 +140,11 @@ def tape_of(choices: Iterable[tuple[int, int]]) -> tuple[int, ...]:
 
 
 class Exhaustive:
-    """Goes through every schedule of a world, without knowing it before.
+    """Gives every schedule of a world, which it learns from the runs (theory: see the module).
 
-    `for tape in search:` gives tapes, the first empty. After each, `search.ran(choices)` must be told what the run
-    chose. Schedules that leave the natural order in fewer places come first, so the first failure found is among those
-    that leave it least. `complete` tells whether there is none left.
+    `for tape in search:` gives tapes, the first empty. After each, the caller must pass the run's choices to
+    `search.ran(choices)`. Schedules with fewer departures from the natural order come first, so the first failure found
+    is among those with the fewest. `complete` is True once no schedule is left.
     """
 
     def __init__(self) -> None:
@@ -135,7 +153,7 @@ class Exhaustive:
 
     @property
     def complete(self) -> bool:
-        """Whether every schedule has run."""
+        """True once every schedule was given."""
         return not self._waiting
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
@@ -149,7 +167,7 @@ class Exhaustive:
             yield self._tape
 
     def ran(self, choices: Sequence[tuple[int, int]]) -> None:
-        """Take note of what the tape given last led to: every choice after its end has alternatives."""
+        """Add the alternatives of *choices*, the run of the tape given last: all those behind the tape's end."""
         tape = self._tape
         departures = sum(1 for number in tape if number)
         own = tuple(chosen for _, chosen in choices)
@@ -157,6 +175,6 @@ class Exhaustive:
         for at in range(len(choices) - 1, len(tape) - 1, -1):
             could = choices[at][0]
             if could > 1:
-                # The tape is made when its turn comes: together they would be as large as all runs squared.
+                # The tape is built when its turn comes: all of them at once would take memory quadratic in the runs.
                 after = waiting.setdefault(departures + 1, [])
                 after.extend((own, at, number) for number in range(could - 1, 0, -1))

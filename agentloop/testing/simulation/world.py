@@ -1,4 +1,4 @@
-"""A world: all that one run depends on, as data."""
+"""A world: the values that one run depends on, as data. Does not know how a world is run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Mode: TypeAlias = Literal["plain", "streamed"]
 
 @attrs.frozen
 class CancelAt:
-    """The caller's cancellation: before which of the run's task steps, counted from 0, and of which kind.
+    """The caller's cancellation: the task step of the run before which it comes, counted from 0, and its kind.
 
-    With `waiting`, moments are counted at which everything waits at the gate, in place of steps: nothing else is under
-    way then, and what comes of the cancellation doesn't depend on its kind.
+    With `waiting`, `step` counts the moments at which everything waits at the gate, in place of task steps. Nothing
+    else is under way at such a moment, so the consequences of the cancellation don't depend on its kind.
     """
 
     step: int
@@ -34,7 +34,7 @@ class CancelAt:
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """A decision on a call, given when it waits for one. The run then goes on."""
+    """A decision on a call, given when the call waits for one. The run then resumes."""
 
     call_id: str
     approved: bool = True
@@ -44,51 +44,51 @@ class Verdict:
     arguments: str | None = None
 
 
-def _tape(numbers: Iterable[int]) -> tuple[int, ...]:
+def _check_tape(numbers: Iterable[int]) -> tuple[int, ...]:
     return Tape(numbers).numbers
 
 
-def _steps(script: Sequence[Step] | None) -> tuple[Step, ...] | None:
+def _freeze_script(script: Sequence[Step] | None) -> tuple[Step, ...] | None:
     return None if script is None else tuple(script)
 
 
-def _scripts(scripts: Mapping[str, Sequence[Step]]) -> Mapping[str, tuple[Step, ...]]:
+def _freeze_scripts(scripts: Mapping[str, Sequence[Step]]) -> Mapping[str, tuple[Step, ...]]:
     return {path: tuple(script) for path, script in scripts.items()}
 
 
 @attrs.frozen(kw_only=True)
 class World:
-    """All that one run depends on.
+    """The values that one run depends on. Immutable; each run of a world makes its own objects from it.
 
     Attributes:
         agent: The agent; or a function that makes one, called once per run, which gives each run tools with a state of
             their own.
-        script: What the run's model says, one step a request, whatever the agent at work. None: the agents' own models
-            are asked, which then should be made anew by *agent*.
-        nested: What the models of nested runs say, by call ids: `"c1"` is the run that call `c1` began, `"c1/d2"` one
-            inside it. A nested run without a script asks its agent's own model.
+        script: The responses of the run's model, one step for each request, for all agents of the run. None: the
+            agents' own models answer, which then should be made anew by *agent*.
+        nested: The scripts of nested runs, by call ids: `"c1"` is the run that call `c1` began, `"c1/d2"` one inside
+            it. A nested run without a script uses its agent's own model.
         input: The run's input.
-        behaviors: What bodies do in place of their own, by `"c1/d2"` (path and call id) or by the tool's name.
+        behaviors: Behaviors in place of the tools' own bodies, by `"c1/d2"` (path and call id) or by the tool's name.
         cancel: The caller's cancellation.
         context: Makes the application's object, once per run.
         options: Further arguments of `Runner.run`. `hooks`, `session`, `journal` and `run_config` may be functions that
             make one, once per run.
         verdicts: Given when their calls wait for one; the run is resumed until none fits.
-        slow_reader: Whether who reads the events of a streamed run waits, after each, until the tape lets him go on.
-        reader_leaves: The name of the event at which who reads a streamed run's events leaves; None: he reads them all.
-        reader_stops: The name of the event at which he cancels the run after its turn, and reads on.
-        serialize: Whether the run's state goes through its text form before each resume.
-        tape: Decides who goes next; past its end who came first.
+        slow_reader: True if the reader of a streamed run waits after each event until the tape lets it continue.
+        reader_leaves: The name of the event at which the reader of a streamed run leaves; None: it reads all events.
+        reader_stops: The name of the event at which the reader cancels the run after its turn, and continues to read.
+        serialize: True if the run's state passes through its text form before each resume.
+        tape: Chooses the next task or waiter; past its end the first one.
         order: `"gate"`: answers of models, bodies, guardrails and session I/O wait until the tape lets one through: the
             same schedule on both backends. `"passes"`: the tape permutes the tasks that are ready together, as a loop
             may. `"steps"`: it takes any ready task as the next, as if every wait took unknown time.
-        switch_lines: Whether functions that run in worker threads, sync bodies above all, go on line by line, each line
+        switch_lines: True if functions that run in worker threads, sync bodies above all, run line by line, each line
             when the tape lets it (Python 3.12 and later; not in the order `"passes"`). Otherwise each is one step.
     """
 
     agent: Agent[Any, Any] | Callable[[], Agent[Any, Any]]
-    script: tuple[Step, ...] | None = attrs.field(default=None, converter=_steps)
-    nested: Mapping[str, tuple[Step, ...]] = attrs.field(factory=dict, converter=_scripts)
+    script: tuple[Step, ...] | None = attrs.field(default=None, converter=_freeze_script)
+    nested: Mapping[str, tuple[Step, ...]] = attrs.field(factory=dict, converter=_freeze_scripts)
     input: str | tuple[Item, ...] = "go"
     behaviors: Mapping[str, Behavior] = attrs.field(factory=dict)
     cancel: CancelAt | None = None
@@ -99,7 +99,7 @@ class World:
     slow_reader: bool = False
     reader_leaves: str | None = None
     reader_stops: str | None = None
-    tape: tuple[int, ...] = attrs.field(default=(), converter=_tape)
+    tape: tuple[int, ...] = attrs.field(default=(), converter=_check_tape)
     order: Order = attrs.field(default="gate", validator=attrs.validators.in_(("gate", "passes", "steps")))
     switch_lines: bool = False
 
