@@ -1,1 +1,1 @@
-"""Worlds run on deterministic event loops: generated, searched, crashed, made small."""
+"""Worlds run on deterministic event loops: generated, searched, crashed, shrunk."""

@@ -1,4 +1,8 @@
-"""An asyncio event loop with a clock of its own, whose ready tasks go on in a chosen order."""
+"""The deterministic event loop on asyncio: a virtual clock, and steps of tasks in a chosen order.
+
+The theory is in `event_loop`. This module changes asyncio's own loop through private names, as there is no public hook
+between two callbacks; the names are checked below. It does not know about the gate or about worlds.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ require(
 
 
 class _Timer(asyncio.TimerHandle):
-    """A timer that stands behind those set before it for the same time: a heap alone promises nothing of these."""
+    """A timer that sorts behind those set before it for the same time: a heap alone gives no order to equal times."""
 
     __slots__ = ("_number",)
     _when: float
@@ -55,7 +59,10 @@ class _Timer(asyncio.TimerHandle):
 
 
 class ClockworkLoop(asyncio.SelectorEventLoop):
-    """Callbacks run in the order in which they were given, as asyncio promises; steps of tasks as *scheduler* says."""
+    """Runs callbacks in the order in which they were given, as asyncio promises, and task steps as *scheduler* says.
+
+    Facts: the time, the ready handles, the timers, the creation number of each task. `_labels` is a cache.
+    """
 
     _ready: Any
     _scheduled: Any
@@ -80,17 +87,17 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
         self._blocked: list[asyncio.Future[None]] = []
         self._timers = 0
         self.timers_apart = False
-        """Whether timers that are due together come one by one."""
+        """True if timers that are due together come one by one."""
         super().__init__()
 
-    # -- what tells of itself
+    # -- for the code that runs on it (`WaitingTask`)
 
     def time(self) -> float:
         """Return virtual seconds since the loop was made."""
         return self._now
 
     async def all_blocked(self) -> None:
-        """Wait until no other task is ready; time stands still meanwhile."""
+        """Wait until no other task is ready; no virtual time passes meanwhile."""
         blocked = self.create_future()
         self._blocked.append(blocked)
         await blocked
@@ -106,7 +113,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
             self._now = max(self._now, self._scheduled[0]._when)
 
     def unfinished(self) -> set[asyncio.Task[Any]]:
-        """Return this loop's tasks that aren't done; asyncio's own list goes through those of every loop there was."""
+        """Return this loop's tasks that aren't done. `asyncio.all_tasks` would search the tasks of every other loop."""
         return set(self.unfinished_in_order())
 
     def unfinished_in_order(self) -> list[asyncio.Task[Any]]:
@@ -116,7 +123,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     # -- asyncio's own
 
     def close(self) -> None:
-        """Close the loop, and let its tasks and who counts their steps go."""
+        """Close the loop, and release its tasks and the step counter, which may hold the whole run."""
         super().close()
         self._before_step = None
         for kept in (self._serials, self._labels, self._choosing):
@@ -131,7 +138,10 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """Set a timer, and give it the next number. One at infinity never comes due, and is nothing to wait for."""
+        """Set a timer, and give it the next number.
+
+        A timer at infinity is not kept: with it, an idle loop would jump to infinity in place of raising `Deadlock`.
+        """
         self._check_closed()
         self._timers += 1
         timer: Any = _Timer(self._timers, when, callback, args, self, context)
@@ -155,7 +165,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
         return done
 
     def _run_once(self) -> None:
-        self._take_due()  # first: somebody may have let time pass
+        self._take_due()  # first: the gate may have let time pass
         if not self._ready and not self._stopping:
             self._handle_idle()
             self._take_due()
@@ -180,7 +190,11 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
             self._drop_cancelled()
 
     def _handle_idle(self) -> None:
-        """Every task waits: tell who waits for that, else let time pass."""
+        """Wake the callers of `all_blocked`, as every task waits; if there are none, let time pass.
+
+        Raises:
+            Deadlock: if there is no timer, and nothing from outside comes within `REAL_PATIENCE`.
+        """
         self._process_events(self._selector.select(0))
         if self._ready:
             return
@@ -213,7 +227,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
             for index, handle in zip(places, self._permuted([handles[index] for index in places]), strict=True):
                 handles[index] = handle
         for handle in handles:
-            # A step may cancel one that stands further on.
+            # An earlier step of this pass may have cancelled it.
             if not handle._cancelled:
                 self._run_handle(handle)
 
@@ -221,14 +235,14 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
         return self._choosing.permuted(sorted(steps, key=self._serial), self._label)
 
     def _run_one(self) -> None:
-        """Run every callback, and one step of one task; who waited longest stands first among those to choose from."""
+        """Run every callback, and one step of one task. The first candidate is the step that has waited longest."""
         handles = [handle for handle in self._ready if not handle._cancelled]
         self._ready.clear()
         called = {handle for handle in handles if _task_of(handle) is None}
         for handle in handles:
             if handle in called and not handle._cancelled:
                 handle._run()
-        # Whom the callbacks have woken may go first as well.
+        # Steps that the callbacks made ready are candidates as well.
         handles += self._ready
         self._ready.clear()
         ready = [handle for handle in handles if handle not in called and not handle._cancelled]

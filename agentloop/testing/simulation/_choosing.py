@@ -1,4 +1,4 @@
-"""Which of the ready steps of a loop goes on, on either backend."""
+"""The choice among the ready steps of a loop, the same on both backends. Knows neither tasks nor loops."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ StepT = TypeVar("StepT")
 
 
 class Choosing(Generic[StepT]):
-    """Puts ready steps in order as *scheduler* says; who came first goes first where it doesn't.
+    """Puts ready steps in the order that *scheduler* says; without one, the first to arrive is the first to run.
 
-    What tells steps apart, their numbers and labels, is the loop's, and given with each choice: kept here it would make
-    a cycle of the two.
+    Each loop owns one. The loop passes the numbers and labels of steps with each choice: kept here, they would make a
+    reference cycle of the two.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -23,11 +23,11 @@ class Choosing(Generic[StepT]):
         self._rounds = 0
 
     def clear(self) -> None:
-        """Let go of all steps."""
+        """Release all steps."""
         self._arrived.clear()
 
     def permuted(self, steps: list[StepT], label: Callable[[StepT], str]) -> list[StepT]:
-        """Return *steps*, given in their own order, in the chosen one."""
+        """Return *steps* in the chosen order; they come in the natural one. Empties the list it got."""
         if self._scheduler is None:
             return steps
         chosen = []
@@ -38,7 +38,7 @@ class Choosing(Generic[StepT]):
     def one_of(
         self, ready: Iterable[StepT], serial: Callable[[StepT], int], label: Callable[[StepT], str]
     ) -> tuple[StepT, list[StepT]]:
-        """Return the one of the *ready* steps that goes on, and the others; who waited longest comes first."""
+        """Return the chosen one of the *ready* steps, and the others, those that have waited longest first."""
         self._rounds += 1
         arrived = {step: self._arrived.get(step, self._rounds) for step in ready}
         steps = sorted(arrived, key=lambda step: (arrived[step], serial(step)))

@@ -1,4 +1,7 @@
-"""Runs a world once."""
+"""Run a world once: build its objects, run its agent over all pauses, and keep the observations.
+
+Does not judge a run (`_findings`) and does not choose schedules (`schedules`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ MADE_PER_RUN = ("hooks", "session", "journal", "run_config")
 
 @attrs.define(eq=False)
 class SimulatedRun:
-    """One run of a world under way, and what was seen of it."""
+    """One run of a world under way, and the observations of it. `simulate` owns it; its program fills it in."""
 
     world: World
     agent: Agent[Any, Any]
@@ -46,25 +49,25 @@ class SimulatedRun:
     models: SimulatedModels | None
     gate: Gate | None
     begin: Callable[[SimulatedRun], Awaitable[Any]] | None = None
-    """Gives what the run begins with, where that isn't the world's input."""
+    """Returns the input or state that the run begins with, in place of the world's input."""
     seen: Stepped = attrs.field(factory=Stepped)
     events: list[Event] = attrs.field(factory=list)
     entries: int = 0
     switching: Switching = attrs.field(factory=lambda: Switching(False))
     to_end_after: int | None = None
-    """How many records there were when the reader left, or wanted the run to end after its turn."""
+    """The number of records when the reader left, or cancelled the run after its turn."""
     cancelled_at_time: float | None = None
     ended_at: float = 0.0
     threads_held: int = 0
-    """Places of worker threads that were taken when it was over."""
+    """Thread slots that were still taken when the run was over."""
 
     def mark(self) -> int:
-        """Note that the cancellation was given, and return how many records there are."""
+        """Note the time of the cancellation, and return the number of records."""
         self.cancelled_at_time = anyio.current_time()
         return len(self.watch.records)
 
     async def program(self) -> RunResult[Any]:
-        """Run the world's agent to its end, over pauses that its verdicts end."""
+        """Run the world's agent to its end. A pause with fitting verdicts is resumed, any other is the result."""
         token = spans._trace.set(spans.Trace(trace_id="trace"))
         switching = SWITCHING.set(self.switching)
         try:
@@ -99,7 +102,7 @@ class SimulatedRun:
         return stream.result
 
     def _apply_verdicts(self, result: RunResult[Any]) -> Any:
-        """Return the state to go on from, with the verdicts given that are waited for; None if there is none."""
+        """Return the state to resume, with all fitting verdicts given; None if no verdict fits."""
         waiting = {(request.path, request.call.call_id): request for request in result.interruptions}
         fitting = [one for one in self.world.verdicts if (one.path, one.call_id) in waiting]
         if not fitting:
@@ -111,7 +114,7 @@ class SimulatedRun:
                 state.approve(request, arguments=verdict.arguments, always=verdict.always)
             else:
                 state.reject(request, message=verdict.message, always=verdict.always)
-        # What was decided outside of the run has the real time; here it has the run's.
+        # A verdict given outside of the run has the real time; here it must have the run's.
         at = self.effects.wall()
         known = len(self.watch.records)
         decided = [*self.watch.records, *(attrs.evolve(one, at=at) for one in state.records[known:])]
@@ -142,7 +145,7 @@ def simulate(
     scheduler: Recorder,
     begin: Callable[[SimulatedRun], Awaitable[Any]] | None = None,
 ) -> SimulatedRun:
-    """Run *world* once, from what *begin* gives in place of its input, and return what was seen of it."""
+    """Run *world* once, from its input or the result of *begin*, and return the observations."""
     gate = Gate(scheduler) if world.order == "gate" else None
     driven = _prepare_run(world, streamed, gate)
     driven.begin = begin
@@ -202,7 +205,7 @@ def _prepare_run(world: World, streamed: bool, gate: Gate | None) -> SimulatedRu
     context = world.context() if world.context is not None else None
     driven = SimulatedRun(world, agent, context, options, streamed, watch, effects, models, gate)
     driven.switching = Switching(
-        # Every ready task goes on once in a pass: threads would only ever go on in step.
+        # In a pass every ready task runs once: threads would only ever advance in lockstep.
         wanted=world.switch_lines and world.order != "passes",
         give_way=gate.point if gate is not None else None,
         mark=watch.records.__len__,

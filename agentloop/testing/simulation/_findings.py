@@ -1,4 +1,4 @@
-"""What is wrong with a run, and the error that tells of it."""
+"""Judge runs: find the fault of a run, and report it as an error with the line that repeats it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Check: TypeAlias = Callable[[WorldRun], Any]
 
 @attrs.frozen(eq=False)
 class Finding:
-    """A run that is wrong. Findings of one `key` are taken for the same fault."""
+    """A run with a fault. Findings of equal `key` count as the same fault."""
 
     run: WorldRun
     error: BaseException
     key: tuple[Any, ...]
     where: str | None = None
-    """What tells it from other runs of its script, in words; by default the tape and the cancellation."""
+    """The schedule of the run as text; by default its tape and cancellation."""
     timeline: str | None = None
     again: str | None = None
-    """The line that repeats it."""
+    """The line of code that repeats it; by default a call of `explore` or `kill_sweep`."""
 
     @property
     def is_of_a_check(self) -> bool:
-        """Whether a check failed, and not the run itself."""
+        """True if a check failed, and not the run itself."""
         return bool(self.key[0] == "check")
 
 
 def makes_calls(run: WorldRun) -> bool:
-    """Tell whether a model called anything in *run*, or handed over."""
+    """Return True if a model called a tool in *run*, or handed over."""
     return any(
         isinstance(one, r.CallStarted | r.CallSettled | r.ApprovalRequested | r.HandedOff) for one in run.records
     )
@@ -46,14 +46,14 @@ def makes_calls(run: WorldRun) -> bool:
 
 @attrs.frozen
 class FindingJudge:
-    """Tells what is wrong with a run, if anything is: an error it raised, something it left, or what *check* raises."""
+    """Finds the fault of a run: an error it raised, something it left behind, or an error of *also* or *check*."""
 
     check: Check | None
     allow: tuple[type[BaseException], ...] = ()
     also: Check | None = None
 
     def __call__(self, run: WorldRun) -> Finding | None:
-        """Return what is wrong with *run*, or None. One that followed no schedule is no finding: nothing repeats it."""
+        """Return the finding for *run*, or None; None too for a run that followed no schedule: nothing repeats it."""
         if run.waited_at:
             return None
         if run.error is not None and not isinstance(run.error, self.allow):
@@ -77,7 +77,7 @@ def _find_place(traceback: TracebackType | None) -> tuple[str, int] | None:
 
 
 def whole(kind: Kind) -> Check:
-    """Return a check that a run, cancelled or not, has joined all it began, and that its log is whole."""
+    """Return a check that a run, cancelled or not, has ended everything it began, and that its log is whole."""
 
     def check(run: WorldRun) -> None:
         unended = [body.call_id for body in run.bodies if body.ended is None]
@@ -101,7 +101,7 @@ def whole(kind: Kind) -> Check:
 
 
 def has_its_end(records: Sequence[r.Record]) -> bool:
-    """Tell whether the last of *records* is the end of the run that was asked for, not of one nested in it."""
+    """Return True if the last of *records* is the end of the outermost run, not of one nested in it."""
     return isinstance(last := records[-1], r.RunEnded) and not last.path
 
 
@@ -110,7 +110,7 @@ def _count_calls(run: WorldRun, kind: type[r.CallStarted] | type[r.CallSettled])
 
 
 class ExplorationFailure(AssertionError):
-    """A schedule, or a moment of cancellation, that breaks what should hold. Its text tells how to see it again.
+    """A schedule, or a moment of cancellation, that breaks a check. Its text contains the line that repeats it.
 
     `run` is the run that failed; the check's or the run's own error is the cause.
     """
@@ -146,7 +146,7 @@ def _format_report(finding: Finding, found_after: int, shrunk_in: int) -> str:
 
 
 def again(run: WorldRun) -> list[str]:
-    """Return the arguments that repeat *run*, but for those that say how it was ended, and where."""
+    """Return the arguments that repeat *run*, without those for its cancellation or crash and for its backend."""
     world = run.world
     name = getattr(world.agent, "__name__", "agent")
     arguments = [name if name.isidentifier() else "agent"]

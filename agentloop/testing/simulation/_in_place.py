@@ -1,6 +1,7 @@
-"""Worker threads on a clockwork loop: the function runs on the loop, between two checkpoints, and no thread starts.
+"""Worker threads on a deterministic event loop: the function runs on the loop, between two checkpoints, and no thread
+starts. In a run of a world with `switch_lines` a thread does start, and runs line by line (`_lines`).
 
-In a run of a world that wants it (`agentloop.testing.simulation._lines`) there is a thread, which goes on line by line.
+It replaces methods of anyio's backends, as anyio has no public hook for this.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ require(
 
 @contextmanager
 def threads_in_place(here: Callable[[], bool]) -> Iterator[None]:
-    """Run what anyio would run in worker threads in place, on loops for which *here* says so."""
+    """Run the functions of worker threads in place, on loops for which *here* returns True."""
     before = [(backend, name, vars(backend)[name]) for backend in _backends for name in (_RUN, _ASYNC, _SYNC, _CHECK)]
     for backend, name, method in before:
         setattr(backend, name, classmethod(_replacement(name, method.__func__, here)))
@@ -66,7 +67,7 @@ def _replacement(name: str, original: Callable[..., Any], here: Callable[[], boo
                 note_one_step(func)
                 return copy_context().run(func, *args)
             finally:
-                # A thread's result comes a step later, whether or not somebody cancels meanwhile.
+                # A thread's result comes a step later, cancelled meanwhile or not.
                 await anyio.lowlevel.cancel_shielded_checkpoint()
 
     def on_loop(cls: Any, func: Callable[..., Any], args: tuple[Any, ...], token: object) -> Any:
@@ -87,7 +88,7 @@ def _replacement(name: str, original: Callable[..., Any], here: Callable[[], boo
 
 
 def note_one_step(func: Callable[..., Any]) -> None:
-    """Note, where a world's run wants to know, that *func* runs in place of a thread, as one step."""
+    """Note in the current run's switching, if there is one, that *func* runs in place of a thread, as one step."""
     if (switching := SWITCHING.get()) is not None:
         switching.one_step.append(getattr(func, "__qualname__", repr(func)))
 

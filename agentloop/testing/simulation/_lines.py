@@ -1,12 +1,17 @@
-"""Sync functions in threads of their own that go on line by line, each when its task is let go on.
+"""Sync functions in threads of their own that run line by line, each line when the schedule chooses their task.
 
-A *switching* belongs to one run of a world. Its functions run in threads, of which at most one runs at a time while the
-event loop waits for it: up to the next line of the program (`sys.monitoring`, Python 3.12 and later). There the thread
-waits, and its task gives way; so the scheduler that orders tasks orders lines too. What is one step: a line, whatever
-C code it calls; code of the standard library, of installed packages and of agentloop; what `anyio.from_thread` runs.
+A *switching* belongs to one run of a world. Its functions run in threads. At most one of them runs at a time, while the
+event loop waits for it, up to the next line of the program (`sys.monitoring`, Python 3.12 and later). There the thread
+waits, and its task gives way; so the scheduler that orders tasks orders lines too. One step is: a line with all C code
+that it calls; code of the standard library, of installed packages and of agentloop; a function that
+`anyio.from_thread` runs.
 
-A thread that doesn't come back from a line in time waits for another thread, or for the world outside. It is let run
-beside the others then, which is no schedule any more: the switching notes the line in `dropped`.
+A worker is in one of four states: `"runs"`, `"waits"` before a line, `"asks"` for a function on the loop, `"ended"`.
+The thread sets the last three and notifies; the loop's thread answers by setting `"runs"`. So exactly one side acts at
+a time, until the worker is set free.
+
+A thread that doesn't come back from a line in time waits for another thread, or for the outside. It is then set free
+and runs beside the others. That is no schedule any more, so the switching notes the line in `dropped`.
 """
 
 from __future__ import annotations
@@ -34,14 +39,14 @@ CAN_MONITOR = _monitoring is not None
 PATIENCE = 1.0
 """Real seconds that a line may take."""
 IMPATIENCE = 0.02
-"""The same, for a line that some thread didn't come back from in time before."""
+"""Real seconds for a line from which some thread didn't come back in time before."""
 PATIENCE_BESIDE = 5.0
 """Real seconds that a thread has to end once it runs beside the others."""
 MOST_LINES = 2000
-"""Lines that one function may run; one that needs more runs beside the others from there on."""
+"""Limit of lines for one function; one that needs more runs beside the others from there on."""
 _NAME = "agentloop.testing"
 _TOOL_IDS = (4, 3, 5)
-"""The ids that no kind of tool has of its own."""
+"""The ids of `sys.monitoring` to try, in this order: no debugger, coverage tool or profiler has them."""
 _GENERATED = ("<frozen ", "<attrs generated ")
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
 _NOT_THE_PROGRAM = (
@@ -51,9 +56,9 @@ _NOT_THE_PROGRAM = (
 )
 
 SWITCHING: ContextVar[Switching | None] = ContextVar("SWITCHING", default=None)
-"""The run whose functions in threads are asked for here, if it wants to know."""
+"""The switching of the current run; None outside of a world."""
 LABEL: ContextVar[str] = ContextVar("LABEL", default="")
-"""What the part of the run that asks for a thread is called."""
+"""The label of the part of the run that requests a thread."""
 
 
 # ---------------------------------------------------------------------------------------------- which lines
@@ -61,20 +66,21 @@ LABEL: ContextVar[str] = ContextVar("LABEL", default="")
 
 @attrs.define(eq=False)
 class _Monitor:
-    """The process's one watch over lines."""
+    """The process's one monitor of lines: ids of `sys.monitoring` are few, and its events are global."""
 
     tool_id: int | None = None
     users: int = 0
     workers: dict[int, Worker] = attrs.field(factory=dict)
-    """By the idents of their threads."""
+    """Workers by the idents of their threads."""
     own: set[str] = attrs.field(factory=set)
-    """Where installed code begins whose lines count all the same."""
+    """Path prefixes of installed code whose lines count as the program's."""
     slow: set[str] = attrs.field(factory=set)
-    """Lines that some thread didn't come back from in time."""
+    """Lines from which some thread didn't come back in time."""
     _known: dict[str, bool] = attrs.field(factory=dict)
+    """A cache of `_is_of_the_program` by file."""
 
     def begin(self) -> None:
-        """Have every line reported, from the first user on."""
+        """Add a user; the first one switches the reports of lines on."""
         self.users += 1
         if self.users > 1 or not CAN_MONITOR:
             return
@@ -86,7 +92,7 @@ class _Monitor:
             _monitoring.restart_events()
 
     def end(self) -> None:
-        """Have nothing reported any more, once the last user has left."""
+        """Remove a user; the last one switches the reports off."""
         self.users -= 1
         if self.users or self.tool_id is None:
             return
@@ -97,7 +103,7 @@ class _Monitor:
         self.slow.clear()
 
     def count_as_own(self, files: Iterable[str]) -> None:
-        """Count the lines of *files*, and of what was installed with them, as the program's."""
+        """Count the lines of *files*, and of the packages that they belong to, as the program's."""
         new = {_package_of(file) for file in files if file.startswith(_INSTALLED)} - self.own
         if new:
             self.own |= new
@@ -134,14 +140,14 @@ _monitor = _Monitor()
 
 
 def count_as_own(functions: Iterable[Callable[..., Any]]) -> None:
-    """Count lines of *functions*, and of what was installed with them, as the program's wherever they are."""
+    """Count lines of *functions*, and of the installed packages that they belong to, as the program's."""
     codes = [getattr(inspect.unwrap(one), "__code__", None) for one in functions]
     _monitor.count_as_own([code.co_filename for code in codes if code is not None])
 
 
 @contextmanager
 def monitored() -> Iterator[None]:
-    """Have lines reported within the block. It takes a while to begin, so a search holds one block for all its runs."""
+    """Report lines within the block. Switching reports on is slow, so a search holds one block for all its runs."""
     _monitor.begin()
     try:
         yield
@@ -154,38 +160,43 @@ def monitored() -> Iterator[None]:
 
 @attrs.define(eq=False)
 class Switching:
-    """Threads of one run of a world, and what became of them."""
+    """The threads of one run of a world, and notes about them. The run owns it; its workers write the notes."""
 
     wanted: bool
-    """Whether functions go on line by line; each is one step otherwise."""
+    """True if functions run line by line; otherwise each is one step."""
     give_way: Callable[[str], Awaitable[None]] | None = None
-    """Lets others go on; a checkpoint of the loop if there is none."""
+    """Gives way to other tasks, under a label; None: a checkpoint of the loop does."""
     mark: Callable[[], int] = lambda: 0
+    """Returns the number of records so far."""
     one_step: list[str] = attrs.field(factory=list)
     """Functions that were one step each."""
     switched: int = 0
-    """Functions that went on line by line."""
+    """Number of functions that ran line by line."""
     dropped: list[str] = attrs.field(factory=list)
-    """Lines that a thread didn't come back from in time."""
+    """Lines from which a thread didn't come back in time."""
     stuck: list[str] = attrs.field(factory=list)
-    """Lines at which threads were last seen that didn't end at all."""
+    """The last known lines of threads that didn't end at all."""
     trace: list[tuple[int, str]] = attrs.field(factory=list)
-    """The lines that ran, in order, each with what `mark()` said before."""
+    """The lines that ran, in order, each with the result of `mark()` before it."""
     workers: list[Worker] = attrs.field(factory=list)
+    """The workers whose threads may still run."""
 
     @property
     def active(self) -> bool:
-        """Whether functions go on line by line here."""
+        """True if functions run line by line: that is wanted, and lines are reported."""
         return self.wanted and _monitor.tool_id is not None
 
     def close(self) -> None:
-        """Let threads that no task waits for any more run to their ends."""
+        """Let threads whose tasks no longer wait run to their ends, and wait a bounded real time for them."""
         for worker in self.workers:
             worker.leave(IMPATIENCE if self.stuck else PATIENCE)
         self.workers.clear()
 
     async def run(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Run *func* in a thread, line by line."""
+        """Run *func* in a thread, line by line, and return its value or raise its error.
+
+        If the waiting task is cancelled, the thread is set free and runs to its end; requests to the loop fail in it.
+        """
         self.switched += 1
         worker = Worker(self, LABEL.get() or getattr(func, "__qualname__", "a function"), func, args)
         self.workers.append(worker)
@@ -204,7 +215,10 @@ class Switching:
 
 
 class Worker:
-    """One function in a thread. Either the loop's thread runs or this one, until it is set free."""
+    """One function in a thread (states: see the module). Either the loop's thread runs or this one, until it is free.
+
+    `_changed` guards all fields that both sides write.
+    """
 
     def __init__(self, switching: Switching, label: str, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.value: Any = None
@@ -213,7 +227,7 @@ class Worker:
         self._label = label
         self._changed = threading.Condition()
         self._state = "runs"
-        """`"runs"`, `"waits"` before a line, `"asks"` for something of the loop, or `"ended"`."""
+        """`"runs"`, `"waits"` before a line, `"asks"` for a function on the loop, or `"ended"`."""
         self._free = False
         self._left = False
         self._line: tuple[str, int] | None = None
@@ -225,12 +239,12 @@ class Worker:
     # -- in the thread
 
     def _work(self, context: Context, token: Any, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        threadlocals.current_token = token  # as anyio does: `from_thread` looks there
+        threadlocals.current_token = token  # as anyio does: `from_thread` reads it
         ident = threading.get_ident()
         _monitor.workers[ident] = self
         try:
             self.value = context.run(func, *args)
-        except BaseException as error:  # noqa: ASYNC103 - raised where the thread is waited for
+        except BaseException as error:  # noqa: ASYNC103 - raised by the task that waits for the thread
             self.error = error
         finally:
             del _monitor.workers[ident]
@@ -273,7 +287,7 @@ class Worker:
                 self._changed.notify_all()
 
     def leave(self, seconds: float) -> None:
-        """Let the thread run to its end, and wait for that for *seconds* at most; what it asks for is refused."""
+        """Let the thread run to its end, and wait at most *seconds* for it; its later requests are refused."""
         with self._changed:
             self._free = self._left = True
             if self._state != "ended":
@@ -283,14 +297,14 @@ class Worker:
             self.thread.join(seconds)
 
     def place(self) -> str:
-        """Return the line that the thread is at, in words."""
+        """Return the thread's current line as text: file, number, source."""
         if self._line is None:
             return self._label
         file, line = self._line
         return f"{os.path.basename(file)}:{line}: {linecache.getline(file, line).strip()}".removesuffix(": ")
 
     async def run_to_its_end(self) -> None:
-        """Let the thread go on, line after line, giving way after each."""
+        """Run the thread line by line, and give way after each line."""
         self.thread.start()
         if not self._came_back(PATIENCE):
             await self._run_beside()
@@ -341,7 +355,11 @@ class Worker:
             self._changed.notify_all()
 
     async def _run_beside(self) -> None:
-        """Wait in real time until the thread ends. Virtual time passes meanwhile, as somebody may wait for that."""
+        """Wait in real time until the thread ends. Virtual time passes meanwhile, as the thread may wait for a timer.
+
+        Raises:
+            RuntimeError: if it doesn't end within `PATIENCE_BESIDE` real seconds.
+        """
         place = self.place()
         _monitor.slow.add(place)
         self._switching.dropped.append(place)
@@ -362,7 +380,7 @@ class Worker:
 
 
 def worker_here() -> Worker | None:
-    """Return what the running thread works for, if it is one of these."""
+    """Return the worker of the running thread, or None."""
     return _monitor.workers.get(threading.get_ident())
 
 
@@ -389,7 +407,7 @@ def run_on_loop(worker: Worker, func: Callable[..., Any], args: tuple[Any, ...],
 
 
 async def raise_if_cancelled() -> None:
-    """Raise the cancellation of the scopes around the running task, if there is one; let nobody else go on."""
+    """Raise the cancellation of the scopes around the running task, if there is one. Otherwise no other task runs."""
     if anyio.current_effective_deadline() == float("-inf"):
         await anyio.lowlevel.checkpoint_if_cancelled()
 

@@ -1,4 +1,4 @@
-"""Which tools' bodies the worlds of a property have run, and what became of the calls of the others."""
+"""The reach of a property: the tools whose bodies its worlds have run, and the outcomes of the other tools' calls."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ MOST_QUOTED = 300
 
 @attrs.define(eq=False)
 class Reach:
-    """What the runs of a property's worlds came to, by tool."""
+    """The results of the runs of a property's worlds, by tool. `reaching` owns it; `simulate` adds each run."""
 
     ran: set[str] = attrs.field(factory=set)
     """Tools whose own bodies ran."""
     outcomes: dict[str, Counter[str]] = attrs.field(factory=dict)
     refused: dict[str, str] = attrs.field(factory=dict)
-    """The first refusal of arguments that were drawn for it, of each tool that refused any."""
+    """The first refusal of generated arguments, for each tool that refused any."""
     report: Callable[[str], None] = lambda _: None
-    """Told of each refusal of arguments that a schema allows."""
+    """Called with a sentence for each refusal of arguments that a schema allows."""
 
     def forget_calls(self) -> None:
-        """Forget what became of calls so far, but not whose bodies ran."""
+        """Forget the outcomes of calls so far, but not the tools whose bodies ran."""
         self.outcomes.clear()
         self.refused.clear()
 
     def note(self, records: Iterable[r.Record], bodies: Iterable[BodyRun]) -> None:
-        """Add what one run came to."""
+        """Add the results of one run."""
         self.ran.update(body.tool for body in bodies if body.real)
         for one in records:
             if isinstance(one, r.ApprovalRequested):
@@ -68,12 +68,12 @@ def _quote(text: str) -> str:
 
 
 REACH: ContextVar[Reach | None] = ContextVar("REACH", default=None)
-"""The property whose worlds are being run, if one is."""
+"""The reach of the property whose worlds are being run; None outside of one."""
 
 
 @contextmanager
 def reaching() -> Iterator[Reach]:
-    """Note what the worlds that are run within the block come to."""
+    """Yield the reach of all worlds that run within the block."""
     reach = Reach()
     token = REACH.set(reach)
     try:

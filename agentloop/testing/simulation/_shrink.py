@@ -1,4 +1,8 @@
-"""Making a failing world small: fewer calls in its script, and a schedule that hardly leaves the natural order."""
+"""Shrink a failing world: fewer calls in its script, and a schedule with few departures from the natural order.
+
+Each step tries every world (or tape) that is one part smaller, and restarts from the first that still fails in the same
+way. It ends when no smaller one fails, or after `MOST` runs. Does not know how a run is judged: the caller passes that.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ from agentloop.testing.simulation.runs import World, WorldRun, run_one
 from agentloop.testing.simulation.schedules import Exhaustive
 
 SEARCH = 200
-"""Schedules that are tried for a smaller script before it is taken for one that doesn't fail."""
+"""Limit of schedules for a smaller script, after which it counts as one that doesn't fail."""
 MOST = 3000
-"""Runs that are spent on making one finding small."""
+"""Limit of runs for shrinking one finding."""
 
 
 def shrunk(finding: Finding, judge: Callable[[WorldRun], Finding | None]) -> tuple[Finding, int]:
-    """Return the smallest finding of the same fault that was found, and how many runs it took."""
+    """Return the smallest finding of the same fault that was found, and the number of runs it took."""
     shrinking = _Shrinking(finding, judge)
     while shrinking.smaller_script() or shrinking.smaller_tape():
         pass
@@ -29,9 +33,9 @@ def shrunk(finding: Finding, judge: Callable[[WorldRun], Finding | None]) -> tup
 
 
 def shrunk_in_sweeps(finding: Finding, sweep: Callable[[World], Iterable[Finding | None]]) -> tuple[Finding, int]:
-    """Return the same fault in the smallest world that was found, and how many runs it took.
+    """Return the same fault in the smallest world that was found, and the number of runs it took.
 
-    It is one that shows at some moments of a world: *sweep* tells what is wrong at each. Schedules stay as they are.
+    The fault shows at some moments of a world: *sweep* yields the finding, or None, for each. Schedules stay unchanged.
     """
     best, runs = finding, 0
     while True:
@@ -46,10 +50,10 @@ def shrunk_in_sweeps(finding: Finding, sweep: Callable[[World], Iterable[Finding
 
 
 def _is_the_same(finding: Finding, before: Finding) -> bool:
-    """Tell whether *finding* is of the same fault.
+    """Return True if *finding* is of the same fault as *before*.
 
-    Taking an answer away breaks the run, and is no smaller way to break what should hold. Nor is taking the last call
-    away, unless the check says just the same then: it may be one that demands a call.
+    A world without one of the needed answers fails for another reason: it is not a smaller case of the fault. Nor is a
+    world without any call, unless the check's error is just the same: the check may be one that demands a call.
     """
     if finding.is_of_a_check and makes_calls(before.run) and not makes_calls(finding.run):
         told = first_line(str(finding.error))
@@ -60,12 +64,14 @@ def _is_the_same(finding: Finding, before: Finding) -> bool:
 
 @attrs.define
 class _Shrinking:
+    """One shrinking under way. `best` is the smallest finding so far; `runs` counts the runs spent."""
+
     best: Finding
     judge: Callable[[WorldRun], Finding | None]
     runs: int = 0
 
     def _run_and_keep(self, world: World, tape: Sequence[int]) -> tuple[WorldRun, bool]:
-        """Run *world* by *tape*; if it fails in the same way, it is the best from here on."""
+        """Run *world* by *tape*. If it fails in the same way, keep it as the best, and return True beside the run."""
         self.runs += 1
         before = self.best.run
         seen = run_one(attrs.evolve(world, tape=tape), backend=before.backend, streamed=before.streamed)
@@ -76,7 +82,7 @@ class _Shrinking:
         return seen, True
 
     def smaller_script(self) -> bool:
-        """Take something out of the script, if it still fails under some schedule."""
+        """Remove one part of the world if it still fails under some schedule; return True if one was removed."""
         world = self.best.run.world
         tape = self.best.run.tape
         return any(self._fails_somewhere(smaller, tape) for smaller in _smaller_worlds(world))
@@ -97,7 +103,7 @@ class _Shrinking:
         return False
 
     def smaller_tape(self) -> bool:
-        """Make the tape shorter, or one of its numbers smaller."""
+        """Make the tape shorter, or one of its numbers smaller; return True if a smaller tape fails."""
         run = self.best.run
         for smaller in _smaller_tapes(run.tape):
             if self.runs >= MOST:

@@ -1,4 +1,7 @@
-"""One run of a program on a clockwork loop, which may be cancelled at a chosen step, and what came of it."""
+"""Run a program on a deterministic event loop, cancel it at a chosen step, and report the result.
+
+Does not know about agents: a program is any async function without arguments.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,29 @@ if importlib.util.find_spec("trio") is not None:
 Kind: TypeAlias = Literal["scope", "native", "shutdown"]
 Program: TypeAlias = Callable[[], Awaitable[Any]]
 COMBINATIONS: tuple[tuple[Backend, Kind], ...] = (("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope"))
-"""The ways to be cancelled by a caller: trio knows scopes alone."""
+"""The backends and kinds of a caller's cancellation: trio has scopes alone."""
 SHUTDOWN: tuple[Backend, Kind] = ("asyncio", "shutdown")
-"""Every task of the loop is cancelled natively at once: what `asyncio.run` does when its main task has returned."""
+"""Every task of the loop is cancelled natively at once, as `asyncio.run` does after its main task has returned."""
 
 
 @attrs.define
 class Stepped:
-    """What came of one run of a program: a value, an error, or the cancellation it was given."""
+    """The result of one run of a program: a value, an error, or its cancellation. `_Stepping` fills it in."""
 
     steps: int = 0
-    """Steps of tasks while the program was in."""
+    """Number of task steps while the program ran."""
     cancelled_at: int | None = None
     """The step before which it was cancelled."""
     value: Any = None
     error: BaseException | None = None
     cancelled: bool = False
-    """Whether the cancellation came out of the program."""
+    """True if the cancellation came out of the program."""
     mark: int = 0
-    """What `mark()` said when the cancellation was given; of a native one, when its task first ran again."""
+    """The result of `mark()` at the cancellation; for a native one, when its task first ran again."""
     cancelling: int = 0
-    """Native cancellations still pending: in the host where it got a native one, after its scope otherwise."""
+    """Native cancellations still pending in the host's task: counted inside its scope if a native one came out of the
+    program, after the scope otherwise.
+    """
     tasks_left: list[str] = attrs.field(factory=list)
     """Tasks that outlived the program."""
     seconds: float = 0.0
@@ -50,7 +55,7 @@ class Stepped:
 
     @property
     def completed(self) -> bool:
-        """Whether the program returned."""
+        """True if the program returned."""
         return not self.cancelled and self.error is None
 
 
@@ -66,17 +71,17 @@ def run_stepped(
     gate: Gate | None = None,
     waiting: bool = False,
 ) -> Stepped:
-    """Run *program* on *backend*, cancelling it at step *at* (never, if None).
+    """Run *program* on *backend*, cancel it at step *at* (never, if None), and return the result.
 
     Args:
         program: An async function.
-        backend: Which loop.
-        at: Steps are counted from 0, while the program is in. One that is over before is not cancelled.
+        backend: The kind of loop.
+        at: Steps are counted from 0, while the program runs. A program that is over before is not cancelled.
         kind: Cancel the scope around it, or (on asyncio alone) its task, or every task of the loop.
-        scheduler, order: Who goes next, as for `run_deterministic`.
-        mark: Asked at the moment of the cancellation.
-        gate: Entered around the program, out of the cancellation's reach.
-        waiting: Count the moments in *at* at which everything waits at the gate, in place of steps.
+        scheduler, order: The choice of the next task, as for `run_deterministic`.
+        mark: Called at the moment of the cancellation.
+        gate: Entered around the program, outside of the cancelled scope.
+        waiting: *at* counts the moments at which everything waits at the gate, in place of steps.
 
     Raises:
         Deadlock: if it waits for ever.
@@ -95,7 +100,7 @@ def run_stepped(
 
 @attrs.define
 class _Stepping:
-    """One run under way: counts steps while the program is in, and cancels at the chosen one."""
+    """One run under way: counts steps while the program runs, and cancels at the chosen one. `run_stepped` owns it."""
 
     at: int | None
     kind: Kind
@@ -106,14 +111,14 @@ class _Stepping:
     scope: anyio.CancelScope | None = None
     task: asyncio.Task[Any] | None = None
     unheard: bool = False
-    """A native cancellation was given, and its task hasn't run since."""
+    """True from a native cancellation until its task runs again."""
     before: set[asyncio.Task[Any]] = attrs.field(factory=set)
-    """The tasks that were there before the program: a shutdown leaves them."""
+    """The tasks from before the program: a shutdown does not cancel them."""
     choices: int = 0
 
     def step(self, task: object) -> None:
         if not self.inside or _name(task) == TASK:
-            return  # the gate's own: time may pass in it, before anybody could hear of a cancellation
+            return  # the gate's own: time may pass in it, before a task could receive the cancellation
         if self.unheard and task is self.task:
             self.unheard, self.seen.mark = False, self.mark()
         if self.seen.steps == self.at:
@@ -121,7 +126,7 @@ class _Stepping:
         self.seen.steps += 1
 
     def choice(self) -> bool:
-        """Cancel, if this is the moment; the gate is about to let something through."""
+        """Cancel if this is the chosen moment, and return True if so. The gate calls this before each of its choices."""
         if not self.inside or self.at_choice is None:
             return False
         self.choices += 1
@@ -145,7 +150,7 @@ class _Stepping:
             self.unheard = current is not self.task
 
     async def host(self, program: Program) -> None:
-        """Run *program* in the scope that may be cancelled, and write down what came of it."""
+        """Run *program* in the scope that may be cancelled, and fill in the result."""
         seen = self.seen
         began = anyio.current_time()
         with anyio.CancelScope() as self.scope:  # noqa: ASYNC912 - the program's affair
@@ -155,7 +160,7 @@ class _Stepping:
             except anyio.get_cancelled_exc_class():
                 seen.cancelled = True
                 raise
-            except BaseException as error:  # noqa: ASYNC103 - what came of it; cancellations have gone on above
+            except BaseException as error:  # noqa: ASYNC103 - it is the result; cancellations were re-raised above
                 seen.error = error
             finally:
                 self.inside = False

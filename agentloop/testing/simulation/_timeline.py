@@ -1,4 +1,4 @@
-"""A run and a script as text: what a failed search prints."""
+"""Describe a run and a script as text, for the report of a failed search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = 100
 
 
 def timeline(run: WorldRun) -> str:
-    """Return the run's log as lines, one a record, with the places where the schedule left the natural order."""
+    """Return the run's log as lines, one for each record, and each departure from the natural order in between."""
     chosen: dict[int, list[str]] = {}
     for place, (_, number), label in zip(run.chosen_at, run.choices, run.trace, strict=True):
         if number:

@@ -1,4 +1,9 @@
-"""trio with a virtual clock and a chosen order of tasks: a chooser stands in for its scheduler's random generator."""
+"""The deterministic event loop on trio: a virtual clock, and a chooser in place of trio's random generator.
+
+The theory is in `event_loop`. trio shuffles each batch of ready tasks with a private random generator, so a replaced
+generator chooses the order of tasks. The private names that this needs are checked below. This module does not know
+about the gate or about worlds.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,7 @@ require(
 
 
 class _Clock(trio.abc.Clock):
-    """A clock that stands exactly where it was put: a sum of jumps would miss a deadline by its last digit."""
+    """A clock that shows exactly the time it was set to: a sum of jumps would miss a deadline by its last digit."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,7 +64,7 @@ class _Clock(trio.abc.Clock):
 
 
 class _Deadlines(internals.Deadlines):
-    """Deadlines of one run. Those of one time stand in the order in which they were set; trio goes by addresses."""
+    """The deadlines of one run. Equal times keep the order in which they were set; trio orders them by address."""
 
     def __init__(self, clock: _Clock) -> None:
         super().__init__()
@@ -76,14 +81,14 @@ class _Deadlines(internals.Deadlines):
         self._active += 1
 
     def expire(self, now: float) -> bool:
-        """Let what is due expire: all of it, or (apart) one at a time, and only when nothing is ready."""
+        """Expire the deadlines that are due: all of them, or (apart) one at a time and only when no task is ready."""
         if not self.apart or self.next_deadline() > now:
             self._late.clear()
             return super().expire(now)
         due = []
         while self.next_deadline() <= now:
             due.append(heapq.heappop(self._heap))
-        # What was over before it was set isn't brought by time: on asyncio it comes in the next pass as well.
+        # A deadline that was past when it was set is not brought by time: on asyncio too it comes in the next pass.
         chosen = [entry for entry in due if entry[1] in self._late]
         if not chosen and not _runner().runq:
             chosen = due[:1]
@@ -97,7 +102,10 @@ class _Deadlines(internals.Deadlines):
 
 
 class TrioClockwork:
-    """One run: its clock, and the order of its tasks. Stands in for trio's random generator while it lasts."""
+    """The clock and the task order of one run; replaces trio's random generator while the run lasts.
+
+    `chosen_order` owns it. trio calls `shuffle`; the task of `_let_time_pass` moves the clock.
+    """
 
     def __init__(self, scheduler: Scheduler, order: Literal["passes", "steps"], generator: Any) -> None:
         self.clock = _Clock()
@@ -114,12 +122,17 @@ class TrioClockwork:
         self._abort = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)  # clocks of other runs draw from it too
+        return getattr(self._generator, name)  # other trio runs of the process use the same generator
 
     # -- the run
 
     async def host(self, fn: Callable[[], Awaitable[Any]]) -> Any:
-        """Run *fn*, and let time pass when all of it waits."""
+        """Run *fn*, and let time pass when all its tasks wait.
+
+        Raises:
+            Deadlock: if they wait for ever. All tasks of *fn* are cancelled first, those in shielded scopes too.
+            BaseException: any error of *fn*, without a group around it.
+        """
         result: Any = None
         error: BaseException | None = None
         self._ours[trio.lowlevel.current_task()] = True
@@ -162,25 +175,25 @@ class TrioClockwork:
                 _unshield(self._ours)
                 await trio.testing.wait_all_tasks_blocked()
             if not self._over:
-                self._abort = True  # whoever still waits swallows cancellations: only the end of the loop is left
+                self._abort = True  # a task that still waits swallows cancellations: only ending the loop is left
                 await trio.lowlevel.checkpoint()
 
     def instruments(self, before_step: Callable[[object], None] | None) -> list[trio.abc.Instrument]:
-        """Return what tells *before_step* of each step."""
+        """Return the instruments that call *before_step* before each step."""
         self.before_step = before_step
         return [] if before_step is None else [_Steps(self)]
 
     def release_refs(self) -> None:
-        """Let the program and its tasks go: what trio keeps of a run that is over is a cycle, which holds this."""
+        """Release the program and its tasks. trio keeps a cycle of a run that is over, and the cycle holds this."""
         self.before_step = None
         for kept in (self._ours, self._labels, self._blocked, self._choosing):
             kept.clear()
 
-    # -- what tells of itself
+    # -- for the code that runs on it (`WaitingTask`)
 
     @property
     def timers_apart(self) -> bool:
-        """Whether timers that are due together come one by one."""
+        """True if timers that are due together come one by one."""
         return self._deadlines.apart
 
     @timers_apart.setter
@@ -188,7 +201,7 @@ class TrioClockwork:
         self._deadlines.apart = apart
 
     async def all_blocked(self) -> None:
-        """Wait until no other task is ready; time stands still meanwhile."""
+        """Wait until no other task is ready; no virtual time passes meanwhile."""
         event = trio.Event()
         self._blocked.append(event)
         await event.wait()
@@ -206,7 +219,7 @@ class TrioClockwork:
     # -- in which order
 
     def is_ours(self, task: Any) -> bool:
-        """Tell whether *task* is the program's: not one of trio's, nor the one that lets time pass."""
+        """Return True if *task* belongs to the program: neither to trio nor to the letting of time pass."""
         ours = self._ours.get(task)
         if ours is None:
             nursery = task.parent_nursery
@@ -214,7 +227,7 @@ class TrioClockwork:
         return ours
 
     def shuffle(self, batch: list[Any]) -> None:
-        """Put *batch* in order; called by trio with the ready tasks, the last of which runs first."""
+        """Put *batch*, the ready tasks, in order. trio calls this once a pass and runs the last task of it first."""
         runner = _runner()
         if runner.clock is not self.clock:
             self._generator.shuffle(batch)
@@ -257,7 +270,7 @@ class _Steps(trio.abc.Instrument):
 
 
 def _runner() -> Any:
-    """Return trio's own part of the current run."""
+    """Return trio's runner of the current run."""
     return internals.GLOBAL_RUN_CONTEXT.runner  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -267,7 +280,7 @@ def _serial(task: Any) -> int:
 
 
 def _unshield(tasks: Iterable[Any]) -> None:
-    """Take the shields off the scopes that *tasks* are in, so that a cancellation reaches them."""
+    """Remove the shields of all scopes around *tasks*, so that a cancellation reaches them."""
     for task in [task for task in tasks if task is not trio.lowlevel.current_task()]:
         status = task._cancel_status
         while status is not None:
@@ -277,7 +290,11 @@ def _unshield(tasks: Iterable[Any]) -> None:
 
 @contextmanager
 def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Iterator[TrioClockwork]:
-    """Make runs with the clockwork's clock, begun in the block, go on as *scheduler* says."""
+    """Order the tasks of a run that begins within the block, with the yielded clock, as *scheduler* says.
+
+    Raises:
+        Deadlock: in place of trio's internal error, which a `Deadlock` raised in its scheduler becomes.
+    """
     before = internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING
     clockwork = TrioClockwork(scheduler, order, before[0])
     internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = clockwork, True  # type: ignore[misc,assignment]
@@ -293,7 +310,7 @@ def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Ite
 
 
 def current() -> TrioClockwork | None:
-    """Return the clockwork that the current trio run goes by, or None."""
+    """Return the deterministic event loop that orders the current trio run, or None."""
     chooser: object = internals._r
     if not isinstance(chooser, TrioClockwork):
         return None
