@@ -1,8 +1,8 @@
 """Arguments that a tool's JSON schema allows, as hypothesis strategies: bounds, large and odd values are frequent.
 
-Each strategy gives simple values first, so what fails shrinks: small numbers, short text, nothing optional.
-Keywords that say which values are allowed are honoured as far as draft 2020-12 and what msgspec and pydantic make of
-types use them; others (`not`, `if`, `contains`) are left to the tool, which refuses what it doesn't take.
+Each strategy gives simple values first, so a failing example shrinks: small numbers, short text, nothing optional.
+Keywords that limit values are honoured as far as draft 2020-12, msgspec and pydantic use them for types. Others (`not`,
+`if`, `contains`) are left to the tool, which refuses values that it doesn't take. Does not know about tools or runs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 Schema: TypeAlias = Any
 Values: TypeAlias = st.SearchStrategy[Any]
 Takes: TypeAlias = Callable[[str, Any], bool]
-"""Tells whether a tool takes a value for one of its parameters."""
+"""Returns True if a tool takes the value for the parameter of that name."""
 
 DEEPEST = 6
-"""Levels below which nothing optional is drawn any more."""
+"""Depth from which optional parts are left out, so that recursive schemas end."""
 LONGEST = 10_000
 """Characters of the longest text, where the schema sets no bound, or a larger one."""
 MOST_ITEMS = 100
 MIXTURES = 4
-"""How often text of several kinds is drawn for one parameter that takes no single kind."""
+"""Number of attempts with a mixture of texts, for a parameter that takes none of the single kinds."""
 _LENGTHS = (16, 17, 64, 65, 255, 256, 257, 1000, 1025, 4097, LONGEST)
 _WORDS = ("", "a", "b", "0", "-1", "A long word", " ", "\n", "ä €", '"quoted"', "null", "😀", "../a", "\x00", "e\u0301")
 _NUMBERS = (
@@ -61,15 +61,15 @@ _FLOATS = (0.5, -0.5, 0.1, 1e-9, 1e16, -1e16, 5e-324, 1.7976931348623157e308, -1
 def arguments_for(schema: Mapping[str, Any], takes: Takes | None = None) -> st.SearchStrategy[dict[str, Any]]:
     """Return a strategy for objects that *schema*, a tool's, allows.
 
-    Text whose schema doesn't say what it means may be a date to the tool (a `datetime` without a time zone has no
-    format): with *takes* such a parameter is drawn again, as dates and the like, where it isn't taken.
+    A tool may want a date for text without a format in the schema (a `datetime` without a time zone has none). With
+    *takes*, such a parameter is drawn again, as dates and the like, if the tool does not take it.
     """
     return _arguments_for(json.dumps(schema, sort_keys=True), takes)
 
 
 @functools.lru_cache(maxsize=256)
 def _parts(schema: str) -> tuple[dict[str, list[Values]], frozenset[str], Values]:
-    """Return what may be drawn for each property, in the order of preference; which are required; and what else is."""
+    """Return the strategies for each property, preferred ones first; the required names; and additional properties."""
     root = json.loads(schema)
     plain, *others = _texts()
     found = {}
@@ -105,7 +105,7 @@ def _keys() -> Values:
 
 
 class _Values:
-    """Makes strategies for the parts of one root schema. *texts* gives text of which nothing is said."""
+    """Makes strategies for the parts of one root schema, each once. *texts* gives text that the schema leaves open."""
 
     def __init__(self, root: Mapping[str, Any], texts: Values) -> None:
         self._root = root
@@ -145,7 +145,7 @@ class _Values:
     def _one_of(self, members: list[Schema], depth: int) -> Values:
         if depth >= DEEPEST:
             members = [one for one in members if "$ref" not in one] or members
-        # Null is the simplest, and found last only where it is all there is.
+        # Null goes first: hypothesis shrinks towards the first member.
         ordered = sorted(members, key=lambda one: isinstance(one, Mapping) and one.get("type") != "null")
         return st.one_of([self.of(one, depth + 1) for one in ordered])
 
@@ -215,7 +215,7 @@ class _Values:
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what *reference* stands for in *root*."""
+    """Return the part of *root* that *reference* names; an empty schema if there is none."""
     found: Any = root
     for step in reference.removeprefix("#").strip("/").split("/"):
         if step:
@@ -250,7 +250,7 @@ def _implied_type(schema: Mapping[str, Any]) -> str | None:
 
 
 def _has_plain_text(schema: Schema, root: Mapping[str, Any], seen: set[str]) -> bool:
-    """Tell whether some text in *schema* may be anything."""
+    """Return True if *schema* has a text without any limit on its form."""
     if not isinstance(schema, Mapping):
         return schema is True
     if "$ref" in schema:
@@ -272,7 +272,7 @@ def _limits_text(schema: Mapping[str, Any]) -> bool:
 
 
 def _json_identity(value: Any) -> str:
-    """Return a text that is the same for values that JSON schema takes for equal."""
+    """Return a text that is the same for values that are equal in JSON schema (1 and 1.0)."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)
@@ -378,12 +378,12 @@ def _text(least: int, most: float) -> Values:
 
 
 def _text_matching(pattern: str, least: int, most: float) -> Values:
-    """Return text that *pattern* is found in, or any where Python can't read it."""
+    """Return text that contains a match of *pattern*; any text if Python can't read the pattern."""
     try:
         compiled = re.compile(pattern)
     except re.error:
         return _text(least, most)
-    # To Python's `$` a line's end at the very end is none; to everybody else's it is.
+    # Python's `$` also matches before a final newline; in other implementations it doesn't.
     strict = "$" in pattern
     whole = st.from_regex(compiled, fullmatch=True)
     return st.one_of(whole, st.from_regex(compiled)).filter(lambda text: not (strict and text.endswith("\n")))
@@ -391,7 +391,7 @@ def _text_matching(pattern: str, least: int, most: float) -> Values:
 
 @functools.cache
 def _texts() -> tuple[Values, ...]:
-    """Return text of which nothing is said: anything; then, where that isn't taken, what it may have to be."""
+    """Return the strategies for text without a format: any text; then, if that isn't taken, dates and other formats."""
     formats = _formats()
     naive = st.one_of(
         st.sampled_from(["2000-01-01T00:00:00", "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"]),
@@ -409,7 +409,7 @@ _ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(m
 
 @functools.cache
 def _formats() -> dict[str, Values]:
-    """Return what text is like in each format that is known."""
+    """Return a strategy for each known format of text."""
     zones = st.one_of(st.just(UTC), _ZONES)
     moments = st.one_of(
         st.sampled_from(

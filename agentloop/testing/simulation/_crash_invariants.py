@@ -1,6 +1,8 @@
-"""What holds of a run that crashed and was gone on with, whatever it does.
+"""The invariants of every run that crashed and was resumed.
 
-PYTEST_DONT_REWRITE: what is asserted has words of its own; a difference of megabytes takes pytest minutes to show.
+`sound` asserts all of them. It does not know how a crash was made (`disk`, `_restarts`).
+
+PYTEST_DONT_REWRITE: each assertion has its own message; pytest would take minutes to show a difference of megabytes.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ Tools: TypeAlias = dict[Name, FunctionTool | None]
 
 
 def sound(run: CrashRun, *, same_end: bool = True) -> None:
-    """Assert all of it; `same_end` off leaves out that the run ends as it does without a crash."""
+    """Assert all invariants. Without *same_end*, the run may end in another way than the run without a crash.
+
+    Raises:
+        AssertionError: for the first invariant that is broken.
+    """
     tools = _tools(run)
     for number in range(len(run.crashes)):
         _check_before_crash(run, tools, number)
@@ -44,21 +50,21 @@ def sound(run: CrashRun, *, same_end: bool = True) -> None:
 
 
 def said_raise(run: WorldRun) -> bool:
-    """Tell whether the run ended as a tool wants it that may not be run again: `in_doubt="raise"`."""
+    """Return True if the run ended with the error of a tool whose `in_doubt` is `"raise"`."""
     outcome = run.error.outcome if isinstance(run.error, ToolCallError) else None
     return outcome is not None and outcome.status == "unknown"
 
 
 def shown(names: Iterable[Name]) -> str:
-    """Return calls in words."""
+    """Format calls for a message: paths and ids, sorted."""
     return ", ".join(sorted("/".join((*path, call_id)) for path, call_id in names))
 
 
-# ---------------------------------------------------------------------------------------------- each life
+# ---------------------------------------------------------------------------------------------- each process
 
 
 def _check_before_crash(run: CrashRun, tools: Tools, number: int) -> None:
-    """What a life that crashed may have done: nothing but what the disk knew of before."""
+    """Assert that the process that crashed had no effect without a record on the disk before it."""
     life, kept = run.lives[number], _records_after(run, number)
     assert life.result is None, "the run returned a result, and its journal had failed"
     assert not life.left, f"left behind: {', '.join(life.left)}"
@@ -72,14 +78,14 @@ def _check_before_crash(run: CrashRun, tools: Tools, number: int) -> None:
 
 
 def _records_after(run: CrashRun, number: int) -> tuple[r.Record, ...]:
-    """Return what the disk held after crash *number*."""
+    """Return the records on the disk after crash *number*."""
     if number + 1 < len(run.lives):
         return run.lives[number + 1].records[: run.kept[number + 1]]
     return run.records
 
 
 def _check_bodies_ran_once(run: CrashRun, tools: Tools) -> None:
-    """Bodies run once, unless their tools say that they may run again: those of tools that run agents go on."""
+    """Assert that bodies run once, unless their tools allow a rerun. Bodies of agent tools resume, so they may too."""
     again = [name for name, count in _count_runs_of_bodies(run).items() if count > 1]
     wrong = [name for name in again if not _may_rerun(tools.get(name))]
     assert not wrong, f"bodies that ran in two lives: {shown(wrong)}"
@@ -96,7 +102,7 @@ def _count_runs_of_bodies(run: CrashRun) -> Counter[Name]:
 
 
 def _check_settled_once(run: CrashRun) -> None:
-    """What the journal had settled stays as it was, and nothing is settled twice."""
+    """Assert that no call settles twice, and that a call settled in the journal is not started or settled again."""
     for_good = (record for record in run.records if isinstance(record, r.CallSettled) and _is_final(record))
     twice = [name for name, count in Counter(map(_name, for_good)).items() if count > 1]
     assert not twice, f"calls with several outcomes: {shown(twice)}"
@@ -108,12 +114,12 @@ def _check_settled_once(run: CrashRun) -> None:
 
 
 def _is_final(ended: r.BodyEnded | r.CallSettled) -> bool:
-    """Tell whether an end is for good: a call that an entry's end cut is due again in the next one."""
+    """Return True if an end is final. A call that the end of a run segment cancelled is due in the next segment."""
     return isinstance(ended, r.BodyEnded) or ended.outcome.cancelled_by not in FROM_ABOVE
 
 
 def _check_idempotency_keys(run: CrashRun) -> None:
-    """All attempts of a call have one idempotency key."""
+    """Assert that all attempts of a call have one idempotency key."""
     keys: dict[Name, set[str | None]] = {}
     for record in run.records:
         if isinstance(record, r.CallStarted):
@@ -123,7 +129,7 @@ def _check_idempotency_keys(run: CrashRun) -> None:
 
 
 def _check_unknown_calls(run: CrashRun) -> None:
-    """Nobody is told that something is unknown, of which it is known that it never began."""
+    """Assert that no call is reported as unknown that certainly never began."""
     begun = {(body.path, body.call_id) for life in run.lives[:-1] for body in life.bodies}
     begun |= {_name(one) for kept, life in zip(run.kept, run.lives, strict=True) for one in _find_started(life, kept)}
     wrong = unknown(run) - begun
@@ -135,7 +141,7 @@ def _find_started(life: WorldRun, kept: int) -> Iterator[r.CallStarted]:
 
 
 def unknown(run: WorldRun) -> set[Name]:
-    """Return the calls of which nobody knows whether they took effect."""
+    """Return the calls with the outcome unknown: a process died during them, so they may have had an effect."""
     return _find_settled_as(run, "unknown")
 
 
@@ -151,7 +157,7 @@ def _name(record: r.CallStarted | r.BodyEnded | r.CallSettled) -> Name:
 
 
 def _tools(run: CrashRun) -> Tools:
-    """Return the tool of each call that started, as it is defined now."""
+    """Return the current definition of the tool of each call that started."""
     graph = AgentGraph(run.agent)
     at_work: dict[tuple[str, ...], str] = {}
     found: Tools = {}
@@ -185,7 +191,7 @@ def _histories(run: CrashRun) -> Iterator[list[Item]]:
 
 
 def _check_history(items: Iterable[Item]) -> None:
-    """Assert that each call has one output, behind it."""
+    """Assert that each call has exactly one output, after the call."""
     open_calls: set[str] = set()
     done: set[str] = set()
     for item in items:
@@ -200,9 +206,9 @@ def _check_history(items: Iterable[Item]) -> None:
 
 
 def _check_whole_log(run: CrashRun) -> None:
-    """Assert that a log which is at its end is the one of the run without a crash: the crash came behind it.
+    """Assert that a complete log equals that of the run without a crash: this crash came after the end.
 
-    Where the log tells by a call what the run fails with, the crash may have come before the end's own records.
+    If a call in the log already decides the run's failure, the crash may have come before the records of the end.
     """
     whole = run.whole.records if has_its_end(run.records) else run.whole.records[: len(run.records)]
     for index, (one, other) in enumerate(zip_longest(run.records, whole)):
@@ -211,7 +217,7 @@ def _check_whole_log(run: CrashRun) -> None:
 
 
 def _check_same_end(run: CrashRun) -> None:
-    """Assert that the run ends as it does without a crash, but for what became unknown."""
+    """Assert that the run ends as it does without a crash, except for calls that became unknown."""
     whole, lost = run.whole, unknown(run)
     if whole.result is None or run.result is None:
         same = type(whole.error) is type(run.error) or bool(lost | _find_raced_calls(run)) or tells_of_earlier(run)
@@ -219,10 +225,10 @@ def _check_same_end(run: CrashRun) -> None:
         return
     untold = {_name(one) for one in whole.records if isinstance(one, r.CallSettled) and one.outcome.output is None}
     if lost & untold:
-        return  # what ended a run there is unknown here, so that one goes on
+        return  # the call that ended the run without a crash is unknown here, so this run continued
     _assert_equal("its status", run.result.status, whole.result.status)
     _assert_equal("the number of its items", len(run.result.new_items), len(whole.result.new_items))
-    # What a nested run doesn't know may be what it returned; what had been an equal call's answer may be another.
+    # A nested run may have returned the output of an unknown call; a replayed output may come from another call.
     shared = _find_settled_as(whole, "replayed") if lost else set()
     hidden = {(*path, call_id)[0] for path, call_id in lost | shared | _find_raced_calls(run)}
     for index, (one, other) in enumerate(zip(run.result.new_items, whole.result.new_items, strict=True)):
@@ -236,8 +242,9 @@ def _check_same_end(run: CrashRun) -> None:
 
 
 def _find_raced_calls(run: CrashRun) -> set[Name]:
-    """Return the calls that failed in one of the two runs, and were cut by another's failure in the other: of several
-    failures the schedule decides which one comes first, and a life that goes on has a schedule of its own.
+    """Return the calls that failed in one of the two runs and were cancelled by a sibling's failure in the other.
+
+    The schedule decides which of several failures comes first, and the process after a crash has a schedule of its own.
     """
     return (_find_cut_calls(run) & _find_settled_as(run.whole, "failed")) | (
         _find_cut_calls(run.whole) & _find_settled_as(run, "failed")
@@ -250,8 +257,8 @@ def _find_cut_calls(run: WorldRun) -> set[Name]:
 
 
 def tells_of_earlier(run: CrashRun) -> bool:
-    """Tell whether the run ends with words for a failure that its log had before the crash: of its type only a name is
-    left there.
+    """Return True if the run ends with an error that quotes a failure in the log from before the crash. The log has
+    only the name of that failure's type, so the types can't be equal.
     """
     held = run.records[: run.kept[-1]]
     known = [one.error for one in held if isinstance(one, r.BodyEnded | r.CallSettled | r.RunEnded) and one.error]
@@ -275,5 +282,5 @@ def _hide_output(item: Item, hidden: set[str]) -> Any:
 
 
 def _turns(run: WorldRun) -> list[Any]:
-    """Return the turns of all runs of the tree; one that was begun again counts once."""
+    """Return the turns of all runs of the tree; a turn that began twice counts once."""
     return sorted({(record.path, record.turn) for record in run.records if isinstance(record, r.TurnStarted)})

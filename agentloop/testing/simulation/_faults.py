@@ -1,7 +1,7 @@
-"""What bodies do in a generated world: return late, raise, cancel themselves or others, refuse to end, clean up.
+"""Fault injectors for the bodies of a world: return late, raise, cancel itself or others, refuse to end, clean up.
 
-A part is played in the place of a tool's body (a world's `behaviors`). One that needs the call's `ToolContext` is
-handed to the tool's own body, if that is an actor's (`_fixture_agents`): it finds it in a context variable.
+A part runs in place of a tool's body (a world's `behaviors`). A part that needs the call's `ToolContext` is passed to
+the tool's own body through a context variable; only the bodies of fixture agents (`_fixture_agents`) read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentloop.context import ToolContext
 
 
 class Stage(Protocol):
-    """What a part is played on: where it is (`path`, `call_id`, `tool`), points of the schedule, virtual time."""
+    """The interface of a part to its body: the call (`path`, `call_id`, `tool`), points of the schedule, time."""
 
     @property
     def path(self) -> tuple[str, ...]: ...
@@ -31,7 +31,7 @@ class Stage(Protocol):
     @property
     def real(self) -> Callable[[], Awaitable[Any]]: ...
     async def point(self, label: str = "") -> None:
-        """Wait until the schedule lets this body go on."""
+        """Wait until the schedule lets this body continue."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -39,7 +39,7 @@ class Stage(Protocol):
         ...
 
     def entered(self) -> int:
-        """Return a number for a resource that is being entered: a later one's is larger."""
+        """Return a number for a resource that is being entered, larger than those of earlier ones."""
         ...
 
     def reporting(self) -> None:
@@ -47,7 +47,7 @@ class Stage(Protocol):
         ...
 
     def cleaning(self, section: str, entered: int | None = None) -> AbstractContextManager[None]:
-        """Note that the block is cleanup, and whether it came to its end; of a resource, when that was *entered*."""
+        """Note that the block is cleanup, and whether it was completed; for a resource, with its *entered* number."""
         ...
 
 
@@ -57,7 +57,7 @@ class Fatal(BaseException):
 
 @attrs.frozen
 class Part:
-    """What comes first in every part: points of the schedule, then virtual seconds."""
+    """The common beginning of all parts: points of the schedule, then virtual seconds."""
 
     points: int = 0
     seconds: float = 0.0
@@ -72,7 +72,7 @@ class Part:
 
 @attrs.frozen
 class Returns(Part):
-    """The body runs as it is, after its points and seconds."""
+    """The body runs unchanged, after its points and seconds."""
 
     async def __call__(self, stage: Stage) -> Any:
         await self.begin(stage)
@@ -81,7 +81,7 @@ class Returns(Part):
 
 @attrs.frozen
 class Raises(Part):
-    """The body fails: before it has done anything, or after it has (`late`). Its error repeats what it `tells`."""
+    """The body fails: before its work, or after it (`late`). The error's text repeats `tells`, a secret argument."""
 
     late: bool = False
     fatal: bool = False
@@ -106,7 +106,7 @@ class Hangs(Part):
 
 @attrs.frozen
 class CancelsItself(Part):
-    """The body raises a cancellation that nobody gave it; on asyncio it may also ask its own task for one (`task`)."""
+    """The body raises a cancellation without any cause; on asyncio it may also cancel its own task (`task`)."""
 
     task: bool = False
 
@@ -119,13 +119,13 @@ class CancelsItself(Part):
                 own = None
             if own is not None:
                 own.cancel(f"{stage.call_id} gave up")
-            await checkpoint()  # where nobody can be asked, too: it takes the same steps
+            await checkpoint()  # on trio too, where a task can't cancel itself: both backends take the same steps
         raise asyncio.CancelledError(f"{stage.call_id} gave up")
 
 
 @attrs.frozen
 class Swallows(Part):
-    """The body answers its first cancellation with a value, after some more time of its own."""
+    """The body swallows its first cancellation and returns a value, after some more time of its own."""
 
     more: int = 1
 
@@ -173,7 +173,7 @@ class Nests(Part):
                     group.start_soon(child, number)
                 await self.begin(stage)
         except ExceptionGroup as failed:
-            # Each backend has words of its own for a group.
+            # The two backends' groups have different texts.
             raise ExceptionGroup("tasks of a body", failed.exceptions) from None
         return await stage.real()
 
@@ -183,12 +183,12 @@ class Nests(Part):
 
 @attrs.frozen
 class CancelsCall(Part):
-    """The body cancels another call of its run (or itself), and goes on."""
+    """The body cancels another call of its run (or itself), and continues."""
 
     target: str = ""
 
     async def play(self, stage: Stage, context: ToolContext[Any]) -> Any:
-        """Cancel, and return whether there was anything to cancel."""
+        """Cancel the target, and return a text that says if there was anything to cancel."""
         await self.begin(stage)
         done = context.cancel_call(self.target or stage.call_id, f"{stage.call_id} said so")
         await checkpoint()
@@ -197,7 +197,7 @@ class CancelsCall(Part):
 
 @attrs.frozen
 class Cleans(Part):
-    """The body cleans up in `ctx.cleanup()`, for some seconds, however it ends."""
+    """The body cleans up in `ctx.cleanup()`, for some seconds, after success and failure alike."""
 
     cleaning: float = 0.5
 
@@ -229,7 +229,7 @@ class Holds(Part):
                 with stage.cleaning("resource exit", place):
                     await stage.sleep(self.leaving)  # noqa: ASYNC102 - the run leaves its resources under its deadline
 
-        await stage.point()  # entering takes steps of its own: nobody else is under way then
+        await stage.point()  # entering takes several steps; directly after the gate no other part is under way
         place = stage.entered()
         value = await context.resource(held)
         await self.begin(stage)
@@ -238,7 +238,7 @@ class Holds(Part):
 
 @attrs.frozen
 class Reports(Part):
-    """The body reports progress at each point, each time after its seconds if there are to be `pauses`."""
+    """The body reports progress at each point, with `pauses` each time after its seconds."""
 
     pauses: bool = False
 
@@ -259,8 +259,7 @@ playing: ContextVar[tuple[Played, Stage] | None] = ContextVar("agentloop_testing
 
 @attrs.frozen
 class OnStage:
-    """Hands a part to the tool's own body, which has the call's context. Of a tool that knows no parts, the body runs
-    as it is."""
+    """Passes a part to the tool's own body, which has the call's context. A body that knows no parts runs unchanged."""
 
     part: Played
 

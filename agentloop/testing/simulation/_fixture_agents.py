@@ -1,6 +1,7 @@
-"""Agents of generated worlds, as data: tools with every policy and limit, guardrails, handoffs, nesting, hooks.
+"""Fixture agents as data: tools with every policy and limit, guardrails, handoffs, nesting, hooks.
 
-Calling a `FixtureAgents` returns its first agent with everything fresh: runs share nothing. Its `repr` says all of it.
+Calling a `FixtureAgents` returns its first agent, newly made: runs share nothing. Its `repr` shows all of its values.
+Does not know about worlds or schedules.
 """
 
 from __future__ import annotations
@@ -45,51 +46,51 @@ InputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "rewrite o
 OutputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "replace odd"]
 RunVerdict: TypeAlias = Literal["pass", "trip", "pass late", "trip late"]
 HandoffFilter: TypeAlias = Literal["everything", "messages", "newest", "before", "nothing", "nested"]
-"""What the next agent is shown: all there is, messages alone, the turn of the handoff, what the run began with,
+"""The next agent's view of the history: everything, messages alone, the turn of the handoff, the run's input,
 nothing, a summary.
 """
 LATE = 0.25
-"""Seconds that a guardrail takes that is late."""
+"""Seconds that a late guardrail takes."""
 
 
 @attrs.frozen(kw_only=True)
 class Actor:
-    """One tool. It takes a number `n`, which guardrails and approvals go by: odd ones are theirs."""
+    """One tool of a fixture agent. It takes a number `n`; guardrails and approvals act on odd numbers."""
 
     name: str
     raises: bool = False
-    """Whether its failures leave the run."""
+    """True if its failures end the run."""
     timeout: float | None = None
     timeout_raises: bool = False
     serial: str | None = None
     exclusive: bool = False
     idempotent: bool = False
     shares: bool = False
-    """Whether it holds the cast's capacity."""
+    """True if its calls hold the capacity that the fixture agents share."""
     rated: bool = False
     before: tuple[InputVerdict, ...] = ()
     after: tuple[OutputVerdict, ...] = ()
     approval: bool = False
-    """Whether calls with an odd number wait for a verdict."""
+    """True if calls with an odd number wait for a verdict."""
     secret: bool = False
-    """Whether it takes a key that is secret, and gives a secret word."""
+    """True if it takes a secret key, and returns a secret word."""
     wordy: bool = False
-    """Whether what it gives is long: LONG characters."""
+    """True if its output has `LONG` characters."""
     says: tuple[bool, ...] = ()
-    """What it answers, in turn and over again, when it is asked whether it is enabled; nobody asks one without."""
+    """The results of its `is_enabled`, in turn and from the start again; empty: it has no such callback."""
     namespace: str | None = None
     in_thread: bool = False
-    """Whether it is a sync function."""
+    """True if it is a sync function."""
     idle: float | None = None
-    """Seconds it may be silent."""
+    """Its idle timeout, in seconds."""
     cost: int = 0
-    """What a call costs of a run's cost limit."""
+    """The cost of a call, in units of a run's cost limit."""
     agent: Role | None = None
-    """Given: an agent tool that runs this one."""
+    """The agent that it runs, if it is an agent tool."""
     own: RunConfig | None = None
     """The agent tool's own configuration."""
     listens: tuple[float, int] | None = None
-    """Given: the agent tool has an `on_stream` that takes so many seconds, and fails at every so manyth event."""
+    """The agent tool's `on_stream`, if it has one: seconds for each event, and N to fail at every N-th event."""
 
     @property
     def qualified_name(self) -> str:
@@ -99,29 +100,29 @@ class Actor:
 
 LONG = 300
 EVEN = "something even"
-"""What a guardrail puts in the place of an odd call's output; none minds it."""
+"""The replacement of an odd call's output by a guardrail; no other guardrail acts on it."""
 KEY = "sesame"
 WORD = "oracle"
 CANARIES = (KEY, WORD, "confidant")
-"""What stands in secret arguments, in secret outputs, and in the application's object of a secretive world."""
+"""The words in secret arguments, in secret outputs, and in the opaque context of a secretive world."""
 
 
 class Confidant:
-    """An application's object that nobody has to show."""
+    """An opaque context: its `repr` is a canary."""
 
     def __repr__(self) -> str:
         return f"<{CANARIES[-1]}>"
 
 
 class Veil:
-    """Seals what is secret so that it doesn't stand there to be read: enough for words that nobody may repeat."""
+    """The XOR codec: hides secrets in stored text, so that a search for the canaries finds only leaks."""
 
     def seal(self, data: bytes) -> bytes:
-        """Return *data* with each bit turned."""
+        """Return *data* with each bit inverted."""
         return bytes(byte ^ 0xFF for byte in data)
 
     def open(self, sealed: bytes) -> bytes:
-        """Turn the bits back."""
+        """Return the data that was sealed."""
         return self.seal(sealed)
 
 
@@ -130,32 +131,33 @@ XOR_CODEC = Veil()
 
 @attrs.frozen(kw_only=True)
 class Role:
-    """One agent."""
+    """One fixture agent."""
 
     name: str
     actors: tuple[Actor, ...] = ()
+    """Its tools."""
     handoffs: tuple[str, ...] = ()
-    """Names of agents of the cast."""
+    """Names of other fixture agents."""
     judges: tuple[tuple[RunVerdict, bool], ...] = ()
-    """Input guardrails: what they say, and whether they run beside the model."""
+    """Input guardrails: the verdict, and True if it runs beside the model."""
     last_judges: tuple[RunVerdict, ...] = ()
     """Output guardrails."""
     behavior: Literal["run_llm_again", "stop_on_first_tool", "stop_at_last"] = "run_llm_again"
-    """What follows calls; the last: the run is over when the last of its tools has been called."""
+    """Its `tool_use_behavior`; `"stop_at_last"`: a call of the last of its tools ends the run."""
     sequential: bool = False
     hooks: str | None = None
-    """Given: it has hooks, which fail when they are first told of this event, if it is one."""
+    """None: no hooks; otherwise it has hooks that fail at the first event of this name; `""` never fails."""
     chooses: bool = False
-    """Whether its model has to use a tool."""
+    """True if its model has to use a tool."""
     resets: bool = True
-    """Whether that is over once it has."""
+    """True if the model is free again once it has used a tool."""
     filter: HandoffFilter | None = None
-    """What those it hands over to are shown; None: all there is."""
+    """The filter of its handoffs; None: the next agent's view is complete."""
 
 
 @attrs.frozen(kw_only=True)
 class FixtureAgents:
-    """The agents of a world; the first one begins. `tokens` and `rate` bound what its tools share."""
+    """The agents of a world; the first one begins. `tokens` and `rate` bound the limits that its tools share."""
 
     roles: tuple[Role, ...]
     tokens: int = 2
@@ -164,7 +166,7 @@ class FixtureAgents:
 
     @property
     def secretive(self) -> bool:
-        """Whether a tool of it keeps secrets."""
+        """True if a tool keeps secrets, nested agents included."""
         actors = [actor for role in self.roles for actor in role.actors]
         return any(actor.secret or (actor.agent is not None and _keeps_secrets(actor.agent)) for actor in actors)
 
@@ -215,19 +217,19 @@ def _make_behavior(role: Role) -> Any:
 
 
 _NO_MODEL = ScriptedModel(())
-"""Where a run is replayed nobody is asked; a world puts its own models in this one's place."""
+"""The model of every fixture agent: a replay calls no model, and a world replaces it by its own."""
 _NO_SETTINGS = ModelSettings()
 _MUST_USE_A_TOOL = ModelSettings(tool_choice="required")
 
 
 @attrs.frozen
 class Filter:
-    """What a handoff of a cast lets its target see."""
+    """The input filter of a fixture agent's handoff."""
 
     kind: HandoffFilter
 
     def __call__(self, data: HandoffInputData) -> HandoffInputData:
-        """Return *data* without what it takes out."""
+        """Return *data* without the items that this kind removes."""
         if self.kind == "everything":
             return data
         if self.kind == "nothing":
@@ -279,7 +281,7 @@ def _tool_options(actor: Actor) -> dict[str, Any]:
 
 @lru_cache(256)
 def _free_tool(actor: Actor) -> FunctionTool:
-    """Return *actor*'s tool, which holds nothing that a run changes: a world is run thousands of times a minute."""
+    """Return *actor*'s tool. It is cached: no run changes it, and worlds run thousands of times a minute."""
     return _function_tool(actor, ())
 
 
@@ -304,7 +306,7 @@ def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionT
 
 @lru_cache(256)
 def _base(name: str, in_thread: bool) -> FunctionTool:
-    """Return a tool that gives its *name* and its number, so that it can be told what ran with what."""
+    """Return a tool that returns its *name* and its number: the output shows which call ran with which arguments."""
 
     async def body(ctx: ToolContext[Any], n: int) -> str:
         """Do something with a number."""
@@ -366,12 +368,12 @@ async def _needs_approval_if_odd(ctx: Any, arguments: dict[str, Any], call_id: s
 
 
 def says_odd(needs_approval: object) -> bool:
-    """Tell whether this is how an actor's tool says which of its calls need approval: those with an odd number."""
+    """Return True if *needs_approval* is that of fixture agents: calls with an odd number need approval."""
     return needs_approval is _needs_approval_if_odd
 
 
 def odd(arguments: dict[str, Any] | None) -> bool:
-    """Tell whether a call's number is odd: that is what guardrails, approvals and policies of a cast go by."""
+    """Return True if a call's number is odd: guardrails, approvals and policies of fixture agents act on these."""
     number = (arguments or {}).get("n", 0)
     return isinstance(number, int) and number % 2 == 1
 

@@ -1,7 +1,8 @@
-"""Worlds drawn at random: one description of what a world may hold, for hypothesis and for plain seeds alike.
+"""Generators of worlds: one description of a random world, for hypothesis and for plain seeds alike.
 
-`Chance` is what the drawing asks. `Seeded` answers from a seed, as fast as it can; a hypothesis one (in
-`agentloop.testing.worlds`) lets found worlds shrink: the first of several, the smallest number and no are simplest.
+A generator makes each choice with a `Chance`. `Seeded` chooses from a seed, as fast as possible; a hypothesis one (in
+`agentloop.testing.worlds`) makes failing worlds shrink: the first value, the smallest number and False are simplest.
+The order of choices is part of a seed's meaning: one choice more changes every later one. Does not run worlds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Chance(Protocol):
-    """Where the choices of a drawing come from."""
+    """The source of a generator's choices."""
 
     def whole(self, low: int, high: int) -> int:
         """Return a number from *low* to *high*, both included."""
@@ -56,7 +57,7 @@ class Chance(Protocol):
 
 
 class Seeded:
-    """Choices that a seed decides."""
+    """Choices from a seed."""
 
     def __init__(self, seed: int | str) -> None:
         self._random = random.Random(seed)
@@ -76,27 +77,27 @@ class Seeded:
 
 @attrs.frozen(kw_only=True)
 class GeneratorConfig:
-    """What worlds may hold. Whatever is off never occurs."""
+    """The generator config: limits and features of generated worlds. A feature that is off never occurs."""
 
     turns: int = 3
     calls: int = 4
     tools: int = 3
-    """How many tools of its own an agent has at most: the fewer, the more calls are of one tool."""
+    """The largest number of an agent's own tools: with fewer tools, more calls share one."""
     faults: bool = True
     """Bodies that fail, hang, cancel and refuse; models that fail; calls that are malformed, repeated or unknown."""
     guards: bool = True
     handoffs: bool = True
     nesting: int = 1
-    """How deep agent tools may nest."""
+    """The largest depth of agent tools."""
     limits: bool = True
     times: bool = True
-    """Whether virtual time passes in bodies."""
+    """True if virtual time passes in bodies."""
     approvals: bool = False
     sessions: bool = True
     secrets: bool = True
-    """Whether tools may keep secrets."""
+    """True if tools may keep secrets."""
     slow_readers: bool = True
-    """Whether who reads the events may be behind."""
+    """True if the reader of the events may be slow."""
     surroundings: bool = True
     """Agents' hooks, listeners of agent tools and their own configurations, namespaces, threads, filters of handoffs,
     tool choices, time limits of models.
@@ -115,7 +116,7 @@ PLAIN = GeneratorConfig(
 )
 _BEGUN = (ResponseStarted(), ReasoningDelta("hm"))
 LONG_NUMBER = 10**17
-"""Added to a number, it makes arguments that only differ far behind."""
+"""Added to a number, it makes arguments that differ only in their last digits."""
 FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 2}', "", '{"n": 1, "extra": true}')
 
 
@@ -123,7 +124,7 @@ FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 
 
 
 def draw_cast(chance: Chance, taste: GeneratorConfig) -> FixtureAgents:
-    """Return agents: one, or two that hand over to each other."""
+    """Return fixture agents by the generator config *taste*: one agent, or two that hand over to each other."""
     count = 2 if taste.handoffs and chance.one_in(4) else 1
     names = ["a", "b"][:count]
     roles = []
@@ -139,11 +140,11 @@ def draw_cast(chance: Chance, taste: GeneratorConfig) -> FixtureAgents:
 
 
 def draw_role(chance: Chance, taste: GeneratorConfig, name: str, handoffs: tuple[str, ...], nesting: int) -> Role:
-    """Return one agent with at least one tool, at most as many as *taste* says, and maybe one that is an agent."""
+    """Return one agent with 1 to `taste.tools` tools of its own, and sometimes an agent tool (depth *nesting*)."""
     more = taste.surroundings
     actors = [draw_actor(chance, taste, f"{name}_{place}") for place in range(chance.whole(1, taste.tools))]
     if more and chance.one_in(12):
-        actors.append(attrs.evolve(actors[0], namespace="z"))  # two of one name
+        actors.append(attrs.evolve(actors[0], namespace="z"))  # two tools of one name
     if nesting and chance.one_in(4):
         inner = draw_role(chance, attrs.evolve(taste, handoffs=False), f"{name}n", (), nesting - 1)
         actor = Actor(name=f"{name}_agent", agent=inner, raises=taste.faults and chance.one_in(6))
@@ -210,7 +211,7 @@ def draw_actor(chance: Chance, taste: GeneratorConfig, name: str) -> Actor:
             in_thread=chance.one_in(10),
         )
     if actor.approval and guards and actor.timeout_raises and not actor.before:
-        return attrs.evolve(actor, before=("allow",))  # so that some are judged once more after a pause
+        return attrs.evolve(actor, before=("allow",))  # so that some guardrails run again after a pause
     return actor
 
 
@@ -219,7 +220,7 @@ def draw_actor(chance: Chance, taste: GeneratorConfig, name: str) -> Actor:
 
 @attrs.define
 class _ScriptWriter:
-    """A script under way: ids given out, what nested runs say, and what bodies do."""
+    """Writes one script: call ids, the scripts of nested runs, and the behaviors of bodies. `draw_world` owns it."""
 
     chance: Chance
     taste: GeneratorConfig
@@ -311,7 +312,7 @@ class _ScriptWriter:
             arguments = json.dumps({"n": number, "key": f"{KEY} {call_id}"} if actor.secret else {"n": number})
             if taste.faults and chance.one_in(14):
                 arguments = chance.pick(FAULTY_ARGUMENTS)
-            # A body can only repeat what it was given.
+            # A body can only repeat a secret that its arguments contain.
             tells = f"{KEY} {call_id}" if KEY in arguments else ""
             part = draw_part(chance, taste, actor, call_id, before, tells)
             if part is not None:
@@ -320,15 +321,15 @@ class _ScriptWriter:
         return call(actor.name, arguments, call_id=call_id, namespace=actor.namespace)
 
 
-# Times of bodies never equal a timeout, a deadline or a window: of two things due at one moment, either may come first.
+# Times of bodies never equal a timeout, a deadline or a window: two timers of one moment have no order to assert.
 
 
 def draw_part(
     chance: Chance, taste: GeneratorConfig, actor: Actor | None, call_id: str, others: Sequence[str], tells: str = ""
 ) -> Any:
-    """Return what one body does, or None where it just runs.
+    """Return the fault injector of one body, or None for a body that just runs.
 
-    *others*: ids of calls it may cancel; *tells*: what an error of it repeats.
+    *others*: ids of calls that it may cancel; *tells*: text that its error repeats.
     """
     points = chance.pick([0, 1, 1, 2])
     seconds = chance.pick([0.0, 0.25, 0.5, 0.75, 1.5]) if taste.times else 0.0
@@ -362,7 +363,7 @@ def draw_part(
 
 
 def draw_config(chance: Chance, taste: GeneratorConfig) -> RunConfig:
-    """Return what a run is configured with."""
+    """Return a run's configuration."""
     execution = ToolExecution(
         max_function_tool_concurrency=chance.pick([32, None, 1, 1, 2, 3]) if taste.limits else 32,
         max_calls_per_turn=chance.pick([1000, 1000, 1000, 2]) if taste.limits else 1000,
@@ -383,7 +384,7 @@ def draw_config(chance: Chance, taste: GeneratorConfig) -> RunConfig:
 
 
 def draw_world(chance: Chance, taste: GeneratorConfig) -> Mapping[str, Any]:
-    """Return a world's agents, script, nested scripts, behaviors and options; who runs it adds cancel, tape, order."""
+    """Return the arguments of a `World` but for `cancel`, `tape` and `order`, which its caller adds."""
     cast = draw_cast(chance, taste)
     play = _ScriptWriter(chance, taste, cast)
     script = play.turns(cast.roles[0], (), 0)

@@ -1,7 +1,7 @@
-"""What a generated world is watched with: hooks, listeners, a session and a journal that write down what they are told.
+"""Observers of a generated world: hooks, listeners, a session and a journal that note everything they receive.
 
-Each entry has a stamp, as have the run's records and its bodies: a later one's is larger, whoever gave it. So it can be
-said afterwards what came before what.
+Each note has a stamp, like the run's records and bodies. Stamps grow across all observers, so a check can compare the
+times of any two notes. Observers judge nothing; some fail on purpose, if their world says so.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ Told: TypeAlias = tuple[str, tuple[str, ...], str]
 
 
 def stamp() -> int:
-    """Return a number that is larger than all that were given before."""
+    """Return a number that is larger than all earlier ones of this process."""
     return next(_stamps)
 
 
 class WatcherFailed(LookupError):
-    """A hook, a listener or a session that fails because its world says so."""
+    """The error of a hook, a listener or a session that fails because its world says so."""
 
 
 class _ObservedLog:
-    """What hooks are told: `told`, and the stamp of each in `stamps`."""
+    """The notes of hooks: events in `told`, and the stamp of each in `stamps`."""
 
     def __init__(self, fails_at: str | None = None) -> None:
         self.told: list[Told] = []
         self.stamps: list[int] = []
         self.fails_at = fails_at
-        """The event that it fails at, the first time it is told of it."""
+        """The event at whose first occurrence it fails; None: never."""
         self.failed: list[Told] = []
 
     def add(self, event: str, ctx: Any, name: str) -> None:
-        """Write down an event, and fail if this is the one to fail at.
+        """Note an event, and fail if its turn to fail has come.
 
         Raises:
-            WatcherFailed: it is.
+            WatcherFailed: at the first event `fails_at`.
         """
         # A nested run's id is its caller's, a slash, and the call it runs in.
         path = tuple(ctx.run_id.split("/")[1:]) if ctx.run_id else ()
@@ -59,7 +59,7 @@ class _ObservedLog:
 
 
 class HookLog(_ObservedLog, RunHooks):
-    """Hooks of a run that write down what they are told, and may fail at one event."""
+    """Hooks of a run that note each event, and may fail at one."""
 
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
         self.add("run_end", ctx, outcome.status)
@@ -90,7 +90,7 @@ class HookLog(_ObservedLog, RunHooks):
 
 
 class AgentHookLog(_ObservedLog, AgentHooks):
-    """The same of one agent."""
+    """Hooks of one agent that note each event, and may fail at one."""
 
     async def on_start(self, ctx: Any, agent: Any) -> None:
         self.add("agent_start", ctx, agent.name)
@@ -122,7 +122,7 @@ class AgentHookLog(_ObservedLog, AgentHooks):
 
 class Listener:
     """An `on_stream` of an agent tool: `heard` has every event with its stamp. It takes *seconds* for each, and fails
-    at every so manyth.
+    at every *fails*-th event; 0: never.
     """
 
     def __init__(self, seconds: float = 0.0, fails: int = 0) -> None:
@@ -139,9 +139,9 @@ class Listener:
 
 
 class SessionLog(MemorySession):
-    """A session that writes down each write: its stamp, its items, and whether it failed.
+    """A session that notes each write: its stamp, its items, and True if it failed.
 
-    The write number *fails_at*, counted from 1, fails: with *kept* after it has written.
+    The write number *fails_at*, counted from 1, fails: with *kept* after its items were stored, otherwise before.
     """
 
     def __init__(self, before: Sequence[Item] = (), *, fails_at: int = 0, kept: bool = False) -> None:
@@ -153,7 +153,7 @@ class SessionLog(MemorySession):
         self._kept = kept
 
     async def add_items(self, items: Sequence[Item]) -> None:
-        """Add them, or fail."""
+        """Add *items*, or fail."""
         fails = len(self.writes) + 1 == self._fails_at
         self.writes.append((stamp(), tuple(items), fails))
         if self._kept or not fails:
@@ -163,9 +163,9 @@ class SessionLog(MemorySession):
 
 
 class JournalLog(MemoryJournal):
-    """A journal that takes its time, and writes down with a stamp how many records it has got.
+    """A slow journal that notes, with a stamp, the number of its records after each append.
 
-    It fails when it is first given a record of the kind *fails_at*.
+    It fails at each append with a record of the kind *fails_at*.
     """
 
     def __init__(self, seconds: float = 0.05, fails_at: str | None = None) -> None:
@@ -176,7 +176,7 @@ class JournalLog(MemoryJournal):
         self.got: list[tuple[int, int]] = []
 
     async def append(self, records: Sequence[bytes]) -> None:
-        """Append them, after a while."""
+        """Append *records*, after a while."""
         await anyio.sleep(self._seconds)
         if self._fails_at is not None and any(json.loads(one).get("kind") == self._fails_at for one in records):
             self.failed = True

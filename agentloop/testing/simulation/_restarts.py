@@ -1,4 +1,9 @@
-"""A world that crashes while it writes its journal, and goes on from what the disk has left."""
+"""Run a world that crashes while it writes its journal, and restart it from the rest that the disk holds.
+
+A *restart* is the next process of the same run: a new agent, new models, a new loop, on the same disk. The context and
+the session are outside of the process, so each process gets them as they were at the moment of the crash. Does not
+judge runs (`_crash_invariants`).
+"""
 
 from __future__ import annotations
 
@@ -31,21 +36,21 @@ from agentloop.testing.simulation.schedules import Recorder, Tape
 
 NAME = "simulated"
 IDS_OF_A_LIFE = 10_000
-"""Ids of one life are never those of another, as drawn ones wouldn't be."""
+"""Distance of the ids of two processes: random ids would never repeat, so counted ones must not either."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class CrashRun(WorldRun):
-    """A run that crashed and was gone on with. What `WorldRun` says of it is said of the last life, but for `bodies`
-    and `requests`, which are those of all lives, and `records`, which are what the log came to.
+    """A run that crashed and was resumed. The fields of `WorldRun` describe its last process, except `bodies` and
+    `requests`, which are those of all processes, and `records`, which are the final log.
 
     Attributes:
-        crashes: Where each life but the last one ended.
-        lives: Each life as a run of its own; `lives[n].records` are those it found, and those it appended.
-        kept: How many records each life found; 0 for the first one.
-        whole: The run as it is without a crash.
-        over: Whether the log was at its end when the last crash came: `result` and `error` are those of `whole` then,
-            and nothing was gone on with.
+        crashes: The crash of each process but the last one.
+        lives: Each process as a run of its own; `lives[n].records` are the records it found, then those it appended.
+        kept: The number of records that each process found; 0 for the first one.
+        whole: The run without a crash.
+        over: True if the log was complete when the last crash came. Nothing was resumed then, and `result` and `error`
+            are those of `whole`.
     """
 
     crashes: tuple[CrashAt, ...] = ()
@@ -57,7 +62,7 @@ class CrashRun(WorldRun):
 
 @attrs.frozen
 class Undisturbed:
-    """A run that nothing disturbed, and which operations of its disk wrote."""
+    """A run without a crash, and the numbers of its disk's operations that were writes."""
 
     run: WorldRun
     writes: tuple[int, ...]
@@ -79,12 +84,12 @@ def run_crashing(
     streamed: bool = False,
     seed: int = 0,
 ) -> CrashRun:
-    """Run *world*, end each life at one of *crashes*, and go on; one of *backends* for each life.
+    """Run *world*, end each process at one of *crashes*, and restart it, each process on one of *backends*.
 
-    A life that comes to its end before its crash is the last one.
+    A process that reaches the run's end before its crash is the last one.
 
     Raises:
-        UserError: the first life doesn't get to its crash: it isn't the run that *whole* is.
+        UserError: if the first process doesn't reach its crash: then it isn't the same run as *whole*.
     """
     disk = SimulatedDisk(seed=seed)
     lives = _Lives(world, disk, streamed)
@@ -120,7 +125,10 @@ def _join_runs(lives: _Lives, whole: WorldRun, crashes: tuple[CrashAt, ...]) -> 
 
 
 class _Lives:
-    """The lives of one run on one disk. The context and the session outlive each crash, as they were when it came."""
+    """The restarts of one run on one disk. `run_crashing` owns it; `live` runs a process, `settle` reads the disk.
+
+    Facts: the disk, `runs`, `kept`. `held` and `over` are read from the disk after each crash.
+    """
 
     def __init__(self, world: World, disk: SimulatedDisk, streamed: bool) -> None:
         self.world = world
@@ -138,7 +146,7 @@ class _Lives:
         )
 
     def live(self, backend: Backend) -> WorldRun:
-        """Begin, or go on from what the disk holds, until the end or the crash."""
+        """Run one process until the end or its crash: from the beginning, or from the records that the disk holds."""
         outside = self._outside
         journal = FileJournal(NAME, storage=self.disk, codec=self.codec)
         recorder = Recorder(Tape(self.world.tape if not self.runs else ()))
@@ -158,21 +166,21 @@ class _Lives:
                     begin=begin if self.held else None,
                 )
         finally:
-            self.disk.on_death = None  # a journal that nobody closed holds its disk as long as the process lives
+            self.disk.on_death = None  # a journal that was not closed keeps its disk as long as the interpreter runs
         run = world_run_of(world, backend, self.streamed, recorder, driven)
         self.kept.append(len(self.held))
         self.runs.append(run)
         return run
 
     def settle(self) -> None:
-        """Read what the crash has left."""
+        """Read the records that the crash has left into `held`, and set `over` if they are at the run's end."""
         lines = scan(self.disk.data, Seal(None), NAME).records
         secrets = Secrets(self.codec)
         self.held = tuple(record_from_json(decode(line), secrets=secrets) for line in lines[1:])
         try:
             fold = RunState(self.runs[-1].agent, self.held).fold
         except StateError:
-            return  # the next life meets it too, and is judged by it
+            return  # the next process meets this error too, and is judged by it
         if self.held:
             try:
                 check_goes_on(fold)
@@ -180,12 +188,12 @@ class _Lives:
                 self.over = True
 
     def _copy_outside(self) -> None:
-        """Keep what is outside of the process as it is now: what bodies do while this life unwinds never happened."""
-        with suppress(Exception):  # what can't be copied goes on as it is
+        """Copy the context and the session: what bodies do while this process unwinds must not reach the next one."""
+        with suppress(Exception):  # objects that can't be copied are used as they are
             self._outside = copy.deepcopy(self._outside)
 
     def _world_for_restart(self, outside: tuple[Any, Any], journal: FileJournal) -> World:
-        """Return the world as it is for this life: scripts go on where the log says that they were."""
+        """Return the world for this process: its scripts begin behind the steps that the log has taken."""
         context, session = outside
         options = {**self.world.options, "journal": journal}
         if session is not None:
@@ -206,13 +214,13 @@ class _Lives:
             driven.watch.on_record(record)
         driven.effects.ids = IDS_OF_A_LIFE * len(self.runs)
         _skip_steps(driven, state.records)
-        await anyio.sleep(max(0.0, state.records[-1].at - EPOCH))  # the clock hasn't stood still
+        await anyio.sleep(max(0.0, state.records[-1].at - EPOCH))  # time must not run backwards across a crash
         return state
 
 
 @contextmanager
 def _silence_warning(words: str) -> Iterator[None]:
-    """Leave a warning out of the log that every second crash of a sweep would write there."""
+    """Filter a warning out of the logging output, as every second crash of a sweep would write it."""
     logger = logging.getLogger("agentloop")
 
     def unsaid(record: logging.LogRecord) -> bool:
@@ -226,12 +234,12 @@ def _silence_warning(words: str) -> Iterator[None]:
 
 
 def _count_steps_taken(held: Sequence[r.Record]) -> Counter[tuple[str, ...]]:
-    """Return how many answers of the models the log has, by path: one that it hasn't is asked for again."""
+    """Return the number of the models' answers in the log, by path. A missing one is requested again."""
     return Counter(record.path for record in held if isinstance(record, r.ModelResponded | r.ModelFailed))
 
 
 def _skip_steps(driven: SimulatedRun, held: Sequence[r.Record]) -> None:
-    """Let scripts that agents have as models of their own go on where the log says that they were."""
+    """Skip, in scripts that agents have as their own models, the steps that the log has taken."""
     scripted = set() if driven.models is None else {(), *(tuple(path.split("/")) for path in driven.world.nested)}
     at_work: dict[tuple[str, ...], str] = {}
     taken: Counter[str] = Counter()

@@ -1,4 +1,7 @@
-"""What a world puts in the place of the real: the door of side effects, models by path, a watch over it all."""
+"""The simulated parts of a run: the door of side effects, the models by path, and an instrument that keeps everything.
+
+Does not know how a schedule chooses (`gate`) or how a run is judged.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ EPOCH = 1_000_000_000.0
 
 @attrs.frozen(eq=False)
 class Body:
-    """What a behaviour is given: which call it stands in for, and what it may do."""
+    """The argument of a behavior: the call that it runs in place of, and the operations it may use."""
 
     path: tuple[str, ...]
     call_id: str
@@ -46,7 +49,7 @@ class Body:
     _effects: SimulatedEffects = attrs.field(repr=False, alias="effects")
 
     async def point(self, label: str = "") -> None:
-        """Wait until the schedule lets this body go on: at the gate if the world has one, else a checkpoint."""
+        """Wait until the schedule lets this body continue: at the gate if the world has one, else a checkpoint."""
         await self._effects.point(" ".join(filter(None, (_place(self.path, f"body {self.call_id}"), label))))
 
     async def sleep(self, seconds: float) -> None:
@@ -58,13 +61,13 @@ class Body:
         self._effects.reporting(self.path, self.call_id)
 
     def entered(self) -> int:
-        """Return a number for a resource that is being entered: a later one's is larger."""
+        """Return a number for a resource that is being entered, larger than those of earlier ones."""
         self._effects.entered += 1
         return self._effects.entered
 
     @contextmanager
     def cleaning(self, section: str, entered: int | None = None) -> Iterator[None]:
-        """Note that the block is cleanup, and whether it came to its end; of a resource, when that was *entered*."""
+        """Note that the block is cleanup, and whether it was completed; for a resource, with its *entered* number."""
         with self._effects.cleaning(self.path, self.call_id, section, entered):
             yield
 
@@ -74,8 +77,8 @@ Behavior: TypeAlias = Callable[[Body], Awaitable[Any]]
 
 @attrs.define(eq=False, kw_only=True)
 class BodyRun:
-    """One execution of a body. `began` and `ended` count the records there were; times are on the virtual clock; stamps
-    tell it apart from what else was watched.
+    """One execution of a body. `began` and `ended` are numbers of records at that moment; times are on the virtual
+    clock; stamps order it among all other observations. `SimulatedEffects` fills it in.
     """
 
     path: tuple[str, ...]
@@ -86,20 +89,20 @@ class BodyRun:
     began: int = 0
     ended: int | None = None
     ending: str | None = None
-    """`"value"`, `"error"`, `"cancelled"`, or None where it never ended."""
+    """`"value"`, `"error"`, `"cancelled"`, or None if it never ended."""
     real: bool = False
-    """Whether the tool's own body ran, and not only a behaviour in its place."""
+    """True once the tool's own body ran, and not only a behavior in its place."""
     began_at: float = 0.0
     ended_at: float | None = None
     stamps: tuple[int, int] = (0, 0)
-    """Of its beginning and of its end."""
+    """The stamps of its beginning and of its end."""
     reports: tuple[float, ...] = ()
-    """When it reported, on the virtual clock."""
+    """The virtual times of its progress reports."""
 
 
 @attrs.define(eq=False)
 class CleanupRun:
-    """A block of cleanup in a body, or in a resource it holds. `began` and `ended` count the records there were."""
+    """A block of cleanup in a body, or in a resource it holds. `began` and `ended` are numbers of records."""
 
     path: tuple[str, ...]
     call_id: str
@@ -108,7 +111,7 @@ class CleanupRun:
     began: int
     ended: int | None = None
     entered: int | None = None
-    """Of a resource: a number that is larger than those of all that had been entered before it."""
+    """For a resource, its number in the order of entering; None for a body's own cleanup."""
 
 
 def _place(path: tuple[str, ...], what: str) -> str:
@@ -116,21 +119,21 @@ def _place(path: tuple[str, ...], what: str) -> str:
 
 
 class Watch(Instrument):
-    """Keeps what instruments are told."""
+    """An instrument that keeps everything it receives, for the judges. The run writes it through its callbacks."""
 
     def __init__(self) -> None:
         self.records: list[r.Record] = []
         self.stamps: list[int] = []
         """One for each record."""
         self.pending: list[tuple[tuple[str, ...], str, int]] = []
-        """Calls in whose task native cancellations were counted when they settled, though nobody ended them."""
+        """Calls whose task still counted native cancellations when they settled, though no scope was cancelled."""
         self.bodies: list[BodyRun] = []
         self.cleanups: list[CleanupRun] = []
         self.late: list[LateResult] = []
         self.still_running: list[StillRunning] = []
         self.spans: list[tuple[str, Span]] = []
         self.unread: list[tuple[int, int]] = []
-        """How many events were unread when each turn of a streamed run began: record number and count."""
+        """The unread events when each turn of a streamed run began: record number and count."""
         self.stream: RunStream[Any] | None = None
         self.started: dict[tuple[tuple[str, ...], str], r.CallStarted] = {}
         self.at_work: dict[tuple[str, ...], str] = {}
@@ -153,7 +156,7 @@ class Watch(Instrument):
             self.unread.append((len(self.records) - 1, events.unread))
 
     def goes_on_from(self, records: Sequence[r.Record]) -> None:
-        """Take *records*, the first of which are those kept, in their place."""
+        """Replace the kept records by *records*, which begin with them, and stamp the new ones."""
         self.records[:] = records
         self.stamps += [stamp() for _ in records[len(self.stamps) :]]
 
@@ -178,7 +181,7 @@ class Watch(Instrument):
 
 
 def _cancelling() -> int:
-    """Return how many native cancellations of the current task are pending that no scope around it has asked for."""
+    """Return the number of pending native cancellations of the current task; 0 if a scope around it is cancelled."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # another backend's
@@ -189,7 +192,7 @@ def _cancelling() -> int:
 
 
 class SimulatedEffects:
-    """The door of a world: effects wait at its gate, ids are counted, and behaviours stand in for bodies."""
+    """The door of a world: effects wait at its gate, ids are counted, and behaviors replace bodies."""
 
     def __init__(
         self, watch: Watch, behaviors: Mapping[str, Behavior], gate: Gate | None, inner: Effects | None
@@ -199,16 +202,16 @@ class SimulatedEffects:
         self._gate = gate
         self._inner = inner
         self.ids = 0
-        """How many ids were drawn."""
+        """The number of ids given out."""
         self.entered = 0
-        """How many resources were entered."""
+        """The number of resources entered."""
 
     def wall(self) -> float:
         """Return the virtual wall clock, in seconds, to the microsecond: sums of floats differ between backends."""
         return EPOCH + round(anyio.current_time(), 6)
 
     async def point(self, label: str) -> None:
-        """Wait to be let through."""
+        """Wait at the gate under *label*; a checkpoint without a gate."""
         if self._gate is not None:
             await self._gate.point(label)
         else:
@@ -216,7 +219,7 @@ class SimulatedEffects:
 
     @contextmanager
     def cleaning(self, path: tuple[str, ...], call_id: str, section: str, entered: int | None = None) -> Iterator[None]:
-        """Keep whether the block, which is cleanup, comes to its end."""
+        """Note a block of cleanup; its `ended` stays None if the block is left by an error."""
         records = self._watch.records
         seen = CleanupRun(path, call_id, section, len(records), entered=entered)
         self._watch.cleanups.append(seen)
@@ -224,12 +227,16 @@ class SimulatedEffects:
         seen.ended = len(records)
 
     def reporting(self, path: tuple[str, ...], call_id: str) -> None:
-        """Keep that the latest body of this call reports now."""
+        """Note the time of a progress report of the call's latest body."""
         body = next(one for one in reversed(self._watch.bodies) if (one.path, one.call_id) == (path, call_id))
         body.reports = (*body.reports, anyio.current_time())
 
     async def perform(self, effect: Any) -> Any:
-        """Do *effect*, when the schedule lets it."""
+        """Do *effect* once the schedule lets it, and return its result.
+
+        Model calls, guardrails, session I/O and tool bodies without a behavior wait at the gate. The wall clock, ids
+        and random numbers are deterministic and don't wait.
+        """
         match effect:
             case e.Now():
                 return self.wall()
@@ -308,7 +315,7 @@ class SimulatedEffects:
 
 
 class SimulatedModels(Model):
-    """The models of a world: one script for each path, else the model of the agent that is at work there."""
+    """The models of a world: one script for each path, otherwise the model of the agent at work there."""
 
     def __init__(
         self, agent: Agent[Any, Any], watch: Watch, script: tuple[Step, ...], nested: Mapping[str, tuple[Step, ...]]
@@ -318,9 +325,9 @@ class SimulatedModels(Model):
         self._scripts = {path: ScriptedModel(steps) for path, steps in (("", script), *nested.items())}
         self.requests: list[ModelRequest] = []
         self.asked_at: list[float] = []
-        """When each was made, on the virtual clock."""
+        """The virtual times of the requests."""
         self.open = 0
-        """Answers under way."""
+        """The number of answers that were opened and not closed."""
 
     @asynccontextmanager
     async def _open_response(self, model: Model, request: ModelRequest) -> AsyncIterator[Any]:
@@ -335,11 +342,11 @@ class SimulatedModels(Model):
 
     @property
     def ran_out(self) -> bool:
-        """Whether a script was asked for more than it has."""
+        """True once a script got more requests than it has steps."""
         return any(script.ran_out for script in self._scripts.values())
 
     def stream(self, request: ModelRequest) -> Any:
-        """Ask the path's script, or the agent's own model."""
+        """Open the answer of the path's script, or of the agent's own model."""
         return self._open_response(self._model(request), request)
 
     def _model(self, request: ModelRequest) -> Model:
@@ -356,7 +363,7 @@ class SimulatedModels(Model):
 
 
 def agents_of(agent: Agent[Any, Any]) -> list[Agent[Any, Any]]:
-    """Return *agent* and every agent that can be reached from it, each once."""
+    """Return *agent* and every agent reachable from it by agent tools and handoffs, each once."""
     found: list[Agent[Any, Any]] = []
     unseen = [agent]
     while unseen:

@@ -126,7 +126,7 @@ class _Stepping:
         self.seen.steps += 1
 
     def choice(self) -> bool:
-        """Cancel if this is the chosen moment, and return True if so. The gate calls this before each of its choices."""
+        """Cancel if this is the chosen moment, and return True if so. The gate calls this before each choice."""
         if not self.inside or self.at_choice is None:
             return False
         self.choices += 1

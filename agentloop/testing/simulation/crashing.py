@@ -1,8 +1,9 @@
-"""Crashing a run at every write of its journal, and going on with it.
+"""Crash a run at every write of its journal, and resume it from the disk.
 
 `crash_sweep` lets a run write its journal on a disk that dies: before a write, within it, when the power fails, after
-it. What the disk has left is gone on with as another process would. What is wrong then is raised as
-`ExplorationFailure`.
+it. The rest on the disk is resumed as another process would. A broken invariant is raised as `ExplorationFailure`. This
+module does not know how a disk tears (`disk`), how a process restarts (`_restarts`) or which invariants hold
+(`_crash_invariants`).
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ WAYS: tuple[tuple[Backend, Backend], ...] = (
     ("asyncio", "asyncio"),
     ("trio", "trio"),
 )
-"""On which backend the run crashes, and on which it is gone on with."""
+"""Pairs of backends: the run crashes on the first and is resumed on the second."""
 
 
 @attrs.frozen(kw_only=True)
 class CrashSwept:
-    """What a sweep went over without finding anything.
+    """The extent of a sweep that found nothing.
 
-    `points` of crashes, over `writes` of the journal; `recovered` runs that were gone on with to their end, the others
-    had been at theirs; `unknown` calls of which nobody could tell afterwards whether they had taken effect.
+    `points` of crashes, over `writes` of the journal; `recovered` runs, which were resumed to their end (the others had
+    already ended); `unknown` calls, which may or may not have had an effect before the crash.
     """
 
     points: int
@@ -70,30 +71,31 @@ def crash_sweep(
     seed: int = 0,
     at: CrashAt | None = None,
 ) -> CrashSwept:
-    """Crash a run of *agent* at every write of its journal, in every way, and go on with what the disk has left.
+    """Crash a run of *agent* at every write of its journal, in every mode, and resume it from the disk.
 
-    Wherever it was, no body has run twice unless its tool says that it may (`idempotent`, `in_doubt="rerun"`) or
-    runs an agent; what the journal had settled is not done again; no body began before the journal had its start; a
-    call keeps its idempotency key; every call has one output; and the run ends as it does without a crash, but for
-    calls of which nobody can know. Then *check* is called, with the bodies of both lives. The script of what fails is
-    made small.
+    At every crash these must hold: no body runs twice, unless its tool allows it (`idempotent`, `in_doubt="rerun"`) or
+    runs an agent; a call that the journal had settled is not done again; no body began before its start was in the
+    journal; a call keeps its idempotency key; every call has one output; the run ends as it does without a crash,
+    except for calls with the outcome unknown. Then *check* is called, with the bodies of both processes. The script of
+    a failing run is shrunk.
 
     Args:
-        agent: The agent, or a function that makes it anew for each life: give one where tools hold a state that dies
+        agent: The agent, or a function that makes it anew for each process: give one if tools hold a state that dies
             with the process.
-        script: What the model says; a life goes on in it where the journal says the run was. None asks the agents' own
-            models: they have to answer by what they are shown, or be a `ScriptedModel` that *agent* makes anew.
-        check: Called with each `CrashRun`; what it raises is the finding.
+        script: The model's responses; the resumed run continues in it behind the journal's last response. None uses the
+            agents' own models: they must answer by their requests alone, or be a `ScriptedModel` that *agent* makes
+            anew.
+        check: Called with each `CrashRun`; an error that it raises is the finding.
         nested, input, options, streamed, allow: As for `explore`. A session that *options* make is made once for each
             crash, and outlives it.
-        context: Makes the application's object, once for each crash. It stands for what outlives the process: the next
-            life gets it as it was at the moment of the crash, if `copy.deepcopy` can copy it.
-        ways: On which backend to crash, and on which to go on.
-        modes: How to crash at a write: before it, within it, after it with the power failing, after it.
-        same_end: Whether the run must end as it does without a crash: not so if that depends on the schedule.
-        order, tape: Order the tasks of the life that crashes, as in a `World`.
-        seed: Decides where a write tears, and what a power failure leaves.
-        at: Crash here alone: the operation of the disk and the way.
+        context: Makes the application's object, once for each crash. It represents the state outside of the process:
+            the next process gets it as it was at the moment of the crash, if `copy.deepcopy` can copy it.
+        ways: Pairs of backends: one to crash on, one to resume on.
+        modes: The kinds of crash at a write: before it, within it, after it with the power failing, after it.
+        same_end: True if the run must end as it does without a crash; give False if its end depends on the schedule.
+        order, tape: The order of tasks in the process that crashes, as in a `World`.
+        seed: Decides where a write tears, and which states survive a power failure.
+        at: Crash only at this operation of the disk, in this mode.
 
     Raises:
         ExplorationFailure: for the first crash after which something is wrong, or for the run without a crash.
@@ -162,7 +164,7 @@ def crash_world(
 
 @attrs.frozen
 class _CrashSweep:
-    """Runs of worlds that crash once each, at every write in every mode, or *at* one point alone."""
+    """The runs of a world that crash once each: at every write in every mode, or *at* one point alone."""
 
     judges: Judges
     backends: tuple[Backend, Backend]
@@ -179,7 +181,7 @@ class _CrashSweep:
     def findings(self, world: World) -> Iterator[Finding | None]:
         whole = undisturbed(world, backend=self.backends[0], streamed=self.streamed)
         if self.judges.whole(whole.run) is None:
-            with suppress(UserError):  # a smaller world that doesn't repeat itself is none
+            with suppress(UserError):  # a smaller world whose runs differ can't be a finding
                 yield from map(self.judges.crashed, self.runs(world, whole))
 
 
@@ -195,18 +197,18 @@ def _points(writes: Sequence[int], modes: Sequence[Mode]) -> Iterator[CrashAt]:
 
 @attrs.frozen
 class Judges:
-    """Tells what is wrong with runs: those without a crash, and those with one."""
+    """Finds the faults of runs, those without a crash and those with one."""
 
     check: Callable[[CrashRun], Any] | None
     allow: tuple[type[BaseException], ...]
     same_end: bool
 
     def whole(self, run: WorldRun) -> Finding | None:
-        """Judge a run without a crash, which the user's check isn't shown."""
+        """Judge a run without a crash. The user's check is not called for it."""
         return FindingJudge(None, self.allow)(run)
 
     def crashed(self, run: CrashRun) -> Finding | None:
-        """Judge a run that crashed; what a tool raises in doubt is as it wants it."""
+        """Judge a run that crashed. The error of a tool with `in_doubt="raise"` is allowed: its user wants it."""
         doubted = said_raise(run)
         allow = (*self.allow, ToolCallError) if doubted else self.allow
         same_end = self.same_end and not doubted
@@ -224,7 +226,7 @@ class Judges:
         return attrs.evolve(finding, where=_describe_crash(run), timeline=_make_timeline(run), again=_repeat_line(run))
 
 
-# ---------------------------------------------------------------------------------------------- in words
+# ---------------------------------------------------------------------------------------------- reports
 
 
 def _describe_crash(run: CrashRun) -> str:
@@ -234,7 +236,7 @@ def _describe_crash(run: CrashRun) -> str:
 
 
 def _make_timeline(run: CrashRun) -> str:
-    """Return what each life did, and where the journal ended."""
+    """Return the timeline of each process, with the state of the journal after each crash."""
     lines: list[str] = []
     for number, life in enumerate(run.lives):
         kept = run.kept[number]

@@ -1,8 +1,9 @@
-"""A disk for `FileJournal` that crashes where it is told to: the process alone, or the whole machine.
+"""A disk for `FileJournal` that crashes at a chosen operation: the process alone, or the whole machine.
 
-It knows three depths: what is durable, what the operating system holds since the last sync, and what the process was
-just about to write. A process that dies loses the last, a power failure the second too, and not in order: each sector
-then shows any of the states it had since the last sync, and so does the file's length.
+It has three depths: durable data, data that the operating system holds since the last sync, and data that the process
+is about to write. A process that dies loses the last. A power failure loses the second too, and not in order: each
+sector then shows any of the states it had since the last sync, and so does the file's length. Does not know the
+journal's format.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Crash(Exception):
-    """The process is dead; nothing it does reaches the disk."""
+    """The process is dead; none of its later operations reaches the disk."""
 
 
 @attrs.frozen
 class CrashAt:
-    """Where a life ends: at the disk's operation *operation*, counted from 0, and how.
+    """The crash of a process: the number of the disk's operation, counted from 0, and the mode.
 
-    before: nothing of it is done. torn: a part of it is (the process is killed within a write). unsynced: it is done,
-    then the power fails. after: it is done, then the process dies.
+    before: nothing of the operation is done. torn: a part of it is done (the process is killed within a write).
+    unsynced: it is done, then the power fails. after: it is done, then the process dies.
     """
 
     operation: int
@@ -41,16 +42,16 @@ class SimulatedDisk:
     """One file, as `FileJournal(…, storage=disk)` takes it: for one journal at a time, with `restart` between them.
 
     Args:
-        data: What stands there.
-        seed: Decides where a write tears, and what a power failure leaves.
+        data: The file's first content.
+        seed: Decides where a write tears, and which states survive a power failure.
 
     Attributes:
-        crash: Where this life ends; None = nowhere.
-        dead: Whether it has ended; every operation then raises `Crash`.
-        operations: How many there were in this life.
-        log: Their names, those of all lives.
-        states: The file as it is durable, then as it was after each change since.
-        fail_next: The next operation raises this, and tears if it writes.
+        crash: The crash of this process; None: it does not crash.
+        dead: True once it has crashed; every operation then raises `Crash`.
+        operations: The number of this process's operations.
+        log: The names of the operations of all processes.
+        states: The durable content of the file, then its content after each change since.
+        fail_next: The error of the next operation, which tears if it writes.
         on_death: Called at the moment of the crash.
     """
 
@@ -67,19 +68,19 @@ class SimulatedDisk:
 
     @property
     def data(self) -> bytes:
-        """What a reader sees now."""
+        """The content that a reader sees now."""
         return self.states[-1]
 
     # ---------------------------------------------------------------------------------- as a Storage
 
     def read(self) -> bytes:
-        """Return all that is there."""
+        """Return the whole content."""
         if self.dead:
             raise Crash
         return self.data
 
     def open(self, *, durable: bool) -> None:
-        """Open the file, alone."""
+        """Open the file for one user; a second one gets BlockingIOError."""
         self._step("open")
         if self.is_open:
             raise BlockingIOError(11, "held")
@@ -100,7 +101,7 @@ class SimulatedDisk:
         self.states = [self.data]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         self.is_open = False
 
     def _step(self, name: str, new: bytes | None = None, torn: bytes | None = None) -> None:
@@ -127,16 +128,16 @@ class SimulatedDisk:
                 self.on_death()
             raise Crash
 
-    # ---------------------------------------------------------------------------------- between lives
+    # ---------------------------------------------------------------------------------- between processes
 
     def restart(self) -> None:
-        """Begin another life on what the last one left: all that the system held, or what a power failure spared."""
+        """Begin the next process on the content that is left: all of it, or the rest that a power failure spared."""
         if self.crash is not None and self.crash.mode == "unsynced":
             self.lose_power()
         self.crash, self.dead, self.is_open, self.operations, self.on_death = None, False, False, 0, None
 
     def lose_power(self) -> None:
-        """Leave of the states since the last sync what a power failure might."""
+        """Replace the content by one that a power failure may leave of the states since the last sync."""
         sector_states = self.states if self.random.random() < 0.7 else [self.states[0], self.states[-1]]
         size = len(self.random.choice(self.states))
         image = bytearray()

@@ -1,7 +1,8 @@
-"""Generated worlds for an application's own agents: what the model says, what bodies do, when the caller cancels.
+"""Generated worlds for an application's own agents: scripts of models, behaviors of bodies, moments of cancellation.
 
 `@worlds(agent, …)` gives a test one `World` after another and shrinks the one that fails. It needs hypothesis
-(`pip install agentloop[test]`), which is imported when the decorator is applied.
+(`pip install agentloop[test]`), which is imported when the decorator is applied. Worlds with fixture agents are made by
+`_generators`, from which this takes the behaviors and the tapes.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 AIMED = 40
-"""Worlds that call one tool alone, whose body no world has run before."""
+"""Number of worlds that call one tool alone, if no world has run its body before."""
 
 ValueT = TypeVar("ValueT")
 Made = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
 
 
 class Drawn:
-    """Choices that hypothesis makes: no, the smallest and the first are the simplest."""
+    """Choices made by hypothesis: False, the smallest number and the first value are the simplest."""
 
     def __init__(self, draw: DrawFn) -> None:
         from hypothesis import strategies as st
@@ -60,7 +61,7 @@ class Drawn:
         return self._draw(self._st.sampled_from(list(values)))
 
     def one_in(self, count: int) -> bool:
-        """Return True once in *count* times, about."""
+        """Return True about once in *count* times: hypothesis does not draw evenly."""
         return self._draw(self._st.integers(0, count - 1)) == count - 1
 
     def arguments(self, tool: Any) -> dict[str, Any]:
@@ -73,11 +74,12 @@ class Drawn:
 
 
 def _fits_parameter(schema: FunctionSchema, name: str, value: Any) -> bool:
-    """Tell whether *value* fits the parameter *name* of a tool."""
+    """Return True if *value* fits the parameter *name* of a tool."""
     try:
         schema.bind({name: value})
     except ModelBehaviorError as error:
-        # What doesn't fit comes first; alone, the others are missing, and nothing else is wrong.
+        # The message names misfits before missing parameters. The others are missing here, so only a message that
+        # begins with those says that this one fits.
         return str(error).partition(" don't fit: ")[2].startswith("missing: ")
     return True
 
@@ -87,7 +89,7 @@ def _fits_parameter(schema: FunctionSchema, name: str, value: Any) -> bool:
 
 @attrs.frozen
 class Proposal:
-    """One call of a script: where, of which tool."""
+    """One call of a script: its path, id and tool."""
 
     path: tuple[str, ...]
     call_id: str
@@ -96,7 +98,7 @@ class Proposal:
 
 @attrs.frozen(kw_only=True)
 class Script:
-    """What models say in one world: the run's own, nested runs', and which calls that makes."""
+    """The scripts of one world: the run's own steps, those of nested runs, and all calls in them."""
 
     steps: tuple[Any, ...]
     nested: Mapping[str, tuple[Any, ...]]
@@ -114,7 +116,7 @@ class Scripts:
     max_calls: int = 3
     malformed: bool = False
     wanted: str | None = None
-    """The tool that alone is called, where an agent has it; elsewhere, agents that may lead to it."""
+    """The only tool to call, for agents that have it; other agents call agent tools, which may lead to it."""
 
     def draw(self, chance: Drawn, agent: Agent[Any, Any]) -> Script:
         """Return one script for *agent*."""
@@ -125,12 +127,12 @@ class Scripts:
 
 @attrs.frozen(kw_only=True)
 class Behaviours:
-    """What bodies do: take time, and with *faults* fail, cancel themselves, refuse to end."""
+    """Behaviors of bodies: they take time, and with *faults* fail, cancel themselves, refuse to end."""
 
     faults: bool = True
 
     def draw(self, chance: Chance, asked: Sequence[Proposal]) -> dict[str, Any]:
-        """Return behaviours for some of the calls *asked*; the others run as they are."""
+        """Return behaviors for some of the calls *asked*; the others run unchanged."""
         taste = attrs.evolve(PLAIN, faults=self.faults)
         found: dict[str, Any] = {}
         for one in asked:
@@ -142,7 +144,7 @@ class Behaviours:
 
 @attrs.frozen(kw_only=True)
 class CancelPoints:
-    """When the caller cancels: at one of the first *most* steps, or not at all."""
+    """Moments of the caller's cancellation: one of the steps 0 to *most*, or none."""
 
     most: int = 100
 
@@ -155,7 +157,7 @@ class CancelPoints:
 
 @attrs.frozen(kw_only=True)
 class Verdicts:
-    """What is decided on calls that wait: approved or rejected, once or for all of their kind."""
+    """Verdicts on calls that wait: approved or rejected, once or for all calls of the tool."""
 
     def draw(self, chance: Chance, asked: Sequence[Proposal]) -> tuple[Verdict, ...]:
         """Return a verdict on each of the calls *asked*; those that don't wait need none."""
@@ -173,12 +175,12 @@ def scripts(max_turns: int = 3, *, max_calls: int = 3, malformed: bool = False) 
 
 
 def tool_behaviours(faults: bool = True) -> Behaviours:
-    """Return behaviours for `worlds(tools=…)`: bodies that take time and, with *faults*, misbehave in every way."""
+    """Return behaviors for `worlds(tools=…)`: bodies that take time and, with *faults*, misbehave in every way."""
     return Behaviours(faults=faults)
 
 
 def cancel_points(most: int = 100) -> CancelPoints:
-    """Return moments for `worlds(cancels=…)`: one of the first *most* steps of the run, or none."""
+    """Return moments for `worlds(cancels=…)`: one of the steps 0 to *most* of the run, or none."""
     return CancelPoints(most=most)
 
 
@@ -189,6 +191,8 @@ def approvals() -> Verdicts:
 
 @attrs.define
 class _Writer:
+    """Writes one script: steps, nested scripts, and the calls in them. `Scripts.draw` owns it."""
+
     chance: Drawn
     kind: Scripts
     nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
@@ -209,7 +213,7 @@ class _Writer:
         chance = self.chance
         pieces: list[Any] = [reason("hm")] if chance.one_in(5) else []
         tools = [one for one in agent.tools if depth < 2 or not isinstance(one.body, AgentCall)]
-        aside = 4  # one response in so many hands over
+        aside = 4  # one of this many responses hands over
         if self.kind.wanted is not None:
             own = [one for one in tools if one.name == self.kind.wanted]
             tools = own or [one for one in tools if isinstance(one.body, AgentCall)] or tools
@@ -303,19 +307,19 @@ def worlds(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test with generated worlds of *agent*; the test takes one as `world`.
 
-    A world that fails the test shrinks to a small one: few calls, a short tape, no cancellation. Arguments are what the
-    tools' schemas allow, bounds, large values and long text among them. Where *models* are drawn and no world of a test
-    that passed has run the body of some tool, further worlds call that tool alone; if none runs its body, the test
-    fails, saying what became of the calls.
+    A world that fails the test shrinks to a small one: few calls, a short tape, no cancellation. The tools' schemas
+    allow all arguments; bounds, large values and long text are among them. If *models* are generated and no world of a
+    passing test has run the body of some tool, further worlds call that tool alone. If none of them runs its body, the
+    test fails with the outcomes of the calls.
 
     Args:
         agent: The agent, or a function that makes one anew for each run.
-        models: What models say (`scripts()`); None: the agents' own models are asked.
-        tools: What bodies do (`tool_behaviours()`); None: they run as they are.
-        cancels: When the caller cancels (`cancel_points()`); None: never.
-        verdicts: What is decided on calls that wait (`approvals()`); None: nothing, the run stays interrupted.
-        orders: Which schedules: see `World.order`.
-        max_examples: How many worlds; None: as hypothesis is set.
+        models: Scripts of the models (`scripts()`); None: the agents' own models answer.
+        tools: Behaviors of bodies (`tool_behaviours()`); None: the tools' own bodies run.
+        cancels: Moments of the caller's cancellation (`cancel_points()`); None: never.
+        verdicts: Verdicts on calls that wait (`approvals()`); None: the run stays interrupted.
+        orders: The kinds of schedules: see `World.order`.
+        max_examples: The number of worlds; None: hypothesis's own setting.
         context, options: As of `World`.
 
     Raises:
@@ -347,7 +351,7 @@ def worlds(
                 if not malformed:
                     reach.report = _count_event
                 decorated(*args, **options)
-                reach.forget_calls()  # some may have been malformed on purpose
+                reach.forget_calls()  # the counts below must not contain calls that were malformed on purpose
                 _reach_the_rest(test, reach, agent, {**kinds, "tools": None, "cancels": None}, args, options)
 
         return reaching_all
@@ -356,7 +360,7 @@ def worlds(
 
 
 def _count_event(what: str) -> None:
-    """Have hypothesis count *what*: `--hypothesis-show-statistics` shows it."""
+    """Count *what* in hypothesis's statistics: `--hypothesis-show-statistics` shows it."""
     import hypothesis
 
     if hypothesis.currently_in_test_context():
@@ -400,7 +404,7 @@ def _reach_the_rest(
     """Run *test* with worlds that call the tools whose bodies no world has run yet.
 
     Raises:
-        AssertionError: naming a tool whose body none of them runs either.
+        AssertionError: if a tool's body still did not run; its text names all such tools.
     """
     made = agent if isinstance(agent, Agent) else agent()
     names = {tool.name for one in agents_of(made) for tool in one.tools if tool.is_enabled is not False}

@@ -1,4 +1,4 @@
-"""The normal form of a log: what stays of it when ids, times and the order of what ran side by side are taken out."""
+"""The normal form of a log: its records without ids and times, and without the order of calls that ran side by side."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def normal(records: Iterable[r.Record]) -> list[dict[str, Any]]:
 
 
 def _sort_batches(records: list[r.Record], index: Mapping[tuple[tuple[str, ...], str], int]) -> list[r.Record]:
-    """Return *records* with each run's batches stable-sorted; nested runs stand in their call's place."""
+    """Return *records* with each run's batches stable-sorted; the records of nested runs follow their call's start."""
     ordered: list[r.Record] = []
     batch: list[r.Record] = []
-    # Questions that are asked at once are answered in any order.
+    # Callbacks that run at once return in any order.
     records = _sort_callbacks(records)
     for record in records:
         if not record.path and not _of_batch(record):
@@ -73,7 +73,7 @@ def _sort_batches(records: list[r.Record], index: Mapping[tuple[tuple[str, ...],
 
 
 def _sort_callbacks(records: Iterable[r.Record]) -> list[r.Record]:
-    """Return *records* with answers that stand side by side sorted by what was asked."""
+    """Return *records* with each sequence of returned callbacks sorted by callback."""
     done: list[r.Record] = []
     for answers, group in groupby(records, key=lambda record: isinstance(record, r.CallbackReturned)):
         some: list[Any] = list(group)
@@ -94,7 +94,7 @@ def _of_batch(record: r.Record) -> bool:
 def _key(record: r.Record, index: Mapping[tuple[tuple[str, ...], str], int]) -> tuple[tuple[int, ...], ...]:
     key: list[tuple[int, ...]] = []
     for depth, call_id in enumerate(record.path):
-        # What a nested run did stands between its call's start and its call's end.
+        # Records of a nested run sort between its call's start and its call's end.
         key.append((index.get((record.path[:depth], call_id), -1), _PHASES[r.CallStarted], 1))
     phase = _PHASES.get(type(record))
     if record.path:
