@@ -1,5 +1,5 @@
-"""Running agents in tests: models that follow a script or a function, logs compared without what chance put into them,
-and schedules: generated, searched, repeated, made small.
+"""Run agents in tests: models that follow a script or a function, logs compared without their random parts, and
+schedules: generated, searched, repeated, shrunk.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     )
     from agentloop.testing.simulation.schedules import Exhaustive, Priorities, Tape, tape_of
 
-# What needs an event loop of its own, or the backends' private names, is imported when it is first asked for. A module
-# is never called like a function in it: once imported, it would stand in the function's place.
+# Names that need an event loop of their own, or the backends' private names, are imported at first use. No module has
+# the name of a function in it: the import of the module would replace the function here.
 _FROM = {
     "simulation.event_loop": ("Deadlock", "run_deterministic"),
     "simulation.crashing": ("CrashAt", "CrashRun", "CrashSwept", "SimulatedDisk", "crash_sweep", "crash_world"),

@@ -1,3 +1,3 @@
-"""How many schedules a search goes over where it isn't told; pytest's `--agentloop-schedules` sets it."""
+"""The default number of schedules of a search; pytest's `--agentloop-schedules` sets it."""
 
 schedules = 5000

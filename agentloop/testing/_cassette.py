@@ -1,4 +1,8 @@
-"""The file that a model's answers are recorded in: JSON, without secrets, to be kept beside the tests that use it."""
+"""The cassette: a file with a model's recorded answers, as JSON without secrets, to keep beside the tests that use it.
+
+Converts requests, events and errors to JSON and back, removes secrets, and compares requests. Does not know how a
+model is called or replayed (`models`).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ _SECRET_NAME = re.compile(
 
 
 class Redactor:
-    """Takes secrets out of JSON values: by the names they go by, by their looks, and the *secrets* it is told of."""
+    """Removes secrets from JSON values: by the names of their keys, by their form, and the given *secrets*."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
@@ -61,7 +65,7 @@ class Redactor:
 
 @attrs.frozen(kw_only=True)
 class Take:
-    """One request and its answer: events, and the error it ended with, if it did."""
+    """One request and its answer: events, and the error that ended it, or None."""
 
     request: Mapping[str, Any]
     events: tuple[m.ModelEvent, ...]
@@ -77,7 +81,7 @@ class Take:
 
 
 def take(request: m.ModelRequest, events: Sequence[m.ModelEvent], error: AgentLoopError | None) -> dict[str, Any]:
-    """Return what stands in a cassette for one request."""
+    """Return the JSON form of one request and its answer."""
     taken: dict[str, Any] = {"request": request_to_json(request), "events": [_event_to_json(one) for one in events]}
     if error is not None:
         taken["error"] = _error_to_json(error)
@@ -91,7 +95,11 @@ def cassette_text(takes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def request_to_json(request: m.ModelRequest) -> dict[str, Any]:
-    """Return what a cassette keeps of *request*: all that the model is shown, and where in the run it stands."""
+    """Return the JSON form of *request*: everything that the model gets, and its path and turn in the run.
+
+    Settings for the transport (retry, extra headers, extra query) are left out: they may hold secrets, and the model
+    does not see them.
+    """
     settings = {
         field.name: value
         for field in attrs.fields(type(request.settings))
@@ -164,10 +172,10 @@ def _error_to_json(error: AgentLoopError) -> dict[str, Any]:
 
 
 def read_cassette(path: Path) -> list[Take]:
-    """Return what stands in the cassette at *path*.
+    """Return the takes of the cassette at *path*.
 
     Raises:
-        StateError: it isn't one, or of a schema that this release doesn't know.
+        StateError: if it isn't a cassette, or has a schema that this release doesn't know.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -241,7 +249,7 @@ def _error_from_json(data: Mapping[str, Any]) -> AgentLoopError:
 
 
 def differences(recorded: Any, asked: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield where two JSON values differ, and what stands there: the deepest places."""
+    """Yield each difference of two JSON values: its place, as deep as possible, and both values there."""
     if isinstance(recorded, dict) and isinstance(asked, dict):
         for name in [*recorded, *(name for name in asked if name not in recorded)]:
             yield from differences(recorded.get(name), asked.get(name), f"{place}.{name}" if place else name)
@@ -255,7 +263,11 @@ def differences(recorded: Any, asked: Any, place: str = "") -> Iterator[tuple[st
 
 
 def checked_parts(parts: Iterable[str]) -> frozenset[str]:
-    """Return the names of parts of a request that may differ."""
+    """Return *parts* as a set of names of a request's parts.
+
+    Raises:
+        UserValueError: if a request has no part of such a name.
+    """
     names = frozenset(parts)
     if unknown := sorted(names - set(PARTS)):
         raise UserValueError(f"ReplayModel: ignore: there is no {', '.join(unknown)}; there are {', '.join(PARTS)}")
@@ -263,11 +275,11 @@ def checked_parts(parts: Iterable[str]) -> frozenset[str]:
 
 
 def in_words(path: tuple[str, ...], turn: int) -> str:
-    """Return where in a run a request stands."""
+    """Format the place of a request in its run."""
     return f"turn {turn} of the run inside call {'/'.join(path)}" if path else f"turn {turn}"
 
 
 def short(value: Any) -> str:
-    """Return *value* as JSON, cut."""
+    """Return *value* as JSON, cut to `SHORT` characters."""
     text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"

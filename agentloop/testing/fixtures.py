@@ -1,4 +1,4 @@
-"""What the fixtures of the pytest plugin give. Usable without pytest too."""
+"""The objects that the fixtures of the pytest plugin return. They work without pytest too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 
 
 class VirtualClock:
-    """Runs async code on loops whose time passes by itself when everything waits.
+    """Runs async code on loops with virtual time, which passes at once when everything waits.
 
     A sync test calls `run`. For async tests of anyio's pytest plugin let the fixture `anyio_backend` return
     `virtual_clock.backend(name)`.
@@ -40,11 +40,11 @@ class VirtualClock:
         tape: Iterable[int] = (),
         order: Order = "passes",
     ) -> ResultT:
-        """Run *fn* to its end, its tasks ordered by *tape*, and return what it returns."""
+        """Run *fn* to its end, its tasks ordered by *tape*, and return its result."""
         return run_deterministic(fn, *args, backend=backend, scheduler=Tape(tape), order=order)
 
     def backend(self, name: Backend) -> tuple[str, dict[str, Any]]:
-        """Return what anyio's `anyio_backend` fixture must return for an async test to run in virtual time."""
+        """Return the value of anyio's `anyio_backend` fixture with which an async test runs in virtual time."""
         if name == "asyncio":
             from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
 
@@ -55,7 +55,7 @@ class VirtualClock:
 
 
 class ScriptedModels:
-    """Makes scripted models, and knows which of their scripts were played to the end."""
+    """Makes scripted models, and checks that their scripts were played to the end."""
 
     def __init__(self) -> None:
         self._made: list[ScriptedModel] = []
@@ -67,7 +67,11 @@ class ScriptedModels:
         return model
 
     def check_played(self) -> None:
-        """Raise AssertionError if a script has steps that no run has asked for."""
+        """Check that runs have used every step of every script.
+
+        Raises:
+            AssertionError: naming the models whose scripts have steps left.
+        """
         unplayed = [repr(model) for model in self._made if model.steps_left]
         assert not unplayed, f"scripts that were not played to their end: {', '.join(unplayed)}"
 
@@ -79,22 +83,24 @@ _inside: ContextVar[object] = ContextVar("agentloop_testing_inside", default=Non
 
 @attrs.define(eq=False)
 class _Watched:
-    """A stream that was entered: what it began."""
+    """A stream that was entered, and the tasks it began."""
 
     stream: RunStream[Any]
     agent: str = ""
     left: bool = False
     tasks: list[asyncio.Task[Any]] = attrs.field(factory=list)
-    """On asyncio before 3.12."""
+    """Filled on asyncio before Python 3.12 only; later, tasks are found by their contexts."""
 
 
 class _Orphans:
+    """The streams, spans and capacities within one `orphans_watched` block, and the orphans found so far."""
+
     def __init__(self) -> None:
         self.watched: list[_Watched] = []
         self.found: list[str] = []
         self.capacities: dict[int, Capacity] = {}
         self.spans: list[tuple[object, Span]] = []
-        """Each with the run in which it was begun."""
+        """Each with the `_Watched` of the run in which it began."""
 
     def began(self, watched: _Watched) -> None:
         live = _live_run(watched.stream)
@@ -126,7 +132,13 @@ class _Orphans:
 
 @contextmanager
 def orphans_watched() -> Iterator[None]:
-    """Raise AssertionError at the end of the block if something outlived a run that was entered in it."""
+    """Check at the end of the block that nothing outlived a run that was entered in it.
+
+    Replaces methods of `RunStream` and `SpanFold` within the block, as a run has no hook for its very end.
+
+    Raises:
+        AssertionError: with one line for each orphan.
+    """
     orphans = _Orphans()
     enter, leave, begin = RunStream.__aenter__, RunStream.__aexit__, SpanFold._open
 
@@ -171,9 +183,9 @@ def _live_run(stream: RunStream[Any]) -> LiveRun:
 
 
 def _note_tasks() -> None:
-    """Let the running asyncio loop note in which run each task is begun, where a task can't be asked for its context.
+    """Make the running asyncio loop note the run of each new task, on Pythons where a task does not give its context.
 
-    From 3.12 on it can. The loop's task factory is left alone there: anyio looks whether it is the eager one.
+    From 3.12 on it does. The loop's task factory is left unchanged there: anyio tests if it is the eager one.
     """
     if sys.version_info >= (3, 12):
         return
@@ -198,7 +210,7 @@ def _note_tasks() -> None:
 
 
 def _unfinished(watched: _Watched) -> Iterator[str]:
-    """Yield the names of the tasks that were begun in the run of *watched* and aren't done."""
+    """Yield the names of the tasks that began in the run of *watched* and aren't done."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,7 @@
-"""Models for tests besides the scripted one: a function of yours, and a real model's answers, recorded and replayed."""
+"""Models for tests besides the scripted one: a function of yours, and a real model's answers, recorded and replayed.
+
+The cassette's format is in `_cassette`.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ __all__ = ["CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel
 class FunctionModel(Model):
     """A model that is a function: `fn(request)`, sync or async, gives the answer to each request.
 
-    The answer is text, an item or a list of items, or what a step of a `ScriptedModel` may be: `say(…)`, `call(…)`, a
-    list of these. `requests` keeps what was asked.
+    The answer is text, an item, a list of items, or a step of a `ScriptedModel`: `say(…)`, `call(…)`, a list of these.
+    `requests` keeps all requests, in order.
     """
 
     def __init__(self, fn: Callable[[ModelRequest], Any], *, chunk: int = 16) -> None:
@@ -50,7 +53,7 @@ class FunctionModel(Model):
             yield events
 
     def stream(self, request: ModelRequest) -> Any:
-        """Give what the function answers."""
+        """Return a context manager over the events of the function's answer."""
         return self._open(request)
 
 
@@ -65,15 +68,15 @@ def _as_response(answer: Any) -> Any:
 
 
 class RecordingModel(Model):
-    """Asks *model*, and writes what was asked and answered into a cassette, for a `ReplayModel` to answer from.
+    """Calls *model*, and writes its requests and answers into a cassette, from which a `ReplayModel` answers.
 
-    The cassette is a JSON file, written anew after each answer, whole or not at all. What looks like a secret (keys,
-    tokens, authorization headers, passwords) and every text of *secrets* stands in it as `[redacted]`; headers and
-    query parameters of the settings aren't written at all. An answer that was not read to its end is left out.
+    The cassette is a JSON file, written anew after each answer, whole or not at all. Texts that look like secrets
+    (keys, tokens, authorization headers, passwords) and every text of *secrets* are written as `[redacted]`; headers
+    and query parameters of the settings aren't written at all. An answer that was not read to its end is left out.
 
     Args:
-        model: The model to ask. It is entered and left with this one.
-        path: Where the cassette stands. What was there is replaced.
+        model: The model to call. It is entered and left with this one.
+        path: The path of the cassette. An existing file is replaced.
         secrets: Further texts to redact.
     """
 
@@ -91,12 +94,12 @@ class RecordingModel(Model):
 
     @property
     def is_open(self) -> bool:
-        """Whether the recorded model can be asked as it is."""
+        """True if the recorded model is open."""
         return self._model.is_open
 
     @property
     def default_settings(self) -> ModelSettings:
-        """Those of the recorded model."""
+        """The default settings of the recorded model."""
         return self._model.default_settings
 
     async def __aenter__(self) -> Self:
@@ -127,7 +130,7 @@ class RecordingModel(Model):
             self._take(request, recorded.events, None)
 
     def stream(self, request: ModelRequest) -> Any:
-        """Ask the recorded model, and write down what passes."""
+        """Return a context manager over the recorded model's events; the answer is written when it is left."""
         return self._open(request)
 
     def _take(self, request: ModelRequest, events: Sequence[ModelEvent], error: AgentLoopError | None) -> None:
@@ -136,7 +139,7 @@ class RecordingModel(Model):
 
 
 class _RecordedTake:
-    """A stream whose events are kept as they pass."""
+    """A stream of the recorded model that keeps its events as they are read."""
 
     stream: AsyncIterator[ModelEvent]
 
@@ -174,11 +177,11 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 class CassetteDivergence(AgentLoopError):
-    """A model was asked something else than the cassette was recorded with.
+    """A request differs from the recorded one.
 
     Attributes:
-        path, turn: Where in the run the request stands.
-        differences: `(place, recorded, asked)`, redacted; empty where nothing was recorded for that place at all.
+        path, turn: The place of the request in the run.
+        differences: `(place, recorded, asked)`, redacted; empty if no answer was recorded for that path and turn.
     """
 
     def __init__(
@@ -193,19 +196,19 @@ class CassetteDivergence(AgentLoopError):
 class ReplayModel(Model):
     """Answers from a cassette that a `RecordingModel` wrote.
 
-    An answer is found by the place of its request in the run (nested runs, turn, attempt), so the order in which
-    parallel nested runs ask doesn't matter; a model that is used for several runs gives their answers one run after the
-    other. The request must be what it was when it was recorded, as far as it stands in the cassette.
+    An answer is found by the place of its request in the run (nested runs, turn, attempt), so the order of requests of
+    parallel nested runs doesn't matter; a model that is used for several runs gives their answers one run after the
+    other. Every part of the request that the cassette holds must be equal to the recorded one.
 
     Args:
         path: The cassette.
-        secrets: The texts that were redacted besides what looks like a secret.
+        secrets: The further texts that were redacted in the recording.
         ignore: Parts of requests that may differ: `"system"`, `"items"`, `"tools"`, `"handoffs"`, `"output_schema"`,
             `"settings"`, `"tool_choice"`.
 
     Raises:
         StateError: if the file isn't a cassette that this release can read.
-        CassetteDivergence: when it is asked something else; says what differs and where.
+        CassetteDivergence: when a request differs from the recorded one; its text names the differences.
     """
 
     def __init__(
@@ -222,7 +225,7 @@ class ReplayModel(Model):
 
     @property
     def unused(self) -> int:
-        """How many answers of the cassette have not been asked for."""
+        """The number of answers in the cassette that were not requested."""
         return len(self._takes) - len(self._used)
 
     @asynccontextmanager
@@ -231,7 +234,7 @@ class ReplayModel(Model):
         yield _ReplayedTake(taken.events, taken.error)
 
     def stream(self, request: ModelRequest) -> Any:
-        """Give the answer that was recorded for *request*."""
+        """Return a context manager over the events that were recorded for *request*."""
         return self._open(request)
 
     def _find_take(self, request: ModelRequest) -> tapes.Take:

@@ -1,7 +1,6 @@
 """The pytest plugin: fixtures for runs of agents, and the budget of searches. Loaded by entry point.
 
-It is loaded in every test session of an environment that has agentloop, so what a fixture needs is imported when the
-fixture is used.
+Every test session of an environment that has agentloop loads it, so a fixture imports its modules when it is used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def _count(text: str) -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the budget of searches."""
+    """Add the option for the budget of searches."""
     group = parser.getgroup("agentloop")
     group.addoption(
         OPTION,
@@ -51,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def no_orphans() -> Iterator[None]:
     """Fail a test in which something outlives a run: a task, a thread, a stream, a token of a capacity, a span.
 
-    Tasks, threads and spans are looked for when a run is left; streams that nobody left and tokens that nobody gave
-    back, at the end of the test.
+    Tasks, threads and spans are searched for when a run is left; streams that were not left and tokens that were not
+    given back, at the end of the test.
     """
     from agentloop.testing.fixtures import orphans_watched
 
@@ -90,7 +89,7 @@ _PHASES = pytest.StashKey[dict[str, bool]]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Note whether the test itself failed, for fixtures that then have nothing to add."""
+    """Note if the test itself failed, so that a fixture adds no second failure."""
     report = yield
     item.stash.setdefault(_PHASES, {})[report.when] = report.failed
     return report

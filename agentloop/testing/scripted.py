@@ -1,4 +1,7 @@
-"""A model that says what its script says."""
+"""A model that follows a script: the steps, the helpers that make them, and the model that plays them.
+
+Does not know about runs: it answers requests, one step for each.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from agentloop.usage import RequestUsage
 
 @attrs.frozen
 class Say:
-    """A message."""
+    """A message of the model."""
 
     text: str
     usage: RequestUsage | None = None
@@ -47,7 +50,7 @@ class CallStep:
 
 @attrs.frozen
 class Respond:
-    """Whole items, as they are."""
+    """Whole items, unchanged."""
 
     items: tuple[Item, ...]
     usage: RequestUsage | None = None
@@ -57,21 +60,21 @@ class Respond:
 
 @attrs.frozen
 class Fail:
-    """The model call fails here."""
+    """A failure of the model call at this point of the response."""
 
     error: BaseException
 
 
 @attrs.frozen
 class WaitStep:
-    """The model takes its time here: seconds, or until an event is set."""
+    """A wait at this point of the response: for seconds, or until an event is set."""
 
     until: Any
 
 
 @attrs.frozen
 class StreamOf:
-    """These very model events."""
+    """Model events, unchanged."""
 
     events: tuple[ModelEvent, ...]
 
@@ -83,7 +86,7 @@ _PIECES = (Say, CallStep, Respond, Fail, WaitStep, StreamOf, Reasoning)
 
 
 def say(text: str, usage: RequestUsage | None = None) -> Say:
-    """The model says *text*."""
+    """Return a step in which the model says *text*."""
     return Say(text, usage)
 
 
@@ -93,13 +96,16 @@ def call(
     call_id: str | None = None,
     namespace: str | None = None,
 ) -> CallStep:
-    """The model calls tool *name*. *arguments* are a mapping, or raw text; without *call_id* ids are `call_1 …`."""
+    """Return a step in which the model calls tool *name*.
+
+    *arguments* are a mapping, or raw text; without *call_id* ids are `call_1 …`.
+    """
     text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments or {}), ensure_ascii=False)
     return CallStep(name, text, call_id, namespace)
 
 
 def reason(text: str) -> Reasoning:
-    """The model reasons; the next piece follows from it."""
+    """Return a step in which the model reasons; the next piece follows from it."""
     return Reasoning(summary=(text,))
 
 
@@ -109,7 +115,11 @@ def respond(
     response_id: str | None = None,
     finish_reason: str | None = None,
 ) -> Respond:
-    """The model answers with *items* as they are."""
+    """Return a step in which the model answers with *items*, unchanged.
+
+    Raises:
+        UserTypeError: if one of them is no item.
+    """
     for index, item in enumerate(items):
         if not isinstance(item, ITEM_TYPES):
             raise UserTypeError(f"respond: item {index}: an item is needed, not {item!r}")
@@ -117,26 +127,27 @@ def respond(
 
 
 def fail(error: BaseException) -> Fail:
-    """The model call raises *error* at this point of the response."""
+    """Return a step in which the model call raises *error* at this point of the response."""
     return Fail(error)
 
 
 def wait(until: Any) -> WaitStep:
-    """The model waits: a number of seconds, or an `anyio.Event`."""
+    """Return a step in which the model waits: for a number of seconds, or for an `anyio.Event`."""
     return WaitStep(until)
 
 
 def stream_of(events: Iterable[ModelEvent]) -> StreamOf:
-    """The model sends *events*, its last one included."""
+    """Return a step in which the model sends exactly *events*, its last one (`ResponseDone`) included."""
     return StreamOf(tuple(events))
 
 
 class ScriptedModel(Model):
-    """A model that gives its script's responses, one a request, and keeps what it was asked in `requests`.
+    """A model that gives its script's responses, one for each request, and keeps all requests in `requests`.
 
     A step is one response: a helper (`say`, `call`, `reason`, `respond`, `fail`, `wait`, `stream_of`), a list of
-    them, or a callable of the request that gives one. Text and arguments come as deltas before their item. Asking once
-    more than there are steps is an error; but a script that ends by `fail` fails further attempts at that request, too.
+    them, or a callable of the request that gives one. Text and arguments come as deltas before their item. One request
+    more than there are steps is an error; but a script that ends with `fail` fails further attempts at that request,
+    too.
     """
 
     def __init__(self, steps: Iterable[Step] = (), *, chunk: int = 16) -> None:
@@ -150,18 +161,18 @@ class ScriptedModel(Model):
         self._ids = 0
         self.requests: list[ModelRequest] = []
         self.ran_out = False
-        """Whether it was asked once more than there are steps."""
+        """True once it got one request more than there are steps."""
 
     def __repr__(self) -> str:
         return f"<ScriptedModel {self._next} of {len(self._steps)} steps taken>"
 
     @property
     def steps_left(self) -> int:
-        """How many steps have not been asked for."""
+        """The number of steps that were not requested."""
         return len(self._steps) - self._next
 
     def skip(self, count: int) -> None:
-        """Leave out the next *count* steps: those that an earlier life of the run has taken."""
+        """Leave out the next *count* steps: those that the run took before its process crashed."""
         self._next += count
 
     @asynccontextmanager
@@ -179,22 +190,22 @@ class ScriptedModel(Model):
             yield events
 
     def _fails_again(self, earlier: ModelRequest, request: ModelRequest) -> bool:
-        """Tell whether *request* is another attempt at the *earlier* one, by whose failure the script ends."""
+        """Return True if *request* is another attempt at the *earlier* one, and the script ends with its failure."""
         last = self._last if isinstance(self._last, Sequence) else [self._last]
         fails = bool(last) and isinstance(last[-1], Fail)
         return fails and (request.path, request.turn) == (earlier.path, earlier.turn)
 
     @asynccontextmanager
     async def playing(self, response: Response, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-        """Give the events of *response*, which is no step of the script."""
+        """Play *response* within the block, without taking a step of the script; yields its events."""
         yield _Playing(self._play(_pieces(response, "step"), request))
 
     def stream(self, request: ModelRequest) -> Any:
-        """Give the next step's events."""
+        """Return a context manager over the next step's events."""
         return self._open(request)
 
     def _call_id(self, taken: set[str]) -> str:
-        """Return the next id that no call of the conversation has: another script's model may have made some."""
+        """Return the next id that is not in *taken*: another script's model may have made calls here before."""
         while True:
             self._ids += 1
             if f"call_{self._ids}" not in taken:
@@ -253,7 +264,7 @@ class ScriptedModel(Model):
 
 
 class _Playing:
-    """One response being played: a checkpoint before its first event, then as fast as it is read."""
+    """One response being played: a checkpoint before its first event, none after it but for `wait`."""
 
     def __init__(self, events: Iterator[ModelEvent | WaitStep | Fail]) -> None:
         self._events = events
