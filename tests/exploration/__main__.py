@@ -1,8 +1,8 @@
-"""`python -m tests.exploration --budget SECONDS --seed S`: search the runtime for broken promises.
+"""`python -m tests.exploration --budget SECONDS --seed S`: search the runtime for broken invariants.
 
-It plays rounds until the budget is spent: each a drawn world under several schedules on both backends, the same
-cancelled at some steps, worlds of the core alone, and malformed inputs. What a round does depends on the seed and its
-number only. It ends with 1 where an invariant was broken, or where one was never put to the test.
+It plays rounds until the budget is spent. Each round has a generated world under several schedules on both backends,
+the same world cancelled at some steps, pure-core worlds, and malformed inputs. A round is a function of the seed and
+its number. The exit status is 1 if an invariant was broken, or if one was never exercised in enough rounds.
 """
 
 import sys

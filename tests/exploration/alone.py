@@ -1,6 +1,6 @@
-"""Parts of the runtime met alone, each round: what admits calls and takes verdicts; now and then journals and threads.
+"""Parts of the runtime tested without a world: in each round verdicts; in some rounds admission, journals, threads.
 
-Their draws are their own: whatever is added here leaves every world of a seed as it is.
+Their random choices have a seed of their own: an addition here changes no world of a seed.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from agentloop.testing.simulation.runs import World, run_one
 from agentloop.tools import tool
 
 PATIENCE = 32
-"""How many later calls may pass one that waits: so it is promised, whatever the code says."""
+"""The promised number of later calls that may pass a waiting one; not read from the code under test."""
 STEPS = 130
 ADMISSIONS = 5
 JOURNALS = 500
-"""Every so manyth round has a queue of its own; goes through what is promised of every journal, and of real threads."""
+"""Test admission and histories every ADMISSIONS rounds; every journal and real threads every JOURNALS rounds."""
 
 
 class Faulty(Exception):
-    """A promise that wasn't kept, by name, and in words."""
+    """A broken invariant: its name, and a message."""
 
     def __init__(self, law: str, words: str) -> None:
         super().__init__(words)
@@ -70,7 +70,7 @@ class Faulty(Exception):
 
 
 def played(seed: str, number: int) -> list[tuple[str, str]]:
-    """Play the parts of one round; return the promises that weren't kept, and how."""
+    """Play the parts of one round; return the name and the message of each broken invariant."""
     chance = Seeded(f"{seed}/{number}/alone")
     parts: list[Callable[[], None]] = [partial(verdicts, chance)]
     if number % ADMISSIONS == 0:
@@ -91,7 +91,7 @@ def played(seed: str, number: int) -> list[tuple[str, str]]:
 
 @attrs.define(eq=False)
 class _Queue:
-    """Tickets under way, and how often each that waits was passed by a later one that wanted a limit of it."""
+    """Tickets under way, and for each waiting one the number of later tickets with a common limit that passed it."""
 
     admission: Admission = attrs.field(factory=Admission)
     waiting: list[Ticket] = attrs.field(factory=list)
@@ -99,21 +99,21 @@ class _Queue:
     passed: dict[int, int] = attrs.field(factory=dict)
 
     def admit(self, now: float) -> None:
-        """Let start who may, and judge who did, and who didn't."""
+        """Run one admission, and check the tickets that started and those that did not."""
         started = self.admission.admit(now)
         self.waiting = [one for one in self.waiting if one not in started]
         self.running += started
         for one in started:
             for other in self.waiting:
                 if other.seq < one.seq and set(other.limits) & set(one.limits):
-                    self._passes(one, other, now)
+                    self._note_passing(one, other, now)
         for one in self.waiting:
-            if all(limit.free(now) > self._kept(limit, one) for limit in one.limits):
+            if all(limit.free(now) > self._count_reserved(limit, one) for limit in one.limits):
                 raise Faulty("slots_are_used", f"ticket {one.seq} waits, and all of its limits have room")
         if started != sorted(started, key=lambda one: one.seq):
             raise Faulty("starts_follow_model_order", "who was admitted together stands in another order")
 
-    def _passes(self, one: Ticket, other: Ticket, now: float) -> None:
+    def _note_passing(self, one: Ticket, other: Ticket, now: float) -> None:
         if set(other.limits) == set(one.limits):
             raise Faulty("starts_follow_model_order", f"ticket {one.seq} started before its equal {other.seq}")
         if any(limit.ordered and limit in one.limits for limit in other.limits):
@@ -127,15 +127,15 @@ class _Queue:
     def _is_first(self, one: Ticket) -> bool:
         return not any(other.seq < one.seq and set(other.limits) == set(one.limits) for other in self.waiting)
 
-    def _kept(self, limit: Limit, one: Ticket) -> int:
-        """Return how many tokens of *limit* are kept for tickets that came before *one*."""
+    def _count_reserved(self, limit: Limit, one: Ticket) -> int:
+        """Return the number of tokens of *limit* reserved for tickets that came before *one*."""
         wanting = [other for other in self.waiting if other.seq < one.seq and limit in other.limits]
         spent = [other for other in wanting if self.passed.get(other.seq, 0) >= PATIENCE and self._is_first(other)]
         return len(wanting if limit.ordered else spent)
 
 
 def admission(chance: Chance) -> None:
-    """Tickets that want several limits at once: nobody starves, nothing stays free, and equals keep their order."""
+    """Check tickets that want several limits at once: none starves, no slot stays free, and equals keep their order."""
     limits: list[Limit] = [Capacity(chance.whole(1, 2), name) for name in "ab"]
     limits.append(OrderedCapacity(1, "line"))
     totals = [limit.total_tokens for limit in limits if isinstance(limit, Capacity)]
@@ -168,7 +168,9 @@ def admission(chance: Chance) -> None:
 
 
 def histories(chance: Chance) -> None:
-    """A nested history has each word of the conversation, but thoughts, once and in order; also nested again."""
+    """Check that a nested history has each word of the conversation, except thoughts, once and in order; nested again
+    too.
+    """
     items: list[Item] = []
     said: list[str] = []
     for place in range(chance.whole(0, 8)):
@@ -203,7 +205,7 @@ def histories(chance: Chance) -> None:
 
 @attrs.frozen
 class _Paused:
-    """A run that waits for verdicts: its agent, its log, and what it asks."""
+    """A run that waits for verdicts: its agent, its log, and its approval requests."""
 
     agent: Agent[Any, Any]
     records: tuple[r.Record, ...]
@@ -211,7 +213,7 @@ class _Paused:
 
 
 @cache
-def _paused() -> tuple[_Paused, ...]:
+def _make_paused_runs() -> tuple[_Paused, ...]:
     found: list[_Paused] = []
     seed = 0
     while len(found) < 5:
@@ -226,8 +228,8 @@ def _paused() -> tuple[_Paused, ...]:
 
 
 def verdicts(chance: Chance) -> None:
-    """A verdict is taken for the very call that was asked about; one that fits no call decides nothing."""
-    paused = chance.pick(_paused())
+    """Check that a verdict is taken for exactly its call, and that a verdict which fits no call decides nothing."""
+    paused = chance.pick(_make_paused_runs())
     request = chance.pick(paused.asked)
     asked = request.call
     approved = not chance.one_in(4)
@@ -249,7 +251,7 @@ def verdicts(chance: Chance) -> None:
         pass
     else:
         raise Faulty("a_verdict_fits_one_call", f"a verdict on {forged!r} was taken, and {request!r} was asked")
-    _does_not_fit(chance, paused, request)
+    _check_misfit(chance, paused, request)
     state = RunState(paused.agent, paused.records)
     (state.approve if approved else state.reject)(request)
     if _waits(state, request):
@@ -267,8 +269,8 @@ def verdicts(chance: Chance) -> None:
         raise Faulty("a_verdict_fits_one_call", f"{verdict!r} was given on {wanted!r}")
 
 
-def _does_not_fit(chance: Chance, paused: _Paused, request: ApprovalRequest) -> None:
-    """A log with a verdict on something else waits as before."""
+def _check_misfit(chance: Chance, paused: _Paused, request: ApprovalRequest) -> None:
+    """Check that a log with a verdict for another agent, tool or digest still waits."""
     state = RunState(paused.agent, paused.records)
     state.approve(request)
     given: Any = state.records[-1]
@@ -290,7 +292,7 @@ def _waits(state: RunState, request: ApprovalRequest) -> bool:
 
 
 class _Conforms(JournalConformance):
-    """What is promised of every journal, of one kind in a folder of its own."""
+    """The conformance tests of journals, for one kind in a folder of its own."""
 
     def __init__(self, opened: Callable[[], Journal], *, lasting: bool) -> None:
         self._opened = opened
@@ -301,7 +303,7 @@ class _Conforms(JournalConformance):
 
 
 def journals() -> None:
-    """All that is promised of journals, of each kind there is."""
+    """Run the conformance tests of journals on each kind of journal."""
     for name, test in inspect.getmembers(JournalConformance, inspect.isfunction):
         if not name.startswith("test_"):
             continue
@@ -313,10 +315,10 @@ def journals() -> None:
                 ("sqlite", partial(SQLiteJournal, place / "sqlite", "run", key=b"k"), True),
             ]
             for kind, opened, lasting in kinds:
-                _conforms(kind, name, partial(test, _Conforms(opened, lasting=lasting)))
+                _run_conformance_test(kind, name, partial(test, _Conforms(opened, lasting=lasting)))
 
 
-def _conforms(kind: str, name: str, test: Callable[[], Any]) -> None:
+def _run_conformance_test(kind: str, name: str, test: Callable[[], Any]) -> None:
     try:
         if inspect.iscoroutinefunction(test.func):  # type: ignore[attr-defined]  # a partial of a method
             anyio.run(test)
@@ -330,7 +332,7 @@ def _conforms(kind: str, name: str, test: Callable[[], Any]) -> None:
 
 
 class _Late(Instrument):
-    """Keeps what came too late."""
+    """An instrument that keeps late results."""
 
     def __init__(self) -> None:
         self.reports: list[LateResult] = []
@@ -341,7 +343,7 @@ class _Late(Instrument):
 
 
 def threads(backend: Backend) -> None:
-    """A thread left behind holds its place until it ends, reports no progress, and what comes of it is told once."""
+    """Check that an abandoned thread holds its slot until it ends, reports no progress, and has one late result."""
     late, began, release = _Late(), threading.Event(), threading.Event()
 
     def stays(ctx: ToolContext[Any]) -> str:
@@ -358,12 +360,12 @@ def threads(backend: Backend) -> None:
     async def lets_go() -> str:
         """Let the one that stays go, and wait until it has."""
         release.set()
-        await _comes(lambda: bool(late.reports))
+        await _wait_until(lambda: bool(late.reports))
         return "let go"
 
     async def leaves(ctx: ToolContext[Any]) -> str:
         """Leave the one that stays behind."""
-        await _comes(began.is_set)
+        await _wait_until(began.is_set)
         ctx.cancel_call("c0")
         return "left"
 
@@ -396,10 +398,10 @@ def threads(backend: Backend) -> None:
         raise Faulty("late_reports_come_once", f"reported were {late.reports} on {backend}")
 
 
-async def _comes(true: Callable[[], bool]) -> None:
-    """Wait until something that another thread does has come *true*."""
+async def _wait_until(true: Callable[[], bool]) -> None:
+    """Wait until *true* returns True, which another thread brings about; at most ten seconds."""
     with anyio.fail_after(10):
-        while not true():  # noqa: ASYNC110 - no event of the loop tells of it
+        while not true():  # noqa: ASYNC110 - the other thread sets no event of the loop
             await anyio.sleep(0.001)
 
 
@@ -407,7 +409,7 @@ async def _comes(true: Callable[[], bool]) -> None:
 
 
 def too_late(backend: Backend) -> None:
-    """A call whose body has ended can't be cancelled, and who tries is told so."""
+    """Check that a call whose body has ended can't be cancelled, and that `cancel_call` returns False for it."""
 
     async def program() -> list[tuple[str, Any]]:
         judged, tried = anyio.Event(), anyio.Event()

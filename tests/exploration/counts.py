@@ -1,4 +1,4 @@
-"""What a session has done so far, and what came of it."""
+"""The counts of a session: the work done so far, the invariants exercised, the violations found."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentloop.testing.invariants import CoverageCounter
 from agentloop.testing.simulation.runs import WorldRun
 
 SLOW = frozenset({"storing_changes_nothing"})
-"""Invariants that take as long as a run: one run of each world is judged by them."""
+"""Invariants that take as long as a run: they judge only one run of each world."""
 
 
 @attrs.frozen
 class Violation:
-    """What a round found: which law, in words, and where it is found again."""
+    """A finding of a round: the broken invariants, a message, and the arguments that repeat the round."""
 
     laws: tuple[str, ...]
     words: str
@@ -26,22 +26,22 @@ class Violation:
 
 @attrs.define
 class Counts:
-    """What was done so far, and what came of it."""
+    """The counts of one session. The rounds of a process add to one; a session joins those of its processes."""
 
     numbers: Counter[str] = attrs.field(factory=Counter)
     tally: CoverageCounter = attrs.field(factory=CoverageCounter)
     core: CoverageCounter = attrs.field(factory=CoverageCounter)
     violations: list[Violation] = attrs.field(factory=list)
     digest: Any = None
-    """Takes in each run's log, where one is given."""
+    """A hash of all runs' logs; None: no hash is made."""
 
     def note(self, run: WorldRun) -> None:
-        """Take *run*'s log into the digest."""
+        """Add *run*'s log to the digest, if there is one."""
         if self.digest is not None:
             self.digest.update(b"\n".join([run.backend.encode(), *map(plain_line, run.records)]))
 
     def add(self, other: Counts) -> None:
-        """Count what *other* counted."""
+        """Add the counts of *other*."""
         self.numbers.update(other.numbers)
         self.tally.add(other.tally)
         self.core.add(other.core)

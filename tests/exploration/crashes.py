@@ -1,7 +1,7 @@
-"""Crash points: a drawn world writes its journal on a disk that dies, and goes on from what is left of it.
+"""Crash points: a generated world writes its journal on a disk that dies, and is resumed from the rest.
 
-A run without a crash first, then some lives that end at one of its writes; every fourth ends a second time, while it
-goes on. Which, and how, depends on the round alone.
+First comes a run without a crash, then some runs that crash at one of its writes; about every fourth of them crashes a
+second time while it is resumed. The choices depend on the round alone.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from agentloop.testing.simulation.runs import World, WorldRun
 from .counts import SLOW, Counts
 
 EVERY = 7
-"""Every so manyth round has crash points."""
+"""Crash in every EVERY-th round."""
 POINTS = 8
 WITHIN = 12
-"""The second life's crash comes within so many operations of its disk."""
+"""The largest operation number of a second crash, within its own process."""
 
 AFTER_CRASHES = (
     "recovered to the same end",
@@ -42,14 +42,14 @@ AFTER_CRASHES = (
     "unknown after a crash",
     "bodies not run again",
 )
-"""What the crash points of a session have to have come to, each: what the laws of crashes are about."""
+"""Counts that must all be positive after a session: without them, the invariants of crashes were not exercised."""
 
 
 def crash_points(chance: Chance, number: int, counts: Counts) -> None:
-    """Crash one drawn world at some points, and judge what came of each.
+    """Crash one generated world at some points, and judge each run.
 
     Raises:
-        AssertionError: what doesn't hold, and where the world crashed.
+        AssertionError: for a broken invariant; its text names the crashes and the world.
     """
     size = chance.pick([GeneratorConfig(turns=2, calls=2, tools=1, nesting=0), GeneratorConfig(turns=2, calls=3)])
     parts = draw_world(chance, attrs.evolve(size, faults=chance.one_in(2), approvals=number % 3 == 0))
@@ -65,7 +65,7 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
             crashes.append(CrashAt(chance.whole(1, WITHIN), chance.pick(MODES)))
         seed = chance.whole(0, 1 << 30)
         run = run_crashing(world, whole.run, crashes, [first, then, first], streamed=streamed, seed=seed)
-        _count(run, counts)
+        _count_run(run, counts)
         try:
             sound(run, same_end=not fickle(run))
             assert not run.left, f"left behind: {', '.join(run.left)}"
@@ -77,7 +77,7 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
             raise AssertionError("\n".join([str(error), where, *said, str(world)])) from error
 
 
-def _count(run: CrashRun, counts: Counts) -> None:
+def _count_run(run: CrashRun, counts: Counts) -> None:
     numbers = counts.numbers
     numbers["crash points"] += len(run.crashes)
     numbers["crashed twice"] += len(run.crashes) > 1
@@ -101,7 +101,7 @@ def _count(run: CrashRun, counts: Counts) -> None:
 
 
 def evidence_after(run: CrashRun) -> Observation:
-    """Return what a run that crashed left, as far as it isn't a matter of one life alone."""
+    """Return the observation of a run that crashed: the parts that don't belong to one process alone."""
     cast = run.world.agent
     return Observation(
         records=run.records,
@@ -119,10 +119,10 @@ def evidence_after(run: CrashRun) -> Observation:
 
 
 def fickle(run: CrashRun) -> bool:
-    """Tell whether the run without a crash needn't end as the one with it did.
+    """Return True if the run may end in another way than the run without a crash.
 
-    So it is where the schedule or what is outside decides: a time that ran out, a call that another one cancels, a
-    model that failed (how often it was asked again isn't remembered over a crash), which of two guardrails trips first.
+    It may if the schedule or the outside decides the end: a timeout, a call that another one cancels, a model that
+    failed (a crash forgets the number of its retries), or another one of two guardrails that trips first.
     """
     config: Any = run.world.options["run_config"]
     if said_raise(run) or config.timeout is not None or config.tool_execution.queue_timeout is not None:
@@ -136,7 +136,7 @@ def fickle(run: CrashRun) -> bool:
 
 
 def _first_tripped(records: Sequence[r.Record]) -> dict[tuple[tuple[str, ...], str], str]:
-    """Return which guardrail was the first to trip, for each run and stage where one did."""
+    """Return the first guardrail that tripped, for each run and stage that has one."""
     first: dict[tuple[tuple[str, ...], str], str] = {}
     for one in records:
         if isinstance(one, r.GuardrailSettled) and one.verdict == "tripped":
@@ -145,14 +145,14 @@ def _first_tripped(records: Sequence[r.Record]) -> dict[tuple[tuple[str, ...], s
 
 
 def ran_out(run: WorldRun) -> bool:
-    """Tell whether something of *run* took too long, or a model of it failed."""
+    """Return True if a call of *run* timed out, or a model of it failed."""
     return any(
         isinstance(one, r.ModelFailed) or (isinstance(one, r.CallSettled) and _was_cut(one)) for one in run.records
     )
 
 
 def _was_cut(settled: r.CallSettled) -> bool:
-    """Tell whether a call timed out, whatever a guardrail made of that."""
+    """Return True if a call timed out, also if a guardrail replaced its outcome."""
     outcome = settled.outcome
     judged = outcome.status in ("failed", "rejected", "succeeded") and outcome.started_at is not None
     return outcome.status == "timed_out" or (judged and not outcome.body_finished)

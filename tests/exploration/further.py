@@ -1,10 +1,9 @@
-"""Further worlds of a round, with what the others lack: conditions and limits of a run, sessions that hold something,
-verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources,
-bodies that outlive their run, a journal that takes its time, policies,
-tools that are all under one limit, calls that cancel what waits,
+"""Further worlds of a round, with features that the others lack: conditions and limits of a run, sessions with earlier
+items, verdicts that change arguments, hooks that fail, answers to an input that is refused, several resources, bodies
+that outlive their run, a slow journal, policies, tools that are all under one limit, calls that cancel waiting calls,
 resources that are left when the caller cancels.
 
-Their draws are their own, as those of `alone` are: nothing here moves a world of a seed.
+Their random choices have a seed of their own, like those of `alone`: an addition here changes no other world of a seed.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ KINDS = (
     *("policies", "grouped", "queued", "left"),
 )
 TRIES = 8
-"""How often a world with secrets is drawn for, where they matter most."""
+"""Attempts to generate a world with secrets, for the kind that needs them most."""
 SIZE = GeneratorConfig(turns=3, calls=3, tools=2, faults=False)
 
 
 class Earlier(MemorySession):
-    """A session in which an earlier run has left its items."""
+    """A session with the items of an earlier run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,31 +60,31 @@ class Earlier(MemorySession):
 
 
 class Slow(MemoryJournal):
-    """A journal that takes its time."""
+    """A slow journal."""
 
     async def append(self, records: Sequence[bytes]) -> None:
-        """Append them, after a while."""
+        """Append *records*, after a while."""
         await anyio.sleep(0.05)
         await super().append(records)
 
     @property
     def settled(self) -> set[str]:
-        """The calls whose outcome it has."""
+        """The calls whose outcome is in the journal."""
         kept = (json.loads(line) for line in self._records)
         return {one["call_id"] for one in kept if one.get("kind") == "call_settled"}
 
 
 class Witness(MemorySession):
-    """A session that looks into the run's journal whenever it is written to."""
+    """A session that compares each of its writes with the run's journal."""
 
     def __init__(self, journal: Slow) -> None:
         super().__init__()
         self._journal = journal
         self.early: set[str] = set()
-        """Calls whose outputs came here before their outcome was in the journal."""
+        """Calls whose outputs were written here before their outcome was in the journal."""
 
     async def add_items(self, items: Sequence[Item]) -> None:
-        """Take them, and note which of them came too early."""
+        """Add *items*, and note the outputs among them that came too early."""
         self.early |= {item.call_id for item in items if isinstance(item, ToolOutput)} - self._journal.settled
         await super().add_items(items)
 
@@ -94,15 +93,15 @@ class NothingOdd:
     """A policy that denies calls with an odd number."""
 
     def decide(self, pending: PendingCall) -> Decision:
-        """Judge a call by its number."""
+        """Deny a call with an odd number, allow any other."""
         return Deny("nothing odd") if odd(pending.arguments) else Allow()
 
 
 class Failing(HookLog):
-    """Hooks that fail at the first end of a tool that they are told of, and repeat what is secret of it."""
+    """Hooks that fail at the first end of a tool, with an error that repeats its secret argument."""
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        """Hear of it, and fail."""
+        """Note the event, and fail at the first one."""
         first = not any(event == "tool_end" for event, _, _ in self.told)
         await super().on_tool_end(ctx, agent, tool, outcome)
         if first:
@@ -112,7 +111,7 @@ class Failing(HookLog):
 
 @attrs.frozen
 class Further:
-    """A world, and on what it is run."""
+    """A world, the backend to run it on, and True for a streamed run."""
 
     world: World
     backend: Backend
@@ -120,7 +119,7 @@ class Further:
 
 
 def draw_further(chance: Chance, number: int) -> Further:
-    """Return a world with one thing that the others lack."""
+    """Return a world with one feature that the others lack; the kinds take turns by *number*."""
     kind = KINDS[number % len(KINDS)]
     size = SIZE if kind != "limits" else attrs.evolve(SIZE, faults=chance.one_in(2))
     taste = attrs.evolve(size, approvals=kind == "verdicts", secrets=kind != "verdicts")
@@ -136,12 +135,12 @@ def draw_further(chance: Chance, number: int) -> Further:
             stop: Any = chance.pick([MaxTurns(1), MaxTurns(2), ToolCalled(name), TokenLimit(chance.whole(5, 40))])
             options["run_config"] = attrs.evolve(config, stop_when=stop)
         case "limits":
-            options["run_config"] = attrs.evolve(config, limits=_limits(chance))
+            options["run_config"] = attrs.evolve(config, limits=_draw_limits(chance))
         case "session":
             options["session"] = Earlier
         case "verdicts":
-            parts["verdicts"] = _edited(chance, parts)
-            parts["agent"] = attrs.evolve(cast, roles=tuple(map(_asking, cast.roles)))
+            parts["verdicts"] = _edit_verdicts(chance, parts)
+            parts["agent"] = attrs.evolve(cast, roles=tuple(map(_require_approval, cast.roles)))
         case "hooks":
             options["hooks"] = Failing
         case "resources":
@@ -150,7 +149,7 @@ def draw_further(chance: Chance, number: int) -> Further:
         case "grouped":
             options["run_config"] = attrs.evolve(config, tool_execution=ToolExecution())
             limit = chance.pick([{"serial": "s"}, {"rated": True}, {"shares": True}])
-            parts["agent"] = attrs.evolve(cast, roles=tuple(_limited(role, limit) for role in cast.roles))
+            parts["agent"] = attrs.evolve(cast, roles=tuple(_limit_tools(role, limit) for role in cast.roles))
             parts["behaviors"] = {
                 actor.name: Returns(chance.whole(0, 1), chance.pick([0.0, 0.25, 0.75]))
                 for role in cast.roles
@@ -176,10 +175,10 @@ def draw_further(chance: Chance, number: int) -> Further:
             options |= {"journal": journal, "session": partial(Witness, journal)}
         case "stubborn":
             seconds = chance.pick([0.65, 1.15])
-            config = attrs.evolve(config, timeout=seconds, tool_execution=_graced(config.tool_execution))
+            config = attrs.evolve(config, timeout=seconds, tool_execution=_with_grace(config.tool_execution))
             options["run_config"] = config
             parts["behaviors"] = {
-                actor.name: _refuses for role in cast.roles for actor in role.actors if not actor.agent
+                actor.name: _refuse_to_end for role in cast.roles for actor in role.actors if not actor.agent
             }
         case _:
             options["session"] = MemorySession
@@ -191,39 +190,39 @@ def draw_further(chance: Chance, number: int) -> Further:
     return Further(world, chance.pick(BACKENDS), chance.one_in(3))
 
 
-def _graced(execution: ToolExecution) -> ToolExecution:
+def _with_grace(execution: ToolExecution) -> ToolExecution:
     return attrs.evolve(execution, cleanup_grace=0.27, max_function_tool_concurrency=2)
 
 
-async def _refuses(body: Body) -> Any:
-    """Go on for longer than anybody waits, whatever is cancelled."""
+async def _refuse_to_end(body: Body) -> Any:
+    """Run for longer than the cleanup grace, shielded from every cancellation."""
     with anyio.CancelScope(shield=True):
         await body.sleep(2.6)
     return await body.real()
 
 
-def _limits(chance: Chance) -> UsageLimits:
+def _draw_limits(chance: Chance) -> UsageLimits:
     kind = chance.whole(0, 2)
     if kind == 0:
         return UsageLimits(requests=chance.whole(1, 4))
     return UsageLimits(tool_calls=chance.whole(1, 4)) if kind == 1 else UsageLimits(total_tokens=chance.whole(5, 30))
 
 
-def _limited(role: Role, limit: Mapping[str, Any]) -> Role:
-    """Return *role* with tools that are all under one limit, and nothing else keeps their calls from starting."""
+def _limit_tools(role: Role, limit: Mapping[str, Any]) -> Role:
+    """Return *role* with tools that are all under one limit, so that nothing else keeps their calls from starting."""
     free: dict[str, Any] = {"exclusive": False, "idempotent": False, "before": (), "timeout": None, "serial": None}
     actors = (actor if actor.agent else attrs.evolve(actor, **{**free, **limit}) for actor in role.actors)
     return attrs.evolve(role, actors=tuple(actors), sequential=False)
 
 
-def _asking(role: Role) -> Role:
-    """Return *role* with tools of which each asks for approval."""
+def _require_approval(role: Role) -> Role:
+    """Return *role* with tools that all need approval."""
     actors = (actor if actor.agent else attrs.evolve(actor, approval=True) for actor in role.actors)
     return attrs.evolve(role, actors=tuple(actors))
 
 
-def _edited(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, ...]:
-    """Return the world's verdicts: some change what their calls are run with, some hold for all calls of a tool."""
+def _edit_verdicts(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, ...]:
+    """Return the world's verdicts: some change the arguments of their calls, some hold for all calls of a tool."""
     found = []
     for one in parts["verdicts"]:
         if one.approved and chance.one_in(2):
@@ -233,21 +232,21 @@ def _edited(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, ...]:
 
 
 def evidence_of_further(run: WorldRun) -> Observation:
-    """Return what is known of *run*, with what its session held before."""
+    """Return the observation of *run*, with the earlier items of its session."""
     evidence = evidence_of(run)
     if isinstance(run.session, Earlier):
         return attrs.evolve(evidence, saved_before=EARLIER)
-    stubborn = _refuses in run.world.behaviors.values()
+    stubborn = _refuse_to_end in run.world.behaviors.values()
     return attrs.evolve(evidence, faultless=False) if stubborn or isinstance(run.hooks, Failing) else evidence
 
 
 def not_judged(run: WorldRun) -> frozenset[str]:
-    """Return the invariants that say nothing of *run*: a slot is held, and not in use, while the journal is written."""
+    """Return the invariants that don't apply to *run*: while a slow journal is written, a slot is held but not used."""
     return frozenset({"slots_are_used"}) if isinstance(run.session, Witness) else frozenset()
 
 
 def forgotten(run: WorldRun) -> str | None:
-    """Return in words what of *run*'s further part was passed over, if anything was."""
+    """Return a message if *run* ignored its further feature; otherwise None."""
     if isinstance(run.hooks, Failing):
         heard = any(event == "tool_end" for event, _, _ in run.hooks.told)
         if heard and run.error is None and not run.cancelled:

@@ -1,6 +1,7 @@
-"""Inputs that are wrong on purpose: JSON arguments, model events, server-sent events, stored records.
+"""Malformed inputs: JSON arguments, model events, server-sent events, stored records.
 
-Each is fed to the code that meets it first; it may be taken, or be refused with an error of the library's own.
+Each is fed to the code that gets it first in production. That code may take it, or refuse it with an error of the
+library's own; any other error is a finding.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ KINDS = (
 
 
 def text_of(chance: Chance) -> str:
-    """Return a text of pieces of JSON."""
+    """Return a text made of pieces of JSON."""
     return "".join(chance.pick(PIECES) for _ in range(chance.whole(0, 8)))
 
 
 def value_of(chance: Chance, depth: int = 0) -> Any:
-    """Return some JSON value."""
+    """Return a random JSON value, or one with a lone surrogate."""
     kind = chance.whole(0, 9 if depth < 3 else 6)
     if kind <= 6:
         return chance.pick([None, True, 0, -1, 1 << 70, 0.5, "", "a", "completed", "\ud800", [], {}])
     if kind == 7:
         return [value_of(chance, depth + 1) for _ in range(chance.whole(0, 3))]
-    return {_name(chance): value_of(chance, depth + 1) for _ in range(chance.whole(0, 4))}
+    return {_pick_name(chance): value_of(chance, depth + 1) for _ in range(chance.whole(0, 4))}
 
 
-def _name(chance: Chance) -> str:
+def _pick_name(chance: Chance) -> str:
     return chance.pick(
         ("kind", "type", "path", "turn", "at", "call_id", "tool", "outcome", "status", "items", "response", "agent",
          "input", "arguments", "role", "content", "text", "run_id", "max_turns", "output", "x")
@@ -61,7 +62,7 @@ def _name(chance: Chance) -> str:
 
 
 @cache
-def _records() -> tuple[str, ...]:
+def _make_records() -> tuple[str, ...]:
     """Return records of some runs as JSON text, one of each form."""
     found: dict[str, str] = {}
     for seed in range(60):
@@ -71,33 +72,33 @@ def _records() -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _record(chance: Chance) -> Any:
-    """Return a record with a fault or two: a value exchanged, a field dropped, added or renamed, somewhere in it."""
+def _spoil_record(chance: Chance) -> Any:
+    """Return a record with one or two faults at any depth: a value replaced, a field dropped or added."""
     if chance.one_in(4):
         found: dict[str, Any] = {"kind": chance.pick(tuple(RECORD_KINDS.values())), "path": [], "turn": 0, "at": 0.0}
-        return found | {_name(chance): value_of(chance) for _ in range(chance.whole(0, 6))}
-    record = json.loads(chance.pick(_records()))
+        return found | {_pick_name(chance): value_of(chance) for _ in range(chance.whole(0, 6))}
+    record = json.loads(chance.pick(_make_records()))
     for _ in range(chance.whole(1, 2)):
         spoil(chance, record)
     return record
 
 
 def spoil(chance: Chance, value: Any) -> None:
-    """Exchange, drop, add or rename something, somewhere in *value*."""
+    """Replace, drop or add one member at any depth of *value*, in place."""
     inner = [one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, dict | list)]
     if inner and chance.one_in(2):
         spoil(chance, chance.pick(inner))
     elif isinstance(value, list):
         value.append(value_of(chance))
     elif not value or chance.one_in(4):
-        value[_name(chance)] = value_of(chance)
+        value[_pick_name(chance)] = value_of(chance)
     elif chance.one_in(3):
         del value[chance.pick(tuple(value))]
     else:
         value[chance.pick(tuple(value))] = value_of(chance)
 
 
-def _chunk(chance: Chance) -> str:
+def _make_chunk(chance: Chance) -> str:
     if chance.one_in(4):
         return text_of(chance)
     call = {"index": chance.pick([0, 0, 1, -1, None, "0"]), "id": chance.pick(["c1", "", None, 3])}
@@ -111,22 +112,22 @@ def _chunk(chance: Chance) -> str:
     return json.dumps(chunk)
 
 
-def _answers(chance: Chance) -> None:
+def _feed_answers(chance: Chance) -> None:
     decoder = ChatDecoder(ModelRequest(system=None, items=()))
     for _ in range(chance.whole(0, 5)):
-        decoder.feed("[DONE]" if chance.one_in(8) else _chunk(chance))
+        decoder.feed("[DONE]" if chance.one_in(8) else _make_chunk(chance))
     decoder.finish()
 
 
-def _arguments(chance: Chance) -> None:
+def _feed_arguments(chance: Chance) -> None:
     parse_object(text_of(chance), LIMITS, tool="t")
 
 
-def _canonical(chance: Chance) -> None:
+def _feed_identity(chance: Chance) -> None:
     canonical_arguments(text_of(chance), LIMITS)
 
 
-def _events(chance: Chance) -> None:
+def _feed_events(chance: Chance) -> None:
     decoder = SSEDecoder()
     for _ in range(chance.whole(1, 6)):
         chunk = b"".join(chance.pick(LINES) for _ in range(chance.whole(0, 4)))
@@ -134,27 +135,29 @@ def _events(chance: Chance) -> None:
             assert isinstance(event.data, str)
 
 
-def _stored(chance: Chance) -> None:
-    record_from_json(_record(chance))
+def _feed_record(chance: Chance) -> None:
+    record_from_json(_spoil_record(chance))
 
 
-def _bytes(chance: Chance) -> None:
-    text = text_of(chance) if chance.one_in(2) else json.dumps(_record(chance))
+def _feed_bytes(chance: Chance) -> None:
+    text = text_of(chance) if chance.one_in(2) else json.dumps(_spoil_record(chance))
     data = text.encode("utf-8", "surrogatepass")
     cut = chance.whole(0, len(data))
     decode(data[:cut] if chance.one_in(2) else data)
 
 
-def _item(chance: Chance) -> None:
-    item_from_json({"type": chance.pick(KINDS), **{_name(chance): value_of(chance) for _ in range(chance.whole(0, 5))}})
+def _feed_item(chance: Chance) -> None:
+    item_from_json(
+        {"type": chance.pick(KINDS), **{_pick_name(chance): value_of(chance) for _ in range(chance.whole(0, 5))}}
+    )
 
 
 FEEDS: tuple[tuple[str, Callable[[Chance], None]], ...] = (
-    ("arguments", _arguments),
-    ("arguments' identity", _canonical),
-    ("event streams", _events),
-    ("models' answers", _answers),
-    ("records", _stored),
-    ("record bytes", _bytes),
-    ("items", _item),
+    ("arguments", _feed_arguments),
+    ("arguments' identity", _feed_identity),
+    ("event streams", _feed_events),
+    ("models' answers", _feed_answers),
+    ("records", _feed_record),
+    ("record bytes", _feed_bytes),
+    ("items", _feed_item),
 )

@@ -1,6 +1,7 @@
-"""Stored things that are wrong on purpose: states of runs, lines and bytes of journals, answers of a model.
+"""Malformed stored forms: states of runs, lines and bytes of journals, answers of a model.
 
-What is taken nevertheless must be whole: it can be looked at, and comes to itself when it is stored again.
+A malformed state that is taken nevertheless must be whole: all its attributes can be read, and it is equal after
+another storing. An answer must leave nothing behind.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SEEDS = range(14)
 
 @attrs.frozen
 class Stored:
-    """A run's agent, and the run as it is stored: a state's JSON text, a journal's lines."""
+    """A run's agent, and the stored forms of the run: a state's JSON text, a journal's lines."""
 
     agent: Agent[Any, Any]
     state: str
@@ -39,7 +40,7 @@ class Stored:
 
 
 @cache
-def _stored() -> tuple[Stored, ...]:
+def _make_stored_runs() -> tuple[Stored, ...]:
     found = []
     for seed in SEEDS:
         world = World(**draw_world(Seeded(f"stored/{seed}"), GeneratorConfig(turns=2, calls=3, approvals=True)))
@@ -49,8 +50,8 @@ def _stored() -> tuple[Stored, ...]:
     return tuple(found)
 
 
-def _look_at(state: RunState) -> None:
-    """Look at all that a state tells, and store it again."""
+def _check_state(state: RunState) -> None:
+    """Check that *state* can be read, and is equal after storing and loading."""
     repr(state)
     waiting = state.interruptions
     for request in waiting[:1]:
@@ -59,20 +60,20 @@ def _look_at(state: RunState) -> None:
     assert again == state, "a state that was taken isn't the same once it was stored again"
 
 
-def _state(chance: Chance) -> None:
-    """A state with a fault or two, somewhere in it."""
-    stored = chance.pick(_stored())
+def _feed_state(chance: Chance) -> None:
+    """Load a state with one or two faults."""
+    stored = chance.pick(_make_stored_runs())
     data = json.loads(stored.state)
     for _ in range(chance.whole(1, 2)):
         if chance.one_in(4):
             data = data | {chance.pick(("schema", "records", "graph", "context", "seal", "x")): value_of(chance)}
         elif isinstance(data.get("records"), list) and data["records"]:
-            _disorder(chance, data["records"])
-    _look_at(RunState.from_json(stored.agent, data))
+            _spoil_order(chance, data["records"])
+    _check_state(RunState.from_json(stored.agent, data))
 
 
-def _disorder(chance: Chance, records: list[Any]) -> None:
-    """Spoil a record, or leave one out, or say one twice, or exchange two."""
+def _spoil_order(chance: Chance, records: list[Any]) -> None:
+    """Spoil one record, drop one, repeat one, or swap two, in place."""
     place, other = chance.whole(0, len(records) - 1), chance.whole(0, len(records) - 1)
     kind = chance.whole(0, 5)
     if kind == 0:
@@ -86,17 +87,17 @@ def _disorder(chance: Chance, records: list[Any]) -> None:
         spoil(chance, records[place])
 
 
-def _state_text(chance: Chance) -> None:
-    """A state's text, cut or with something put in."""
-    stored = chance.pick(_stored())
+def _feed_state_text(chance: Chance) -> None:
+    """Load a state's text with a part removed or inserted."""
+    stored = chance.pick(_make_stored_runs())
     text = stored.state
     place = chance.whole(0, len(text))
     text = text[:place] + chance.pick(("", text_of(chance))) + text[place + chance.whole(0, 3) :]
-    _look_at(RunState.from_string(stored.agent, text))
+    _check_state(RunState.from_string(stored.agent, text))
 
 
 class _Lines:
-    """A journal of such lines; reading them waits for nothing."""
+    """A journal of the given lines; reading them never waits, so no event loop is needed."""
 
     def __init__(self, lines: list[bytes]) -> None:
         self.lines = lines
@@ -116,19 +117,19 @@ def _restore(agent: Agent[Any, Any], lines: list[bytes]) -> None:
     try:
         coroutine.send(None)
     except StopIteration as done:
-        _look_at(done.value)
+        _check_state(done.value)
     else:
         coroutine.close()
         raise AssertionError("reading waited for something")
 
 
-def _journal_lines(chance: Chance) -> None:
-    """Lines that the journal vouches for, and that are no run's."""
-    stored = chance.pick(_stored())
+def _feed_journal_lines(chance: Chance) -> None:
+    """Restore a journal with valid digests whose lines are no run's."""
+    stored = chance.pick(_make_stored_runs())
     lines: list[Any] = [json.loads(line) for line in stored.lines]
     for _ in range(chance.whole(1, 2)):
         if lines:
-            _disorder(chance, lines)
+            _spoil_order(chance, lines)
     written = [json.dumps(line).encode() for line in lines]
     if written and chance.one_in(8):
         place = chance.whole(0, len(written) - 1)
@@ -136,9 +137,9 @@ def _journal_lines(chance: Chance) -> None:
     _restore(stored.agent, written)
 
 
-def _journal_bytes(chance: Chance) -> None:
-    """A journal's file, damaged: a bit, a piece, a line; what is left of it is whole batches of what was written."""
-    stored = chance.pick(_stored())
+def _feed_journal_bytes(chance: Chance) -> None:
+    """Scan a damaged journal file (a bit, a piece, a line): its records must be the first ones that were written."""
+    stored = chance.pick(_make_stored_runs())
     end, lines = START, []
     for place in range(0, len(stored.lines), 3):
         batch, end = write_batch(stored.lines[place : place + 3], end, kept=place, now=0.0, seal=Seal(None))
@@ -164,12 +165,12 @@ def _journal_bytes(chance: Chance) -> None:
 
 
 @cache
-def _one_agent() -> World:
+def _make_base_world() -> World:
     return World(**{**draw_world(Seeded("answers"), PLAIN), "script": (), "nested": {}, "options": {}})
 
 
-def _answer(chance: Chance) -> None:
-    """Model events in any order, with anything in them, met by a run."""
+def _feed_answer(chance: Chance) -> None:
+    """Run an agent whose model sends random events in any order."""
     name = chance.pick(("a_0", "a_1", "", "x"))
     made = [
         lambda: ResponseStarted(),
@@ -184,25 +185,25 @@ def _answer(chance: Chance) -> None:
     events = [chance.pick(made)() for _ in range(chance.whole(0, 6))]
     if not chance.one_in(3):
         events.append(ResponseDone(()))
-    run = run_one(attrs.evolve(_one_agent(), script=(stream_of(events), say("end"), say("end"))))
+    run = run_one(attrs.evolve(_make_base_world(), script=(stream_of(events), say("end"), say("end"))))
     assert not run.left, f"left behind: {', '.join(run.left)}"
     if run.error is not None:
         raise run.error
 
 
 STORES: tuple[tuple[str, Callable[[Chance], None]], ...] = (
-    ("states", _state),
-    ("states' text", _state_text),
-    ("journals' lines", _journal_lines),
-    ("journals' bytes", _journal_bytes),
+    ("states", _feed_state),
+    ("states' text", _feed_state_text),
+    ("journals' lines", _feed_journal_lines),
+    ("journals' bytes", _feed_journal_bytes),
 )
 RARE = 40
-"""One input in so many is an answer that a whole run meets: that takes a hundred times as long as the others."""
+"""One of RARE inputs is an answer in a whole run, which takes a hundred times as long as the others."""
 
 
 def feed(chance: Chance) -> tuple[str, str | None]:
-    """Feed one malformed input; return its kind, and what is wrong with how it was met, if anything."""
-    kind, meet = ("answers in runs", _answer) if chance.one_in(RARE) else chance.pick((*FEEDS, *STORES))
+    """Feed one malformed input; return its kind, and the text of an error that is not the library's, or None."""
+    kind, meet = ("answers in runs", _feed_answer) if chance.one_in(RARE) else chance.pick((*FEEDS, *STORES))
     try:
         meet(chance)
     except AgentLoopError:

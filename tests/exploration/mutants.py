@@ -1,8 +1,8 @@
 """Planted faults: each edit of a list is applied to a copy of the package, and the same session must find it.
 
-`python -m tests.exploration.mutants` goes over the list beside this file; `--list FILE` takes another one. A list is
-TOML: `[[mutant]]` tables of `name`, `file` (below `agentloop/`), `old` and `new`. An `old` that isn't found exactly
-once is an error, not a survivor. A mutant is killed where the session reports a broken invariant.
+`python -m tests.exploration.mutants` tries the list beside this file; `--list FILE` takes another one. A list is TOML:
+`[[mutant]]` tables of `name`, `file` (below `agentloop/`), `old` and `new`. An `old` that isn't found exactly once is
+an error, not a survivor. A mutant is killed if the session reports a broken invariant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELDS = {"name", "file", "old", "new", "why"}
 
 
 class BadList(Exception):
-    """A list that can't be applied as it stands."""
+    """A list that can't be applied."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ class Mutant:
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What became of one mutant: `killed`, `survived`, or `error`; by which invariants, after how many rounds."""
+    """The result of one mutant: `killed`, `survived`, or `error`; the broken invariants, the number of rounds."""
 
     mutant: str
     verdict: str
@@ -77,7 +77,7 @@ def read_list(path: Path) -> list[Mutant]:
     """Return the mutants of the list at *path*.
 
     Raises:
-        BadList: naming what is wrong with it.
+        BadList: naming the fault of the list.
     """
     with path.open("rb") as file:
         try:
@@ -97,12 +97,12 @@ def read_list(path: Path) -> list[Mutant]:
 
 
 def try_out(mutant: Mutant | None, base: Path, *, seed: str, rounds: int, budget: float) -> Verdict:
-    """Run the session on a copy of *base* with *mutant* applied (None: on the copy as it is)."""
+    """Run the session on a copy of *base* with *mutant* applied (None: on an unchanged copy)."""
     name = mutant.name if mutant is not None else "(unchanged)"
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="agentloop-mutant-") as folder:
         root = Path(folder)
-        # With what Python has compiled: only the edited file is compiled anew.
+        # The copy includes Python's compiled files, so only the edited file is compiled anew.
         shutil.copytree(base / "agentloop", root / "agentloop")
         (root / "tests").mkdir()
         shutil.copytree(base / "tests/exploration", root / "tests/exploration")
@@ -110,7 +110,7 @@ def try_out(mutant: Mutant | None, base: Path, *, seed: str, rounds: int, budget
             (root / "agentloop" / mutant.file).write_text(mutant.edited(root))
         command = [sys.executable, "-m", "tests.exploration", "--seed", seed, "--rounds", str(rounds)]
         command += ["--budget", str(budget), "--jobs", "1", "--first-violation", "--json"]
-        # The copy is gone when whoever measures this process looks for its source.
+        # A coverage measurement would look for sources in the copy after the copy is deleted.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         environment["PYTHONPATH"] = str(root)
         try:
@@ -119,10 +119,10 @@ def try_out(mutant: Mutant | None, base: Path, *, seed: str, rounds: int, budget
             )
         except subprocess.TimeoutExpired:
             return Verdict(mutant=name, verdict="killed", laws=("a_run_ends",), seconds=time.monotonic() - began)
-    return _read(name, done, time.monotonic() - began)
+    return _read_report(name, done, time.monotonic() - began)
 
 
-def _read(name: str, done: subprocess.CompletedProcess[str], seconds: float) -> Verdict:
+def _read_report(name: str, done: subprocess.CompletedProcess[str], seconds: float) -> Verdict:
     try:
         said: dict[str, Any] = json.loads(done.stdout.strip().split("\n")[-1])
     except ValueError:
@@ -138,7 +138,7 @@ def _read(name: str, done: subprocess.CompletedProcess[str], seconds: float) -> 
 
 
 def try_all(mutants: Sequence[Mutant], base: Path, *, jobs: int, **how: Any) -> Iterator[Verdict]:
-    """Yield what became of each of *mutants*, in their order.
+    """Yield the verdict on each of *mutants*, in their order.
 
     Raises:
         BadList: before anything runs, if one of them can't be applied.
@@ -156,7 +156,7 @@ def try_all(mutants: Sequence[Mutant], base: Path, *, jobs: int, **how: Any) -> 
 
 
 def table(mutants: Sequence[Mutant], verdicts: Sequence[Verdict]) -> str:
-    """Return what became of *mutants* as a table for the documentation."""
+    """Return the verdicts on *mutants* as a table for the documentation."""
     rows = ["| Planted fault | In | Found by | Rounds |", "|---|---|---|---|"]
     for mutant, verdict in zip(mutants, verdicts, strict=True):
         laws = "; ".join(law.replace("_", " ") for law in verdict.laws[:3])
@@ -167,7 +167,7 @@ def table(mutants: Sequence[Mutant], verdicts: Sequence[Verdict]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Try a list of mutants; 0 if every one was killed."""
+    """Try a list of mutants; return 0 if every one was killed, 1 if not, 2 if the session or the list is faulty."""
     parser = argparse.ArgumentParser(prog="python -m tests.exploration.mutants", description=__doc__)
     parser.add_argument("--list", type=Path, default=LIST)
     parser.add_argument("--only", action="append", default=[], help="the name of a mutant; may be given several times")

@@ -1,8 +1,9 @@
-"""The core without an event loop: fold, machine, plan and admission driven by a tape, thousands of worlds a second.
+"""Pure-core simulation: fold, machine, plan and admission driven by a tape without an event loop, thousands of worlds a
+second.
 
-A `CoreWorld` says what the model says and how each body ends. `play` is the smallest shell there can be: it asks
-`next_action`, does what is due by appending records, and lets the tape choose which of the running bodies ends next. So
-what goes wrong here is the core's fault, and every order of endings of a small world can be gone through.
+A `CoreWorld` has the model's responses and the result of each body. `play` is the smallest possible shell: it calls
+`next_action`, performs the action by appending records, and lets the tape choose the running body that ends next. So a
+broken invariant here is the core's fault, and every order of body results of a small world can be tried.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ STATUS: dict[End, str] = {"return": "succeeded", "fail": "failed", "cancel": "ca
 
 @attrs.frozen
 class CoreCall:
-    """One call of a model: id, tool, JSON arguments, and how its body ends if it runs."""
+    """One call of a model: id, tool, JSON arguments, and the result of its body if it runs."""
 
     call_id: str
     tool: str = "plain"
@@ -71,14 +72,14 @@ class CoreTurn:
     reasons: bool = False
     handoff: str | None = None
     twice: bool = False
-    """Whether the model asks for a second handoff beside it."""
+    """True if the model requests a second handoff beside it."""
     flaky: int = 0
     usage: RequestUsage | None = None
 
 
 @attrs.frozen(kw_only=True)
 class CoreWorld:
-    """One run of the core alone. `cut` is the number of the choice before which the run is ended from above."""
+    """One run of the core alone. `cut` is the number of the point before which the run is ended from above."""
 
     turns: tuple[CoreTurn, ...]
     cap: int | None = 3
@@ -91,7 +92,7 @@ class CoreWorld:
 
 @attrs.frozen(eq=False)
 class CoreRun:
-    """What a core world left: evidence for the invariants, and what the tape chose."""
+    """The result of a core world: the observation for the invariants, and the tape's choices."""
 
     evidence: Observation
     choices: tuple[tuple[int, int], ...]
@@ -163,7 +164,7 @@ _known: dict[tuple[int, str], Arguments] = {}
 
 
 def _read(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
-    """Read arguments once: worlds have few tools and texts, and there are millions of worlds."""
+    """Read arguments, each text once for a tool: worlds have few tools and texts, and there are millions of worlds."""
     found = _known.get((id(tool), text))
     if found is None:
         found = _known[id(tool), text] = read_arguments(tool, text, limits)
@@ -176,15 +177,15 @@ _THOUGHT = Reasoning(summary=("hm",))
 
 
 @attrs.define(eq=False)
-class _Said:
-    """What the model and the bodies of one world do, made once for all its schedules."""
+class _Script:
+    """The responses and body results of one world, made once for all its schedules."""
 
     world: CoreWorld | None
     ends: dict[str, End] = attrs.field(factory=dict)
     responses: dict[tuple[int, str], ModelResponse] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, world: CoreWorld) -> _Said:
+    def of(cls, world: CoreWorld) -> _Script:
         calls = (call for turn in reversed(world.turns) for call in turn.calls)
         return cls(world, {call.call_id: call.end for call in calls})
 
@@ -214,13 +215,13 @@ def _items(said: CoreTurn | None, agent: str) -> Iterator[Item]:
             yield HandoffCall(f"{said.handoff} again", name)
 
 
-_last = _Said(None)
+_last = _Script(None)
 
 
-def _said(world: CoreWorld) -> _Said:
+def _script_of(world: CoreWorld) -> _Script:
     global _last
     if _last.world is not world:
-        _last = _Said.of(world)
+        _last = _Script.of(world)
     return _last
 
 
@@ -228,18 +229,18 @@ def _said(world: CoreWorld) -> _Said:
 
 
 class CoreStuck(AssertionError):
-    """The core says that something is due, and lets nothing begin."""
+    """The core has calls that wait, none that runs, and admits none: it would never continue."""
 
 
 class _Ended(Exception):
-    """The run is over: by an error, or from above."""
+    """Ends the run: by an error, or from above (None)."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class _Player:
-    """Plays one world once."""
+    """Plays one world once. The fold `state` is the fact; `bodies` and `shown` are observations for the invariants."""
 
     def __init__(self, world: CoreWorld, scheduler: Scheduler) -> None:
         self.world = world
@@ -251,7 +252,7 @@ class _Player:
         self.clock = 0.0
         self.ticks = 0
         self.cut_mark: int | None = None
-        self.said = _said(world)
+        self.said = _script_of(world)
         self.shared = Capacity(world.tokens, "shared")
 
     def append(self, kind: Any, *fields: Any, **named: Any) -> None:
@@ -267,7 +268,7 @@ class _Player:
             error = ended.error
             status, output = ("cancelled" if error is None else "failed"), None
         self.append(r.RunEnded, status, output, error=str(error) if error is not None else None)
-        return CoreRun(self._evidence(status, output, error), tuple(self.chosen.choices))
+        return CoreRun(self._observe(status, output, error), tuple(self.chosen.choices))
 
     def _drive(self) -> tuple[Any, Any]:
         while True:
@@ -296,7 +297,11 @@ class _Player:
                     raise AssertionError(f"a world of the core has no {action!r}")
 
     def _tick(self) -> None:
-        """One point at which the run may be ended from above."""
+        """Pass one point at which the run may be ended from above, and advance the clock.
+
+        Raises:
+            _Ended: at the point number `cut`.
+        """
         if self.cut_mark is None and self.ticks == self.world.cut:
             self.cut_mark = len(self.state.records)
             raise _Ended(None)
@@ -326,7 +331,7 @@ class _Player:
         _Batch(self, plan).play()
         self.append(r.BatchEnded)
 
-    def _evidence(self, status: Any, output: Any, error: BaseException | None) -> Observation:
+    def _observe(self, status: Any, output: Any, error: BaseException | None) -> Observation:
         state = self.state
         ended = status in ("completed", "interrupted")
         calls = tuple(CallSettled(call.call, call.outcome) for call in state.calls.values() if call.outcome is not None)
@@ -396,7 +401,7 @@ def _failure(entry: PlanEntry, end: End) -> ToolCallError:
 
 
 class _Batch:
-    """One batch under way: who waits, who runs, who waits for an equal call."""
+    """One batch under way: waiting calls (`admission`), running ones, and followers of equal calls (`leaders`)."""
 
     def __init__(self, player: _Player, plan: Plan) -> None:
         self.player = player
@@ -413,9 +418,9 @@ class _Batch:
         for entry in self.plan.entries:
             match entry.disposition:
                 case Answer(outcome):
-                    self._settled(entry, outcome)
+                    self._settle_call(entry, outcome)
                 case Replay(source, _):
-                    self._replayed(entry, source)
+                    self._replay_call(entry, source)
                 case Execute(arguments):
                     self._arrive(entry, arguments)
                 case _:
@@ -425,18 +430,18 @@ class _Batch:
             try:
                 self.player._tick()
             except _Ended:
-                self._ended_from_above("parent")
+                self._end_from_above("parent")
                 raise
-            self._end(self._next())
+            self._end(self._choose_next())
             if self.failures:
-                # What is due in the same pass still ends: how much that is, is the tape's to say.
+                # Other bodies may end in the same pass as the failure: the tape chooses how many.
                 while self.running and self.player.chosen(["stop", "one more"]):
-                    self._end(self._next())
-                self._ended_from_above("sibling")
+                    self._end(self._choose_next())
+                self._end_from_above("sibling")
                 raise _Ended(choose(self.failures))
             self._start()
 
-    def _next(self) -> _Running:
+    def _choose_next(self) -> _Running:
         return self.running[self.player.chosen([one.entry.call.call_id for one in self.running])]
 
     def _arrive(self, entry: PlanEntry, arguments: Arguments) -> None:
@@ -444,7 +449,7 @@ class _Batch:
         if key is not None:
             source = self.player.state.receipts.get(key)
             if source is not None:
-                self._replayed(entry, source)
+                self._replay_call(entry, source)
                 return
             if key in self.leaders:
                 self.leaders[key].append((entry, arguments))
@@ -471,14 +476,14 @@ class _Batch:
         if arguments.fault is not None:
             for limit in ticket.limits:
                 limit.give()
-            self._settled(entry, CallOutcome(status="failed", output="bad arguments"))
+            self._settle_call(entry, CallOutcome(status="failed", output="bad arguments"))
         else:
             player.append(r.CallStarted, entry.call.call_id, entry.tool.name, arguments.text)
             body = _Body(entry.call.call_id, entry.tool.name, len(player.state.records), player.clock)
             player.bodies.append(body)
             self.running.append(_Running(entry, arguments, ticket, body))
 
-    def _over(self, one: _Running, ending: str) -> None:
+    def _finish_body(self, one: _Running, ending: str) -> None:
         player = self.player
         self.running.remove(one)
         body = one.body
@@ -492,7 +497,7 @@ class _Batch:
         tool = one.entry.tool
         assert tool is not None
         raising = tool.failure_error_function is None and end != "return"
-        self._over(one, {"return": "value", "fail": "error", "cancel": "cancelled"}[end])
+        self._finish_body(one, {"return": "value", "fail": "error", "cancel": "cancelled"}[end])
         status: Any = STATUS[end]
         outcome = CallOutcome(
             status=status,
@@ -503,7 +508,7 @@ class _Batch:
         )
         if raising:
             self.failures.append(Failure(index=one.entry.index, error=_failure(one.entry, end), phase="body"))
-        self._settled(one.entry, outcome, one.arguments.receipt)
+        self._settle_call(one.entry, outcome, one.arguments.receipt)
         key = one.arguments.receipt
         if key is None or self.failures:
             return
@@ -511,20 +516,20 @@ class _Batch:
         for entry, arguments in followers:
             self._arrive(entry, arguments)
 
-    def _ended_from_above(self, by: Any) -> None:
+    def _end_from_above(self, by: Any) -> None:
         for one in list(self.running):
-            self._over(one, "cancelled")
+            self._finish_body(one, "cancelled")
         for entry in self.plan.entries:
             if self.player.state.calls[entry.call.call_id].outcome is None:
                 output = "a sibling failed" if by == "sibling" else None
-                self._settled(entry, CallOutcome(status="cancelled", cancelled_by=by, output=output))
+                self._settle_call(entry, CallOutcome(status="cancelled", cancelled_by=by, output=output))
 
-    def _replayed(self, entry: PlanEntry, source: str) -> None:
+    def _replay_call(self, entry: PlanEntry, source: str) -> None:
         found = self.player.state.calls[source].outcome
         assert found is not None
-        self._settled(entry, CallOutcome(status="replayed", output=found.output))
+        self._settle_call(entry, CallOutcome(status="replayed", output=found.output))
 
-    def _settled(self, entry: PlanEntry, outcome: CallOutcome, receipt: str | None = None) -> None:
+    def _settle_call(self, entry: PlanEntry, outcome: CallOutcome, receipt: str | None = None) -> None:
         player = self.player
         name = entry.tool.name if entry.tool is not None else entry.call.name
         player.append(r.CallSettled, entry.call.call_id, name, outcome, receipt=receipt)
@@ -533,7 +538,7 @@ class _Batch:
 
 
 def play(world: CoreWorld, scheduler: Scheduler = first) -> CoreRun:
-    """Play *world* to its end; *scheduler* chooses which of the running bodies ends next."""
+    """Play *world* to its end; *scheduler* chooses the running body that ends next."""
     return _Player(world, scheduler).play()
 
 
@@ -549,7 +554,7 @@ def every_schedule(world: CoreWorld, most: int | None = None) -> Iterator[CoreRu
 
 
 def every_world(world: CoreWorld, most: int | None = None) -> Iterator[CoreRun]:
-    """Play *world* in every order, once to its end and once for each moment at which it may be ended from above."""
+    """Play *world* in every order: to its end, and ended from above at each point where it may be."""
     yield from every_schedule(world, most)
     cut = 0
     while True:
@@ -569,7 +574,7 @@ _ENDS: tuple[End, ...] = ("return", "return", "return", "return", "fail", "cance
 
 
 def draw_core_world(chance: Chance, *, turns: int = 3, calls: int = 5) -> CoreWorld:
-    """Return a world of the core."""
+    """Return a generated core world of at most *turns* turns with at most *calls* calls."""
     count = 0
     asked: list[CoreCall] = []
 
@@ -649,7 +654,7 @@ OF_THE_CORE = (
     "exactly_one_end",
     "handoffs_go_where_they_say",
 )
-"""The invariants that the core alone decides; the others are about what surrounds it."""
+"""The invariants that the core alone decides; the others are about the parts around it."""
 
 
 def check_core(run: CoreRun, tally: CoverageCounter | None = None) -> None:
@@ -659,12 +664,12 @@ def check_core(run: CoreRun, tally: CoverageCounter | None = None) -> None:
         InvariantError: as `agentloop.testing.check` does.
     """
     reading = Reading(run.evidence)
-    findings = judge(reading, tally, _laws())
+    findings = judge(reading, tally, _core_invariants())
     if findings:
         raise InvariantError(tuple(findings), "", told(tuple(run.evidence.records), findings))
     reading.forget()
 
 
 @cache
-def _laws() -> tuple[Invariant, ...]:
+def _core_invariants() -> tuple[Invariant, ...]:
     return tuple(INVARIANTS[name] for name in OF_THE_CORE)

@@ -1,8 +1,9 @@
-"""Small worlds of a round in which something is sure to come that the drawn ones seldom meet: calls that wait behind a
-failure or beside one, several failures, slots and rates that are fought for, verdicts on all calls of a tool, models
-that turn in circles, long outputs, tools that are off now and then.
+"""Small worlds, each with a case that generated worlds seldom have: calls that wait behind a failure or beside one,
+several failures, contended slots and rates, verdicts on all calls of a tool, models that repeat their calls, long
+outputs, tools that are off now and then.
 
-Their draws are their own, as those of `alone` and `further` are: nothing here moves a world of a seed.
+Their random choices have a seed of their own, like those of `alone` and `further`: an addition here changes no other
+world of a seed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .further import Further
 
 KINDS = ("behind a failure", "beside a failure", "failures", "slots", "rates", "verdicts", "circles", "lengths", "off")
 EVERY = 2
-"""Every so manyth round has one."""
+"""Every EVERY-th round has one."""
 PLAIN = Actor(name="plain")
 RAISING = Actor(name="raising", raises=True)
 RATED = Actor(name="rated", rated=True)
@@ -31,7 +32,7 @@ SECONDS = (0.0, 0.25, 0.5, 0.75)
 
 
 def draw_rare(chance: Chance, number: int) -> Further:
-    """Return a world of the kind whose turn it is."""
+    """Return a world; the kinds take turns by *number*."""
     kind = KINDS[number // EVERY % len(KINDS)]
     drawn = {"verdicts": _verdicts, "circles": _circles, "lengths": _lengths, "off": _off}.get(kind)
     world = drawn(chance) if drawn is not None else _batch(chance, kind)
@@ -39,7 +40,7 @@ def draw_rare(chance: Chance, number: int) -> Further:
 
 
 def _batch(chance: Chance, kind: str) -> World:
-    """One turn of some calls, and what its kind wants of them."""
+    """Return one turn of some calls, with the behaviors and limits of *kind*."""
     count = chance.whole(3, 5)
     place = chance.whole(0, count - 2)
     failing = {"behind a failure": {place}, "beside a failure": {place}, "failures": set(range(place, count))}
@@ -60,22 +61,22 @@ def _batch(chance: Chance, kind: str) -> World:
         behaviors[f"c{one}"] = part
     calls = [call(name, {"n": 2 * one}, call_id=f"c{one}") for one, name in enumerate(names)]
     role = Role(name="a", actors=(PLAIN, RAISING, RATED), sequential=sequential)
-    return _world(chance, [calls, say("done")], role, behaviors=behaviors, cap=cap)
+    return _make_world(chance, [calls, say("done")], role, behaviors=behaviors, cap=cap)
 
 
 def _verdicts(chance: Chance) -> World:
-    """Calls of two tools that ask, over several entries; verdicts on all calls of a tool among those given."""
+    """Return turns of two tools that need approval, over several run segments; some verdicts hold for all calls."""
     names = [chance.pick(ASKED).name for _ in range(chance.whole(3, 5))]
     steps: list[Step] = [[call(name, {"n": 2 * one + 1}, call_id=f"c{one}")] for one, name in enumerate(names)]
     verdicts = tuple(
         Verdict(call_id=f"c{one}", approved=not chance.one_in(3), always=chance.one_in(2)) for one in range(len(names))
     )
     role = Role(name="a", actors=ASKED)
-    return _world(chance, [*steps, say("done")], role, verdicts=verdicts, serialize=chance.one_in(2))
+    return _make_world(chance, [*steps, say("done")], role, verdicts=verdicts, serialize=chance.one_in(2))
 
 
 def _circles(chance: Chance) -> World:
-    """Turns of few calls that are often equal, with results that seldom differ; some wait for a verdict in between."""
+    """Return turns of few calls that are often equal, with seldom other results; some wait for a verdict in between."""
     names: list[list[str]] = [
         [chance.pick(["plain", "plain", "plain", "asked"]) for _ in range(chance.pick([1, 1, 2, 3]))]
         for _ in range(chance.whole(4, 6))
@@ -93,7 +94,7 @@ def _circles(chance: Chance) -> World:
             elif chance.one_in(6):
                 behaviors[f"c{turn}{one}"] = Raises()
     role = Role(name="a", actors=(PLAIN, *ASKED), sequential=chance.one_in(3))
-    return _world(
+    return _make_world(
         chance,
         [*steps, say("done")],
         role,
@@ -105,15 +106,15 @@ def _circles(chance: Chance) -> World:
 
 
 def _lengths(chance: Chance) -> World:
-    """Some calls with long outputs and one with a short one, under a bound on what the model is shown."""
+    """Return calls with long outputs and one with a short one, under a bound on the output that the model gets."""
     names = [*(["wordy"] * chance.whole(1, 2)), "plain"]
     calls = [call(name, {"n": 2 * one}, call_id=f"c{one}") for one, name in enumerate(names)]
     config = RunConfig(tool_execution=ToolExecution(max_output_chars=chance.pick([20, 150, LONG - 1, LONG])))
-    return _world(chance, [calls, say("done")], Role(name="a", actors=(PLAIN, WORDY)), config=config)
+    return _make_world(chance, [calls, say("done")], Role(name="a", actors=(PLAIN, WORDY)), config=config)
 
 
 def _off(chance: Chance) -> World:
-    """Turns with calls of a tool that is now on, now off."""
+    """Return turns with calls of a tool that is on in some turns and off in others."""
     says = tuple(not chance.one_in(3) for _ in range(chance.whole(3, 7)))
     actors = (PLAIN, Actor(name="fickle", says=(True, True, *says)), Actor(name="moody", says=(True, *reversed(says))))
     steps: list[Step] = []
@@ -124,10 +125,10 @@ def _off(chance: Chance) -> World:
     cap = chance.pick([None, 1, 2])
     execution = ToolExecution(max_function_tool_concurrency=cap)
     config = RunConfig(tool_not_found_behavior=behavior, tool_execution=execution)
-    return _world(chance, [*steps, say("done")], Role(name="a", actors=actors), config=config)
+    return _make_world(chance, [*steps, say("done")], Role(name="a", actors=actors), config=config)
 
 
-def _world(
+def _make_world(
     chance: Chance,
     script: list[Step],
     role: Role,

@@ -1,7 +1,7 @@
-"""One round of exploration: a handful of full-stack schedules, cancel points, core worlds and malformed inputs.
+"""One round of exploration: some full-stack schedules, cancel points, core worlds and malformed inputs.
 
 A round is a function of the session's seed and its own number: `python -m tests.exploration --seed S --round N`
-repeats it alone.
+repeats it alone. Its fastest parts come first, as they show a fault of the core in a moment.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ from .malformed_stores import feed
 from .pure_core import CoreWorld, check_core, draw_core_world, play
 
 MOMENTS = 8
-"""How many moments at which everything waits, at most, go by before a cancellation."""
+"""The largest number of the moment at which a cancellation comes while everything waits."""
 SMALL = GeneratorConfig(turns=1, calls=3, tools=1, nesting=0)
 MIDDLE = GeneratorConfig(turns=2, calls=3, tools=2)
 LARGE = GeneratorConfig(turns=3, calls=4, tools=3)
-"""What full-stack worlds are of: most faults show in small ones, of which there is time for many more."""
+"""Generator configs of full-stack worlds. Small ones are most frequent: they show most faults, and many more fit in."""
 CORE_WORLDS = 120
 CORE_TAPES = 4
-"""Schedules of one world of the core, the natural one and drawn ones: each is played as a world of its own."""
+"""Schedules of one core world, the natural one and random ones; each counts as a world of its own."""
 MALFORMED = 24
 REPEATED = 19
 REPLAYED = 5
-"""Every so manyth round runs its first world once more, or replays it."""
+"""Re-run the first world every REPEATED rounds, replay it every REPLAYED rounds."""
 OTHER: dict[Backend, Backend] = {"asyncio": "trio", "trio": "asyncio"}
 PATIENCE = 20.0
-"""Real seconds that one run may take: they take milliseconds, so a run that takes this long hangs."""
+"""Real seconds for one part of a round: runs take milliseconds, so a run that takes this long hangs."""
 
 
 SHRINKING = 600.0
-"""Real seconds where a finding may have to be made small meanwhile."""
+"""Real seconds for one part of a round in which a finding may be shrunk."""
 
 
 class Hung(BaseException):
-    """A run that doesn't end, and isn't waiting either."""
+    """A run doesn't end, and doesn't wait either."""
 
 
 @contextmanager
 def patience(seconds: float) -> Iterator[list[str]]:
-    """Interrupt the block if it takes longer than *seconds*; what is yielded is not empty then."""
+    """Interrupt the block with `Hung` if it takes longer than *seconds*; the yielded list then has the place."""
     hung: list[str] = []
 
     def ring(signum: int, frame: FrameType | None) -> None:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "somewhere"
         hung.append(where)
-        signal.setitimer(signal.ITIMER_REAL, 1.0)  # again, should whoever was interrupted have taken it for its own
+        signal.setitimer(signal.ITIMER_REAL, 1.0)  # again, as the interrupted code may have swallowed the error
         raise Hung(where)
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -82,7 +82,7 @@ def patience(seconds: float) -> Iterator[list[str]]:
 
 @attrs.define
 class Chosen:
-    """A scheduler that *chance* decides; the natural order without one."""
+    """A scheduler that chooses by *chance*; the natural order without one. It counts its calls in `asked`."""
 
     chance: Seeded | None = None
     asked: int = 0
@@ -98,7 +98,7 @@ class Chosen:
 
 
 class Round:
-    """Plays one round and counts into *counts*."""
+    """Plays one round, and adds its results to *counts*."""
 
     def __init__(self, seed: str, number: int, counts: Counts, *, small: bool = False) -> None:
         self.where = f"--seed {seed} --round {number}"
@@ -107,12 +107,12 @@ class Round:
         self.chance = Seeded(f"{seed}/{number}")
         self.counts = counts
         self.small = small
-        """Whether what breaks an invariant is made small before it is told of."""
+        """True if a run that breaks an invariant is shrunk before it is reported."""
 
     def play(self, *, stop: bool = False) -> None:
-        """Play all of it; what is broken is kept in the counts. With *stop*, only until something is."""
+        """Play all parts, and add violations to the counts. With *stop*, end after the first part that has one."""
         logging.disable(logging.CRITICAL)
-        # The quickest first: what the core alone shows, it shows in a moment.
+        # The fastest first: a fault of the core shows there in a moment.
         self.judged("alone", self.alone)
         if not (stop and self.counts.violations):
             self.judged("core", self.core)
@@ -133,7 +133,7 @@ class Round:
             self.judged("crash", lambda: crashes.crash_points(self.chance, self.number, self.counts))
 
     def judged(self, what: str, work: Callable[[], object]) -> None:
-        """Do *work*; what it breaks is a violation."""
+        """Do *work*; each invariant that it breaks, each other error and a hanging run is a violation."""
         hung: list[str] = []
         try:
             with patience(SHRINKING if self.small else PATIENCE) as hung:
@@ -151,13 +151,13 @@ class Round:
                 self.broken(("a_run_ends",), f"{what}: hung at {hung[0]}")
 
     def broken(self, laws: tuple[str, ...], words: str) -> None:
-        """Keep a violation."""
+        """Add a violation to the counts."""
         self.counts.violations.append(Violation(laws, words, self.where))
 
     # -- full stack
 
     def full_stack(self, *, stop: bool = False) -> None:
-        """One drawn world under several tapes on each backend, then cancelled at some points."""
+        """Run one generated world under several tapes on each backend, then cancelled at some points."""
         chance = self.chance
         size = chance.pick([SMALL, SMALL, MIDDLE, LARGE])
         parts = draw_world(chance, attrs.evolve(size, approvals=self.number % 3 == 0))
@@ -196,9 +196,10 @@ class Round:
             self.judged(f"{name} {order} {cancel}", lambda w=world, b=name, s=watched: self.one(w, b, s, []))
 
     def cancelled_while_waiting(self, world: World, *, streamed: bool) -> None:
-        """Cancel *world* by a scope on both backends, and natively: all are one.
+        """Cancel *world* by a scope on both backends, and natively: all three runs must be equal.
 
-        What winds up side by side does so in the order of its backend, so that logs of two are equal in normal form.
+        Parts that finish side by side do so in the order of their backend, so logs of two backends are compared in
+        normal form.
         """
         assert world.cancel is not None
         native = attrs.evolve(world, cancel=attrs.evolve(world.cancel, kind="native"))
@@ -231,13 +232,13 @@ class Round:
             raise made_small(run, error) if self.small else error from None
 
     def twins(self, runs: list[WorldRun], relation: Relation) -> None:
-        """Judge whether both of *runs* say the same."""
+        """Check that the two *runs* are equal counterparts; does nothing if one of them is missing."""
         if len(runs) == 2:
             self.counts.numbers["compared"] += 1
             check_counterparts(runs[0], counterpart_of(runs[1], relation), self.counts.tally)
 
     def alike(self, runs: list[WorldRun]) -> None:
-        """Judge whether the logs of both of *runs* are equal in normal form."""
+        """Check that the logs of the two *runs* are equal in normal form; does nothing if one of them is missing."""
         if len(runs) == 2:
             self.counts.numbers["compared"] += 1
             ours, theirs = (normal(run.records) for run in runs)
@@ -245,14 +246,14 @@ class Round:
             assert not differ, f"{differ[0][0]}, and on {runs[1].backend} {differ[0][1]}"
 
     def repeated(self, first: WorldRun) -> None:
-        """Run the world of *first* again as it was: everything must be the same."""
+        """Run the world of *first* again, unchanged: everything must be the same."""
         again = run_one(first.world, backend=first.backend, streamed=first.streamed)
         self.counts.numbers["repeated"] += 1
         check_counterparts(first, counterpart_of(again, "again"), self.counts.tally)
         assert again.choices == first.choices, "the same world had other choices the second time"
 
     def replayed(self, run: WorldRun) -> None:
-        """Replay *run*, as it is stored, on the other backend."""
+        """Replay the stored form of *run* on the other backend."""
         if not run.records:
             return
         agent: Any = run.world.agent
@@ -268,30 +269,30 @@ class Round:
     # -- parts alone
 
     def alone(self) -> None:
-        """Parts of the runtime that are met without a world."""
+        """Test parts of the runtime without a world."""
         self.counts.numbers["parts alone"] += 1
         for law, words in alone.played(self.seed, self.number):
             self.broken((law,), f"alone: {words}")
 
     def further(self) -> None:
-        """A world with one thing that the others lack."""
+        """Run and judge a world with one feature that the others lack."""
         run = self.beside(further.draw_further(Seeded(f"{self.seed}/{self.number}/further"), self.number))
         check(further.evidence_of_further(run), self.counts.tally, but=SLOW | further.not_judged(run))
         if (words := further.forgotten(run)) is not None:
             self.broken(("what_was_given_is_heard",), f"further: {words}\n{run.world}")
 
     def rare(self) -> None:
-        """A small world with something that the others seldom meet."""
+        """Run and judge a small world with a case that the others seldom have."""
         run = self.beside(rare.draw_rare(Seeded(f"{self.seed}/{self.number}/rare"), self.number))
         check(run, self.counts.tally, but=SLOW)
 
     def surrounded(self, number: int) -> None:
-        """A world in which it is what surrounds the run that matters."""
+        """Run and judge a world that tests the parts around a run."""
         run = self.beside(surrounded.draw_surrounded(Seeded(f"{self.seed}/{number}/surrounded"), number))
         check(run, self.counts.tally, but=SLOW)
 
     def beside(self, one: further.Further) -> WorldRun:
-        """Run a world that has nothing to do with the round's own."""
+        """Run a world that is independent of the round's own."""
         run = run_one(one.world, backend=one.backend, streamed=one.streamed)
         self.counts.numbers[f"schedules on {one.backend}"] += 1
         self.counts.numbers["worlds beside"] += 1
@@ -301,7 +302,7 @@ class Round:
     # -- the core alone
 
     def core(self) -> None:
-        """Drawn worlds of the core, each under several tapes and ends."""
+        """Play generated core worlds, each under several tapes."""
         chance, played = self.chance, 0
         while played < CORE_WORLDS:
             world = draw_core_world(chance, turns=2 if chance.one_in(3) else 1, calls=4 if chance.one_in(4) else 3)
@@ -310,11 +311,11 @@ class Round:
                 self.core_world(world, chosen)
                 played += 1
                 if not chosen.asked:
-                    break  # there is one schedule alone
+                    break  # the world has no choice, so its other schedules would be the same
         self.counts.numbers["core worlds"] += played
 
     def core_world(self, world: CoreWorld, chosen: Chosen) -> None:
-        """Play one world of the core once, and judge it."""
+        """Play one core world once, and judge it."""
         try:
             check_core(play(world, chosen), self.counts.core)
         except InvariantError as error:
@@ -325,7 +326,7 @@ class Round:
     # -- malformed inputs
 
     def malformed(self) -> None:
-        """Inputs that no well-behaved peer sends: each ends in a typed error or a value, never in anything else."""
+        """Feed inputs that no well-behaved peer sends: each must end in a typed error or a value."""
         for _ in range(MALFORMED):
             kind, fault = feed(self.chance)
             self.counts.numbers[f"malformed {kind}"] += 1
@@ -334,7 +335,7 @@ class Round:
 
 
 def made_small(run: WorldRun, error: InvariantError) -> InvariantError:
-    """Return what breaks the first invariant that *run* breaks, with the smallest script and tape found that do."""
+    """Return the error of the smallest world found that breaks the first of the invariants that *run* breaks."""
     law = error.laws[0]
 
     def judge(seen: WorldRun) -> Finding | None:
@@ -351,7 +352,7 @@ def made_small(run: WorldRun, error: InvariantError) -> InvariantError:
 
 
 def keeping_up(world: World) -> World:
-    """Return *world* with a reader of its events who is never behind: one that is holds the run up."""
+    """Return *world* with a reader of its events that is never behind, as a slow reader delays the run."""
     config: Any = world.options["run_config"]
     options = {**world.options, "run_config": attrs.evolve(config, stream_buffer=100_000)}
     return attrs.evolve(world, options=options, slow_reader=False)

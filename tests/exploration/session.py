@@ -1,4 +1,4 @@
-"""A session of exploration: rounds on several processes until the time is spent, and what they came to."""
+"""A session of exploration: play rounds on several processes until the time is spent, and report the results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .pure_core import OF_THE_CORE
 from .rounds import Round
 
 ENOUGH = 200
-"""Rounds after which an invariant that was never exercised fails the session."""
+"""Number of rounds from which an invariant that was never exercised fails the session."""
 
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """What a session is to do: the rounds `first`, `first + step` …, until `rounds` of them or the time is over."""
+    """The task of a session: the rounds `first`, `first + step` …, until `rounds` of them or the time is over."""
 
     seed: str = "0"
     budget: float = 60.0
@@ -38,9 +38,9 @@ class Wanted:
     step: int = 1
     rounds: int | None = None
     stop: bool = False
-    """Whether it ends at the first violation."""
+    """True if it ends at the first violation."""
     small: bool = False
-    """Whether findings are made small."""
+    """True if findings are shrunk."""
 
     def numbers(self) -> Iterator[int]:
         """Yield the rounds to play, as long as there is time."""
@@ -54,7 +54,7 @@ class Wanted:
 def explore(wanted: Wanted) -> Counts:
     """Play the rounds of *wanted* in this process."""
     counts = Counts()
-    # Runs that fail leave cycles: to look for them once a round is much faster than all the time.
+    # Failed runs leave cycles: one collection after each round is much faster than Python's automatic ones.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -100,7 +100,9 @@ def digest_of_round(seed: str, number: int) -> str:
 
 
 def same_in_a_fresh_process(seed: str, number: int) -> list[Violation]:
-    """Play a round here and in another process, whose hashes and addresses are others: every log must be the same."""
+    """Play a round here and in a process with other hashes and addresses: every log must be the same. Return the
+    violation, if there is one.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         there = pool.apply(digest_of_round, (seed, number))
     if there == digest_of_round(seed, number):
@@ -110,7 +112,7 @@ def same_in_a_fresh_process(seed: str, number: int) -> list[Violation]:
 
 
 def commit() -> str:
-    """Return the commit the sources are at, or a word for none."""
+    """Return the commit of the sources, or "unknown"."""
     root = Path(__file__).parents[2]
     try:
         done = subprocess.run(
@@ -129,7 +131,7 @@ def untouched(counts: Counts) -> list[str]:
 
 
 def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
-    """Yield the lines that say what a session did and found."""
+    """Yield the lines of a session's report."""
     numbers = counts.numbers
     malformed = sum(count for name, count in numbers.items() if name.startswith("malformed"))
     spent = sum(os.times()[:4])
@@ -158,7 +160,7 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a session as the command line says; return its exit status."""
+    """Run a session by its command line; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.exploration", description=__doc__)
     parser.add_argument("--budget", type=float, help="seconds; 60 if --rounds isn't given, as long as it takes else")
     parser.add_argument("--seed", default="0")

@@ -1,9 +1,9 @@
-"""Worlds of a round in which it is what surrounds a run that matters: hooks of agents and hooks that fail, listeners of
-agent tools and their own configurations, sessions that fail, journals that take their time, budgets over nested runs,
-handoffs with filters, tools of one name, tool choices, threads, arguments that are edited, and models that are slow, or
-fail when they have begun.
+"""Worlds that test the parts around a run: hooks of agents and hooks that fail, listeners of agent tools and their own
+configurations, sessions that fail, slow journals, budgets over nested runs, handoffs with filters, tools of one name,
+tool choices, threads, arguments that are edited, and models that are slow, or fail after they have begun.
 
-Their draws are their own, as those of `alone`, `further` and `rare` are: nothing here moves a world of a seed.
+Their random choices have a seed of their own, like those of `alone`, `further` and `rare`: an addition here changes no
+other world of a seed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agentloop.usage import RequestUsage
 from .further import Further
 
 EVERY_ROUND = 2
-"""How many of them a round has."""
+"""The number of these worlds in a round."""
 EARLIER: tuple[Item, ...] = (
     UserMessage("before"),
     Reasoning(summary=("hm",)),
@@ -57,20 +57,20 @@ BUSY = fail(ModelTransportError("busy", status=503))
 
 
 def draw_surrounded(chance: Chance, number: int) -> Further:
-    """Return a world of the kind whose turn it is."""
+    """Return a world; the kinds take turns by *number*."""
     kind = list(KINDS)[number % len(KINDS)]
     world = KINDS[kind](chance)
-    # What a reader is shown, and how long a model waits for him, only a streamed run tells.
+    # Only a streamed run has a reader, so only there do these kinds show their cases.
     streamed = not chance.one_in(4) if kind in ("begun", "slow", "left", "stopped") else chance.one_in(3)
     return Further(world, chance.pick(BACKENDS), streamed)
 
 
-# ---------------------------------------------------------------------------------------------- drawn ones, changed
+# ---------------------------------------------------------------------------------------------- generated, then changed
 
 Change = Callable[[Role], Role]
 
 
-def _everywhere(cast: FixtureAgents, change: Change) -> FixtureAgents:
+def _change_all_roles(cast: FixtureAgents, change: Change) -> FixtureAgents:
     """Return *cast* with every role, nested ones too, changed."""
 
     def changed(role: Role) -> Role:
@@ -83,7 +83,7 @@ def _everywhere(cast: FixtureAgents, change: Change) -> FixtureAgents:
     return attrs.evolve(cast, roles=tuple(map(changed, cast.roles)))
 
 
-def _drawn(
+def _draw_changed(
     chance: Chance,
     taste: GeneratorConfig = SIZE,
     *,
@@ -94,9 +94,9 @@ def _drawn(
     slow: Behavior | None = None,
     **fields: Any,
 ) -> World:
-    """Return a drawn world with other options, and with every role changed; drawn again where it isn't *wanted*.
+    """Return a generated world with other options, and with every role changed; tried again if it isn't *wanted*.
 
-    *slow*: what bodies in nested runs do that do nothing else.
+    *slow*: the behavior of bodies in nested runs that have no other one.
     """
     parts = dict(draw_world(chance, taste))
     for _ in range(8):
@@ -104,7 +104,7 @@ def _drawn(
             break
         parts = dict(draw_world(chance, taste))
     if change is not None:
-        parts["agent"] = _everywhere(parts["agent"], change)
+        parts["agent"] = _change_all_roles(parts["agent"], change)
     if slow is not None:
         names = [
             one.name
@@ -128,8 +128,8 @@ def _hands_over(cast: FixtureAgents) -> bool:
     return len(cast.roles) > 1
 
 
-def _of_agents(change: Callable[[Actor], Actor]) -> Change:
-    """Return what changes every agent tool of a role."""
+def _change_agent_tools(change: Callable[[Actor], Actor]) -> Change:
+    """Return a change that applies *change* to every agent tool of a role."""
 
     def changed(role: Role) -> Role:
         actors = (change(actor) if actor.agent is not None else actor for actor in role.actors)
@@ -140,32 +140,38 @@ def _of_agents(change: Callable[[Actor], Actor]) -> Change:
 
 def _agents_hooks(chance: Chance) -> World:
     wanted = chance.pick([_nests, _hands_over])
-    return _drawn(chance, change=lambda role: attrs.evolve(role, hooks=""), wanted=wanted, options={"hooks": HookLog})
+    return _draw_changed(
+        chance, change=lambda role: attrs.evolve(role, hooks=""), wanted=wanted, options={"hooks": HookLog}
+    )
 
 
 def _failing_hooks(chance: Chance) -> World:
-    """Hooks of the run, or of an agent, that fail at one event."""
+    """Return a world with hooks of the run, or of an agent, that fail at one event."""
     if chance.one_in(2):
-        return _drawn(chance, options={"hooks": partial(HookLog, chance.pick(EVENTS))})
+        return _draw_changed(chance, options={"hooks": partial(HookLog, chance.pick(EVENTS))})
     event = chance.pick(AGENTS_EVENTS)
-    return _drawn(chance, change=lambda role: attrs.evolve(role, hooks=event), wanted=chance.pick([_nests, bool]))
+    return _draw_changed(
+        chance, change=lambda role: attrs.evolve(role, hooks=event), wanted=chance.pick([_nests, bool])
+    )
 
 
 def _failing_session(chance: Chance) -> World:
     session = partial(SessionLog, chance.pick([(), EARLIER]), fails_at=chance.whole(1, 3), kept=chance.one_in(2))
-    return _drawn(chance, attrs.evolve(SIZE, faults=chance.one_in(3)), options={"session": session, "max_turns": 10})
+    return _draw_changed(
+        chance, attrs.evolve(SIZE, faults=chance.one_in(3)), options={"session": session, "max_turns": 10}
+    )
 
 
 def _written(chance: Chance) -> World:
-    """A journal that takes its time, and everybody who must not be ahead of it."""
+    """Return a world with a slow journal, and with a session and hooks that must not be ahead of it."""
     options = {"journal": JournalLog, "session": SessionLog, "hooks": HookLog}
     hooked: Change | None = (lambda role: attrs.evolve(role, hooks="")) if chance.one_in(2) else None
     cancel = CancelAt(chance.whole(2, 30)) if chance.one_in(3) else None
-    return _drawn(chance, change=hooked, options=options, cancel=cancel)
+    return _draw_changed(chance, change=hooked, options=options, cancel=cancel)
 
 
 def _left(chance: Chance) -> World:
-    """A reader who leaves at some event; a journal that takes its time, and may fail meanwhile, or at the very end."""
+    """Return a world whose reader leaves at some event; half have a slow journal, which may fail meanwhile."""
     journal: dict[str, Any] = {}
     event = chance.pick(["CallStarted", "CallSettled", "TurnStarted", "TextDelta", "ItemCreated", "RunEnded"])
     if chance.one_in(2):
@@ -173,7 +179,7 @@ def _left(chance: Chance) -> World:
         fails = chance.pick(["run_ended", "run_ended", "call_settled", "turn_started", None])
         journal = {"journal": partial(JournalLog, 0.05, fails)}
     options = {"session": SessionLog, "hooks": HookLog, "max_turns": 10, **journal}
-    return _drawn(chance, attrs.evolve(SIZE, turns=1, guards=False), options=options, reader_leaves=event)
+    return _draw_changed(chance, attrs.evolve(SIZE, turns=1, guards=False), options=options, reader_leaves=event)
 
 
 def _listeners(chance: Chance) -> World:
@@ -183,11 +189,11 @@ def _listeners(chance: Chance) -> World:
     if chance.one_in(2):
         return _deeper(chance)
     taste = attrs.evolve(SIZE, nesting=2, approvals=chance.one_in(3))
-    return _drawn(chance, taste, change=_of_agents(listening), wanted=_nests, config={"timeout": None})
+    return _draw_changed(chance, taste, change=_change_agent_tools(listening), wanted=_nests, config={"timeout": None})
 
 
 def _deeper(chance: Chance) -> World:
-    """Agents in agents, and who listens to them."""
+    """Return a world with agents in agents, some of them with listeners."""
 
     def listens() -> tuple[float, int] | None:
         return None if chance.one_in(4) else (chance.pick([0.0, 0.03]), chance.pick([0, 0, 2]))
@@ -201,7 +207,7 @@ def _deeper(chance: Chance) -> World:
         nested[str(one.call_id)] = [calls, say("inside")]
         nested[f"{one.call_id}/d0"] = [call("plain", {"n": 4}, call_id="e0"), say("deep inside")]
     script: list[Step] = [asks, say("done")]
-    return _world(chance, script, Role(name="a", actors=(PLAIN, high)), nested=nested)
+    return _make_world(chance, script, Role(name="a", actors=(PLAIN, high)), nested=nested)
 
 
 def _own_configurations(chance: Chance) -> World:
@@ -213,13 +219,15 @@ def _own_configurations(chance: Chance) -> World:
         return attrs.evolve(actor, own=own if stops is None or chance.one_in(2) else None)
 
     stops = MaxTurns(chance.whole(1, 2)) if chance.one_in(3) else None
-    # Now and then somebody inside takes longer than he has.
+    # Sometimes a nested body takes longer than its run's timeout.
     part: Behavior = Returns(0, chance.pick([0.0, 0.0, 9.0]))
-    return _drawn(chance, taste, change=_of_agents(configured), wanted=_nests, slow=part, config={"stop_when": stops})
+    return _draw_changed(
+        chance, taste, change=_change_agent_tools(configured), wanted=_nests, slow=part, config={"stop_when": stops}
+    )
 
 
 def _budgets(chance: Chance) -> World:
-    """Limits of the whole tree, and of a nested run."""
+    """Return a world with limits of the whole tree, and of nested runs."""
     if chance.one_in(2):
         return _spending(chance)
     kind = chance.whole(0, 3)
@@ -235,21 +243,21 @@ def _budgets(chance: Chance) -> World:
         return attrs.evolve(actor, own=attrs.evolve(RunConfig(), limits=limits()) if chance.one_in(2) else None)
 
     def priced(role: Role) -> Role:
-        # Some are refused when there has been room for them.
+        # A guardrail refuses some of them after the budget has reserved room for them.
         actors = (
             actor
             if actor.agent is not None
             else attrs.evolve(actor, cost=chance.whole(0, 3), before=chance.pick([(), ("reject odd",)]))
             for actor in role.actors
         )
-        return _of_agents(bounded)(attrs.evolve(role, actors=tuple(actors)))
+        return _change_agent_tools(bounded)(attrs.evolve(role, actors=tuple(actors)))
 
     config = {"limits": limits() if chance.one_in(2) else None, "price": _price if chance.one_in(2) else None}
-    return _drawn(chance, change=priced, wanted=_nests, config=config, options={"max_turns": 10})
+    return _draw_changed(chance, change=priced, wanted=_nests, config=config, options={"max_turns": 10})
 
 
 def _spending(chance: Chance) -> World:
-    """Runs that want to spend more than they may, together and each for itself."""
+    """Return a world whose runs want to spend more than their limits allow, together and each by itself."""
     kind = chance.pick(["requests", "tool_calls", "tool_calls", "total_tokens", "cost", "cost"])
     most = {"requests": (2, 6), "tool_calls": (2, 7), "total_tokens": (6, 30), "cost": (3, 12)}[kind]
 
@@ -278,7 +286,7 @@ def _spending(chance: Chance) -> World:
     config = RunConfig(
         limits=limits(), price=_price if kind == "cost" and chance.one_in(2) else None, tool_execution=execution
     )
-    return _world(
+    return _make_world(
         chance, [*steps, say("done", used)], Role(name="a", actors=(priced, agent)), config=config, nested=nested
     )
 
@@ -288,11 +296,11 @@ def _price(model: str, usage: Any) -> int:
 
 
 def _filters(chance: Chance) -> World:
-    """Handoffs to and fro, whose targets are shown something else than all there is."""
+    """Return a world with handoffs in both directions, whose filters change the history."""
     if chance.one_in(2):
         return _to_and_fro(chance)
     session: dict[str, Any] = {"session": partial(SessionLog, EARLIER)} if chance.one_in(3) else {}
-    return _drawn(
+    return _draw_changed(
         chance,
         attrs.evolve(SIZE, faults=chance.one_in(3)),
         change=lambda role: attrs.evolve(role, filter=chance.pick(FILTERS)),
@@ -302,7 +310,7 @@ def _filters(chance: Chance) -> World:
 
 
 def _to_and_fro(chance: Chance) -> World:
-    """Two agents that hand over to each other now and then; some calls wait for a verdict in between."""
+    """Return a world of two agents that hand over to each other; some calls wait for a verdict in between."""
     steps: list[Step] = []
     verdicts: list[Verdict] = []
     here, there = "ab"
@@ -327,11 +335,11 @@ def _to_and_fro(chance: Chance) -> World:
         )
         for name, other in ("ab", "ba")
     ]
-    return _world(chance, [*steps, say("done")], *roles, verdicts=tuple(verdicts), serialize=chance.one_in(2))
+    return _make_world(chance, [*steps, say("done")], *roles, verdicts=tuple(verdicts), serialize=chance.one_in(2))
 
 
 def _names(chance: Chance) -> World:
-    """Tools of one name, in a namespace and without one."""
+    """Return a world with tools of one name, in a namespace and without one."""
 
     def named(role: Role) -> Role:
         first = attrs.evolve(role.actors[0], name="same", namespace=None, agent=None)
@@ -340,7 +348,7 @@ def _names(chance: Chance) -> World:
 
     role = named(Role(name="a", actors=(Actor(name="same", approval=True, idempotent=chance.one_in(3)),)))
     if chance.one_in(2):
-        role = attrs.evolve(role, actors=role.actors[1:])  # and none of the bare name
+        role = attrs.evolve(role, actors=role.actors[1:])  # no tool of the bare name
     steps: list[Step] = []
     ids = [f"c{place}" for place in range(6)]
     for turn in range(2):
@@ -348,19 +356,21 @@ def _names(chance: Chance) -> World:
         steps.append(
             [call("same", {"n": chance.whole(0, 5)}, call_id=call_id, namespace=space) for call_id, space in asked]
         )
-    if chance.one_in(3):  # an id that was another one's
+    if chance.one_in(3):  # two calls of one id
         steps.append([call("same", {"n": 2}, call_id="c9", namespace=name) for name in chance.pick(["xy", "xx"])])
     verdicts = tuple(
         Verdict(call_id=call_id, approved=not chance.one_in(3), always=chance.one_in(2)) for call_id in ids
     )
     config = RunConfig(tool_not_found_behavior="return_error_to_model")
-    return _world(chance, [*steps, say("done")], role, config=config, verdicts=verdicts, serialize=chance.one_in(2))
+    return _make_world(
+        chance, [*steps, say("done")], role, config=config, verdicts=verdicts, serialize=chance.one_in(2)
+    )
 
 
-# ---------------------------------------------------------------------------------------------- made for one thing
+# ---------------------------------------------------------------------------------------------- made for one case
 
 
-def _world(
+def _make_world(
     chance: Chance,
     script: list[Step],
     *roles: Role,
@@ -377,12 +387,12 @@ def _world(
 
 
 def _choices(chance: Chance) -> World:
-    """Models that have to use a tool; some of their calls wait for a verdict, in the turns of another agent too."""
+    """Return a world whose models must use a tool; some calls wait for a verdict, in turns of another agent too."""
     steps: list[Step] = []
     verdicts: list[Verdict] = []
     handing = chance.one_in(2)
     for turn in range(4 if handing else chance.whole(2, 4)):
-        # When the second one has paused the first one comes to work again.
+        # The first agent works again after a pause of the second.
         names = ["asked"] if handing and turn == 2 else [chance.pick(["plain", "asked"])] * chance.whole(1, 2)
         ids = [f"c{turn}{place}" for place in range(len(names))]
         pieces = [call(name, {"n": 1}, call_id=call_id) for name, call_id in zip(names, ids, strict=True)]
@@ -396,11 +406,11 @@ def _choices(chance: Chance) -> World:
         Role(name=name, actors=(PLAIN, ASKED), chooses=True, resets=not chance.one_in(4), handoffs=handoffs)
         for name, handoffs in (("a", ("b",)), ("b", ("a",)))
     ]
-    return _world(chance, [*steps, say("done")], *roles, verdicts=tuple(verdicts), serialize=chance.one_in(2))
+    return _make_world(chance, [*steps, say("done")], *roles, verdicts=tuple(verdicts), serialize=chance.one_in(2))
 
 
 def _edited(chance: Chance) -> World:
-    """Long arguments that only differ far behind, some of them changed by a verdict, or by a guardrail after it."""
+    """Return a world with long arguments that differ only in their last digits; verdicts or guardrails change some."""
     before: Any = chance.pick([(), ("reject odd",), ("rewrite odd",), ("rewrite odd", "reject odd")])
     actors = tuple(
         Actor(name=name, approval=True, before=before, idempotent=chance.one_in(3)) for name in ("asked", "other")
@@ -425,7 +435,7 @@ def _edited(chance: Chance) -> World:
     ]
     verdicts = [one if one.approved else attrs.evolve(one, arguments=None) for one in verdicts]
     execution = ToolExecution(pre_approval_tool_input_guardrails=chance.one_in(2))
-    return _world(
+    return _make_world(
         chance,
         [*steps, say("done")],
         Role(name="a", actors=actors),
@@ -436,7 +446,7 @@ def _edited(chance: Chance) -> World:
 
 
 def _threads(chance: Chance) -> World:
-    """Sync tools for which there is one thread; a nested run that fails before its body came to it, or is cut."""
+    """Return a world of sync tools with one thread; a nested run fails before its body gets the thread, or is cut."""
     deep = Actor(name="deep", in_thread=True, timeout=chance.pick([None, 0.41]))
     failing = chance.pick([None, "tool_start", "tool_start"])
     inner = Role(name="an", actors=(deep,), hooks=failing)
@@ -465,21 +475,21 @@ def _threads(chance: Chance) -> World:
     config = RunConfig(tool_execution=ToolExecution(max_threads=1))
     script: list[Step] = [*steps, say("done")]
     role = Role(name="a", actors=actors)
-    return _world(chance, script, role, config=config, nested=nested, behaviors=behaviors)
+    return _make_world(chance, script, role, config=config, nested=nested, behaviors=behaviors)
 
 
 def _one_pass(chance: Chance) -> World:
-    """A guardrail that trips in the moment in which the model beside it fails, or answers."""
+    """Return a world whose guardrail trips at the moment at which the model beside it fails or answers."""
     judges: Any = [(chance.pick(["trip late", "pass late"]), True) for _ in range(chance.whole(1, 2))]
     ends: Step = chance.pick([BUSY, BUSY, say("answered")])
     first: Any = [wait(LATE), ends]
     role = Role(name="a", actors=(PLAIN,), judges=tuple(judges))
     order = chance.pick(["passes", "passes", "steps"])
-    return _world(chance, [first, say("done")], role, order=order, options={"session": SessionLog})
+    return _make_world(chance, [first, say("done")], role, order=order, options={"session": SessionLog})
 
 
 def _begun(chance: Chance) -> World:
-    """A model that fails when it has shown a part of its answer, or when it has shown nothing."""
+    """Return a world whose model fails after a part of its answer, or before any."""
     busy = fail(ModelTransportError("busy", status=429, retry_after=chance.pick([None, 0.5])))
     piece = chance.pick(
         [ReasoningDelta("hm"), ReasoningDelta("hm"), TextDelta("Let"), ArgumentsDelta("c9", '{"n"'), None, None]
@@ -490,13 +500,13 @@ def _begun(chance: Chance) -> World:
     answer: Step = [reason("so"), say("Well."), call("plain", {"n": 2}, call_id="c1")]
     config = RunConfig(model_settings=settings, hold_text_until_guarded=chance.one_in(2))
     judges: Any = (("pass late", True),) if chance.one_in(2) else ()
-    return _world(
+    return _make_world(
         chance, [[*shown, busy], answer, say("done")], Role(name="a", actors=(PLAIN,), judges=judges), config=config
     )
 
 
 def _slow(chance: Chance) -> World:
-    """A model with a time limit that takes its time, when its reader has let it wait before."""
+    """Return a world with a slow model under a timeout, whose reader delayed it before."""
     settings = ModelSettings(timeout=0.4, retry=ModelRetrySettings(1, initial_delay=0.12, max_delay=0.12))
     seconds = chance.pick([0.25, 0.9, 30.0])
     pieces = [say("word " * chance.whole(1, 20)), wait(seconds), call("plain", {"n": 2}, call_id="c1")]
@@ -504,14 +514,14 @@ def _slow(chance: Chance) -> World:
         pieces.insert(0, wait(0.1))
     config = RunConfig(model_settings=settings, stream_buffer=chance.pick([1, 1, 3]))
     script: list[Step] = [pieces, say("done"), say("done")]
-    # At the gate time may pass while the reader waits.
+    # At the gate, time may also pass while the reader waits.
     order = chance.pick(["passes", "passes", "steps", "gate"])
     role = Role(name="a", actors=(PLAIN,))
-    return _world(chance, script, role, config=config, slow_reader=not chance.one_in(4), order=order)
+    return _make_world(chance, script, role, config=config, slow_reader=not chance.one_in(4), order=order)
 
 
 def _silent(chance: Chance) -> World:
-    """Bodies that may be silent for so long, and report now and then."""
+    """Return a world of bodies with an idle timeout, which report now and then."""
     actors = (Actor(name="idle", idle=0.4), Actor(name="bounded", idle=0.4, timeout=0.9), PLAIN)
     count = chance.whole(1, 3)
     behaviors: dict[str, Behavior] = {
@@ -522,18 +532,18 @@ def _silent(chance: Chance) -> World:
     }
     names = [chance.pick(["idle", "idle", "bounded"]) for _ in range(count)]
     calls = [call(name, {"n": 2 * place}, call_id=f"c{place}") for place, name in enumerate(names)]
-    return _world(chance, [calls, say("done")], Role(name="a", actors=actors), behaviors=behaviors)
+    return _make_world(chance, [calls, say("done")], Role(name="a", actors=actors), behaviors=behaviors)
 
 
 def _stopped(chance: Chance) -> World:
-    """A reader who wants the run to end after its turn."""
+    """Return a world whose reader cancels the run after its turn."""
     event = chance.pick(["CallStarted", "CallSettled", "TurnStarted", "TextDelta", "ItemCreated", "TurnEnded"])
     taste = attrs.evolve(SIZE, guards=False, approvals=chance.one_in(3))
-    return _drawn(chance, taste, options={"session": SessionLog, "max_turns": 10}, reader_stops=event)
+    return _draw_changed(chance, taste, options={"session": SessionLog, "max_turns": 10}, reader_stops=event)
 
 
 def _grace(chance: Chance) -> World:
-    """Nested runs with a grace of their own, that are cut together with the run around them."""
+    """Return a world of nested runs with a cleanup grace of their own, cut together with the run around them."""
     deep = Actor(name="deep")
     own = RunConfig(tool_execution=ToolExecution(cleanup_grace=chance.pick([0.1, 5.0, 5.0])))
     inner = Role(name="an", actors=(deep,))
@@ -556,7 +566,9 @@ def _grace(chance: Chance) -> World:
     cancel = None if fails or by_time else CancelAt(chance.whole(2, 4), waiting=True)
     script: list[Step] = [calls, say("done")]
     role = Role(name="a", actors=actors)
-    return _world(chance, script, role, config=config, nested=nested, behaviors=behaviors, cancel=cancel, order="gate")
+    return _make_world(
+        chance, script, role, config=config, nested=nested, behaviors=behaviors, cancel=cancel, order="gate"
+    )
 
 
 KINDS: dict[str, Callable[[Chance], World]] = {
