@@ -1,8 +1,11 @@
-"""`check`: whether a run kept every built-in invariant of the library.
+"""`check`: tests whether a run kept every built-in invariant of the library.
 
 The invariants are a table (`INVARIANTS`): each has a name, a promise in words, and a function that looks for its
-premise and its breach in what a run left. A world in which an invariant's premise never occurs says nothing about it; a
-`CoverageCounter` counts the worlds that exercised each, so that a test session can fail where one was never tested.
+premise and its breach in an `Observation`. A simulation case in which the premise of an invariant never occurs says
+nothing about this invariant. A `CoverageCounter` counts the cases that exercised each invariant, so that a test session
+can fail when an invariant was never exercised.
+
+This package depends on `testing.simulation`; the runtime does not know about either.
 """
 
 from __future__ import annotations
@@ -69,18 +72,18 @@ __all__ = [
 LAWS = INVARIANTS
 """The former name."""
 
-# Importing a module of laws is what enters them into the table.
+# The decorator enters each invariant at import. The tuple uses the imports, so that no linter removes them.
 _TABLES = (
     *(laws_execution, laws_limits, laws_times, laws_outcomes, laws_cancellation, laws_guards, laws_accounting),
     *(laws_bounds, laws_events, laws_models, laws_watchers, laws_between),
 )
 
 Judged: TypeAlias = Observation | WorldRun | WorldRuns
-"""What can be judged: what a world's run left, of one run or of all of them, or evidence put together by hand."""
+"""An input of `check`: one run of a simulation case, all its runs, or an observation that was built by hand."""
 
 
 def evidence_of(run: WorldRun) -> Observation:
-    """Return what is known of *run*."""
+    """Return the observation of *run*: its log, its result, and the reports of every fixture that watched it."""
     data = run.result if run.result is not None else run.run_data
     hooks, session = run.hooks, run.session
     given = run.cancelled_at is not None
@@ -92,7 +95,8 @@ def evidence_of(run: WorldRun) -> Observation:
     journal_failed = isinstance(run.journal, JournalLog) and run.journal.failed
     faulty = bool(failed) or any(fails for _, _, fails in writes) or journal_failed
     native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
-    # Whoever asked for a cancellation takes it back, also where an error leaves in its place.
+    # The task that requested a native cancellation takes it back (`uncancel`), also where a fatal error is raised
+    # instead of the cancellation.
     outranked = run.error is not None and is_fatal(run.error) and run.cancelling > 0
     return Observation(
         records=run.records,
@@ -125,7 +129,7 @@ def evidence_of(run: WorldRun) -> Observation:
         hook_stamps=hooks.stamps if isinstance(hooks, HookLog) else (),
         agent_hooks={name: list(zip(log.stamps, log.told, strict=True)) for name, log in agent_hooks.items()},
         watchers_failed=failed,
-        heard=_heard(run),
+        heard=_collect_heard_events(run),
         writes=writes,
         durable=run.journal.got if isinstance(run.journal, JournalLog) else None,
         pending=run.pending,
@@ -151,27 +155,28 @@ def evidence_of(run: WorldRun) -> Observation:
 _LOGS = (HookLog, AgentHookLog)
 
 
-def _heard(run: WorldRun) -> dict[tuple[str, str], list[tuple[int, Any]]]:
-    """Return what listeners of agent tools heard, by the names of the agent and the tool."""
+def _collect_heard_events(run: WorldRun) -> dict[tuple[str, str], list[tuple[int, Any]]]:
+    """Return the events that listeners of agent tools received, by the names of the agent and the tool."""
     tools = ((agent, tool) for agent in agents_of(run.agent) for tool in agent.tools)
     found = ((agent, tool, tool.body.on_stream) for agent, tool in tools if isinstance(tool.body, AgentCall))
     return {(agent.name, tool.name): one.heard for agent, tool, one in found if isinstance(one, Listener)}
 
 
 def counterpart_of(run: WorldRun, relation: Relation) -> Counterpart:
-    """Return *run* as what another run of its world is held against."""
+    """Return *run* in the form in which another run of its simulation case is compared with it."""
     name = f"the {relation} on {run.backend}, {'streamed' if run.streamed else 'plain'},"
     return Counterpart(relation=relation, name=name, records=run.records, error=type(run.error))
 
 
 def check_counterparts(run: WorldRun, twin: Counterpart, tally: CoverageCounter | None = None) -> None:
-    """Judge by the invariants between runs alone whether *run* and *twin* say the same.
+    """Compare *run* with its counterpart *twin* by the invariants between runs alone, and count them in *tally*.
 
     Raises:
         InvariantError: as `check` does.
     """
-    evidence = Observation(records=run.records, error=run.error, twins=(twin,))
-    if findings := judge(Reading(evidence), tally, _BETWEEN, worlds=0):
+    observation = Observation(records=run.records, error=run.error, twins=(twin,))
+    # `worlds=0`: `check` of this run has counted its simulation case already.
+    if findings := judge(Reading(observation), tally, _BETWEEN, worlds=0):
         raise InvariantError(tuple(findings), f" on {run.backend}", told(tuple(run.records), findings))
 
 
@@ -187,7 +192,7 @@ _BETWEEN = tuple(
 )
 
 
-def _evidence(judged: Judged) -> list[tuple[str, Observation]]:
+def _observe_runs(judged: Judged) -> list[tuple[str, Observation]]:
     if isinstance(judged, Observation):
         return [("", judged)]
     runs = judged.runs if isinstance(judged, WorldRuns) else (judged,)
@@ -195,25 +200,25 @@ def _evidence(judged: Judged) -> list[tuple[str, Observation]]:
 
 
 def findings_of(judged: Judged, tally: CoverageCounter | None = None) -> list[Breach]:
-    """Return what *judged* breaks, in the table's order; counted in *tally* with what it exercises."""
-    return [finding for _, evidence in _evidence(judged) for finding in judge(Reading(evidence), tally)]
+    """Return the breaches of *judged* in the table's order. Counts breaches and exercised invariants in *tally*."""
+    return [finding for _, observation in _observe_runs(judged) for finding in judge(Reading(observation), tally)]
 
 
 def check(judged: Judged, tally: CoverageCounter | None = None, *, but: frozenset[str] = frozenset()) -> None:
-    """Judge what a run left by every built-in invariant, and count in *tally* which of them it exercised.
+    """Judge a finished run by every built-in invariant, and count in *tally* the invariants that it exercised.
 
     Args:
-        judged: What is judged.
-        tally: Where to count.
-        but: Names of invariants that are left out.
+        judged: A run of a simulation case, all its runs, or an observation.
+        tally: The coverage counter, which this function changes.
+        but: Names of invariants to leave out.
 
     Raises:
         InvariantError: naming each broken invariant, what it promises, and the records that show the breach.
     """
-    laws = [one for one in INVARIANTS.values() if one.name not in but] if but else None
-    for where, evidence in _evidence(judged):
-        reading = Reading(evidence)
-        findings = judge(reading, tally, laws)
-        reading.forget()
+    selected = [one for one in INVARIANTS.values() if one.name not in but] if but else None
+    for where, observation in _observe_runs(judged):
+        indexed = Reading(observation)
+        findings = judge(indexed, tally, selected)
+        indexed.forget()
         if findings:
-            raise InvariantError(tuple(findings), where, told(tuple(evidence.records), findings))
+            raise InvariantError(tuple(findings), where, told(tuple(observation.records), findings))

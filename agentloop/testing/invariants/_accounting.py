@@ -1,4 +1,4 @@
-"""Invariants of accounting and state: requests, items, hooks, spans and sessions each counted exactly once."""
+"""Invariants of accounting and state: requests, items, hooks, spans and sessions are each counted exactly once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Findings = Iterator[Broken | None]
 
 @law("accounting")
 def each_request_ends_once(seen: Reading) -> Findings:
-    """Each model request has exactly one ending: a response, or a failure of the same attempt."""
+    """Each model request ends exactly once: with a response, or with a failure of the same attempt."""
     for turn in seen.turns:
         events: list[tuple[int, r.ModelRequested | r.ModelResponded | r.ModelFailed]]
         events = [*turn.requested, *turn.responded, *turn.failed]
@@ -46,7 +46,7 @@ def each_request_ends_once(seen: Reading) -> Findings:
         open_since: int | None = None
         for n, record in events:
             if isinstance(record, r.ModelRequested):
-                if open_since is not None and not _crashed(seen, turn.path, open_since, n):
+                if open_since is not None and not _was_cut(seen, turn.path, open_since, n):
                     yield broken("a request was made while another of its turn is open", open_since, n)
                 open_since = n
                 continue
@@ -55,12 +55,12 @@ def each_request_ends_once(seen: Reading) -> Findings:
             else:
                 yield HELD
             open_since = None
-        if open_since is not None and not _crashed(seen, turn.path, open_since, len(seen.records)):
+        if open_since is not None and not _was_cut(seen, turn.path, open_since, len(seen.records)):
             yield broken("a request has no ending", open_since)
 
 
-def _crashed(seen: Reading, path: Path, since: int, until: int) -> bool:
-    """Tell whether the entry that record *since* is in was cut: another began without its end."""
+def _was_cut(seen: Reading, path: Path, since: int, until: int) -> bool:
+    """Tell whether the run segment of record *since* was cut: another segment began before this one had ended."""
     run = seen.runs.get(path)
     if run is None:
         return True
@@ -70,7 +70,7 @@ def _crashed(seen: Reading, path: Path, since: int, until: int) -> bool:
 
 
 def requests_of(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
-    """Yield the requests of the whole tree that count, by their records' places, with what they used."""
+    """Yield the record number and the usage of each request of the whole tree that counts as one."""
     for n, record in enumerate(seen.records):
         if isinstance(record, r.ModelResponded):
             yield n, record.response.usage
@@ -80,7 +80,7 @@ def requests_of(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
 
 @law("accounting")
 def usage_counts_each_request_once(seen: Reading) -> Findings:
-    """The usage is the sum over the requests of the whole tree, each counted once."""
+    """The usage is the sum over all requests of the whole tree, each counted once."""
     data = seen.evidence.result
     if data is None or data.usage is None:
         return
@@ -94,18 +94,18 @@ def usage_counts_each_request_once(seen: Reading) -> Findings:
         wanted = sum([getattr(usage, name) for usage in told])
         if getattr(data.usage, name) != wanted:
             yield broken(f"{name} is {getattr(data.usage, name)}, the requests' sum is {wanted}")
-    entries = [usage for usage in told if _says_something(usage)]
+    entries = [usage for usage in told if _has_usage(usage)]
     if list(data.usage.entries) != entries:
         yield broken(f"{len(data.usage.entries)} entries of usage, the requests have {len(entries)}, or others")
 
 
-def _says_something(usage: RequestUsage) -> bool:
+def _has_usage(usage: RequestUsage) -> bool:
     return bool(usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete)
 
 
 @law("accounting")
 def models_are_asked_as_recorded(seen: Reading) -> Findings:
-    """A model is asked exactly as often as the log says."""
+    """A model receives as many requests as the log records, save those that are cancelled before they reach it."""
     shown = seen.evidence.shown
     if shown is None:
         return
@@ -128,7 +128,7 @@ _FOLLOWERS = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, Reasoning
 
 
 def faults_of_history(items: Sequence[Item]) -> Iterator[str]:
-    """Say what makes *items* a history that no model may be shown."""
+    """Yield one sentence for each reason why no model may be shown *items*."""
     calls: dict[str, int] = {}
     outputs: dict[str, int] = {}
     thoughts: list[int] = []
@@ -153,7 +153,7 @@ def faults_of_history(items: Sequence[Item]) -> Iterator[str]:
 
 @law("accounting")
 def history_is_valid(seen: Reading) -> Findings:
-    """Whatever a model is shown, each call has exactly one output after it, and reasoning keeps its follower."""
+    """In each request to a model every call has exactly one output after it, and reasoning keeps its follower."""
     for path, items in seen.evidence.shown or ():
         faults = list(faults_of_history(items))
         if faults:
@@ -171,9 +171,9 @@ def history_is_valid(seen: Reading) -> Findings:
 
 @law("accounting")
 def models_are_shown_all_that_was(seen: Reading) -> Findings:
-    """What a model is shown leaves out nothing of the run: its input, each message, each call of an accepted turn and
-    each handoff with its answer; unless the log says that the history was replaced, or the application or a server has
-    the last word on what a model is shown.
+    """Each request shows a model everything of the run so far: its input, each message, and each call of an accepted
+    turn and each handoff with its answer. Exceptions: the log says that the history was replaced, or the application or
+    a server decides which items a model is shown.
     """
     replaced = {one.path for one in seen.records if isinstance(one, r.HistoryReplaced) and not one.added}
     shown: dict[Path, list[Sequence[Item]]] = {}
@@ -181,42 +181,42 @@ def models_are_shown_all_that_was(seen: Reading) -> Findings:
         shown.setdefault(path, []).append(items)
     for run in seen.runs.values():
         requests = [n for turn in run.turns for n, _ in turn.requested]
-        if run.path in replaced or _chosen_elsewhere(seen, run):
+        if run.path in replaced or _is_chosen_elsewhere(seen, run):
             continue
         if len(requests) != len(shown.get(run.path, ())):
-            continue  # one that was cancelled may not have reached the model
+            continue  # a request that was cancelled may not have reached the model
         for n, items in zip(requests, shown.get(run.path, ()), strict=True):
-            given = Counter(_shown_as(item) for item in items)
-            if lost := Counter(_all_before(seen, run, n)) - given:
+            given = Counter(_make_key(item) for item in items)
+            if lost := Counter(_list_expected_items(seen, run, n)) - given:
                 yield broken(f"run {'/'.join(run.path) or '(the root)'}: the model wasn't shown {next(iter(lost))}", n)
             else:
                 yield HELD
 
 
-def _chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
-    """Tell whether a function of the application, or a server that keeps the conversation, decides what is shown."""
+def _is_chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
+    """Tell whether a function of the application, or a server that keeps the conversation, chooses the shown items."""
     config, first = seen.config(run.path), seen.records[run.began[0]]
     kept = isinstance(first, r.RunStarted) and first.kept
     return kept or config.call_model_input_filter is not None or config.session_input_callback is not None
 
 
-def _shown_as(item: Item) -> tuple[str, str]:
+def _make_key(item: Item) -> tuple[str, str]:
     if isinstance(item, (*_CALLS, *_OUTPUTS)):
         return ("output" if isinstance(item, _OUTPUTS) else "call", item.call_id)
     return (type(item).__name__, item.text if isinstance(item, AssistantMessage | UserMessage) else "")
 
 
-def _all_before(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[str, str]]:
+def _list_expected_items(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[str, str]]:
     first = seen.records[run.began[0]]
     assert isinstance(first, r.RunStarted)
-    yield from (_shown_as(item) for item in first.input if isinstance(item, UserMessage) and not item.secret)
+    yield from (_make_key(item) for item in first.input if isinstance(item, UserMessage) and not item.secret)
     for turn in run.turns:
         for at, one in turn.responded:
             if at < n:
                 said = (item for item in one.response.items if isinstance(item, AssistantMessage))
-                yield from (_shown_as(item) for item in said if not item.secret)
+                yield from (_make_key(item) for item in said if not item.secret)
         for call in turn.calls:
-            if any(at < n for at in turn.accepted) and _told(call):
+            if any(at < n for at in turn.accepted) and _has_output(call):
                 yield from (("call", call.call_id), ("output", call.call_id))
     for at, handed in run.handed:
         for call_id in (handed.call_id, *handed.ignored) if at < n else ():
@@ -225,7 +225,7 @@ def _all_before(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[str, str]
 
 @law("accounting")
 def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
-    """What a run gives back is its log folded: items, calls, responses and usage; and its log says who is at work."""
+    """A run returns the fold of its log: items, calls, responses and usage; and the log names the agent at work."""
     data = seen.evidence.result
     if data is None or not seen.records:
         return
@@ -236,7 +236,7 @@ def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
         except Exception as error:
             yield broken(f"the log can't be folded: {type(error).__name__} at {type(record).__name__}", n)
             return
-    if fold.agent != (at_work := _at_work(seen)):
+    if fold.agent != (at_work := _find_agent_at_work(seen)):
         yield broken(f"the log folds to {fold.agent!r} at work, and {at_work!r} is")
     if fold.usage != data.usage:
         yield broken(f"the log folds to {fold.usage}, the run says {data.usage}")
@@ -251,8 +251,8 @@ def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
     yield HELD
 
 
-def _at_work(seen: Reading) -> str:
-    """Return the key of the agent that was the last to come to work in the run that was asked for."""
+def _find_agent_at_work(seen: Reading) -> str:
+    """Return the key of the agent that was the last to become active in the root run."""
     found = ""
     for record in seen.records:
         if not record.path and isinstance(record, r.RunStarted | r.TurnStarted):
@@ -264,9 +264,9 @@ def _at_work(seen: Reading) -> str:
 
 @law("accounting")
 def results_follow_model_order(seen: Reading) -> Findings:
-    """A result has every call of its own path once, in model order, with the outcome that the log has last.
+    """A result has every call of its own path once, in model order, with the last outcome that the log has.
 
-    So do its outputs stand, but for those of calls that waited for a verdict, or went on in a later entry.
+    Its outputs are in the same order, except those of calls that waited for a verdict or resumed in a later segment.
     """
     data = seen.evidence.result
     if data is None:
@@ -289,17 +289,17 @@ def results_follow_model_order(seen: Reading) -> Findings:
 
 @law("accounting")
 def results_hold_every_item(seen: Reading) -> Findings:
-    """A completed run gives every message of its model, and every call and handoff with what answers it."""
+    """The result of a completed run has every message of its model, and every call and handoff with its answer."""
     data = seen.evidence.result
     if not isinstance(data, RunResult) or data.status != "completed" or seen.root is None:
         return
     outputs = {item.call_id for item in data.new_items if isinstance(item, _OUTPUTS)}
     asked = {item.call_id for item in data.new_items if isinstance(item, _CALLS)}
     answered = {call_id for _, one in seen.root.handed for call_id in (one.call_id, *one.ignored)}
-    ended = {call.call_id for call in seen.calls.values() if not call.path and call.turn.accepted and _told(call)}
+    ended = {call.call_id for call in seen.calls.values() if not call.path and call.turn.accepted and _has_output(call)}
     if missing := sorted((answered | ended) - (outputs & asked)):
         yield broken(f"the result lacks the call {missing[0]}, or what answers it")
-    said = Counter(item.text for turn in seen.root.turns for item in _messages(turn))
+    said = Counter(item.text for turn in seen.root.turns for item in _list_messages(turn))
     given = Counter(item.text for item in data.new_items if isinstance(item, AssistantMessage))
     if lost := said - given:
         yield broken(f"the model said {next(iter(lost))!r}, and the result doesn't")
@@ -307,11 +307,11 @@ def results_hold_every_item(seen: Reading) -> Findings:
         yield HELD
 
 
-def _told(call: CallSeen) -> bool:
+def _has_output(call: CallSeen) -> bool:
     return bool(call.settled) and call.settled[-1][1].outcome.output is not None
 
 
-def _messages(turn: TurnSeen) -> list[AssistantMessage]:
+def _list_messages(turn: TurnSeen) -> list[AssistantMessage]:
     items = (item for _, one in turn.responded for item in one.response.items)
     return [item for item in items if isinstance(item, AssistantMessage)]
 
@@ -320,7 +320,7 @@ def _messages(turn: TurnSeen) -> list[AssistantMessage]:
 def exactly_one_end(seen: Reading) -> Findings:
     """A run gives exactly one of a final output, an error, an interruption or a cancellation, and its log agrees.
 
-    Of a journal that fails behind the log's end, the error alone tells.
+    If a journal fails after the end of the log, only the raised error shows it.
     """
     if seen.root is None or not seen.root.ended:
         return
@@ -348,8 +348,8 @@ def exactly_one_end(seen: Reading) -> Findings:
 
 @law("accounting")
 def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
-    """A nested run's records stand between the start of the call that runs it and that call's end; it has as many turns
-    as its tool says.
+    """The records of a nested run lie between the start and the end of the call that runs it; its limit of turns is
+    that of its tool.
     """
     for run in seen.runs.values():
         if not run.path or not run.began:
@@ -379,7 +379,7 @@ def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
 
 @law("accounting")
 def handoffs_go_where_they_say(seen: Reading) -> Findings:
-    """A handoff is taken after its batch is accepted; the next turn is its target's, and only the first is taken."""
+    """A handoff is taken after its batch is accepted; the next turn belongs to its target; only the first is taken."""
     for run in seen.runs.values():
         for n, record in run.handed:
             turn = next((turn for turn in reversed(run.turns) if turn.n < n), None)
@@ -404,7 +404,7 @@ _PAIRS = {"tool_end": "tool_start", "llm_end": "llm_start", "agent_end": "agent_
 
 @law("accounting")
 def tool_hooks_pair(seen: Reading) -> Findings:
-    """Each start of a tool that hooks were told of has exactly one end, and none ends without a start."""
+    """Hooks receive exactly one end for each start of a tool, and no end without a start."""
     told = seen.evidence.hooks
     if told is None:
         return
@@ -414,9 +414,9 @@ def tool_hooks_pair(seen: Reading) -> Findings:
     for key in starts.keys() | ends.keys():
         call = seen.calls.get(key)
         if starts[key] > ends[key] and call is not None and paused(seen, call):
-            continue  # its end comes when it goes on
+            continue  # hooks receive its end when the nested run resumes
         if starts[key] > ends[key] and (("tool_end", *key) in seen.evidence.watchers_failed or key in cut):
-            continue  # who comes after hooks that fail isn't told, nor who comes after the deadline
+            continue  # hooks after a failed hook, or after the cleanup deadline, are not called
         if starts[key] != ends[key]:
             yield broken(f"hooks were told of {starts[key]} starts and {ends[key]} ends of call {key[1]}")
         else:
@@ -433,7 +433,7 @@ def tool_hooks_pair(seen: Reading) -> Findings:
 
 @law("accounting")
 def run_end_is_told_once(seen: Reading) -> Findings:
-    """Hooks hear of the end of an entry exactly once, as the last thing."""
+    """Hooks receive the end of each run segment exactly once, and no event after it."""
     told = seen.evidence.hooks
     if told is None or seen.root is None:
         return
@@ -448,8 +448,8 @@ def run_end_is_told_once(seen: Reading) -> Findings:
 
 @law("accounting")
 def hooks_hear_of_each_step(seen: Reading) -> Findings:
-    """Hooks are told of each agent that comes to work, each answer of the model, each start of a tool before its body
-    runs, and of the end of the agent with whose output the run completes.
+    """Hooks receive each agent that becomes active, each answer of the model, each start of a tool before its body
+    runs, and the end of the agent whose output completes the run.
     """
     told, run = seen.evidence.hooks, seen.root
     if told is None or run is None or not run.turns or seen.evidence.watchers_failed:
@@ -478,7 +478,7 @@ def hooks_hear_of_each_step(seen: Reading) -> Findings:
 
 @law("accounting")
 def model_hooks_nest(seen: Reading) -> Findings:
-    """Hooks hear of a model's answer only after they heard that it was asked, turn by turn."""
+    """Hooks receive an answer of a model only after the request that it answers."""
     asked: Counter[Path] = Counter()
     for event, path, _ in seen.evidence.hooks or ():
         if event == "llm_start":
@@ -493,7 +493,7 @@ def model_hooks_nest(seen: Reading) -> Findings:
 
 @law("accounting")
 def spans_pair_and_nest(seen: Reading) -> Findings:
-    """Each span begins once and ends once, and none outlives the span around it."""
+    """Each span begins once and ends once, and no span outlives the span around it."""
     open_spans: list[object] = []
     known: set[int] = set()
     for event, span in seen.evidence.spans or ():
@@ -520,9 +520,9 @@ def spans_pair_and_nest(seen: Reading) -> Findings:
 
 @law("accounting")
 def sessions_get_each_item_once(seen: Reading) -> Findings:
-    """A session gets what the run added, each item once and in order, calls together with their outputs.
+    """A session gets the items that the run added, each once and in order, calls together with their outputs.
 
-    A write that the run's time and its grace cut off may be missing.
+    A write may be missing if the timeout of the run and its cleanup grace cut it off.
     """
     saved = seen.evidence.saved
     if saved is None:
@@ -549,24 +549,24 @@ def sessions_get_each_item_once(seen: Reading) -> Findings:
         wanted = [*data.input, *data.new_items]
         # A handoff's call is held back until it is answered, so the order may differ from the run's.
         if Counter(map(repr, fresh)) != Counter(map(repr, wanted)):
-            yield broken(f"the session got {_kinds(fresh)}, the run has {_kinds(wanted)}")
+            yield broken(f"the session got {_format_kinds(fresh)}, the run has {_format_kinds(wanted)}")
     if fresh:
         yield HELD
 
 
-def _kinds(items: Iterable[Item]) -> str:
+def _format_kinds(items: Iterable[Item]) -> str:
     return ", ".join(f"{type(item).__name__} {getattr(item, 'call_id', '')}".strip() for item in items)
 
 
 @law("accounting")
 def secrets_stand_nowhere(seen: Reading) -> Findings:
-    """No secret text stands in an error of the library, a span, an event's or a record's words, or in what a journal is
-    given. What an application's error says is its own affair.
+    """No secret text appears in an error of the library, a span, the text of an event or a record, or a line of a
+    journal. The message of an application's error is not checked.
     """
     canaries = seen.evidence.canaries
     if not canaries:
         return
-    places = list(_texts(seen))
+    places = list(_list_texts(seen))
     for canary in canaries:
         for where, text in places:
             if canary in text:
@@ -574,7 +574,7 @@ def secrets_stand_nowhere(seen: Reading) -> Findings:
     yield HELD
 
 
-def _texts(seen: Reading) -> Iterator[tuple[str, str]]:
+def _list_texts(seen: Reading) -> Iterator[tuple[str, str]]:
     error = seen.evidence.error
     while error is not None:
         words = [str(error)] if isinstance(error, AgentLoopError) else []

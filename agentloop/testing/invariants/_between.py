@@ -1,4 +1,6 @@
-"""Invariants between runs of one world: other backend, mode or cancellation, another time and a replay agree."""
+"""Invariants between runs of one simulation case: on the other backend, in the other mode, with the other kind of
+cancellation, a second time, and as a replay, the case gives the same log.
+"""
 
 from __future__ import annotations
 
@@ -21,80 +23,81 @@ Findings = Iterator[Broken | None]
 def backends_agree(seen: Reading) -> Findings:
     """Under the gate one tape gives one log on trio and on asyncio, and the same end.
 
-    Nested runs that one failure cuts off together wind up side by side, in the backend's order, and so do a reader who
-    is behind and the call that he holds up take their steps: such logs are equal in normal form.
+    Two exceptions have the order of the backend, and their logs are equal in normal form only: several nested runs that
+    one failure cancels together finish side by side; and a slow reader and the call that waits for it take their steps
+    side by side.
     """
-    yield from _as_twins(seen, "backend")
+    yield from _compare_counterparts(seen, "backend")
 
 
 @law("accounting")
 def streaming_changes_nothing(seen: Reading) -> Findings:
-    """Under the gate one tape gives one log, whether somebody who keeps up reads the run's events or nobody does.
+    """Under the gate one tape gives one log, with a reader of the run's events that keeps up and without a reader.
 
-    Up to an attempt of the model that failed after it had shown something: to the reader, who makes it final. A plain
-    run may make it again.
+    The logs are compared up to a model attempt that failed after a part of it was shown: the streamed run can't retry
+    an attempt that its reader has seen; a plain run may.
     """
-    yield from _as_twins(seen, "mode")
+    yield from _compare_counterparts(seen, "mode")
 
 
 @law("cancellation")
 def native_and_scope_cancellations_agree(seen: Reading) -> Findings:
-    """Given while everything waits at the gate, a native cancellation of the caller's task gives the log that one of a
-    scope around it gives.
+    """A native cancellation of the caller's task gives the same log as a cancellation of a scope around it, if it is
+    given while everything waits at the gate.
     """
-    yield from _as_twins(seen, "cancellation")
+    yield from _compare_counterparts(seen, "cancellation")
 
 
 @law("accounting")
 def worlds_repeat_themselves(seen: Reading) -> Findings:
-    """The same world on the same backend gives the same log again."""
-    yield from _as_twins(seen, "again")
+    """The same simulation case on the same backend gives the same log again."""
+    yield from _compare_counterparts(seen, "again")
 
 
 @law("accounting")
 def replays_give_the_log(seen: Reading) -> Findings:
     """A strict replay gives the run's records, on the other backend too."""
-    yield from _as_twins(seen, "replay")
+    yield from _compare_counterparts(seen, "replay")
 
 
-def _as_twins(seen: Reading, relation: Relation) -> Findings:
-    for twin in seen.evidence.twins:
-        if twin.relation == relation:
-            yield _difference(seen, twin)
+def _compare_counterparts(seen: Reading, relation: Relation) -> Findings:
+    for counterpart in seen.evidence.twins:
+        if counterpart.relation == relation:
+            yield _compare_logs(seen, counterpart)
 
 
-def _difference(seen: Reading, twin: Counterpart) -> Broken | None:
-    ours, theirs = seen.records, twin.records
+def _compare_logs(seen: Reading, counterpart: Counterpart) -> Broken | None:
+    ours, theirs = seen.records, counterpart.records
     for n, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
-            if twin.relation == "mode" and _differ_in_what_was_shown(one, other):
+            if counterpart.relation == "mode" and _differ_only_in_streamed(one, other):
                 return HELD
-            loose = _cut_together(ours) or _held_up(ours) or _held_up(theirs)
-            if twin.relation == "backend" and loose and normal(ours) == normal(theirs):
+            loose = _has_several_cancelled_runs(ours) or _has_wait_for_buffer(ours) or _has_wait_for_buffer(theirs)
+            if counterpart.relation == "backend" and loose and normal(ours) == normal(theirs):
                 break
-            return broken(f"record {n} is {one!r}, {twin.name} has {other!r}", n)
+            return broken(f"record {n} is {one!r}, {counterpart.name} has {other!r}", n)
     if len(ours) != len(theirs):
-        return broken(f"{len(ours)} records, {twin.name} has {len(theirs)}", min(len(ours), len(theirs)))
+        return broken(f"{len(ours)} records, {counterpart.name} has {len(theirs)}", min(len(ours), len(theirs)))
     error = seen.evidence.error
-    if twin.error is not None and twin.error is not type(error):
-        return broken(f"it ends with {error!r}, {twin.name} with {twin.error.__name__}")
+    if counterpart.error is not None and counterpart.error is not type(error):
+        return broken(f"it ends with {error!r}, {counterpart.name} with {counterpart.error.__name__}")
     return HELD
 
 
-def _differ_in_what_was_shown(one: r.Record, other: r.Record) -> bool:
-    """Tell whether both are the same failed attempt, of which something was shown in one of the runs alone."""
+def _differ_only_in_streamed(one: r.Record, other: r.Record) -> bool:
+    """Tell whether both records are the same failed attempt, and only one of the runs had shown a part of it."""
     if not (isinstance(one, r.ModelFailed) and isinstance(other, r.ModelFailed)) or one.streamed == other.streamed:
         return False
     return attrs.evolve(one, streamed=other.streamed) == other
 
 
-def _cut_together(records: Sequence[r.Record]) -> bool:
-    """Tell whether several nested runs were cut off."""
+def _has_several_cancelled_runs(records: Sequence[r.Record]) -> bool:
+    """Tell whether more than one nested run ended as cancelled."""
     return sum(bool(one.path) and isinstance(one, r.RunEnded) and one.status == "cancelled" for one in records) > 1
 
 
-def _held_up(records: Sequence[r.Record]) -> bool:
-    """Tell whether a call waited for who reads the run's events."""
+def _has_wait_for_buffer(records: Sequence[r.Record]) -> bool:
+    """Tell whether a call waited for room in the stream's buffer, that is for the reader of the run's events."""
     return any(isinstance(one, r.CallStarted) and "stream_buffer" in one.waited_for for one in records)
 
 
@@ -103,7 +106,7 @@ def _held_up(records: Sequence[r.Record]) -> bool:
 
 @law("accounting")
 def storing_changes_nothing(seen: Reading) -> Findings:
-    """Records and states are the same after they were written and read: what is written then is what was read."""
+    """Records and states are the same after they were written and read, and a second writing gives the same text."""
     agent = seen.evidence.agent
     if agent is None or not seen.records:
         return
@@ -118,7 +121,7 @@ def storing_changes_nothing(seen: Reading) -> Findings:
         yield broken("the state's text isn't what is written when it was read")
     secret = any(call.secret or call.secret_output for call in (one.call for one in seen.calls.values()))
     pairs = enumerate(zip(seen.records, again.records, strict=True))
-    # What is secret comes back as a digest; everything else as it was.
+    # Secret values are read back as digests, so records that hold them can't be compared.
     n = None if secret else next((n for n, (one, other) in pairs if one != other), None)
     if n is not None:
         yield broken(f"stored and read, {seen.records[n]!r} is {again.records[n]!r}", n)

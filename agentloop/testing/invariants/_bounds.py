@@ -1,5 +1,5 @@
-"""Invariants of what bounds a run: its limits of use, the condition that stops it, a model that turns in circles, and
-how much of an output a model is shown.
+"""Invariants of the bounds of a run: its limits of use, its stop condition, the detection of a model that repeats
+itself, and the length of the outputs that a model is shown.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from agentloop.testing.invariants._observation import CallSeen, Path, Reading, R
 from agentloop.tools import AgentCall
 
 NOTICE = 100
-"""Characters, at most, of what stands in the place of the middle of an output; it is told whole."""
+"""Maximum length in characters of the notice that replaces the middle of an output; the notice itself is never cut."""
 Findings = Iterator[Broken | None]
 
 
 @law("accounting")
 def limits_of_use_hold(seen: Reading) -> Findings:
-    """A run asks its model no more once a limit of use is reached, its own or one of a run around it, and starts no
-    more calls than these allow; a run that ends for a limit has reached one.
+    """Once a limit of use is reached, its own or that of a run around it, a run makes no further model request. It
+    starts no more calls than these limits allow. A run that ends for a limit has reached one.
     """
     ledgers = {path: limits for path in seen.runs if (limits := _own_limits(seen, path)) is not None}
     for path, limits in ledgers.items():
-        yield from _calls_fit(seen, path, limits)
-    yield from _refused(seen, ledgers)
+        yield from _check_calls(seen, path, limits)
+    yield from _check_refusals(seen, ledgers)
     for path, limits in ledgers.items():
         for run in seen.under(path):
-            if not _asked_at_once(seen, run):
+            if not _begins_turns_without_await(seen, run):
                 continue
             for turn in run.turns:
                 for n, record in turn.requested:
-                    # Whether a request may be made is asked before its turn begins; before a retry, right before it.
-                    over = _spent(seen, path, limits, turn.n if record.attempt == 1 else n)
+                    # The library checks the limits before a turn begins, and right before each retry.
+                    over = _describe_reached_limit(seen, path, limits, turn.n if record.attempt == 1 else n)
                     if over is not None:
                         yield broken(f"the model was asked although {over}", n)
                     else:
                         yield HELD
     if isinstance(seen.evidence.error, UsageLimitExceeded):
-        spent = (_spent(seen, path, limits, len(seen.records)) for path, limits in ledgers.items())
+        spent = (_describe_reached_limit(seen, path, limits, len(seen.records)) for path, limits in ledgers.items())
         if not any(spent):
             yield broken("the run ended for a limit of use, and none was reached")
 
 
 def _own_limits(seen: Reading, path: Path) -> UsageLimits | None:
-    """Return the limits of the run at *path* if it has some of its own: its part of the tree keeps to them."""
+    """Return the run's own limits, which bind its part of the tree; None if the run at *path* has none of its own."""
     found: UsageLimits | None = seen.evidence.config.limits
     if not path:
         return found
@@ -67,13 +67,16 @@ def _own_limits(seen: Reading, path: Path) -> UsageLimits | None:
     return found
 
 
-def _asked_at_once(seen: Reading, run: RunSeen) -> bool:
-    """Tell whether nobody waits between the look at the limits and the beginning of a turn."""
+def _begins_turns_without_await(seen: Reading, run: RunSeen) -> bool:
+    """Tell whether the run awaits nothing between the check of the limits and the beginning of a turn.
+
+    An `is_enabled` function is awaited there; other runs of the tree may then use up a limit.
+    """
     agents = [seen.agent_named(turn.agent) for turn in run.turns]
     return all(agent is None or all(isinstance(one.is_enabled, bool) for one in agent.tools) for agent in agents)
 
 
-def _calls_fit(seen: Reading, path: Path, limits: UsageLimits) -> Findings:
+def _check_calls(seen: Reading, path: Path, limits: UsageLimits) -> Findings:
     started = [
         (n, one)
         for n, one in enumerate(seen.records)
@@ -93,8 +96,8 @@ def _calls_fit(seen: Reading, path: Path, limits: UsageLimits) -> Findings:
             yield broken(f"call {one.call_id} costs {price}, and its start says {one.cost}", n)
 
 
-def _refused(seen: Reading, ledgers: Mapping[Path, UsageLimits]) -> Findings:
-    """Judge the calls that weren't started because the budget was spent: one of those that bind them must be."""
+def _check_refusals(seen: Reading, ledgers: Mapping[Path, UsageLimits]) -> Findings:
+    """Check each call that was skipped because a budget was spent: a budget that binds it must have no room."""
     for call in seen.calls.values() if ledgers else ():
         for n, record in call.settled:
             if not _is_refused(record):
@@ -107,7 +110,7 @@ def _refused(seen: Reading, ledgers: Mapping[Path, UsageLimits]) -> Findings:
 
 
 def _has_no_room(seen: Reading, path: Path, limits: UsageLimits, refused: CallSeen, n: int) -> bool:
-    """Tell whether calls that had started before record *n*, or were to, leave no room for *refused*."""
+    """Tell whether calls that had started before record *n*, or held room to start, leave none for *refused*."""
     others = [
         one
         for one in seen.calls.values()
@@ -130,11 +133,11 @@ def _is_refused(record: r.CallSettled) -> bool:
 
 
 def _holds_room(seen: Reading, call: CallSeen, refused: CallSeen, n: int) -> bool:
-    """Tell whether *call* has started, or may have been about to when *refused* was looked at."""
+    """Tell whether *call* has started, or may have held room to start when *refused* was checked."""
     if any(at < n for at, _ in call.started):
         return True
     if one_at_a_time(seen, call.turn):
-        return False  # it waits for its slot, or has given its room back with it
+        return False  # a call of such a turn holds room only while it has the slot
     behind = call.turn is refused.turn and call.index > refused.index
     return not behind and not any(at < refused.turn.n or _is_refused(one) for at, one in call.settled)
 
@@ -145,8 +148,8 @@ def _cost(seen: Reading, call: CallSeen) -> Decimal:
     return Decimal(price)
 
 
-def _spent(seen: Reading, path: Path, limits: UsageLimits, before: int) -> str | None:
-    """Return in words which limit of the run at *path* was reached before record *before*; None where none was."""
+def _describe_reached_limit(seen: Reading, path: Path, limits: UsageLimits, before: int) -> str | None:
+    """Return a phrase that names a limit of the run at *path* reached before record *before*; None if none was."""
     here = [n for n, one in enumerate(seen.records[:before]) if one.path[: len(path)] == path]
     within = set(here)
     used = [usage for n, usage in requests_of(seen) if n in within]
@@ -165,12 +168,12 @@ def _spent(seen: Reading, path: Path, limits: UsageLimits, before: int) -> str |
 
 @law("execution")
 def conditions_stop_in_time(seen: Reading) -> Findings:
-    """A run is stopped at the end of the first turn after which its `stop_when` holds, and of no other; a nested one is
-    not stopped by that of the run around it.
+    """A run stops at the end of the first turn after which its `stop_when` holds, and at no other; the condition of a
+    run does not stop the runs nested in it.
     """
     for run in seen.runs.values():
         for n, end in run.ended if run.path else ():
-            if end.status == "stopped" and not _stops_by_itself(seen, run.path):
+            if end.status == "stopped" and not _has_own_condition(seen, run.path):
                 yield broken(f"run {'/'.join(run.path)} was stopped, and has no condition of its own", n)
     given = seen.evidence.config.stop_when
     condition = as_condition(given) if given is not None else None
@@ -181,26 +184,26 @@ def conditions_stop_in_time(seen: Reading) -> Findings:
         following = seen.root.turns[place + 1] if place + 1 < len(seen.root.turns) else None
         if any(turn.n < n and (following is None or n < following.n) for n in stopped):
             until = next(n for n in stopped if n > turn.n)
-            if condition.check(_view(seen, turn, until)) is None:
+            if condition.check(_build_view(seen, turn, until)) is None:
                 yield broken(f"stopped after turn {turn.number}, and {condition!r} doesn't hold", until)
             else:
                 yield HELD
         elif following is not None and following.number > turn.number:
-            if condition.check(_view(seen, turn, following.n)) is not None:
+            if condition.check(_build_view(seen, turn, following.n)) is not None:
                 yield broken(f"{condition!r} holds after turn {turn.number}, and another one began", following.n)
             else:
                 yield HELD
 
 
-def _stops_by_itself(seen: Reading, path: Path) -> bool:
+def _has_own_condition(seen: Reading, path: Path) -> bool:
     call = seen.calls.get((path[:-1], path[-1]))
     tool = seen.tool(call) if call is not None else None
     own = tool.body.run_config if tool is not None and isinstance(tool.body, AgentCall) else None
     return own is not None and own.stop_when is not None
 
 
-def _view(seen: Reading, turn: TurnSeen, until: int) -> ConditionView:
-    """Return what is seen of the run at the end of *turn*, of the records before *until*."""
+def _build_view(seen: Reading, turn: TurnSeen, until: int) -> ConditionView:
+    """Return the root run at the end of *turn* as a condition sees it, from the records before *until*."""
     calls = [call for call in seen.calls.values() if not call.path]
     called = {call.call.name for call in calls if any(n < until for n, _ in call.settled)}
     said = [item for n, one in turn.responded if n < until for item in one.response.items]
@@ -214,16 +217,16 @@ def _view(seen: Reading, turn: TurnSeen, until: int) -> ConditionView:
 
 @law("execution")
 def circles_are_warned_of_then_ended(seen: Reading) -> Findings:
-    """After the turn that brings a call's equal results in a row to `loop_detection` the model is warned of it once;
-    the next turn that has one more of them is the run's last.
+    """After the turn in which the equal results in a row of a call reach `loop_detection`, the model is warned once;
+    the next turn with one more equal result is the run's last.
     """
     for run in seen.runs.values():
         limit = seen.config(run.path).loop_detection
         if limit is not None:
-            yield from _circles(seen, run, limit)
+            yield from _check_circles(seen, run, limit)
 
 
-def _circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
+def _check_circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
     repeats: dict[tuple[str, str], tuple[object, int]] = {}
     for turn, following in itertools.zip_longest(run.turns, run.turns[1:]):
         until = following.n if following is not None else len(seen.records)
@@ -262,8 +265,8 @@ def _circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
 
 @law("execution")
 def outputs_keep_to_their_length(seen: Reading) -> Findings:
-    """What the model is told of a call has `max_output_chars` characters at most: of a longer output head and tail and,
-    where there is room, how long it was; a shorter one is whole.
+    """The model receives at most `max_output_chars` characters of an output: of a longer output its head, its tail and,
+    if there is room, its length; a shorter output is complete.
     """
     if seen.evidence.config.output_store is not None:
         return

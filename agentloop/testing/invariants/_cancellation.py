@@ -1,4 +1,4 @@
-"""Invariants of cancellation and winding up: nothing outlives a run, and who ended what is told truly."""
+"""Invariants of cancellation and of the end of a run: nothing outlives a run, and outcomes name the right cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentloop.tools import AgentCall
 
 Findings = Iterator[Broken | None]
 SLACK = 1e-3
-"""Seconds beyond the cleanup grace that an end may take on a clock that stands still while tasks run."""
+"""Seconds beyond the cleanup grace that an end may take on the simulated clock, which stops while tasks run."""
 
 
 @law("cancellation")
@@ -38,37 +38,37 @@ def nothing_outlives_the_run(seen: Reading) -> Findings:
 
 @law("cancellation")
 def every_entry_ends_once(seen: Reading) -> Findings:
-    """Each entry of a run has one end, it is the entry's last record, and a nested run ends before its call."""
+    """Each run segment ends once, its end is its last record, and a nested run ends before its call."""
     for run in seen.runs.values():
         bounds = [*run.began, len(seen.records)]
         for began, until in itertools.pairwise(bounds):
             ends = [n for n, _ in run.ended if began < n < until]
             if len(ends) > 1:
-                yield broken(f"an entry of run {_name(run.path)} ended {len(ends)} times", *ends)
+                yield broken(f"an entry of run {_format_path(run.path)} ended {len(ends)} times", *ends)
             elif not ends and seen.crashed_between(began, until):
                 yield HELD
-            elif not ends and (until < len(seen.records) or _known_over(seen)):
-                yield broken(f"an entry of run {_name(run.path)} never ended", began)
+            elif not ends and (until < len(seen.records) or _is_over(seen)):
+                yield broken(f"an entry of run {_format_path(run.path)} never ended", began)
             elif ends:
                 late = [n for n in range(ends[0] + 1, until) if seen.records[n].path[: len(run.path)] == run.path]
                 late = [n for n in late if not isinstance(seen.records[n], r.VerdictGiven | r.InputAdded)]
                 if late:
-                    yield broken(f"records of run {_name(run.path)} stand after its end", ends[0], *late)
+                    yield broken(f"records of run {_format_path(run.path)} stand after its end", ends[0], *late)
                 else:
                     yield HELD
 
 
-def _name(path: tuple[str, ...]) -> str:
+def _format_path(path: tuple[str, ...]) -> str:
     return "/".join(path) or "(the root)"
 
 
-def _known_over(seen: Reading) -> bool:
+def _is_over(seen: Reading) -> bool:
     return seen.evidence.result is not None or seen.evidence.error is not None or seen.evidence.cancellation is not None
 
 
 @law("cancellation")
 def an_end_from_above_is_not_told(seen: Reading) -> Findings:
-    """A call that the run's end cancelled has no output, and no model is shown one in that entry."""
+    """A call that the end of a run cancelled has no output, and no model is shown one in that run segment."""
     for call, n, record in seen.from_above:
         until = seen.next_entry(call.path, n)
         if record.outcome.output is not None:
@@ -87,7 +87,7 @@ def an_end_from_above_is_not_told(seen: Reading) -> Findings:
 
 @law("cancellation")
 def nothing_begins_while_ending(seen: Reading) -> Findings:
-    """Once a run's end has reached one of its calls, none of its turns, model calls or queued calls begin."""
+    """After the end of a run has cancelled one of its calls, no turn, model request or queued call of it begins."""
     for call, n, _ in seen.from_above:
         until = seen.next_entry(call.path, n)
         begun = [
@@ -104,7 +104,7 @@ def nothing_begins_while_ending(seen: Reading) -> Findings:
 
 @law("cancellation")
 def nothing_is_accepted_after_a_cancellation(seen: Reading) -> Findings:
-    """After the caller's cancellation no turn is accepted or begun, and no model is asked."""
+    """After the caller's cancellation no turn is accepted or begun, and no model request is made."""
     given = seen.evidence.cancellation
     if given is None or not given.came_out:
         return
@@ -117,7 +117,7 @@ def nothing_is_accepted_after_a_cancellation(seen: Reading) -> Findings:
 
 @law("cancellation")
 def a_cancelled_run_says_so(seen: Reading) -> Findings:
-    """A run ends as cancelled if, and only if, its caller ended it, or had decided its end when that came."""
+    """A run ends as cancelled if its caller cancelled it before its end was decided, and only if its caller did."""
     if seen.root is None or not seen.root.ended:
         return
     n, end = seen.root.ended[-1]
@@ -139,8 +139,8 @@ def a_cancelled_run_says_so(seen: Reading) -> Findings:
 
 @law("cancellation")
 def a_run_may_end_with_its_turn(seen: Reading) -> Findings:
-    """A run whose reader leaves, or wants it to end after its turn, begins no other one in that entry; and completes
-    the one that is under way if he stays.
+    """A run whose reader leaves, or asks it to end after its turn, begins no other turn in that run segment; it
+    completes the current turn if the reader stays.
     """
     mark = seen.evidence.to_end_after
     if mark is None or seen.root is None:
@@ -163,7 +163,7 @@ def a_run_may_end_with_its_turn(seen: Reading) -> Findings:
 
 @law("cancellation")
 def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
-    """A call is cancelled by parent or deadline only where a run around it has ended early."""
+    """A call is cancelled by parent or deadline only if a run around it ended early."""
     for call, n, _ in seen.from_above:
         until = seen.next_entry(call.path, n)
         run = seen.runs.get(call.path)
@@ -176,7 +176,9 @@ def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
 
 @law("cancellation")
 def who_ended_it_is_told(seen: Reading) -> Findings:
-    """What a run's time has ended is said to be ended by the deadline; what its caller has, by the parent."""
+    """A call that the timeout of the run ended is recorded as ended by the deadline; one that the caller ended, by the
+    parent.
+    """
     given, error = seen.evidence.cancellation, seen.evidence.error
     if given is None and isinstance(error, RunTimeout):
         wanted = "deadline"
@@ -186,7 +188,7 @@ def who_ended_it_is_told(seen: Reading) -> Findings:
         return
     for call, n, record in seen.from_above:
         if call.path and (wanted == "deadline" or seen.config(call.path).timeout is not None):
-            continue  # a tool's timeout, or the nested run's own, may have ended the run that it is in
+            continue  # the timeout of a tool, or of the nested run itself, may have ended the nested run
         by = record.outcome.cancelled_by
         if by != wanted:
             yield broken(f"call {call.call_id} is said to be ended by the {by}, and it was by the {wanted}", n)
@@ -196,8 +198,8 @@ def who_ended_it_is_told(seen: Reading) -> Findings:
 
 @law("cancellation")
 def the_end_comes_within_grace(seen: Reading) -> Findings:
-    """A cancelled run returns within its cleanup grace, where no body shields itself or refuses to end; what its
-    journal only begins to write then has the grace once more.
+    """A cancelled run returns within its cleanup grace, if no body shields itself or refuses to end. Writes that its
+    journal begins only then have the grace once more.
     """
     given, ended = seen.evidence.cancellation, seen.evidence.ended_at
     if given is None or not given.came_out or given.at is None or ended is None or not seen.evidence.faultless:
@@ -211,8 +213,8 @@ def the_end_comes_within_grace(seen: Reading) -> Findings:
 
 @law("cancellation")
 def runs_keep_to_their_time(seen: Reading) -> Findings:
-    """An entry of a run with a time limit, a nested one with its own too, ends within it and its cleanup grace, where
-    no body refuses to end; and is ended by it not before.
+    """Each segment of a run with a timeout, also of a nested run with its own, ends within timeout plus cleanup grace,
+    if no body refuses to end; the timeout does not end it earlier.
     """
     if not seen.evidence.faultless or seen.evidence.crashes:
         return
@@ -228,15 +230,15 @@ def runs_keep_to_their_time(seen: Reading) -> Findings:
             n, record = end
             took = record.at - seen.records[began].at
             if took > config.timeout + grace + SLACK:
-                yield broken(f"run {_name(run.path)} took {took:g} s, and has {config.timeout:g} s", began, n)
+                yield broken(f"run {_format_path(run.path)} took {took:g} s, and has {config.timeout:g} s", began, n)
             elif "RunTimeout(" in (record.error or "")[:11] and took < config.timeout - SLACK:
-                yield broken(f"run {_name(run.path)} ended after {took:g} of {config.timeout:g} s", began, n)
+                yield broken(f"run {_format_path(run.path)} ended after {took:g} of {config.timeout:g} s", began, n)
             else:
                 yield HELD
 
 
 def _own_config(seen: Reading, path: tuple[str, ...]) -> RunConfig | None:
-    """Return the configuration of the run at *path* if it has one of its own."""
+    """Return the configuration of the run at *path*; None if it has none of its own."""
     if not path:
         return seen.evidence.config
     call = seen.calls.get((path[:-1], path[-1]))
@@ -247,9 +249,10 @@ def _own_config(seen: Reading, path: tuple[str, ...]) -> RunConfig | None:
 
 @law("cancellation")
 def cleanup_is_awaited(seen: Reading) -> Findings:
-    """Cleanup that has begun comes to its end before its run's, or is cut at the deadline, which the log then says.
+    """Cleanup that has begun ends before its run, or is cut at the cleanup deadline and the log records the cut.
 
-    What begins behind the deadline is cut at its first wait: the log may say so just before it has begun.
+    Cleanup that begins after the deadline is cut at its first wait: the log may record the cut just before the cleanup
+    begins.
     """
     cuts = Counter((one.path, one.section) for one in seen.evidence.records if isinstance(one, r.CleanupCut))
     for one in seen.evidence.cleanups or ():
@@ -267,31 +270,32 @@ def cleanup_is_awaited(seen: Reading) -> Findings:
 
 @law("cancellation")
 def what_outlives_its_run_is_reported(seen: Reading) -> Findings:
-    """A body that goes on past the cleanup deadline of its ended run is reported, once a second; no other body is."""
+    """A body that still runs past the cleanup deadline of its ended run is reported once a second; no other body is."""
     if seen.evidence.still_running is None:
         return
-    reports, ended = Counter(seen.evidence.still_running), _ended_at(seen)
+    reports, ended = Counter(seen.evidence.still_running), _find_end_time(seen)
     for key, bodies in seen.bodies.items():
         count, last = reports.pop(key, 0), bodies[-1]
         if ended is None or key[0] or last.ended_at is None or last.began_at > ended:
             continue
         over = last.ended_at - ended - seen.evidence.config.tool_execution.cleanup_grace
-        # One at the deadline, one each second after it; of what is due in the moment of the end, either may be.
+        # One report at the deadline, one each second after it. A report due in the same moment as the body's end may
+        # come or not.
         least, most = (math.ceil(max(over - one, 0.0)) for one in (SLACK, -SLACK))
         if not least <= count <= most:
             yield broken(f"{count} reports on call {last.call_id}, {over:g} s past the deadline", last.began)
         elif count:
             yield HELD
     for path, call_id in reports:
-        yield broken(f"call {call_id} of {_name(path)} was reported as running, and its body never was")
+        yield broken(f"call {call_id} of {_format_path(path)} was reported as running, and its body never was")
 
 
-def _ended_at(seen: Reading) -> float | None:
-    """Return when the run was ended by its caller or its time, on the clock of bodies; None where neither was."""
+def _find_end_time(seen: Reading) -> float | None:
+    """Return when the caller or the timeout ended the run, on the clock of bodies; None if that can't be known."""
     given, timeout = seen.evidence.cancellation, seen.evidence.config.timeout
     settled = (one for call in seen.calls.values() for _, one in call.settled)
     if any(raises(one) or one.outcome.cancelled_by == "sibling" for one in settled):
-        return None  # a failure may have begun the cleanup before
+        return None  # a failure may have begun the cleanup earlier
     if given is not None:
         return given.at if given.came_out and timeout is None else None
     if timeout is None or not isinstance(seen.evidence.error, RunTimeout) or seen.root is None:
@@ -301,25 +305,25 @@ def _ended_at(seen: Reading) -> float | None:
 
 @law("cancellation")
 def resources_are_left_in_reverse(seen: Reading) -> Findings:
-    """The resources of an entry of a run are left one after the other, the one that was entered last first."""
+    """The resources of a run segment are closed one after the other, in the reverse order of their entering."""
     left: dict[tuple[tuple[str, ...], int], list[int]] = {}
     for one in seen.evidence.cleanups or ():
         if one.entered is not None:
             left.setdefault((one.path, seen.next_entry(one.path, one.began)), []).append(one.entered)
     for (path, _), order in left.items():
         if order != sorted(order, reverse=True):
-            yield broken(f"run {_name(path)} left its resources in the order {order} of their entering")
+            yield broken(f"run {_format_path(path)} left its resources in the order {order} of their entering")
         else:
             yield HELD
 
 
 @law("cancellation")
 def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
-    """The caller's task has the native cancellations it was given, no more and no fewer; those that a body asks for of
-    its own task are taken back before its call settles.
+    """At the end the caller's task has exactly the native cancellations that it was given; those that a body requests
+    of its own task are taken back before its call settles.
     """
     for path, call_id, pending in seen.evidence.pending:
-        yield broken(f"{pending} native cancellations were counted when call {call_id} of {_name(path)} settled")
+        yield broken(f"{pending} native cancellations were counted when call {call_id} of {_format_path(path)} settled")
     count = seen.evidence.cancelling
     if count is None:
         return
@@ -331,8 +335,8 @@ def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
 
 @law("cancellation")
 def late_reports_come_once(seen: Reading) -> Findings:
-    """What comes of a body after its outcome was decided is reported, once: a value behind its time, an error that came
-    up while the body was being cancelled.
+    """A result of a body that comes after its outcome was decided is reported once: a value after the timeout, or an
+    error raised while the body was being cancelled.
     """
     if seen.evidence.late is None:
         return
@@ -356,7 +360,7 @@ def late_reports_come_once(seen: Reading) -> Findings:
 
 @law("cancellation")
 def bodies_that_ended_say_so(seen: Reading) -> Findings:
-    """A call is said to have a finished body only if its body came to an end of its own."""
+    """An outcome says that the body finished only if the body ended by itself."""
     for (path, call_id), bodies in seen.bodies.items():
         call = seen.calls.get((path, call_id))
         if call is None or not call.settled or len(bodies) > 1:

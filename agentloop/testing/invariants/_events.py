@@ -1,4 +1,4 @@
-"""Invariants of a streamed run's events: they are the log, in its order, and signals stand where they belong."""
+"""Invariants of a streamed run's events: they are the log in its order, and each signal comes at its right point."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SIGNALS = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.RawModelEvent
 
 @law("accounting")
 def events_are_the_log(seen: Reading) -> Findings:
-    """Who reads a run's events reads what its log says, all of it, in its order; a cancellation may cut off the rest.
+    """The events of a run are its log, complete and in its order; a cancellation may cut off the rest.
 
-    Of thoughts, one that led to a call which the model repeats is in no history, and has no event.
+    Exception: reasoning that led to a call which the model repeats is in no history, and has no event.
     """
     if seen.evidence.unread is None or not seen.records:
         return
     wanted = [(n, said) for n, record in enumerate(seen.records) for said in of_record(seen, n, record)]
     got = [said for event in seen.evidence.events if (said := of_event(event)) is not None]
     if seen.evidence.cancellation is not None or seen.evidence.left or seen.evidence.reader_left:
-        wanted = wanted[: len(got)]  # what was unread is dropped when the block is left
+        wanted = wanted[: len(got)]  # leaving the stream's block drops the unread events
     for (n, due), said in zip_longest(wanted, got, fillvalue=(len(seen.records) - 1, None)):
         if due != said:
             yield broken(f"the event due is {due}, and what was read is {said}", n)
@@ -38,7 +38,7 @@ def events_are_the_log(seen: Reading) -> Findings:
 
 
 def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
-    """Yield in words what events *record* means."""
+    """Yield a tuple for each event that *record* must give, comparable with `of_event`."""
     where = (record.path, record.turn)
     match record:
         case r.RunStarted(agent=agent):
@@ -52,7 +52,7 @@ def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
         case r.ModelResponded(response=response):
             for item in response.items:
                 if not isinstance(item, Reasoning) and _is_new(seen, n, record.path, item):
-                    yield (*where, "item", *_named(item))
+                    yield (*where, "item", *_describe_item(item))
         case r.CallStarted(call_id=call_id):
             yield (*where, "started", call_id)
         case r.CallSettled(call_id=call_id, outcome=outcome):
@@ -75,7 +75,7 @@ def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
 
 
 def _is_new(seen: Reading, n: int, path: Path, item: Item) -> bool:
-    """Tell whether *item* of the response in record *n* is no call that was made before, there or in it."""
+    """Tell whether *item* of the response in record *n* is new: no repetition of an earlier call of the run."""
     if not isinstance(item, ToolCall | HandoffCall) or not item.call_id:
         return True
     run = seen.runs.get(path)
@@ -87,7 +87,7 @@ def _is_new(seen: Reading, n: int, path: Path, item: Item) -> bool:
     return next(earlier, n) == n
 
 
-def _named(item: Item) -> Said:
+def _describe_item(item: Item) -> Said:
     name = type(item).__name__
     if isinstance(item, ToolCall | HandoffCall | ToolOutput | HandoffOutput):
         return (name, item.call_id)
@@ -95,7 +95,7 @@ def _named(item: Item) -> Said:
 
 
 def of_event(event: Any) -> Said | None:
-    """Return in words what *event* says; None for a signal, and for a thought."""
+    """Return *event* as a tuple comparable with `of_record`; None for a signal, and for reasoning."""
     where = (event.path, event.turn)
     match event:
         case ev.AgentUpdated(agent=agent):
@@ -103,7 +103,7 @@ def of_event(event: Any) -> Said | None:
         case ev.TurnStarted():
             return (*where, "turn")
         case ev.ItemCreated(item=item):
-            return None if isinstance(item, Reasoning) else (*where, "item", *_named(item))
+            return None if isinstance(item, Reasoning) else (*where, "item", *_describe_item(item))
         case ev.CallStarted(call=call):
             return (*where, "started", call.call_id)
         case ev.CallSettled(call=call, outcome=outcome):
@@ -124,7 +124,7 @@ def of_event(event: Any) -> Said | None:
 
 @law("guards")
 def text_waits_for_its_judges(seen: Reading) -> Findings:
-    """Where text is held until the input is judged, none of it is shown before each guardrail beside the model has."""
+    """If text is held until the input is judged, none is shown before every guardrail beside the model has settled."""
     agent = seen.evidence.agent
     if seen.evidence.unread is None or agent is None or not seen.evidence.config.hold_text_until_guarded:
         return
@@ -143,7 +143,7 @@ def text_waits_for_its_judges(seen: Reading) -> Findings:
 
 @law("accounting")
 def signals_have_their_place(seen: Reading) -> Findings:
-    """Progress of a call comes between its start and its end; a message is what its pieces, before it, make up."""
+    """Progress of a call comes between its start and its end; a message equals the text pieces shown before it."""
     running: set[tuple[Path, str]] = set()
     pieces: dict[Path, str] = {}
     for place, event in enumerate(seen.evidence.events):

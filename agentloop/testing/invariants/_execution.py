@@ -1,4 +1,4 @@
-"""Invariants of execution: who runs, how often, in which turns, and whose output answers whom."""
+"""Invariants of execution: which calls run, how often, in which turns, and which output answers which call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ Findings = Iterator[Broken | None]
 def one_ending_per_attempt(seen: Reading) -> Findings:
     """Each attempt of a call that started has exactly one terminal record, and no attempt has two.
 
-    What the end of an entry has cut is due again in the next one: its first ending is not counted.
+    A call that the end of a run segment cut is settled again in the next segment: its first terminal record is not
+    counted.
     """
     over = seen.root is not None and bool(seen.root.ended) and seen.root.ended[-1][0] > seen.root.began[-1]
     for call in seen.calls.values():
         if len(call.settled) > 1:
-            yield from _settled_twice(seen, call)
+            yield from _check_settled_once(seen, call)
         for n, record in call.started:
             ended = any(one.attempt == record.attempt for _, one in call.settled)
             if over and not ended and not paused(seen, call) and not seen.crashed_between(n, len(seen.records)):
@@ -37,7 +38,7 @@ def one_ending_per_attempt(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _settled_twice(seen: Reading, call: CallSeen) -> Findings:
+def _check_settled_once(seen: Reading, call: CallSeen) -> Findings:
     for_good = [
         (n, record)
         for n, record in call.settled
@@ -50,14 +51,14 @@ def _settled_twice(seen: Reading, call: CallSeen) -> Findings:
 
 
 def paused(seen: Reading, call: CallSeen) -> bool:
-    """Tell whether the run that *call* runs was interrupted: the call goes on when that does."""
+    """Tell whether the run nested in *call* was interrupted: the call resumes together with it."""
     nested = seen.runs.get((*call.path, call.call_id))
     return nested is not None and bool(nested.ended) and nested.ended[-1][1].status == "interrupted"
 
 
 @law("execution")
 def every_record_has_its_place(seen: Reading) -> Findings:
-    """Records stand in a run that began, in a turn of it, about calls that the model made."""
+    """Each record belongs to a run that began, to a turn of it, and to a call that the model made."""
     for n, record in seen.strays:
         yield broken(f"{type(record).__name__} about something unknown", n)
     if seen.records:
@@ -72,7 +73,9 @@ _NEVER_RAN = ("rejected", "failed", "replayed", "skipped", "cancelled", "unknown
 
 @law("execution")
 def unstarted_calls_end_as_such(seen: Reading) -> Findings:
-    """A call without a start ends rejected, failed, replayed, skipped or cancelled; a started one never skipped."""
+    """A call without a start ends rejected, failed, replayed, skipped, cancelled or unknown; a started call is never
+    skipped or replayed.
+    """
     for call in seen.calls.values():
         starts = call.started
         for n, record in call.settled:
@@ -100,23 +103,23 @@ def intent_before_effect(seen: Reading) -> Findings:
 
 @law("execution")
 def an_invocation_runs_once(seen: Reading) -> Findings:
-    """An invocation starts once and its body runs once; again only as a further attempt of one that was in doubt."""
+    """An invocation starts once and its body runs once; again only as a further attempt of a call that was in doubt."""
     for call in seen.calls.values():
         if len(call.started) > 1:
-            yield from _started_twice(seen, call)
+            yield from _check_restarts(seen, call)
         if call.started:
             yield HELD
     for (_, call_id), bodies in seen.bodies.items():
         asked_for = seen.calls.get((bodies[0].path, call_id))
         starts = len(asked_for.started) if asked_for is not None else 0
         nested = seen.runs.get((*bodies[0].path, call_id))
-        # An agent tool that was interrupted goes on in the start it had.
+        # An agent tool that was interrupted resumes without another start.
         starts += sum(one.status == "interrupted" for _, one in nested.ended) if nested is not None else 0
         if len(bodies) > starts:
             yield broken(f"the body of call {call_id} ran {len(bodies)} times for {starts} starts")
 
 
-def _started_twice(seen: Reading, call: CallSeen) -> Findings:
+def _check_restarts(seen: Reading, call: CallSeen) -> Findings:
     attempts = [record.attempt for _, record in call.started]
     if len(set(attempts)) != len(attempts):
         yield broken(f"call {call.call_id} started twice", *(n for n, _ in call.started))
@@ -126,7 +129,7 @@ def _started_twice(seen: Reading, call: CallSeen) -> Findings:
 
 
 def _in_doubt(seen: Reading, call: CallSeen, before: int, again: int) -> bool:
-    """Tell whether a second start is what an end from outside, or a crash, allows."""
+    """Tell whether an end from above, or a crash, allows a second start: the call was in doubt."""
     if not any(before < began < again for began in _run_beginnings(seen, call.path)):
         return False
     endings = [record.outcome for n, record in call.settled if before < n < again]
@@ -142,21 +145,24 @@ def _run_beginnings(seen: Reading, path: Path) -> Iterator[int]:
 
 @law("execution")
 def calls_run_with_their_arguments(seen: Reading) -> Findings:
-    """A call starts with the arguments its model wrote, or those that a verdict gave it, or a guardrail rewrote."""
+    """A call starts with the arguments that its model wrote, that a verdict gave, or that a guardrail rewrote."""
     for call in seen.started:
         tool = seen.tool(call)
         if tool is not None and tool.secret:
-            continue  # what is stored of them may be no more than a trace
+            continue  # the log may hold only a digest of secret arguments
         for n, record in call.started:
-            wanted = _arguments(call, n)
+            wanted = _find_expected_arguments(call, n)
             if wanted is not None and plain_json(record.arguments) != plain_json(wanted):
                 yield broken(f"call {call.call_id} started with {record.arguments}, and {wanted} was meant", n)
             else:
                 yield HELD
 
 
-def _arguments(call: CallSeen, before: int) -> str | None:
-    """Return what *call* is to be run with at record *before*; None where a guardrail has said, and the log doesn't."""
+def _find_expected_arguments(call: CallSeen, before: int) -> str | None:
+    """Return the arguments with which *call* must run at record *before*.
+
+    None if a guardrail rewrote them and the log does not hold the result.
+    """
     text = call.call.arguments
     texts = [(n, one.arguments) for n, one in call.requested if one.arguments is not None]
     texts += [(n, one.arguments) for n, one in call.verdicts if one.approved and one.arguments is not None]
@@ -168,7 +174,7 @@ def _arguments(call: CallSeen, before: int) -> str | None:
 
 @law("execution")
 def identities_stay(seen: Reading) -> Findings:
-    """A repeated call (same id, tool, arguments) makes nothing new; one id for two calls is refused before any runs."""
+    """A repeated call (same id, tool, arguments) has no effect; one id for two calls is refused before any runs."""
     for turn in seen.turns:
         if turn.conflicts or turn.unnamed:
             starts = [n for call in turn.calls for n, _ in call.started]
@@ -198,23 +204,23 @@ def turns_count_one_by_one(seen: Reading) -> Findings:
         place = 0
         before: TurnSeen | None = None
         for turn in run.turns:
-            # One that a crash cut off before its answer is begun again.
+            # A turn that a crash cut off before its answer begins again under the same number.
             again = before is not None and not before.responded and seen.crashed_between(before.n, turn.n)
             place += not again
             before = turn
             if turn.number != place:
                 yield broken(f"turn {turn.number} is the run's {place}.", turn.n)
-            yield from _attempts(seen, turn)
+            yield from _check_attempts(seen, turn)
             yield HELD
 
 
-def _attempts(seen: Reading, turn: TurnSeen) -> Findings:
+def _check_attempts(seen: Reading, turn: TurnSeen) -> Findings:
     if len(turn.responded) > 1:
         yield broken(f"turn {turn.number} has {len(turn.responded)} responses", *(n for n, _ in turn.responded))
     expected, before = 1, 0
     for n, record in turn.requested:
         if expected > 1 and (seen.next_entry(turn.path, before) <= n or seen.crashed_between(before, n)):
-            expected = 1  # another entry counts anew
+            expected = 1  # each run segment counts its attempts from 1
         if record.attempt != expected:
             yield broken(f"attempt {record.attempt} of turn {turn.number} is its {expected}.", n)
         if record.turn != turn.number:
@@ -224,7 +230,7 @@ def _attempts(seen: Reading, turn: TurnSeen) -> Findings:
 
 @law("execution")
 def turns_fit_their_limit(seen: Reading) -> Findings:
-    """No more turns than max_turns; a resume doesn't begin to count anew."""
+    """A run has at most `max_turns` turns; a resumed run continues the count."""
     for run in seen.runs.values():
         for began, limit in run.limits:
             if limit is None:
@@ -249,7 +255,7 @@ def turns_fit_their_limit(seen: Reading) -> Findings:
 
 @law("execution")
 def receipts_are_of_successes(seen: Reading) -> Findings:
-    """A call is answered by a receipt only of an equal call of an idempotent tool that succeeded, with its output."""
+    """A receipt answers a call only if an equal call of the same idempotent tool has succeeded, and with its output."""
     for call in seen.calls.values():
         for n, record in call.settled:
             if record.outcome.status != "replayed":
@@ -265,21 +271,21 @@ def receipts_are_of_successes(seen: Reading) -> Findings:
                 at < n
                 and other.outcome.status == "succeeded"
                 and other.outcome.output == record.outcome.output
-                and _ran_with_equal(seen, seen.calls[call.path, other.call_id], given, tool)
-                for at, other in _settled_of(seen, call.path, record.tool)
+                and _ran_with_equal_arguments(seen, seen.calls[call.path, other.call_id], given, tool)
+                for at, other in _list_settled(seen, call.path, record.tool)
             ):
                 yield broken(f"call {call.call_id} was answered by a receipt that no success gave", n)
             else:
                 yield HELD
 
 
-def _settled_of(seen: Reading, path: Path, tool: str) -> Iterator[tuple[int, r.CallSettled]]:
+def _list_settled(seen: Reading, path: Path, tool: str) -> Iterator[tuple[int, r.CallSettled]]:
     for call in seen.calls.values():
         if call.path == path:
             yield from ((n, record) for n, record in call.settled if record.tool == tool)
 
 
-def _ran_with_equal(seen: Reading, other: CallSeen, arguments: str, tool: FunctionTool | None) -> bool:
+def _ran_with_equal_arguments(seen: Reading, other: CallSeen, arguments: str, tool: FunctionTool | None) -> bool:
     if tool is None or not other.started:
         return True
     limits = seen.config(other.path).json_limits
@@ -289,9 +295,9 @@ def _ran_with_equal(seen: Reading, other: CallSeen, arguments: str, tool: Functi
 
 
 def _contradict(one: str, other: str) -> bool:
-    """Tell whether two calls' arguments give one name different values, however these are written.
+    """Tell whether the arguments of two calls give one name different values; `1` and `1.0` are the same value.
 
-    Without the library's own reading of them, a fault of which would make all calls equal.
+    Independent of the library's own parser of arguments: a fault of that parser could make all calls equal.
     """
     try:
         first, second = json.loads(one), json.loads(other)
@@ -299,16 +305,16 @@ def _contradict(one: str, other: str) -> bool:
         return False
     if not isinstance(first, dict) or not isinstance(second, dict):
         return False
-    return any(_written(first[name]) != _written(second[name]) for name in first.keys() & second.keys())
+    return any(_format_value(first[name]) != _format_value(second[name]) for name in first.keys() & second.keys())
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(int(value)) if isinstance(value, int | float) and value == value // 1 else str(value)
 
 
 @law("execution")
 def equal_idempotent_calls_share_a_run(seen: Reading) -> Findings:
-    """Of equal calls of an idempotent tool none starts after one has succeeded, and no two run side by side."""
+    """Of equal calls of an idempotent tool, none starts after one has succeeded, and no two run side by side."""
     tools: dict[tuple[Path, str], list[CallSeen]] = {}
     for call in seen.calls.values():
         if call.started and (tool := seen.tool(call)) is not None and tool.idempotent:
@@ -325,7 +331,7 @@ def equal_idempotent_calls_share_a_run(seen: Reading) -> Findings:
 
 
 def _equal_pairs(calls: list[CallSeen]) -> Iterator[tuple[CallSeen, CallSeen]]:
-    """Yield of the calls of one tool those with equal arguments, each with the next that started."""
+    """Yield the pairs of calls of one tool with equal arguments: each call with the next equal one that started."""
     if len(calls) < 2:
         return
     groups: dict[str, list[CallSeen]] = {}

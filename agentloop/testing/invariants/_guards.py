@@ -1,4 +1,6 @@
-"""Invariants of guardrails and approvals: judged before it counts, asked once, fitting one call alone."""
+"""Invariants of guardrails and approvals: values are judged before they count, a verdict is requested once, and a
+verdict fits one call only.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from agentloop.testing.simulation._fixture_agents import odd, says_odd
 
 Findings = Iterator[Broken | None]
 SHORT = 20
-"""Characters that no limit of a drawn world's outputs cuts."""
+"""Length in characters below which no limit of a generated case cuts an output."""
 
 
-def _run_guards(seen: Reading, run: RunSeen, stage: str) -> list[tuple[int, r.GuardrailSettled]]:
+def _list_run_guards(seen: Reading, run: RunSeen, stage: str) -> list[tuple[int, r.GuardrailSettled]]:
     return [(n, record) for n, record in run.guards if record.stage == stage]
 
 
@@ -28,7 +30,7 @@ def _first_agent(seen: Reading, run: RunSeen) -> Agent[object, object] | None:
     return seen.agent_named(run.agent)
 
 
-def _starts_under(seen: Reading, path: Path) -> list[int]:
+def _list_starts(seen: Reading, path: Path) -> list[int]:
     return sorted(n for call in seen.started for n, _ in call.started if call.path[: len(path)] == path)
 
 
@@ -40,10 +42,10 @@ def input_is_judged_before_effects(seen: Reading) -> Findings:
         if agent is None:
             continue
         wanted = len(seen.config(run.path).input_guardrails) + len(agent.input_guardrails)
-        starts = _starts_under(seen, run.path)
+        starts = _list_starts(seen, run.path)
         if not wanted or not starts:
             continue
-        before = [n for n, _ in _run_guards(seen, run, "input") if n < starts[0]]
+        before = [n for n, _ in _list_run_guards(seen, run, "input") if n < starts[0]]
         if len(before) < wanted:
             yield broken(f"a call started after {len(before)} of {wanted} input guardrails", starts[0])
         else:
@@ -52,7 +54,9 @@ def input_is_judged_before_effects(seen: Reading) -> Findings:
 
 @law("guards")
 def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
-    """A model is first asked when every input guardrail that doesn't run beside it has passed the run's input."""
+    """The first model request comes after every input guardrail that doesn't run beside the model has passed the run's
+    input.
+    """
     for run in seen.runs.values():
         agent = _first_agent(seen, run)
         if agent is None or not run.turns or not run.turns[0].requested:
@@ -62,7 +66,7 @@ def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
         if not blocking:
             continue
         asked = run.turns[0].requested[0][0]
-        passed = {one.index for n, one in _run_guards(seen, run, "input") if n < asked and not _tripped(one)}
+        passed = {one.index for n, one in _list_run_guards(seen, run, "input") if n < asked and not _is_tripped(one)}
         if blocking <= passed:
             yield HELD
         else:
@@ -71,17 +75,17 @@ def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
 
 @law("guards")
 def input_is_judged_once(seen: Reading) -> Findings:
-    """An input guardrail that has passed the run's input isn't asked again, also not when the run goes on later; only
-    those of the agent that the run began with are.
+    """An input guardrail that has passed the run's input doesn't run again, also not after a resume; only the input
+    guardrails of the agent with which the run began (and of its configuration) run.
     """
     if any(isinstance(record, r.InputAdded) for record in seen.records):
-        return  # which is judged when it comes
+        return  # input that is added later is judged when it comes
     for run in seen.runs.values():
         known: dict[tuple[str, int], int] = {}
         first = _first_agent(seen, run)
         guards = [*seen.config(run.path).input_guardrails, *(first.input_guardrails if first is not None else ())]
         names = {guard.name for guard in guards}
-        for n, record in _run_guards(seen, run, "input"):
+        for n, record in _list_run_guards(seen, run, "input"):
             if first is not None and record.guardrail not in names:
                 yield broken(f"guardrail {record.guardrail} judged the input, and it isn't {first.name}'s", n)
             key = (record.guardrail, record.nth)
@@ -89,30 +93,33 @@ def input_is_judged_once(seen: Reading) -> Findings:
                 yield broken(f"guardrail {record.guardrail} had passed the input, and was asked again", known[key], n)
             else:
                 yield HELD
-            if not _tripped(record):
+            if not _is_tripped(record):
                 known[key] = n
 
 
 @law("guards")
 def a_tripped_input_stops_everything(seen: Reading) -> Findings:
-    """After an input guardrail has tripped no call of the run starts, the run ends with the tripwire, and nothing that
-    its model said goes into the session.
+    """After an input guardrail has tripped no call of the run starts, the run ends with the tripwire, and no message of
+    its model goes into the session.
     """
     for run in seen.runs.values():
-        tripped = [n for n, record in _run_guards(seen, run, "input") if _tripped(record)]
+        tripped = [n for n, record in _list_run_guards(seen, run, "input") if _is_tripped(record)]
         if not tripped:
             continue
-        late = [n for n in _starts_under(seen, run.path) if n > tripped[0]]
+        late = [n for n in _list_starts(seen, run.path) if n > tripped[0]]
         late += [turn.n for turn in run.turns if turn.n > tripped[0]]
         late += [
-            n for turn in run.turns for n, _ in turn.responded if n > tripped[0] and not _at_once(seen, tripped[0], n)
+            n
+            for turn in run.turns
+            for n, _ in turn.responded
+            if n > tripped[0] and not _is_same_moment(seen, tripped[0], n)
         ]
         ended = [one for _, one in run.ended if one.status == "completed"]
         if late or ended:
             yield broken("the run went on after an input guardrail had tripped", tripped[0], *late)
         else:
             yield HELD
-        if not run.path and any(not isinstance(item, UserMessage | SystemMessage) for item in _fresh(seen)):
+        if not run.path and any(not isinstance(item, UserMessage | SystemMessage) for item in _list_added_items(seen)):
             yield broken("the session holds what the model said to an input that a guardrail refused", tripped[0])
         error = seen.evidence.error
         other = isinstance(error, Exception) and not isinstance(error, InputGuardrailTripwireTriggered)
@@ -120,14 +127,14 @@ def a_tripped_input_stops_everything(seen: Reading) -> Findings:
             yield broken(f"an input guardrail tripped, and the run raised {type(error).__name__}", tripped[0])
 
 
-def _at_once(seen: Reading, tripped: int, n: int) -> bool:
-    """Tell whether a guardrail that took some time tripped in the very moment of record *n*."""
+def _is_same_moment(seen: Reading, tripped: int, n: int) -> bool:
+    """Tell whether a guardrail that took some time tripped at the same moment as record *n*."""
     record = seen.records[tripped]
     took = record.duration if isinstance(record, r.GuardrailSettled) else 0.0
     return took > 0 and seen.records[n].at == record.at
 
 
-def _tripped(record: r.GuardrailSettled) -> bool:
+def _is_tripped(record: r.GuardrailSettled) -> bool:
     return record.verdict in ("tripped", "tripwire", "RaiseException")
 
 
@@ -141,12 +148,12 @@ def output_is_judged_before_it_counts(seen: Reading) -> Findings:
             continue
         wanted = len(seen.config(run.path).output_guardrails) + len(agent.output_guardrails)
         began = max((began for began in run.began if began < completed[-1]), default=-1)
-        settled = [(n, one) for n, one in _run_guards(seen, run, "output") if began < n < completed[-1]]
+        settled = [(n, one) for n, one in _list_run_guards(seen, run, "output") if began < n < completed[-1]]
         if not wanted:
             continue
         if len(settled) < wanted:
             yield broken(f"completed after {len(settled)} of {wanted} output guardrails", completed[-1])
-        elif any(_tripped(one) for _, one in settled):
+        elif any(_is_tripped(one) for _, one in settled):
             yield broken("completed although an output guardrail had tripped", completed[-1])
         else:
             yield HELD
@@ -154,18 +161,22 @@ def output_is_judged_before_it_counts(seen: Reading) -> Findings:
 
 @law("guards")
 def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
-    """An output that a guardrail tripped on is no final output, and stands in no session; a tool's in no item."""
+    """An output on which a guardrail tripped is no final output and in no session; a tool's is in no item."""
     for run in seen.runs.values():
-        tripped = [n for n, record in _run_guards(seen, run, "output") if _tripped(record)]
+        tripped = [n for n, record in _list_run_guards(seen, run, "output") if _is_tripped(record)]
         if not tripped:
             continue
         ended = [n for n, one in run.ended if one.status == "completed" and n > tripped[-1]]
         error = seen.evidence.error
         if ended:
             yield broken("completed although an output guardrail had tripped", tripped[-1], *ended)
-        elif not run.path and seen.evidence.saved is not None and _said_last(seen, run) in _texts(seen):
+        elif (
+            not run.path
+            and seen.evidence.saved is not None
+            and _find_final_message(seen, run) in _list_added_texts(seen)
+        ):
             yield broken("the session holds an output that a guardrail tripped on", tripped[-1])
-        elif not run.path and _gave_last(seen, run, tripped[-1]) in _outputs(seen):
+        elif not run.path and _find_final_output(seen, run, tripped[-1]) in _list_kept_outputs(seen):
             yield broken("a call's output that a guardrail tripped on was kept", tripped[-1])
         elif not run.path and not isinstance(error, OutputGuardrailTripwireTriggered) and seen.evidence.result:
             yield broken("an output guardrail tripped, and the run has a result", tripped[-1])
@@ -173,8 +184,8 @@ def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
             yield HELD
 
 
-def _said_last(seen: Reading, run: RunSeen) -> str | None:
-    """Return the message that was to be the final output, unless the model had said just that before."""
+def _find_final_message(seen: Reading, run: RunSeen) -> str | None:
+    """Return the message that was the candidate for the final output; None if an earlier message has the same text."""
     earlier = [one for turn in run.turns[:-1] for _, one in turn.responded]
     said = {item.text for one in earlier for item in one.response.items if isinstance(item, AssistantMessage)}
     for turn in reversed(run.turns):
@@ -184,10 +195,10 @@ def _said_last(seen: Reading, run: RunSeen) -> str | None:
     return None
 
 
-def _gave_last(seen: Reading, run: RunSeen, judged: int) -> tuple[str, Any] | None:
-    """Return the call whose output was to be the final one, and that output.
+def _find_final_output(seen: Reading, run: RunSeen, judged: int) -> tuple[str, Any] | None:
+    """Return the id of the call whose output was the candidate for the final output, and that output.
 
-    None where an earlier entry than that of record *judged* had it: it had been kept before anybody could judge it.
+    None if a run segment before that of record *judged* made it: it had been saved before a guardrail could judge it.
     """
     turn = run.turns[-1] if run.turns else None
     agent = seen.agent_named(turn.agent) if turn is not None else None
@@ -201,36 +212,36 @@ def _gave_last(seen: Reading, run: RunSeen, judged: int) -> tuple[str, Any] | No
     return made.call_id, made.settled[-1][1].outcome.output
 
 
-def _outputs(seen: Reading) -> list[tuple[str, Any]]:
-    kept = [*_fresh(seen), *(seen.evidence.result.new_items if seen.evidence.result is not None else ())]
+def _list_kept_outputs(seen: Reading) -> list[tuple[str, Any]]:
+    kept = [*_list_added_items(seen), *(seen.evidence.result.new_items if seen.evidence.result is not None else ())]
     return [(item.call_id, item.output) for item in kept if isinstance(item, ToolOutput)]
 
 
-def _fresh(seen: Reading) -> Sequence[Item]:
+def _list_added_items(seen: Reading) -> Sequence[Item]:
     return (seen.evidence.saved or ())[len(seen.evidence.saved_before) :]
 
 
-def _texts(seen: Reading) -> list[str | None]:
-    return [item.text for item in _fresh(seen) if isinstance(item, AssistantMessage)]
+def _list_added_texts(seen: Reading) -> list[str | None]:
+    return [item.text for item in _list_added_items(seen) if isinstance(item, AssistantMessage)]
 
 
 # ---------------------------------------------------------------------------------------------- of calls
 
 
-def _between(call: CallSeen, stage: str, after: int, before: int) -> list[r.GuardrailSettled]:
+def _list_guards_between(call: CallSeen, stage: str, after: int, before: int) -> list[r.GuardrailSettled]:
     return [record for n, record in call.guards if record.stage == stage and after < n < before]
 
 
 @law("guards")
 def arguments_are_judged_before_the_body(seen: Reading) -> Findings:
-    """A call starts only after all input guardrails of its tool have let it, in this entry of the run."""
+    """A call starts only after all input guardrails of its tool have let it pass, in the same run segment."""
     for call in seen.started:
         tool = seen.tool(call)
         if tool is None or not tool.tool_input_guardrails:
             continue
         for n, record in call.started:
-            entry = _entry_before(seen, call.path, n)
-            names = [one.guardrail for one in _between(call, "tool_input", entry, n)]
+            entry = _find_segment_start(seen, call.path, n)
+            names = [one.guardrail for one in _list_guards_between(call, "tool_input", entry, n)]
             wanted = [guardrail.name for guardrail in tool.tool_input_guardrails]
             if names[-len(wanted) :] != wanted:
                 yield broken(f"call {call.call_id} started after {len(names)} of {len(wanted)} input guardrails", n)
@@ -239,7 +250,7 @@ def arguments_are_judged_before_the_body(seen: Reading) -> Findings:
             del record
 
 
-def _entry_before(seen: Reading, path: Path, n: int) -> int:
+def _find_segment_start(seen: Reading, path: Path, n: int) -> int:
     found = -1
     for depth in range(len(path) + 1):
         run = seen.runs.get(path[:depth])
@@ -250,12 +261,12 @@ def _entry_before(seen: Reading, path: Path, n: int) -> int:
 
 @law("guards")
 def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
-    """A call that waited for a verdict is judged by its tool's input guardrails once more, just before it starts."""
+    """The input guardrails of its tool judge a call that waited for a verdict once more, just before it starts."""
     for call in seen.started:
         tool = seen.tool(call)
         if tool is None or not tool.tool_input_guardrails or not call.requested:
             continue
-        resumed = _entry_before(seen, call.path, call.started[-1][0])
+        resumed = _find_segment_start(seen, call.path, call.started[-1][0])
         if resumed < call.requested[-1][0]:
             continue  # the verdict came while the run was under way
         judged = [n for n, one in call.guards if one.stage == "tool_input" and resumed < n < call.started[-1][0]]
@@ -289,34 +300,38 @@ def a_refused_call_never_runs(seen: Reading) -> Findings:
 
 @law("guards")
 def output_is_judged_before_it_settles(seen: Reading) -> Findings:
-    """A call succeeds only after every output guardrail of its tool has judged what it gave; a refusal rejects it."""
+    """A call succeeds only after every output guardrail of its tool has judged its output; a refusal rejects it."""
     for call in seen.started:
         tool = seen.tool(call)
         if tool is None or not tool.tool_output_guardrails or not call.settled:
             continue
         n, record = call.settled[-1]
         started = [at for at, _ in call.started if at < n]
-        judged = _between(call, "tool_output", started[-1] if started else -1, n)
+        judged = _list_guards_between(call, "tool_output", started[-1] if started else -1, n)
         verdicts = [one.verdict for one in judged]
         status = record.outcome.status
         if status == "succeeded" and (len(judged) < len(tool.tool_output_guardrails) or "RejectContent" in verdicts):
             yield broken(f"call {call.call_id} succeeded with the verdicts {verdicts}", n)
         elif status == "unknown" and seen.evidence.crashes:
-            continue  # what the body gave went with the process
+            continue  # the crash lost the output of the body
         elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
             yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
         elif (
-            status == "succeeded" and not tool.secret_output and _replaced(judged) not in (None, record.outcome.output)
+            status == "succeeded"
+            and not tool.secret_output
+            and _find_replacement(judged) not in (None, record.outcome.output)
         ):
-            yield broken(f"call {call.call_id} is to give {_replaced(judged)!r}, and the model is told otherwise", n)
+            yield broken(
+                f"call {call.call_id} is to give {_find_replacement(judged)!r}, and the model is told otherwise", n
+            )
         elif "RaiseException" in verdicts and record.outcome.output is not None:
             yield broken(f"call {call.call_id} tripped an output guardrail, and the model is told of it", n)
         elif judged:
             yield HELD
 
 
-def _replaced(judged: Sequence[r.GuardrailSettled]) -> str | None:
-    """Return the text that a guardrail has put in the place of an output, if it is short enough to stand as it is."""
+def _find_replacement(judged: Sequence[r.GuardrailSettled]) -> str | None:
+    """Return the text with which a guardrail replaced an output; None if there is none, or a limit may cut it."""
     found = [one.detail for one in judged if one.verdict == "ReplaceOutput"]
     return found[-1] if found and isinstance(found[-1], str) and len(found[-1]) < SHORT else None
 
@@ -333,10 +348,12 @@ _KINDS = {
 
 @law("guards")
 def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
-    """A tool's guardrail judges the call's arguments, or its output, as those before it have left them: one of a cast,
-    whose name says what it does with an odd number, does so with an odd number, unless its output has been replaced.
+    """A guardrail of a tool judges the call's arguments, or its output, as the guardrails before it have left them.
+
+    Checked on fixture agents: the name of their guardrail says its verdict on an odd number, and it gives that verdict
+    on an odd number, unless the output has been replaced.
     """
-    yield from _outputs_judged(seen)
+    yield from _check_output_guards(seen)
     for call in seen.calls.values():
         if call.call.secret or len(call.requested) > 1:
             continue
@@ -349,7 +366,7 @@ def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
                 continue
             passes += record.guardrail.startswith("before 0")
             if passes > 1:
-                break  # judged again after a pause, of what was there then
+                break  # judged again after a pause, with the arguments of that moment
             wanted = _KINDS[said[1]] if number % 2 else "Allow"
             if record.verdict != wanted:
                 yield broken(f"{record.guardrail!r} said {record.verdict} of {number} in call {call.call_id}", n)
@@ -358,7 +375,7 @@ def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
             number += record.verdict == "Rewrite"
 
 
-def _outputs_judged(seen: Reading) -> Findings:
+def _check_output_guards(seen: Reading) -> Findings:
     for call in seen.started:
         number = _number_of(call.started[-1][1].arguments) if len(call.started) == 1 and not call.call.secret else None
         replaced = False
@@ -384,16 +401,16 @@ def _number_of(text: str) -> int | None:
 # ---------------------------------------------------------------------------------------------- approvals
 
 
-def _answers(call: CallSeen, request: r.ApprovalRequested) -> list[tuple[int, r.VerdictGiven]]:
+def _list_verdicts(call: CallSeen, request: r.ApprovalRequested) -> list[tuple[int, r.VerdictGiven]]:
     return [(n, one) for n, one in call.verdicts if one.digest == request.digest]
 
 
 @law("guards")
 def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
-    """A call that has a verdict isn't asked about again, be it its own or one on all calls of the agent to the tool."""
+    """No verdict is requested for a call that has one, be it its own or one on all calls of the agent to the tool."""
     for call in seen.calls.values():
         for n, request in call.requested:
-            again = [at for at, _ in _answers(call, request) if at < n]
+            again = [at for at, _ in _list_verdicts(call, request) if at < n]
             twice = [at for at, other in call.requested if at < n and other.digest == request.digest]
             always = [
                 at
@@ -410,14 +427,14 @@ def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
 
 @law("guards")
 def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
-    """A call that was asked about starts only after it was approved, with the arguments that were approved."""
+    """A call for which a verdict was requested starts only after its approval, with the approved arguments."""
     for call in seen.calls.values():
         for n, request in call.requested:
             for at, _ in call.started:
                 if at < n:
                     continue
-                yes = [one for when, one in _answers(call, request) if n < when < at and one.approved]
-                if not yes and not _always(seen, call, at, approved=True):
+                yes = [one for when, one in _list_verdicts(call, request) if n < when < at and one.approved]
+                if not yes and not _has_general_verdict(seen, call, at, approved=True):
                     yield broken(f"call {call.call_id} waits for a verdict, and started", n, at)
                 else:
                     yield HELD
@@ -427,8 +444,8 @@ def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
 
 @law("guards")
 def calls_that_need_approval_have_it(seen: Reading) -> Findings:
-    """A call of a tool that needs approval, always or of just this one, starts only after it was approved: itself,
-    or all calls of its agent to the tool.
+    """A call that needs approval, by its tool or by its arguments, starts only after an approval: of the call itself,
+    or of all calls of its agent to the tool.
     """
     for call in seen.started:
         tool = seen.tool(call)
@@ -436,10 +453,10 @@ def calls_that_need_approval_have_it(seen: Reading) -> Findings:
             continue
         first = seen.config(call.path).tool_execution.pre_approval_tool_input_guardrails
         if first and any(one.verdict == "Rewrite" for _, one in call.guards):
-            continue  # what needs approval, if it does, is what a guardrail made of it
+            continue  # the need for approval follows from the rewritten arguments, not from those of the model
         for n, _ in call.started:
             own = any(at < n and one.approved for at, one in call.verdicts)
-            if own or _always(seen, call, n, approved=True):
+            if own or _has_general_verdict(seen, call, n, approved=True):
                 yield HELD
             else:
                 yield broken(f"call {call.call_id} needs approval, and started without one", n)
@@ -453,7 +470,7 @@ def _is_odd(call: CallSeen) -> bool:
     return isinstance(arguments, dict) and odd(arguments)
 
 
-def _always(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:
+def _has_general_verdict(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:
     return any(
         one.always and one.approved is approved and one.agent == call.turn.agent and n < before
         for other in seen.calls.values()
@@ -464,7 +481,7 @@ def _always(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bo
 
 @law("guards")
 def a_rejected_call_never_runs(seen: Reading) -> Findings:
-    """After a rejection the call doesn't start, and is settled as rejected."""
+    """After a rejection the call doesn't start, and is settled as rejected, or as cancelled."""
     for call in seen.calls.values():
         for n, verdict in call.verdicts:
             if verdict.approved:
@@ -479,10 +496,10 @@ def a_rejected_call_never_runs(seen: Reading) -> Findings:
 
 @law("guards")
 def a_verdict_fits_one_call(seen: Reading) -> Findings:
-    """A verdict names the path, agent, tool, call and arguments that were asked about, all of them; what is asked about
-    with other arguments has another digest, however long they are.
+    """A verdict has the path, agent, tool, call and arguments of its request; requests with different arguments have
+    different digests, however long the arguments are.
     """
-    yield from _digests(seen)
+    yield from _check_digests(seen)
     for call in seen.calls.values():
         for n, verdict in call.verdicts:
             asked = [one for at, one in call.requested if at < n]
@@ -497,11 +514,11 @@ def a_verdict_fits_one_call(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _digests(seen: Reading) -> Findings:
+def _check_digests(seen: Reading) -> Findings:
     texts: dict[str, tuple[int, str]] = {}
     for call in seen.calls.values():
         if call.call.secret:
-            continue  # what is stored of them may be no more than a trace
+            continue  # the log may hold only a digest of secret arguments
         for n, request in call.requested:
             text = plain_json(request.arguments if request.arguments is not None else call.call.arguments)
             at, known = texts.setdefault(request.digest, (n, text))
@@ -509,15 +526,15 @@ def _digests(seen: Reading) -> Findings:
                 yield broken(f"{known} and {text} are asked about with one digest", at, n)
 
 
-def _over(seen: Reading, call: CallSeen) -> list[tuple[int, r.CallSettled]]:
-    """Return what ended *call*: its own end, and that of each call whose nested run it belongs to."""
+def _list_ends(seen: Reading, call: CallSeen) -> list[tuple[int, r.CallSettled]]:
+    """Return the ends of *call*: its own, and those of each call whose nested run it belongs to."""
     around = (seen.calls.get((call.path[:depth], call.path[depth])) for depth in range(len(call.path)))
     return [end for one in (call, *around) if one is not None for end in one.settled]
 
 
 @law("guards")
 def a_pause_has_something_to_ask(seen: Reading) -> Findings:
-    """A run ends as interrupted only where a call of the tree waits for a verdict, and goes on only with one."""
+    """A run ends as interrupted only if a call of the tree waits for a verdict, and completes only if none does."""
     if seen.root is None:
         return
     for n, end in seen.root.ended:
@@ -526,8 +543,8 @@ def a_pause_has_something_to_ask(seen: Reading) -> Findings:
             for call in seen.calls.values()
             for at, request in call.requested
             if at < n
-            and not any(when < n for when, _ in _answers(call, request))
-            and not any(when < n for when, _ in _over(seen, call))
+            and not any(when < n for when, _ in _list_verdicts(call, request))
+            and not any(when < n for when, _ in _list_ends(seen, call))
         ]
         if end.status == "interrupted":
             if open_calls:

@@ -1,4 +1,9 @@
-"""What an invariant is: a name, a promise in words, and a function that looks for its premise and for its breach."""
+"""The table of invariants, and its judge. Does not know any invariant: their modules enter them with `@law`.
+
+An invariant is a name, a promise in words, and a generator function over a read observation. It yields `HELD` for each
+time its premise occurred and the promise held, and a `Broken` for each breach; it yields nothing where its premise did
+not occur, so that coverage can be counted.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +19,19 @@ from agentloop.testing.invariants._observation import Reading
 
 Group: TypeAlias = Literal["execution", "cancellation", "guards", "accounting"]
 HELD = None
-"""What a law yields where its premise occurred and it held."""
+"""Yielded by an invariant where its premise occurred and it held."""
 
 
 @attrs.frozen
 class Broken:
-    """A breach: in words, and the numbers of the records that show it."""
+    """A breach, made by the function of an invariant: a sentence, and the numbers of the records that show it."""
 
     words: str
     records: tuple[int, ...] = ()
 
 
 def broken(words: str, *records: int) -> Broken:
-    """Return the breach that *words* tell and *records* show."""
+    """Return the breach that *words* describe and *records* show."""
     return Broken(words, records)
 
 
@@ -35,7 +40,7 @@ Judge: TypeAlias = Callable[[Reading], Iterator[Broken | None]]
 
 @attrs.frozen
 class Invariant:
-    """One invariant. `judge` yields `HELD` or a `Broken` for every time its premise occurred."""
+    """One row of the table. `judge` yields `HELD` or a `Broken` for every time the premise occurred."""
 
     name: str
     group: Group
@@ -44,11 +49,15 @@ class Invariant:
 
 
 INVARIANTS: dict[str, Invariant] = {}
-"""Every built-in invariant by name, in the order of their definition."""
+"""Every built-in invariant by name, in the order of their definition. Only `law` adds to it, at import."""
 
 
 def law(group: Group) -> Callable[[Judge], Judge]:
-    """Enter a function into the table of invariants; its name is the invariant's, its docstring the promise."""
+    """Return a decorator that enters a function into the table: its name is the invariant's, its docstring the promise.
+
+    Raises:
+        ValueError: at decoration, if the name is taken or the docstring is missing.
+    """
 
     def enter(judge: Judge) -> Judge:
         name = judge.__name__
@@ -63,7 +72,7 @@ def law(group: Group) -> Callable[[Judge], Judge]:
 
 @attrs.frozen
 class Breach:
-    """One invariant that didn't hold, and where."""
+    """One breach with the name (`law`) and group of its invariant. Made by `judge`."""
 
     law: str
     group: Group
@@ -71,7 +80,7 @@ class Breach:
 
 
 class InvariantError(AssertionError):
-    """A run broke invariants of the library. `findings` has them all, in the table's order."""
+    """A run broke invariants of the library. `findings` has every breach, in the table's order."""
 
     def __init__(self, findings: tuple[Breach, ...], where: str = "", log: str = "") -> None:
         self.findings = findings
@@ -89,14 +98,17 @@ class InvariantError(AssertionError):
 
 @attrs.define
 class CoverageCounter:
-    """How many worlds were judged, and how many of them exercised each invariant: its premise occurred in them."""
+    """Counts simulation cases, and for each invariant the cases that exercised it: its premise occurred in them.
+
+    The test session owns it; `judge` changes it.
+    """
 
     worlds: int = 0
     exercised: Counter[str] = attrs.field(factory=Counter)
     broken: Counter[str] = attrs.field(factory=Counter)
 
     def unexercised(self, *groups: Group) -> list[str]:
-        """Return the invariants (of *groups*, if given) that no world exercised."""
+        """Return the names of the invariants (of *groups*, if given) that no case exercised."""
         return [
             one.name
             for one in INVARIANTS.values()
@@ -104,7 +116,7 @@ class CoverageCounter:
         ]
 
     def add(self, other: CoverageCounter) -> None:
-        """Count *other*'s worlds too."""
+        """Add the counts of *other* to these."""
         self.worlds += other.worlds
         self.exercised.update(other.exercised)
         self.broken.update(other.broken)
@@ -113,9 +125,10 @@ class CoverageCounter:
 def judge(
     reading: Reading, tally: CoverageCounter | None = None, laws: Iterable[Invariant] | None = None, *, worlds: int = 1
 ) -> list[Breach]:
-    """Return what *reading* breaks of *laws* (all, if not given), and count in *tally* what it exercises.
+    """Judge *reading* by *laws* (default: all invariants), and return the breaches.
 
-    It counts as so many *worlds*: 0 where it has been counted before.
+    Counts in *tally* the exercised and the broken invariants, and adds *worlds* to its number of cases: 0 if the case
+    has been counted before.
     """
     findings: list[Breach] = []
     if tally is not None:
@@ -134,7 +147,7 @@ def judge(
 
 
 def told(records: tuple[r.Record, ...], findings: list[Breach], around: int = 2) -> str:
-    """Return the records that *findings* name, with some before and after, one a line."""
+    """Return the records that *findings* name, with *around* records before and after each, one record a line."""
     named = {n for finding in findings for n in finding.broken.records}
     near = sorted({n + by for n in named for by in range(-around, around + 1) if 0 <= n + by < len(records)})
     lines: list[str] = []
@@ -148,7 +161,10 @@ def told(records: tuple[r.Record, ...], findings: list[Breach], around: int = 2)
 
 
 def short(record: r.Record) -> str:
-    """Return *record* in one short line: its kind, where it stands, and what it says."""
+    """Format *record* as one line of at most 200 characters: its kind, its run and turn, and its fields.
+
+    Masks secret arguments: the line goes into errors of test sessions.
+    """
     secret = getattr(record, "secret", ())
     said = [
         f"{field.name}={masked_arguments(value, secret) if field.name == 'arguments' and secret else value!r}"

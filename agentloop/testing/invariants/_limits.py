@@ -1,4 +1,4 @@
-"""Invariants of limits: how many bodies run beside each other, that slots are used, and in which order calls start."""
+"""Invariants of limits: how many bodies run beside each other, no slot stays free, and calls start in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, 
 from agentloop.tools import AgentCall, FunctionTool
 
 EPSILON = 1e-6
-"""Seconds that two readings of one moment may differ by."""
+"""Maximum difference in seconds of two measurements of one moment."""
 Findings = Iterator[Broken | None]
 
 
@@ -22,8 +22,8 @@ Findings = Iterator[Broken | None]
 
 
 @attrs.frozen
-class _Flying:
-    """A body that runs, its tool, and the turn it belongs to."""
+class _RunningBody:
+    """A running body, its tool, and the turn it belongs to."""
 
     body: BodySeen
     tool: FunctionTool | None
@@ -32,40 +32,44 @@ class _Flying:
 
 @attrs.define
 class _TimeSweep:
-    """Goes over the beginnings and ends of bodies in their order, and knows who runs at each moment."""
+    """Iterates over the beginnings and ends of bodies in their order. Made and used by one invariant at a time.
+
+    `running` holds the bodies that run at the current moment; only `moments` changes it.
+    """
 
     seen: Reading
-    running: dict[int, _Flying] = attrs.field(factory=dict)
+    running: dict[int, _RunningBody] = attrs.field(factory=dict)
 
-    def moments(self) -> Iterator[_Flying]:
-        """Yield every body that begins, while `running` holds those beside it."""
+    def moments(self) -> Iterator[_RunningBody]:
+        """Yield every body at its beginning, while `running` holds the bodies beside it."""
         bodies = self.seen.evidence.bodies or ()
         points: list[tuple[int, int, int]] = []
         for index, body in enumerate(bodies):
             points.append((body.began, 1, index))
             if body.ended is not None:
                 points.append((body.ended, 0, index))
-        # Of an end and a beginning between the same two records the end is taken as the earlier: in doubt, for the run.
+        # An end and a beginning between the same two records have no known order. The end counts as the earlier one:
+        # in doubt the judgement is in the run's favour.
         points.sort()
         for _, begins, index in points:
             if not begins:
                 self.running.pop(index, None)
                 continue
-            one = self._flying(bodies[index])
+            one = self._find_running_body(bodies[index])
             yield one
             if one.body.ended is None or one.body.ended > one.body.began:
                 self.running[index] = one
 
-    def _flying(self, body: BodySeen) -> _Flying:
+    def _find_running_body(self, body: BodySeen) -> _RunningBody:
         call = self.seen.calls.get((body.path, body.call_id))
         if call is None:
-            return _Flying(body, None, (body.path, 0))
-        return _Flying(body, self.seen.tool(call), (body.path, call.turn.number))
+            return _RunningBody(body, None, (body.path, 0))
+        return _RunningBody(body, self.seen.tool(call), (body.path, call.turn.number))
 
 
 @law("execution")
 def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
-    """Bodies in flight never exceed the turn's cap, a shared capacity, the run's threads, or one of a serial group."""
+    """Bodies in flight never exceed the turn's cap, a shared capacity, the run's threads, or one per serial group."""
     sweep = _TimeSweep(seen)
     for one in sweep.moments():
         began, tool = one.body.began, one.tool
@@ -133,9 +137,9 @@ def one_at_a_time(seen: Reading, turn: TurnSeen) -> bool:
 
 @law("execution")
 def rates_hold(seen: Reading) -> Findings:
-    """No window of a rate holds more starts than it allows, where nothing lies between admission and start."""
+    """No window of a rate holds more starts than it allows, if calls start at once after their admission."""
     if seen.evidence.crashes:
-        return  # a rate is remembered by the process, not by the journal
+        return  # a rate is state of the process, not of the journal
     starts: dict[int, tuple[Rate, list[float]]] = {}
     delayed: set[int] = set()
     for call in seen.started:
@@ -159,7 +163,7 @@ def rates_hold(seen: Reading) -> Findings:
 
 @law("execution")
 def a_full_buffer_holds_the_run_up(seen: Reading) -> Findings:
-    """No turn of a streamed run begins while as many events are unread as its buffer holds."""
+    """No turn of a streamed run begins while the unread events fill its buffer."""
     cap = seen.evidence.config.stream_buffer
     for n, unread in seen.evidence.unread or ():
         if unread >= cap:
@@ -168,7 +172,7 @@ def a_full_buffer_holds_the_run_up(seen: Reading) -> Findings:
             yield HELD
 
 
-def _unhindered(tool: FunctionTool | None) -> bool:
+def _needs_only_the_cap(tool: FunctionTool | None) -> bool:
     """Tell whether nothing but the turn's cap keeps a call of *tool* from starting."""
     return (
         tool is not None
@@ -184,7 +188,7 @@ def _unhindered(tool: FunctionTool | None) -> bool:
 
 @law("execution")
 def slots_are_used(seen: Reading) -> Findings:
-    """While calls wait that nothing but the cap holds back, no slot stays free over time."""
+    """While a call waits that only the cap holds back, no slot stays free over time."""
     if seen.evidence.bodies is None or seen.evidence.streamed:
         return
     if seen.evidence.hooks is not None:
@@ -196,17 +200,17 @@ def slots_are_used(seen: Reading) -> Findings:
         if cap is None or sequential(seen, turn.path, turn.agent):
             continue
         if any(call.requested for call in turn.calls):
-            continue  # who waits for a verdict waits for no slot
-        if not all(_unhindered(seen.tool(call)) for call in turn.calls):
+            continue  # a call that waits for a verdict waits for no slot
+        if not all(_needs_only_the_cap(seen.tool(call)) for call in turn.calls):
             continue
         bodies = [body for call in turn.calls for body in seen.bodies.get((turn.path, call.call_id), ())]
         nested = any(isinstance(getattr(seen.tool(call), "body", None), AgentCall) for call in turn.calls)
         if len(bodies) < 2 or nested:
             continue
-        yield from _free_slots(bodies, cap)
+        yield from _check_free_slots(bodies, cap)
 
 
-def _free_slots(bodies: list[BodySeen], cap: int) -> Findings:
+def _check_free_slots(bodies: list[BodySeen], cap: int) -> Findings:
     ends = [body.ended_at if body.ended_at is not None else math.inf for body in bodies]
     moments = sorted({body.began_at for body in bodies} | {end for end in ends if end < math.inf})
     last = max(body.began_at for body in bodies)
@@ -226,7 +230,7 @@ def _free_slots(bodies: list[BodySeen], cap: int) -> Findings:
 
 @law("execution")
 def starts_follow_model_order(seen: Reading) -> Findings:
-    """Under a cap of n a call starts while at most n - 1 earlier ones that will start are still held back."""
+    """Under a cap of n, when a call starts, at most n - 1 earlier calls that start later are still held back."""
     for turn in seen.batches:
         if len(turn.calls) < 2:
             continue
@@ -251,10 +255,10 @@ def starts_follow_model_order(seen: Reading) -> Findings:
             tokens = [one.total_tokens for one in limits if isinstance(one, Capacity) and one.total_tokens]
             widths: list[int] = [*tokens, *([width] if width is not None else []), *([threads] if in_thread else [])]
             if widths and len(lane) > 1:
-                yield from _in_order(lane, min(widths))
+                yield from _check_start_order(lane, min(widths))
 
 
-def _in_order(lane: list[CallSeen], width: int) -> Findings:
+def _check_start_order(lane: list[CallSeen], width: int) -> Findings:
     for place, call in enumerate(lane):
         n = call.started[0][0]
         held = [other for other in lane[:place] if other.started[0][0] > n]

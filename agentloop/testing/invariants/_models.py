@@ -1,5 +1,5 @@
-"""Invariants of what models are asked: what they are shown from turn to turn, their tool choice, the time they have,
-and what of a failed answer somebody has seen.
+"""Invariants of model requests: the items shown from turn to turn, the tool choice, the timeout of a request, and the
+pieces of an answer that a reader was shown.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from agentloop.testing.simulation._fixture_agents import Filter
 from agentloop.testing.simulation._simulated_parts import EPOCH
 
 EPSILON = 1e-5
-"""Seconds that two readings of one moment may differ by: the log's times are rounded."""
+"""Maximum difference in seconds of two measurements of one moment: the times of the log are rounded."""
 Findings = Iterator[Broken | None]
 Key = tuple[str, str]
 
 
-def _name(path: Path) -> str:
+def _format_path(path: Path) -> str:
     return "/".join(path) or "(the root)"
 
 
-def _asked(seen: Reading, run: RunSeen) -> list[tuple[TurnSeen, int, ModelRequest, float]]:
-    """Return the run's requests: the turn, the record, what was asked and when; none where one that was recorded didn't
-    reach the model.
+def _list_requests(seen: Reading, run: RunSeen) -> list[tuple[TurnSeen, int, ModelRequest, float]]:
+    """Return the requests of *run*: turn, record number, request and time.
+
+    Empty if a recorded request didn't reach the model: records and requests can't be paired then.
     """
     recorded = [(turn, n) for turn in run.turns for n, _ in turn.requested]
     made = [(request, at) for at, request in seen.evidence.asked or () if request.path == run.path]
@@ -55,11 +56,11 @@ def _asked(seen: Reading, run: RunSeen) -> list[tuple[TurnSeen, int, ModelReques
 
 @law("accounting")
 def a_tool_choice_is_dropped_once_obeyed(seen: Reading) -> Findings:
-    """An agent's model has to use a tool until a turn of the agent with calls was accepted, and not after it, also
-    where the run went on in between; one that doesn't reset its choice has to in every turn.
+    """An agent's tool choice is sent until a turn of the agent with calls was accepted, and not after it, also if the
+    run was resumed in between; an agent that doesn't reset its choice sends it in every turn.
     """
     for run in seen.runs.values():
-        for turn, n, request, _ in _asked(seen, run):
+        for turn, n, request, _ in _list_requests(seen, run):
             agent = seen.agent_named(turn.agent)
             if agent is None:
                 continue
@@ -77,15 +78,17 @@ def a_tool_choice_is_dropped_once_obeyed(seen: Reading) -> Findings:
 
 @law("execution")
 def models_keep_to_their_time(seen: Reading) -> Findings:
-    """An attempt of a model ends within its time limit, whoever it had to wait for, and is cut by it not before."""
+    """A model attempt ends within its time limit, waits for other tasks included; the limit does not cut it earlier."""
     for run in seen.runs.values():
         if seen.config(run.path).hold_text_until_guarded:
-            continue  # the time of guardrails isn't the model's
-        for turn, n, request, began in _asked(seen, run):
+            continue  # the time of guardrails doesn't count as the model's
+        for turn, n, request, began in _list_requests(seen, run):
             limit = request.settings.timeout
             if limit is None:
                 continue
-            end = min([(at, one) for at, one in (*turn.responded, *turn.failed) if at > n], default=None, key=_number)
+            end = min(
+                [(at, one) for at, one in (*turn.responded, *turn.failed) if at > n], default=None, key=_get_number
+            )
             if end is None:
                 continue
             at, record = end
@@ -100,11 +103,11 @@ def models_keep_to_their_time(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _number(pair: tuple[int, object]) -> int:
+def _get_number(pair: tuple[int, object]) -> int:
     return pair[0]
 
 
-# ---------------------------------------------------------------------------------------------- what was shown
+# ---------------------------------------------------------------------------------------------- shown pieces
 
 
 _PIECES = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
@@ -112,44 +115,46 @@ _PIECES = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
 
 @law("accounting")
 def an_answer_is_what_its_pieces_are(seen: Reading) -> Findings:
-    """The pieces that a reader was shown in a turn make up its answer, thoughts and arguments too: no other attempt
-    has shown any.
+    """The pieces that a reader was shown in a turn make up its answer, reasoning and arguments included: no other
+    attempt of the turn has shown any.
     """
     whole = seen.evidence.cancellation is None and not seen.evidence.left and not seen.evidence.reader_left
     if seen.evidence.unread is None or not seen.evidence.faultless or not whole:
         return
     shown: dict[tuple[Path, int], dict[Key, str]] = {}
     for event in seen.evidence.events:
-        for of, text in _piece(event):
-            _join(shown.setdefault((event.path, event.turn), {}), of, text)
+        for of, text in _split_event(event):
+            _append_text(shown.setdefault((event.path, event.turn), {}), of, text)
     for turn in seen.turns:
         if len(turn.responded) != 1 or seen.runs[turn.path].turns.count(turn) != 1:
             continue
         n, record = turn.responded[0]
         said: dict[Key, str] = {}
         for item in record.response.items:
-            for of, text in _of_item(item):
-                _join(said, of, text)
+            for of, text in _split_item(item):
+                _append_text(said, of, text)
         pieces = shown.get((turn.path, turn.number), {})
         if said != pieces:
-            yield broken(f"turn {turn.number} of {_name(turn.path)} says {said}, and a reader was shown {pieces}", n)
+            yield broken(
+                f"turn {turn.number} of {_format_path(turn.path)} says {said}, and a reader was shown {pieces}", n
+            )
         elif said:
             yield HELD
 
 
-def _join(texts: dict[Key, str], of: Key, text: str) -> None:
+def _append_text(texts: dict[Key, str], of: Key, text: str) -> None:
     if text:
         texts[of] = texts.get(of, "") + text
 
 
-def _piece(event: Any) -> Iterator[tuple[Key, str]]:
+def _split_event(event: Any) -> Iterator[tuple[Key, str]]:
     if type(event) in _PIECES:
         yield (_PIECES[type(event)], ""), event.text
     elif isinstance(event, ev.ArgumentsDelta):
         yield ("arguments", event.call_id), event.delta
 
 
-def _of_item(item: Item) -> Iterator[tuple[Key, str]]:
+def _split_item(item: Item) -> Iterator[tuple[Key, str]]:
     if isinstance(item, AssistantMessage):
         yield ("text", ""), item.text
     elif isinstance(item, Reasoning):
@@ -162,7 +167,7 @@ def _of_item(item: Item) -> Iterator[tuple[Key, str]]:
 
 
 def _key(item: Item) -> Key:
-    """Return what tells an item from others: which call it is of and what it says, however it is written."""
+    """Return a key of *item*: its kind with its call id or its text. Handoffs and tool calls share the kind "call"."""
     match item:
         case ToolCall(call_id=call_id) | HandoffCall(call_id=call_id):
             return "call", call_id
@@ -176,19 +181,19 @@ def _key(item: Item) -> Key:
             return type(item).__name__, ""
 
 
-class _Lost(Exception):
-    """What a model is to be shown can't be told."""
+class _UnknownHistory(Exception):
+    """The expected items of a request can't be computed."""
 
 
 @law("accounting")
 def histories_grow_by_what_was_said(seen: Reading) -> Findings:
-    """From one request to the next a model is shown what it was shown before, then its answer, then the outputs of its
-    calls in their order, and nothing else; after a handoff, what its filter makes of that, or a summary.
+    """Each request shows the items of the request before, then its answer, then the outputs of its calls in their
+    order, and nothing else; after a handoff, the result of its input filter on these items, or a summary.
     """
     for run in seen.runs.values():
-        if _chosen_elsewhere(seen, run):
+        if _is_chosen_elsewhere(seen, run):
             continue
-        requests = _asked(seen, run)
+        requests = _list_requests(seen, run)
         first: Sequence[Item] = ()
         for place, (turn, n, request, _) in enumerate(requests):
             if place == 0:
@@ -199,25 +204,27 @@ def histories_grow_by_what_was_said(seen: Reading) -> Findings:
                 wanted = list(before[2].items)
             else:
                 try:
-                    wanted, replaced = _grown(seen, run, before[0], before[2].items, first, n)
-                except _Lost:
+                    wanted, replaced = _predict_items(seen, run, before[0], before[2].items, first, n)
+                except _UnknownHistory:
                     break
                 first = request.items if replaced else first
             if [_key(item) for item in request.items] == [_key(item) for item in wanted]:
                 yield HELD
             else:
                 lists = [[_key(item) for item in items] for items in (request.items, wanted)]
-                yield broken(f"{_name(run.path)}: the model was shown {lists[0]}, and {lists[1]} was due", before[1], n)
+                yield broken(
+                    f"{_format_path(run.path)}: the model was shown {lists[0]}, and {lists[1]} was due", before[1], n
+                )
 
 
-def _chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
+def _is_chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
     config, first = seen.config(run.path), seen.records[run.began[0]]
     kept = isinstance(first, r.RunStarted) and first.kept
     return kept or config.call_model_input_filter is not None or config.handoff_input_filter is not None
 
 
-def _kept(turn: TurnSeen) -> list[Item]:
-    """Return the items of a turn's answer without repeated calls, and without the thoughts that led to these."""
+def _list_kept_items(turn: TurnSeen) -> list[Item]:
+    """Return the items of a turn's answer without repeated calls, and without the reasoning that led to these."""
     kept: list[Item] = []
     for _, record in turn.responded:
         for item in record.response.items:
@@ -229,34 +236,34 @@ def _kept(turn: TurnSeen) -> list[Item]:
     return kept
 
 
-def _grown(
+def _predict_items(
     seen: Reading, run: RunSeen, turn: TurnSeen, shown: Sequence[Item], first: Sequence[Item], until: int
 ) -> tuple[list[Item], bool]:
-    """Return what the request at record *until* shows after *turn*, and whether a handoff has replaced what was there.
+    """Return the items that the request at record *until* must show after *turn*, and True if a handoff replaced them.
 
-    *shown*: what the model was shown in *turn*; *first*: what it was shown at the run's beginning, or after the last
-    handoff that replaced it.
+    *shown* are the items of the request in *turn*; *first* those of the run's first request, or of the first request
+    after the last handoff that replaced the history.
 
     Raises:
-        _Lost: it can't be told.
+        _UnknownHistory: if a handoff has a filter that can't be repeated here, or the summary would hold secrets.
     """
-    items, replaced = [*shown, *_kept(turn)], False
+    items, replaced = [*shown, *_list_kept_items(turn)], False
     for n in range(turn.n, until):
         record = seen.records[n]
         if record.path != run.path:
             continue
         if isinstance(record, r.BatchEnded):
-            items += _outputs(turn, n)
+            items += _list_outputs(turn, n)
         elif isinstance(record, r.HandedOff):
-            answers = _answers(record)
-            filtered = _filtered(seen, turn, record, [*items, *answers], len(shown), len(first))
+            answers = _make_handoff_outputs(record)
+            filtered = _apply_handoff(seen, turn, record, [*items, *answers], len(shown), len(first))
             items, replaced = [*items, *answers] if filtered is None else filtered, filtered is not None
         elif isinstance(record, r.InputAdded) or (isinstance(record, r.HistoryReplaced) and record.added):
             items += record.items
     return items, replaced
 
 
-def _outputs(turn: TurnSeen, n: int) -> list[Item]:
+def _list_outputs(turn: TurnSeen, n: int) -> list[Item]:
     ends = ((call, [one for at, one in call.settled if at < n]) for call in turn.calls)
     last = ((call, ended[-1].outcome) for call, ended in ends if ended)
     return [
@@ -266,23 +273,29 @@ def _outputs(turn: TurnSeen, n: int) -> list[Item]:
     ]
 
 
-def _answers(record: r.HandedOff) -> list[Item]:
+def _make_handoff_outputs(record: r.HandedOff) -> list[Item]:
     ids = (record.call_id, *record.ignored)
     return [HandoffOutput(call_id, "", record.source_agent, record.target_agent) for call_id in ids]
 
 
-def _filtered(
+def _apply_handoff(
     seen: Reading, turn: TurnSeen, record: r.HandedOff, items: list[Item], shown: int, first: int
 ) -> list[Item] | None:
-    """Return what the target of a handoff is shown of *items*, the first *shown* of which its giver was shown."""
+    """Return the items that the target of a handoff is shown in place of *items*; None if it is shown them as they are.
+
+    The first *shown* of *items* were in the last request of the source agent, the first *first* are the input history.
+
+    Raises:
+        _UnknownHistory: as `_predict_items` does.
+    """
     agent = seen.agent_named(record.source_agent)
     entries = [target_of(entry) for entry in agent.handoffs] if agent is not None else []
     taken = next((one for one in entries if one.agent.name == record.target_agent), None)
     if taken is None:
-        raise _Lost
+        raise _UnknownHistory
     if taken.input_filter is not None:
         if not isinstance(taken.input_filter, Filter):
-            raise _Lost
+            raise _UnknownHistory
         data = taken.input_filter(
             HandoffInputData(
                 input_history=tuple(items[:first]),
@@ -298,11 +311,11 @@ def _filtered(
     if nest is False:
         return None
     if any(isinstance(one, ToolOutput | AssistantMessage | ToolCall) and one.secret for one in items):
-        raise _Lost
-    return list(nest_history([*items[: len(items) - 1 - len(record.ignored)], *_worded(record)]))
+        raise _UnknownHistory
+    return list(nest_history([*items[: len(items) - 1 - len(record.ignored)], *_make_handoff_answers(record)]))
 
 
-def _worded(record: r.HandedOff) -> list[Item]:
+def _make_handoff_answers(record: r.HandedOff) -> list[Item]:
     source, target = record.source_agent, record.target_agent
     taken = HandoffOutput(record.call_id, f"Handed over to {target}.", source, target)
     ignored = "Multiple handoffs detected, ignoring this one."

@@ -1,7 +1,7 @@
-"""What is known of one run after it: its log, read once into calls, turns and runs, and what was seen from outside.
+"""The observation of one finished run, and its log indexed by calls, turns and runs. Invariants read nothing else.
 
-Invariants are judged on this alone. It doesn't use the library's own fold: what the log says is read here a second
-time, so that a fault of the fold can't hide itself.
+`Observation` is data: the log, the result, and the reports of the fixtures that watched the run. `Reading` indexes its
+log once. It does not use the library's own fold: an independent second implementation shows the faults of the fold.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Path = tuple[str, ...]
 
 @attrs.frozen(kw_only=True)
 class BodySeen:
-    """One execution of a body as seen from inside it: where, and between which records and times.
+    """One execution of a body, as the body itself reports it. Times are seconds on the clock of the loop.
 
-    `began` and `ended` are how many records the log had then; `ended` is None for a body that never ended.
+    `began` and `ended` are the length of the log at that moment; `ended` is None for a body that never ended.
     """
 
     path: Path
@@ -44,9 +44,9 @@ class BodySeen:
     began_at: float = 0.0
     ended_at: float | None = None
     stamps: tuple[int, int] = (0, 0)
-    """Of its beginning and its end, where they were taken."""
+    """The stamps of its beginning and its end; zeros if no stamps were taken."""
     reports: Sequence[float] = ()
-    """When it reported."""
+    """The times of its progress reports."""
 
 
 Relation: TypeAlias = Literal["backend", "mode", "cancellation", "again", "replay"]
@@ -54,10 +54,10 @@ Relation: TypeAlias = Literal["backend", "mode", "cancellation", "again", "repla
 
 @attrs.frozen(kw_only=True, eq=False)
 class Counterpart:
-    """Another run of the same world, that must have the same log: on the other `backend`, in the other `mode`, by the
-    other kind of `cancellation`, `again`, or its `replay`.
+    """Another run of the same simulation case that must have the same log: on the other `backend`, in the other `mode`,
+    with the other kind of `cancellation`, `again`, or its `replay`.
 
-    `error` is the type of what it raised; None where that is left open.
+    `error` is the type of the error it raised; None if the errors are not compared.
     """
 
     relation: Relation
@@ -68,7 +68,7 @@ class Counterpart:
 
 @attrs.frozen(kw_only=True)
 class Cancellation:
-    """The caller's cancellation: how long the log was when it was given, when, and whether it came out of the run."""
+    """The caller's cancellation: log length (`mark`) and time (`at`) when it was given; and if the run raised it."""
 
     mark: int
     at: float | None = None
@@ -77,44 +77,44 @@ class Cancellation:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Observation:
-    """All that is known of a run that is over. What wasn't watched is None, and nothing is judged by it.
+    """All facts about a finished run. A field is None if nothing watched it; then no invariant uses it.
 
     Attributes:
         records: The log of the whole tree.
-        agent: The agent it began with; its tools, handoffs and guardrails are looked up in it.
-        config: What it ran with.
-        result, error: What came of it, if a result or an error did.
+        agent: The agent with which the run began; its tools, handoffs and guardrails are looked up in it.
+        config: The configuration of the root run.
+        result, error: The result or the error of the run, if there is one.
         cancellation: The caller's cancellation, if there was one.
         bodies: Every execution of a body, in the order of their beginnings.
         cleanups: Blocks of cleanup of bodies, and of resources that they hold.
-        shown: What the models were shown, request by request: path and items.
-        asked: What the models were asked, request by request, and when on the loop's clock.
-        reader_takes_time: Whether time passes while a model waits for whoever reads the events.
-        hooks: Events that hooks were told, in order: `(event, path, name)`.
-        stamps: A number for each record, and `hook_stamps` one for each event of the hooks: a later one's is larger.
-        agent_hooks: What each agent's own hooks were told, with the stamp of each event.
-        watchers_failed: Event, path and name of what each hook that failed was told.
-        journal_failed: Whether the journal failed.
-        heard: By agent and tool, what the `on_stream` of an agent tool heard, with the stamp of each event.
-        writes: Writes to the session: stamp, items, whether it failed.
-        durable: How many records the journal had got, by stamp.
+        shown: The path and the items of each request to a model.
+        asked: Each request to a model, and its time on the loop's clock.
+        reader_takes_time: True if time passes while a model waits for the reader of the events.
+        hooks: Events that the hooks received, in order: `(event, path, name)`.
+        stamps: A number for each record, and `hook_stamps` one for each event of the hooks; stamps grow with time.
+        agent_hooks: Events that each agent's own hooks received, with the stamp of each event.
+        watchers_failed: Event, path and name of each hook call that failed.
+        journal_failed: True if the journal failed.
+        heard: By agent and tool, events that the `on_stream` of an agent tool received, with the stamp of each event.
+        writes: Writes to the session: stamp, items, and True if it failed.
+        durable: How many records the journal had received, by stamp.
         pending: Path, call id and count of native cancellations that were left in the task of a call.
         spans: Beginnings and ends of spans, in order.
-        saved: What the session held afterwards; `saved_before` is what it held before.
+        saved: Items of the session after the run; `saved_before` are those before it.
         late: Path and call id of every late report.
         still_running: Path and call id of every report on a body that outlived the cleanup deadline.
-        left: What outlived the run, in words.
-        ended_at: The loop's clock when the run was over.
-        cancelling: Native cancellations pending in the caller's task, over those it was given.
-        streamed: Whether somebody read its events; `reader_left`: and whether he left before its end.
-        to_end_after: How many records there were when whoever reads them left, or wanted the run to end after its turn.
-        faultless: Whether nothing of the application's raised but tool bodies and guardrails that said so.
-        canaries: Texts that must stand nowhere.
-        events: What a consumer read.
+        left: Names of the objects that outlived the run.
+        ended_at: The loop's clock at the end of the run.
+        cancelling: Native cancellations pending in the caller's task, minus those it was given.
+        streamed: True if a reader read the events; `reader_left`: True if it left before the end.
+        to_end_after: The number of records when the reader left, or asked the run to end after its turn.
+        faultless: True if of the application's code only tool bodies and guardrails raised, and only as declared.
+        canaries: Secret texts that must appear nowhere.
+        events: The events that a consumer read.
         unread: How many events were unread when each of the run's own turns began: record number and count.
-        twins: Other runs of the same world, that must have the same log.
-        crashes: How long the log was when the process died and the run was gone on with, for each time.
-        definitions: What `definitions_of(agent)` gives, where it is known already.
+        twins: Counterparts: other runs of the same simulation case that must have the same log.
+        crashes: For each crash, the length of the log when the process died and the run was resumed.
+        definitions: The result of `definitions_of(agent)`, if it is known already.
     """
 
     records: Sequence[r.Record]
@@ -163,7 +163,7 @@ class Observation:
 
 @attrs.define(eq=False)
 class CallSeen:
-    """One call of a model's response, and every record about it with its number."""
+    """One call of a model's response, and every record about it with its number. `Reading` makes and fills it."""
 
     path: Path
     turn: TurnSeen
@@ -183,13 +183,13 @@ class CallSeen:
 
     @property
     def status(self) -> str | None:
-        """The latest status, or None while there is none."""
+        """The status of the last settlement, or None before the first."""
         return self.settled[-1][1].outcome.status if self.settled else None
 
 
 @attrs.define(eq=False)
 class TurnSeen:
-    """One turn of one run: what the model was asked and said, and the calls that came of it."""
+    """One turn of one run: the requests to its model, the responses, and their calls. `Reading` makes and fills it."""
 
     path: Path
     number: int
@@ -202,7 +202,7 @@ class TurnSeen:
     responded: list[tuple[int, r.ModelResponded]] = attrs.field(factory=list)
     calls: list[CallSeen] = attrs.field(factory=list)
     repeats: list[ToolCall | HandoffCall] = attrs.field(factory=list)
-    """Calls asked for again under their old id, with the same tool and arguments."""
+    """Calls that the model repeated: the same id, tool and arguments as an earlier call."""
     conflicts: list[ToolCall | HandoffCall] = attrs.field(factory=list)
     unnamed: bool = False
     accepted: list[int] = attrs.field(factory=list)
@@ -210,11 +210,11 @@ class TurnSeen:
 
 @attrs.define(eq=False)
 class RunSeen:
-    """One run of the tree: its entries, turns and ends."""
+    """One run of the tree: its segments, turns and ends. `Reading` makes and fills it."""
 
     path: Path
     began: list[int] = attrs.field(factory=list)
-    """Where its entries begin: `RunStarted` and each `RunResumed`."""
+    """Record numbers at which its run segments begin: `RunStarted` and each `RunResumed`."""
     limits: list[tuple[int, int | None]] = attrs.field(factory=list)
     turns: list[TurnSeen] = attrs.field(factory=list)
     ended: list[tuple[int, r.RunEnded]] = attrs.field(factory=list)
@@ -228,7 +228,10 @@ _CALLS = (ToolCall, HandoffCall)
 
 
 class Reading:
-    """*evidence* with its log read: runs by path, calls by path and id, turns in order."""
+    """An observation (`evidence`) and its log indexed: runs by path, calls by path and id, turns in order.
+
+    The constructor reads the log once; nothing changes the indices later, except `forget`.
+    """
 
     def __init__(self, evidence: Observation) -> None:
         self.evidence = evidence
@@ -237,20 +240,20 @@ class Reading:
         self.calls: dict[tuple[Path, str], CallSeen] = {}
         self.turns: list[TurnSeen] = []
         self.strays: list[tuple[int, r.Record]] = []
-        """Records about calls that no response asked for, or of runs that never began."""
+        """Records about calls that are in no response, or of runs that never began."""
         for n, record in enumerate(evidence.records):
             read = _READERS.get(type(record))
             if read is not None:
                 read(self, n, record)
 
     def forget(self) -> None:
-        """Let go what was read: calls and turns hold each other, and only the collector would find them."""
+        """Break the reference cycles of calls and turns, which only the garbage collector would free."""
         for turn in self.turns:
             turn.calls.clear()
 
     @property
     def root(self) -> RunSeen | None:
-        """The run that was asked for."""
+        """The outermost run of the tree."""
         return self.runs.get(())
 
     @property
@@ -268,11 +271,14 @@ class Reading:
         return (run for run in self.runs.values() if run.path[: len(path)] == path)
 
     def crashed_between(self, n: int, until: int) -> bool:
-        """Tell whether the process died after record *n*, and before *until*."""
+        """Tell whether the process died after record *n* and before record *until*."""
         return any(n < length <= until for length in self.evidence.crashes)
 
     def next_entry(self, path: Path, n: int) -> int:
-        """Return where the entry of the run at *path* that record *n* is in is over, by its next beginning."""
+        """Return the record number at which the run at *path* begins its next segment after record *n*.
+
+        The length of the log if there is no later segment.
+        """
         run = self.runs.get(path)
         if run is None or len(run.began) == 1:
             return len(self.records)
@@ -280,7 +286,7 @@ class Reading:
 
     @cached_property
     def definitions(self) -> Mapping[tuple[str, str], FunctionTool]:
-        """The tools of every agent that can be reached: by agent's name and tool's name."""
+        """The tools of every reachable agent, by the names of agent and tool."""
         known = self.evidence.definitions
         return known if known is not None else definitions_of(self.evidence.agent)
 
@@ -291,7 +297,7 @@ class Reading:
         return self.definitions.get((call.turn.agent, name))
 
     def config(self, path: Path) -> RunConfig:
-        """Return what the run at *path* runs with: the configuration of the nearest agent tool that has its own."""
+        """Return the configuration of the run at *path*: that of the nearest agent tool with its own, or the root's."""
         for depth in range(len(path), 0, -1):
             call = self.calls.get((path[: depth - 1], path[depth - 1]))
             tool = self.tool(call) if call is not None else None
@@ -301,7 +307,7 @@ class Reading:
         return self.evidence.config
 
     def agent_named(self, name: str) -> Agent[Any, Any] | None:
-        """Return the reachable agent of that name."""
+        """Return the reachable agent with this name, or None."""
         return self._agents.get(name)
 
     @cached_property
@@ -310,7 +316,7 @@ class Reading:
 
     @cached_property
     def bodies(self) -> Mapping[tuple[Path, str], list[BodySeen]]:
-        """Executions by path and call id; empty where they weren't watched."""
+        """Executions of bodies by path and call id; empty if bodies weren't watched."""
         found: dict[tuple[Path, str], list[BodySeen]] = {}
         for body in self.evidence.bodies or ():
             found.setdefault((body.path, body.call_id), []).append(body)
@@ -318,7 +324,7 @@ class Reading:
 
     @cached_property
     def from_above(self) -> list[tuple[CallSeen, int, r.CallSettled]]:
-        """The calls that ended because something around them was ended, with the places of the records that say so."""
+        """The calls that were cancelled because a run around them ended, each with its settlement and that number."""
         return [
             (call, n, record)
             for call in self.calls.values()
@@ -326,9 +332,9 @@ class Reading:
             if record.outcome.cancelled_by in FROM_ABOVE and record.outcome.status == "cancelled"
         ]
 
-    # -- reading, record by record
+    # -- indexing, record by record
 
-    def _entry(self, n: int, record: r.RunStarted | r.RunResumed) -> None:
+    def _read_entry(self, n: int, record: r.RunStarted | r.RunResumed) -> None:
         run = self.runs.get(record.path)
         if run is None:
             run = self.runs[record.path] = RunSeen(record.path)
@@ -337,7 +343,7 @@ class Reading:
         if isinstance(record, r.RunStarted):
             run.agent = record.agent
 
-    def _turn(self, n: int, record: r.TurnStarted) -> None:
+    def _read_turn(self, n: int, record: r.TurnStarted) -> None:
         run = self.runs.get(record.path)
         turn = TurnSeen(record.path, record.turn, n, record.agent, frozenset(record.tools), frozenset(record.handoffs))
         self.turns.append(turn)
@@ -346,23 +352,23 @@ class Reading:
         else:
             run.turns.append(turn)
 
-    def _at(self, n: int, record: r.Record) -> TurnSeen | None:
+    def _find_turn(self, n: int, record: r.Record) -> TurnSeen | None:
         run = self.runs.get(record.path)
         if run is None or not run.turns:
             self.strays.append((n, record))
             return None
         return run.turns[-1]
 
-    def _requested(self, n: int, record: r.ModelRequested) -> None:
-        if (turn := self._at(n, record)) is not None:
+    def _read_request(self, n: int, record: r.ModelRequested) -> None:
+        if (turn := self._find_turn(n, record)) is not None:
             turn.requested.append((n, record))
 
-    def _failed(self, n: int, record: r.ModelFailed) -> None:
-        if (turn := self._at(n, record)) is not None:
+    def _read_failure(self, n: int, record: r.ModelFailed) -> None:
+        if (turn := self._find_turn(n, record)) is not None:
             turn.failed.append((n, record))
 
-    def _responded(self, n: int, record: r.ModelResponded) -> None:
-        turn = self._at(n, record)
+    def _read_response(self, n: int, record: r.ModelResponded) -> None:
+        turn = self._find_turn(n, record)
         if turn is None:
             return
         turn.responded.append((n, record))
@@ -375,7 +381,7 @@ class Reading:
                 continue
             earlier = known.get(item.call_id)
             if earlier is not None:
-                (turn.repeats if _same(earlier, item) else turn.conflicts).append(item)
+                (turn.repeats if _are_equal(earlier, item) else turn.conflicts).append(item)
                 continue
             known[item.call_id] = item
             if isinstance(item, ToolCall):
@@ -383,16 +389,16 @@ class Reading:
                 turn.calls.append(call)
                 self.calls[record.path, item.call_id] = call
 
-    def _of_call(self, n: int, record: Any) -> None:
+    def _read_call_record(self, n: int, record: Any) -> None:
         call = self.calls.get((record.path, record.call_id))
         if call is None:
             self.strays.append((n, record))
         elif isinstance(record, r.ItemReleased):
             call.released.append(n)
         else:
-            getattr(call, _PLACES[type(record)]).append((n, record))
+            getattr(call, _FIELDS[type(record)]).append((n, record))
 
-    def _guard(self, n: int, record: r.GuardrailSettled) -> None:
+    def _read_guardrail(self, n: int, record: r.GuardrailSettled) -> None:
         if record.call_id is not None:
             call = self.calls.get((record.path, record.call_id))
             if call is None:
@@ -402,15 +408,15 @@ class Reading:
         elif (run := self.runs.get(record.path)) is not None:
             run.guards.append((n, record))
 
-    def _accepted(self, n: int, record: r.BatchEnded) -> None:
-        if (turn := self._at(n, record)) is not None:
+    def _read_batch_end(self, n: int, record: r.BatchEnded) -> None:
+        if (turn := self._find_turn(n, record)) is not None:
             turn.accepted.append(n)
 
-    def _handed(self, n: int, record: r.HandedOff) -> None:
+    def _read_handoff(self, n: int, record: r.HandedOff) -> None:
         if (run := self.runs.get(record.path)) is not None:
             run.handed.append((n, record))
 
-    def _ended(self, n: int, record: r.RunEnded) -> None:
+    def _read_run_end(self, n: int, record: r.RunEnded) -> None:
         run = self.runs.get(record.path)
         if run is None:
             self.strays.append((n, record))
@@ -418,7 +424,7 @@ class Reading:
             run.ended.append((n, record))
 
 
-_PLACES: dict[type, str] = {
+_FIELDS: dict[type, str] = {
     r.CallStarted: "started",
     r.BodyEnded: "bodies_ended",
     r.CallSettled: "settled",
@@ -426,22 +432,22 @@ _PLACES: dict[type, str] = {
     r.VerdictGiven: "verdicts",
 }
 _READERS: dict[type, Callable[[Reading, int, Any], None]] = {
-    r.RunStarted: Reading._entry,
-    r.RunResumed: Reading._entry,
-    r.TurnStarted: Reading._turn,
-    r.ModelRequested: Reading._requested,
-    r.ModelFailed: Reading._failed,
-    r.ModelResponded: Reading._responded,
-    r.GuardrailSettled: Reading._guard,
-    r.BatchEnded: Reading._accepted,
-    r.HandedOff: Reading._handed,
-    r.RunEnded: Reading._ended,
-    r.ItemReleased: Reading._of_call,
-    **dict.fromkeys(_PLACES, Reading._of_call),
+    r.RunStarted: Reading._read_entry,
+    r.RunResumed: Reading._read_entry,
+    r.TurnStarted: Reading._read_turn,
+    r.ModelRequested: Reading._read_request,
+    r.ModelFailed: Reading._read_failure,
+    r.ModelResponded: Reading._read_response,
+    r.GuardrailSettled: Reading._read_guardrail,
+    r.BatchEnded: Reading._read_batch_end,
+    r.HandedOff: Reading._read_handoff,
+    r.RunEnded: Reading._read_run_end,
+    r.ItemReleased: Reading._read_call_record,
+    **dict.fromkeys(_FIELDS, Reading._read_call_record),
 }
 
 
-def _same(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall) -> bool:
+def _are_equal(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall) -> bool:
     if type(a) is not type(b) or a.name != b.name:
         return False
     if isinstance(a, ToolCall) and isinstance(b, ToolCall) and a.namespace != b.namespace:
@@ -451,30 +457,31 @@ def _same(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall) -> bool:
 
 @lru_cache(4096)
 def plain_json(text: str) -> str:
-    """Return JSON *text* with sorted keys and no spaces, so that equal values are equal texts; itself if it isn't any.
+    """Return JSON *text* in canonical form (sorted keys, no spaces), so that equal values give equal texts.
 
-    An object that names a key twice isn't any: which of the values was meant can't be told.
+    Invalid JSON is returned as it is; a prefix tells the two apart. An object that has a key twice is invalid: which of
+    the values counts depends on the parser.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
+        value = json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
         return "json " + json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return "text " + text
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key stands twice")
     return found
 
 
-def _refuse(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(constant)
 
 
 def agents_of(agent: Agent[Any, Any] | None) -> list[Agent[Any, Any]]:
-    """Return *agent* and every agent that can be reached from it, by handoffs and agent tools; each once."""
+    """Return *agent* and every agent reachable from it by handoffs and agent tools, each once."""
     found: list[Agent[Any, Any]] = []
     todo = [agent] if agent is not None else []
     while todo:
@@ -488,6 +495,6 @@ def agents_of(agent: Agent[Any, Any] | None) -> list[Agent[Any, Any]]:
 
 
 def definitions_of(agent: Agent[Any, Any] | None) -> dict[tuple[str, str], FunctionTool]:
-    """Return the tools of all reachable agents by agent's and tool's (qualified) name; of two the later one."""
+    """Return the tools of all reachable agents by agent's and tool's (qualified) name; the later of two equal names."""
     agents: Iterable[Agent[Any, Any]] = agents_of(agent)
     return {(one.name, tool.qualified_name): tool for one in agents for tool in one.tools}

@@ -1,4 +1,4 @@
-"""Invariants of outcomes: outputs count in model order, and what becomes of one call doesn't touch another."""
+"""Invariants of outcomes: outputs count in model order, and the fate of one call doesn't affect another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, 
 from agentloop.tools import AgentCall, FunctionTool
 
 EPSILON = 1e-6
-"""Seconds that two readings of one moment may differ by."""
+"""Maximum difference in seconds of two measurements of one moment."""
 Findings = Iterator[Broken | None]
 
 
@@ -28,8 +28,8 @@ Findings = Iterator[Broken | None]
 
 @law("execution")
 def outputs_in_model_order(seen: Reading) -> Findings:
-    """Outputs are released once each, after they have settled, in the order of their calls; what waits for a verdict
-    holds nobody up.
+    """Each output is released once, after its call has settled, in the order of the calls. A call that waits for a
+    verdict does not block later outputs.
     """
     for turn in seen.batches:
         last: dict[int, int] = {}
@@ -74,7 +74,7 @@ def accepted_after_all(seen: Reading) -> Findings:
 
 @law("execution")
 def models_see_outputs_in_order(seen: Reading) -> Findings:
-    """What a model is shown has the outputs of one turn in the order of their calls."""
+    """Each request shows a model the outputs of one turn in the order of their calls."""
     calls = seen.calls
     for path, items in seen.evidence.shown or ():
         outputs = [item for item in items if isinstance(item, ToolOutput)]
@@ -97,18 +97,18 @@ def _ids(items: Iterable[object]) -> str:
 
 @law("execution")
 def finished_bodies_keep_their_end(seen: Reading) -> Findings:
-    """A body that came to its own end is never settled as cancelled by a sibling, the tool or a caller."""
+    """A call whose body returned is never settled as cancelled by a sibling, the tool or a caller."""
     for (path, call_id), bodies in seen.bodies.items():
         call = seen.calls.get((path, call_id))
         if call is None or bodies[-1].ending != "value" or not call.settled or paused(seen, call):
             continue
         n, record = call.settled[-1]
-        if _outlasted(seen.tool(call), bodies[-1]):
-            continue  # what it gave came too late to count
+        if _outlasts_timeout(seen.tool(call), bodies[-1]):
+            continue  # its value came after the timeout and doesn't count
         by = record.outcome.cancelled_by
         if record.outcome.status == "cancelled" and by not in FROM_ABOVE:
             if by == "sibling" and record.outcome.cleanup == "cut":
-                continue  # what comes after the body was cut at the run's cleanup deadline
+                continue  # the run's cleanup deadline cut the steps after the body
             yield broken(f"call {call_id} returned, and counts as cancelled by {by}", n)
         elif record.outcome.status in ("replayed", "skipped"):
             yield broken(f"call {call_id} returned, and counts as {record.outcome.status}", n)
@@ -116,14 +116,14 @@ def finished_bodies_keep_their_end(seen: Reading) -> Findings:
             yield HELD
 
 
-def _outlasted(tool: FunctionTool | None, body: BodySeen) -> bool:
+def _outlasts_timeout(tool: FunctionTool | None, body: BodySeen) -> bool:
     if tool is None or tool.timeout is None or body.ended_at is None:
         return False
     return body.ended_at - body.began_at > tool.timeout
 
 
 def raises(record: r.CallSettled) -> bool:
-    """Tell whether this ending is one that leaves the run: the model is told nothing."""
+    """Tell whether *record* is a failure that the run raises: there is no output for the model."""
     outcome = record.outcome
     return outcome.output is None and (
         outcome.status in ("failed", "timed_out") or outcome.cancelled_by in ("tool", "caller")
@@ -132,7 +132,7 @@ def raises(record: r.CallSettled) -> bool:
 
 @law("execution")
 def siblings_fall_to_failures_only(seen: Reading) -> Findings:
-    """A call is cancelled for a sibling only where one of its batch failed in a way that leaves the run."""
+    """A call is cancelled for a sibling only if a call of its batch failed with an error that the run raises."""
     for turn in seen.batches:
         fallen = [n for call in turn.calls for n, one in call.settled if one.outcome.cancelled_by == "sibling"]
         if not fallen:
@@ -148,13 +148,16 @@ def siblings_fall_to_failures_only(seen: Reading) -> Findings:
 
 
 def _surely_raises(tool: FunctionTool | None) -> bool:
-    """Tell whether a failed body of *tool* leaves the run with nothing to ask: known before its slot is given back."""
+    """Tell whether every failure of *tool*'s body is raised: no callback can give an output instead.
+
+    Then the failure is known before the call's slot is released.
+    """
     return tool is not None and tool.failure_error_function is None and not tool.tool_output_guardrails
 
 
 @law("execution")
 def failures_that_leave_end_the_run(seen: Reading) -> Findings:
-    """A failure that the model isn't told of leaves the run: what waits for a slot of its batch starts no more."""
+    """A failure without an output for the model ends the run: no waiting call of its batch starts any more."""
     for turn in seen.batches:
         for call in turn.calls:
             for n, record in call.settled:
@@ -172,7 +175,7 @@ def failures_that_leave_end_the_run(seen: Reading) -> Findings:
 
 @law("execution")
 def siblings_end_with_the_failure(seen: Reading) -> Findings:
-    """When a failure leaves the run, the bodies beside it end within the cleanup grace, where none refuses to."""
+    """When a failure ends the run, the bodies beside it end within the cleanup grace, if none refuses to."""
     if not seen.evidence.faultless:
         return
     for turn in seen.batches:
@@ -197,8 +200,8 @@ def siblings_end_with_the_failure(seen: Reading) -> Findings:
 
 @law("execution")
 def the_first_failure_is_raised(seen: Reading) -> Findings:
-    """Of failures of one batch the run raises the first in model order, a cancellation only if there is no other; the
-    others are notes on it.
+    """Of several failures of one batch the run raises the first in model order, a cancellation only if there is no
+    other failure; the others are notes on the raised error.
     """
     error = seen.evidence.error
     if seen.root is None or not isinstance(error, ToolCallError) or error.call is None or not seen.root.turns:
@@ -207,28 +210,28 @@ def the_first_failure_is_raised(seen: Reading) -> Findings:
     failed = [call for call in turn.calls if call.settled and raises(call.settled[-1][1])]
     raised = next((call for call in failed if call.call_id == error.call.call_id), None)
     if raised is None or any(one.verdict == "RaiseException" for call in failed for _, one in call.guards):
-        return  # it came out of a nested run, or of something after a body
+        return  # the error was raised in a nested run, or by a step after a body
     cancellations = [call for call in failed if call.status == "cancelled"]
     wanted = next((call for call in failed if call not in cancellations), failed[0])
     # The error of a nested run keeps its own class, which may rank it otherwise.
     if wanted is not raised and not any((*call.path, call.call_id) in seen.runs for call in failed):
         yield broken(f"call {raised.call_id} was raised, though {wanted.call_id} failed too", wanted.settled[-1][0])
-    elif _notes(error) < len(failed) - 1 and not seen.evidence.crashes:
+    elif _count_notes(error) < len(failed) - 1 and not seen.evidence.crashes:
         yield broken(
-            f"{len(failed)} calls failed, and {_notes(error)} are notes", *(one.settled[-1][0] for one in failed)
+            f"{len(failed)} calls failed, and {_count_notes(error)} are notes", *(one.settled[-1][0] for one in failed)
         )
     elif len(failed) > 1:
         yield HELD
 
 
-def _notes(error: BaseException) -> int:
+def _count_notes(error: BaseException) -> int:
     """Return how many other failures *error* has as its notes."""
     return sum(note.startswith("also failed: ") for note in getattr(error, "__notes__", ()))
 
 
 @law("execution")
 def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
-    """Of one response no more calls than `max_calls_per_turn` run; the others are skipped, and the model is told so."""
+    """At most `max_calls_per_turn` calls of one response run; the others are skipped with an output for the model."""
     for turn in seen.batches:
         most = seen.config(turn.path).tool_execution.max_calls_per_turn
         for call in turn.calls[most:] if most is not None else ():
@@ -240,7 +243,9 @@ def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
 
 @law("execution")
 def timeouts_follow_the_policy(seen: Reading) -> Findings:
-    """A body that outlasts its tool's timeout times out, told or raised as the tool says; no other call does."""
+    """A call times out if, and only if, its body outlasts its tool's timeout; the tool says whether the model receives
+    the timeout or the run raises it.
+    """
     for call in seen.calls.values():
         tool = seen.tool(call)
         if tool is None or not call.settled:
@@ -253,7 +258,7 @@ def timeouts_follow_the_policy(seen: Reading) -> Findings:
                 yield broken(f"call {call.call_id} timed out without a timeout", n)
             elif told == (tool.timeout_behavior == "raise_exception"):
                 yield broken(f"call {call.call_id} timed out against the policy {tool.timeout_behavior}", n)
-            elif tool.idle_timeout is None and _ended_early(seen, call, tool):
+            elif tool.idle_timeout is None and _ends_early(seen, call, tool):
                 yield broken(f"call {call.call_id} timed out before its timeout", n)
             else:
                 yield HELD
@@ -264,7 +269,7 @@ def timeouts_follow_the_policy(seen: Reading) -> Findings:
                     yield broken(f"call {call.call_id} took longer than its timeout and is {outcome.status}", n)
 
 
-def _ended_early(seen: Reading, call: CallSeen, tool: FunctionTool) -> bool:
+def _ends_early(seen: Reading, call: CallSeen, tool: FunctionTool) -> bool:
     """Tell whether the last body of *call* ended before its tool's timeout."""
     bodies = seen.bodies.get((call.path, call.call_id), ())
     if not bodies or bodies[-1].ended_at is None or tool.timeout is None:
@@ -291,7 +296,7 @@ def only_shown_tools_run(seen: Reading) -> Findings:
 
 @law("execution")
 def silence_ends_a_call_in_time(seen: Reading) -> Findings:
-    """A body that may only be silent for so long is cut when it has been, not before; each report begins anew."""
+    """A body is cut when it was silent for its tool's `idle_timeout`, not before; each report restarts the time."""
     for call in seen.calls.values():
         tool = seen.tool(call)
         if tool is None or tool.idle_timeout is None or tool.timeout is not None or not call.settled:
@@ -313,8 +318,8 @@ def silence_ends_a_call_in_time(seen: Reading) -> Findings:
 
 @law("execution")
 def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
-    """Where an agent says that calls end a run, the first of these in model order that gave something does, with what
-    it gave; where it doesn't, none.
+    """If the agent's `tool_use_behavior` lets calls end a run, the first of these calls in model order that has an
+    output ends it, with that output; otherwise no call does.
     """
     for run in seen.runs.values():
         for place, turn in enumerate(run.turns):
@@ -326,7 +331,7 @@ def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
                 continue
             ended = [(n, one) for n, one in run.ended if n > turn.accepted[-1] and one.status == "completed"]
             last = place + 1 == len(run.turns)
-            made = next((call for call in turn.calls if _may_end(call, behavior)), None)
+            made = next((call for call in turn.calls if _ends_run(call, behavior)), None)
             if made is None:
                 if last and ended:
                     yield broken(f"the run completed with turn {turn.number}, and no call of it ends one", ended[0][0])
@@ -341,7 +346,7 @@ def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _may_end(call: CallSeen, behavior: object) -> bool:
+def _ends_run(call: CallSeen, behavior: object) -> bool:
     if behavior == "run_llm_again" or not call.settled or call.settled[-1][1].outcome.output is None:
         return False
     return not isinstance(behavior, StopAtTools) or call.call.name in behavior.names
@@ -352,8 +357,9 @@ _GIVEN = re.compile(r"(\S+) (-?[0-9]+)")
 
 @law("execution")
 def outputs_are_of_their_own_call(seen: Reading) -> Findings:
-    """What a call gives is what its own tool made of the arguments that it started with: tools of a cast say their name
-    and their number.
+    """The value of a call comes from its own tool and the arguments with which it started.
+
+    Checked on fixture agents: the value of their tools holds the tool's name and the number in its arguments.
     """
     names = {tool.qualified_name for tool in seen.definitions.values()}
     for call in seen.started:
@@ -361,14 +367,14 @@ def outputs_are_of_their_own_call(seen: Reading) -> Findings:
         found = _GIVEN.fullmatch(str(call.settled[-1][1].outcome.value)) if call.settled else None
         if tool is None or found is None or found[1] not in names or tool.secret or isinstance(tool.body, AgentCall):
             continue
-        if _number(start.arguments) != int(found[2]) or found[1] != tool.qualified_name:
+        if _read_number(start.arguments) != int(found[2]) or found[1] != tool.qualified_name:
             given = f"{tool.qualified_name} with {start.arguments}"
             yield broken(f"call {call.call_id} of {given} gave {found[0]}", call.settled[-1][0])
         else:
             yield HELD
 
 
-def _number(arguments: str) -> object:
+def _read_number(arguments: str) -> object:
     try:
         read = json.loads(arguments)
     except ValueError:
@@ -381,12 +387,12 @@ _ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelRes
 
 @law("execution")
 def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
-    """A tool that says it is off isn't shown in the turn; its calls start only where it has said twice more, of the
-    model's answer and of each call, that it is on.
+    """A tool whose `is_enabled` returned False isn't shown in the turn; a call of it starts only after `is_enabled` has
+    returned True twice more: once after the model's answer, and once for this call.
     """
     asked = any(isinstance(one, r.CallbackReturned) and one.what == "is_enabled" for one in seen.records)
     if not asked and all(isinstance(tool.is_enabled, bool) for tool in seen.definitions.values()):
-        return  # as in nearly every run
+        return  # no dynamic `is_enabled`: nearly every run, so the loop over the records is saved
     said: dict[Path, dict[str, list[bool]]] = {}
     for n, record in enumerate(seen.records):
         if isinstance(record, r.CallbackReturned) and record.what == "is_enabled":
@@ -395,9 +401,9 @@ def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
         answers = said.get(record.path, {})
         if isinstance(record, r.TurnStarted):
             for key, on in answers.items():
-                name = key.partition(":")[2]  # before it stands the turn
+                name = key.partition(":")[2]  # the key is turn:name
                 if name.startswith("deferred:"):
-                    continue  # it is shown when it has been loaded
+                    continue  # a deferred tool is shown only after it was loaded
                 if any(on) != (name in record.tools or name in record.handoffs):
                     yield broken(f"{name} said {on}, and turn {record.turn} shows {record.tools}", n)
                 else:

@@ -1,4 +1,4 @@
-"""Invariants of times: how long nobody waits, when a model is asked again, and what outcomes and starts say of it."""
+"""Invariants of times: the queue timeout, the delays of retries, and the times that outcomes and starts record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentloop.testing.invariants._observation import CallSeen, Reading, TurnSee
 from agentloop.tools import FunctionTool
 
 EPSILON = 1e-5
-"""Seconds that two readings of one moment may differ by: the log's times are rounded."""
+"""Maximum difference in seconds of two measurements of one moment: the times of the log are rounded."""
 Findings = Iterator[Broken | None]
 
 
@@ -23,27 +23,27 @@ Findings = Iterator[Broken | None]
 
 @law("accounting")
 def retries_keep_to_their_settings(seen: Reading) -> Findings:
-    """A failed request is made again as often as the settings allow, each time after its delay, and never once a part
-    of the answer was shown.
+    """A failed request is retried as often as the settings allow, each time after its delay, and never after a part of
+    the answer was shown.
     """
     for turn in seen.turns:
         if not turn.failed:
             continue
-        given = _retry(seen, turn)
+        given = _find_retry_settings(seen, turn)
         requested = sorted(turn.requested)
         for n, failed in turn.failed:
             settings = _settings_for(given, failed)
             again = next(((at, one) for at, one in requested if at > n), None)
             if again is None:
-                if _must_be_made_again(seen, turn, failed, settings):
+                if _must_be_retried(seen, turn, failed, settings):
                     yield broken(
                         f"attempt {failed.attempt} failed, and of {settings.max_retries} retries none followed", n
                     )
             elif again[0] < seen.next_entry(turn.path, n) and not seen.crashed_between(n, again[0]):
-                yield _made_again(settings, failed, n, *again)
+                yield _check_retry(settings, failed, n, *again)
 
 
-def _retry(seen: Reading, turn: TurnSeen) -> ModelRetrySettings | None:
+def _find_retry_settings(seen: Reading, turn: TurnSeen) -> ModelRetrySettings | None:
     agent = seen.agent_named(turn.agent)
     own = agent.model_settings.retry if agent is not None else None
     config = seen.config(turn.path).model_settings
@@ -51,14 +51,14 @@ def _retry(seen: Reading, turn: TurnSeen) -> ModelRetrySettings | None:
 
 
 def _settings_for(given: ModelRetrySettings | None, failed: r.ModelFailed) -> ModelRetrySettings:
-    """Return the settings *given*, or those that hold without any: by the kind of failure, and its own words on it."""
+    """Return *given*, or the default settings for the kind and the code of the failure."""
     if given is not None:
         return given
     most = 1 if failed.code == "silence_timeout" else 2
     return ModelRetrySettings(max_retries=0 if failed.error_kind == "timeout" else most)
 
 
-def _made_again(
+def _check_retry(
     settings: ModelRetrySettings, failed: r.ModelFailed, n: int, at: int, again: r.ModelRequested
 ) -> Broken | None:
     if failed.attempt > settings.max_retries:
@@ -72,8 +72,8 @@ def _made_again(
     return HELD
 
 
-def _must_be_made_again(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, settings: ModelRetrySettings) -> bool:
-    """Tell whether nothing kept a request from being made again: no end, no deadline, no verdict, no policy."""
+def _must_be_retried(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, settings: ModelRetrySettings) -> bool:
+    """Tell whether a retry was due and nothing prevented it: no end, no deadline, no tripwire, no policy."""
     run = seen.root
     if turn.path or run is None or turn is not run.turns[-1] or not run.ended or seen.evidence.crashes:
         return False
@@ -93,15 +93,15 @@ def _must_be_made_again(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, se
 # ---------------------------------------------------------------------------------------------- calls
 
 
-def _at_once(tool: FunctionTool | None) -> bool:
-    """Tell whether nothing lies between admission and start of a call of *tool*, and no equal call answers it."""
+def _starts_at_once(tool: FunctionTool | None) -> bool:
+    """Tell whether a call of *tool* starts in the step of its admission, and no equal call can answer it."""
     if tool is None or tool.idempotent or tool.tool_input_guardrails or tool.runs_in_thread:
         return False
     return isinstance(tool.is_enabled, bool)
 
 
 def _first_starts(seen: Reading, turn: TurnSeen) -> Iterator[tuple[int, list[tuple[CallSeen, int, r.CallStarted]]]]:
-    """Yield by entry the calls of *turn* that started there for the first time, in the order of their starts."""
+    """Yield the first starts of the calls of *turn*, in their order, grouped by run segment (its end record)."""
     found = [(n, call, one) for call in turn.calls for n, one in call.started[:1] if one.attempt == 1]
     found.sort(key=lambda start: start[0])
     for entry, starts in itertools.groupby(found, lambda start: seen.next_entry(turn.path, start[0])):
@@ -110,8 +110,8 @@ def _first_starts(seen: Reading, turn: TurnSeen) -> Iterator[tuple[int, list[tup
 
 @law("execution")
 def nobody_waits_past_the_queue_timeout(seen: Reading) -> Findings:
-    """A call that had no slot within `queue_timeout` of its batch's beginning is skipped then, not before, and never
-    starts.
+    """A call that has no slot `queue_timeout` seconds after the beginning of its batch is skipped then, not before, and
+    never starts.
     """
     for turn in seen.batches:
         limit = seen.config(turn.path).tool_execution.queue_timeout
@@ -120,21 +120,21 @@ def nobody_waits_past_the_queue_timeout(seen: Reading) -> Findings:
         for entry, starts in _first_starts(seen, turn):
             for call, n, record in starts:
                 waited = record.at - (record.queued_at if record.queued_at is not None else record.at)
-                if not _at_once(seen.tool(call)):
+                if not _starts_at_once(seen.tool(call)):
                     continue
                 if waited > limit + EPSILON:
                     yield broken(f"call {call.call_id} started after {waited:g} s of {limit:g} s in the queue", n)
                 else:
                     yield HELD
             opened = starts[0][2].queued_at
-            for call, n, settled in _skipped(turn, starts[0][1], entry):
+            for call, n, settled in _list_skipped(turn, starts[0][1], entry):
                 if opened is not None and settled.at < opened + limit - EPSILON:
                     yield broken(f"call {call.call_id} was skipped after {settled.at - opened:g} s of {limit:g} s", n)
                 else:
                     yield HELD
 
 
-def _skipped(turn: TurnSeen, since: int, until: int) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
+def _list_skipped(turn: TurnSeen, since: int, until: int) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
     for call in turn.calls:
         for n, one in call.settled:
             output = one.outcome.output
@@ -144,12 +144,12 @@ def _skipped(turn: TurnSeen, since: int, until: int) -> Iterator[tuple[CallSeen,
 
 @law("execution")
 def outcomes_say_when(seen: Reading) -> Findings:
-    """The outcome of a call that started says when it began, not after its start was recorded, and when it ended."""
+    """The outcome of a started call has the time of its start, not later than the record of it, and that of its end."""
     for call in seen.started:
         for n, record in call.settled:
             starts = [one for at, one in call.started if at < n <= seen.next_entry(call.path, at)]
             if not starts:
-                continue  # it goes on with what an earlier entry has left
+                continue  # settled in a later run segment from the start in an earlier one
             began, ended = record.outcome.started_at, record.outcome.ended_at
             if began is None or ended is None or not began <= starts[-1].at <= ended + EPSILON:
                 yield broken(f"call {call.call_id} started at {starts[-1].at:g}, and says from {began} to {ended}", n)
@@ -159,7 +159,7 @@ def outcomes_say_when(seen: Reading) -> Findings:
 
 @law("execution")
 def waits_are_told(seen: Reading) -> Findings:
-    """A call that stood in the queue while the only slot of its turn was taken says in its start what it waited for."""
+    """The start of a call that waited in the queue while the only slot of its turn was taken records the wait."""
     for turn in seen.batches:
         one_slot = seen.config(turn.path).tool_execution.max_function_tool_concurrency == 1
         if not one_slot or sequential(seen, turn.path, turn.agent):

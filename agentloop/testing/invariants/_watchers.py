@@ -1,5 +1,5 @@
-"""Invariants of who is told, and of what others keep: hooks of a run and of its agents, listeners of agent tools,
-sessions and journals; and of what becomes of a run when one of them fails.
+"""Invariants of the watchers of a run: its hooks and those of its agents, listeners of agent tools, sessions and
+journals; and of the end of a run when one of them fails.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Event = tuple[str, Path, str]
 
 @law("accounting")
 def agents_hooks_hear_of_their_agent(seen: Reading) -> Findings:
-    """An agent's own hooks are told, in every run of the tree, each time it comes to work, of each answer to it, of
-    each handoff from and to it, and of the start and the end of each of its calls; of no other agent's.
+    """In every run of the tree an agent's own hooks receive each time it becomes active, each answer to it, each
+    handoff from and to it, and the start and the end of each of its calls, and no event of another agent.
     """
     for name, told in seen.evidence.agent_hooks.items():
         heard = Counter((event, path, of) for _, (event, path, of) in told)
-        yield from _calls_heard(seen, name, heard)
+        yield from _check_call_hooks(seen, name, heard)
         if not seen.evidence.faultless:
-            continue  # who comes after hooks that fail isn't told
-        wanted = Counter(_steps_of(seen, name))
+            continue  # hooks after a failed hook are not called
+        wanted = Counter(_list_expected_events(seen, name))
         got = Counter({key: count for key, count in heard.items() if key[0] in _STEPS})
         for key in wanted.keys() | got.keys():
             if wanted[key] == got[key]:
@@ -58,11 +58,11 @@ def agents_hooks_hear_of_their_agent(seen: Reading) -> Findings:
 _STEPS = ("agent_start", "llm_end", "handoff_out", "handoff_in")
 
 
-def _steps_of(seen: Reading, name: str) -> Iterator[Event]:
+def _list_expected_events(seen: Reading, name: str) -> Iterator[Event]:
     for run in seen.runs.values():
         if not run.turns:
-            if run.agent == name and any(one == ("agent_start", run.path, name) for one in _all_told(seen, name)):
-                yield "agent_start", run.path, name  # it was ended before its first turn
+            if run.agent == name and any(one == ("agent_start", run.path, name) for one in _list_received(seen, name)):
+                yield "agent_start", run.path, name  # the run ended before its first turn
             continue
         if run.agent == name:
             yield "agent_start", run.path, name
@@ -77,11 +77,11 @@ def _steps_of(seen: Reading, name: str) -> Iterator[Event]:
                 yield from (("llm_end", run.path, name) for _ in turn.responded)
 
 
-def _all_told(seen: Reading, name: str) -> Iterator[Event]:
+def _list_received(seen: Reading, name: str) -> Iterator[Event]:
     return (one for _, one in seen.evidence.agent_hooks[name])
 
 
-def _calls_heard(seen: Reading, name: str, heard: Counter[Event]) -> Findings:
+def _check_call_hooks(seen: Reading, name: str, heard: Counter[Event]) -> Findings:
     keys = {(path, of) for event, path, of in heard if event in ("tool_start", "tool_end")}
     for path, call_id in keys:
         call = seen.calls.get((path, call_id))
@@ -100,8 +100,8 @@ def _calls_heard(seen: Reading, name: str, heard: Counter[Event]) -> Findings:
 
 @law("accounting")
 def hooks_are_told_in_order(seen: Reading) -> Findings:
-    """Hooks of a run are told of a start before its agent's, and of an end after them; of a call's start after it was
-    recorded and before its body begins, of its end after that has ended and before it is recorded.
+    """Hooks of a run receive a start before the hooks of its agent, and an end after them. Hooks receive the start of a
+    call after its record and before its body begins, and its end after the body has ended and before its record.
     """
     own = _first_stamps(zip(seen.evidence.hook_stamps, seen.evidence.hooks or (), strict=False))
     for name, told in seen.evidence.agent_hooks.items():
@@ -116,8 +116,8 @@ def hooks_are_told_in_order(seen: Reading) -> Findings:
                 yield broken(
                     f"of {key[0]} {key[2]} hooks of the run were told {'after' if later else 'before'} {name}'s"
                 )
-        yield from _around_calls(seen, theirs)
-    yield from _around_calls(seen, own)
+        yield from _check_hook_order(seen, theirs)
+    yield from _check_hook_order(seen, own)
 
 
 _OF_CALLS = ("tool_start", "tool_end")
@@ -131,7 +131,7 @@ def _first_stamps(told: Iterator[tuple[int, Event]] | Sequence[tuple[int, Event]
     return found
 
 
-def _around_calls(seen: Reading, told: dict[Event, int]) -> Findings:
+def _check_hook_order(seen: Reading, told: dict[Event, int]) -> Findings:
     stamps = seen.evidence.stamps
     if not stamps:
         return
@@ -153,8 +153,8 @@ def _around_calls(seen: Reading, told: dict[Event, int]) -> Findings:
 
 @law("accounting")
 def what_fails_around_a_run_is_told(seen: Reading) -> Findings:
-    """Where hooks fail while the run that was asked for is at work, or its session or its journal does, the run fails,
-    and says so; also where nobody reads its events any more, and where all that was left to do was to write its end.
+    """If a hook of the root run, its session or its journal fails, the run fails and its error says so; also if its
+    reader has left, and if only the record of its end was left to write.
     """
     failed = [event for event, path, _ in seen.evidence.watchers_failed if not path]
     failed += ["a write to the session" for _, _, fails in seen.evidence.writes if fails]
@@ -165,17 +165,20 @@ def what_fails_around_a_run_is_told(seen: Reading) -> Findings:
     n, end = seen.root.ended[-1] if seen.root.ended else (len(seen.records) - 1, None)
     error = seen.evidence.error
     if seen.evidence.reader_left and (written or (end is not None and end.status == "cancelled")):
-        return  # who leaves cancels it, and it may have been before
+        return  # a reader that leaves cancels the run, perhaps before the failure
     if not isinstance(error, Exception) or (end is not None and end.status != "failed" and written):
         yield broken(f"{failed[0]} failed, and the run didn't", n)
-    elif _tells(error):
+    elif _reports_failure(error):
         yield HELD
     else:
         yield broken(f"{failed[0]} failed, and {error!r} doesn't say so", n)
 
 
-def _tells(error: BaseException | None) -> bool:
-    """Tell whether *error* is a watcher's, comes of one, or has one among its notes; or is the library's own."""
+def _reports_failure(error: BaseException | None) -> bool:
+    """Tell whether *error*, one of its causes or one of its notes is the failure of a watcher.
+
+    The chain of causes is followed through errors of the library only.
+    """
     while error is not None:
         notes = getattr(error, "__notes__", ())
         if type(error).__name__ == "WatcherFailed" or any("WatcherFailed" in note for note in notes):
@@ -191,8 +194,8 @@ def _tells(error: BaseException | None) -> bool:
 
 @law("accounting")
 def listeners_hear_all_of_their_run(seen: Reading) -> Findings:
-    """An agent tool's `on_stream` is given every event of the nested run and of those in it, in the order of the log,
-    all of them before the call ends; whether it takes its time or fails. What is cut off may be missing.
+    """An agent tool's `on_stream` receives every event of the nested run and of the runs in it, in the order of the log
+    and before the call ends, also if it is slow or fails. Events of a run that is cut off may be missing.
     """
     for (agent, tool), heard in seen.evidence.heard.items():
         calls = [one for one in seen.calls.values() if one.turn.agent == agent and one.call.name == tool]
@@ -202,7 +205,7 @@ def listeners_hear_all_of_their_run(seen: Reading) -> Findings:
             got = [said for _, event in mine if (said := of_event(event)) is not None]
             below = ((n, one) for n, one in enumerate(seen.records) if one.path[: len(path)] == path)
             wanted = [(n, said) for n, record in below for said in of_record(seen, n, record)]
-            if _cut(seen, path) or call.status in ("timed_out", "cancelled"):
+            if _may_be_cut_off(seen, path) or call.status in ("timed_out", "cancelled"):
                 rest = iter(said for _, said in wanted)
                 if not all(said in rest for said in got):
                     yield broken(f"the listener of call {call.call_id} heard what the log doesn't say: {got}")
@@ -218,8 +221,8 @@ def listeners_hear_all_of_their_run(seen: Reading) -> Findings:
                     yield HELD
 
 
-def _cut(seen: Reading, path: Path) -> bool:
-    """Tell whether something around the run at *path*, or a failing hook in it, may have cut its listeners off."""
+def _may_be_cut_off(seen: Reading, path: Path) -> bool:
+    """Tell whether a cancellation around the run at *path*, or a failed hook, may have cut off its listeners."""
     run = seen.runs.get(path)
     if run is None or not seen.evidence.faultless or seen.evidence.cancellation is not None:
         return True
@@ -231,7 +234,7 @@ def _cut(seen: Reading, path: Path) -> bool:
 
 @law("accounting")
 def a_session_that_failed_is_left_alone(seen: Reading) -> Findings:
-    """After a write to a session has failed nothing is written to it any more: who knows what it holds."""
+    """After a failed write to a session nothing more is written to it: the items that it holds are unknown."""
     writes = seen.evidence.writes
     failed = [place for place, (_, _, fails) in enumerate(writes) if fails]
     if not failed:
@@ -244,13 +247,13 @@ def a_session_that_failed_is_left_alone(seen: Reading) -> Findings:
 
 @law("execution")
 def effects_wait_for_the_journal(seen: Reading) -> Findings:
-    """Hooks are told of a call's start, its body begins, and a session is given its output only when the journal has
-    the record that says so.
+    """Hooks receive a call's start, its body begins, and a session receives its output only after the journal has the
+    record of that start or output.
     """
     durable = seen.evidence.durable
     if durable is None:
         return
-    for n, call_id, place, what in _effects(seen.evidence, seen):
+    for n, call_id, place, what in _list_effects(seen.evidence, seen):
         had = max((count for when, count in durable if when < place), default=0)
         if had > n:
             yield HELD
@@ -258,8 +261,8 @@ def effects_wait_for_the_journal(seen: Reading) -> Findings:
             yield broken(f"{what} call {call_id} before the journal had its record", n)
 
 
-def _effects(evidence: Observation, seen: Reading) -> Iterator[tuple[int, str, int, str]]:
-    """Yield for each effect the record it waits for, its call, its stamp, and what it is."""
+def _list_effects(evidence: Observation, seen: Reading) -> Iterator[tuple[int, str, int, str]]:
+    """Yield each effect: the number of the record that it must wait for, its call, its stamp, and a phrase for it."""
     starts = {key: call.started[-1][0] for key, call in seen.calls.items() if len(call.started) == 1}
     ends = {call.call_id: call.settled[-1][0] for call in seen.calls.values() if not call.path and call.settled}
     for body in evidence.bodies or ():
