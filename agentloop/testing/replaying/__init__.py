@@ -1,4 +1,7 @@
-"""Replaying recorded runs: the same records again, the run from there on, the run as it might have gone."""
+"""`replay`: runs a recorded run again from its log, and can continue it live from any record.
+
+This module knows the sources of logs (journals, states, results) and the modes. The replay itself is in `_driver`.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,13 @@ Mode: TypeAlias = Literal["strict", "resume", "what_if", "shadow"]
 
 @attrs.frozen(eq=False)
 class Replayed:
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
-        records: The log of it, all entries; after `resume` and `what_if` the live part too.
-        result: What the last entry returned; None where it raised, was cancelled, or the log was cut off.
-        error: What it raised: an error with the recorded words, of the library's class if it was one of the library's.
-        replayed: How many records were replayed.
+        records: The log of all run segments; after `resume` and `what_if` with the live part.
+        result: The result of the last segment; None if it raised, was cancelled, or its log was cut off.
+        error: The error of the last segment: with the recorded text, of the library's class if it was the library's.
+        replayed: Number of replayed records.
     """
 
     records: tuple[r.Record, ...] = attrs.field(repr=False)
@@ -58,7 +61,7 @@ class Replayed:
 
 @attrs.frozen
 class Shadowed:
-    """One journal of a shadow replay. `problem` is None where its run goes today as it went then."""
+    """One journal of a shadow replay. `problem` is None if its replay gave the recorded log."""
 
     path: str
     records: int
@@ -70,13 +73,13 @@ class Shadowed:
 
 @attrs.frozen
 class ShadowReport:
-    """What came of replaying many journals. Its text has a line for each that didn't go as it went then."""
+    """The result of replaying many journals. Its text has a line for each journal whose replay diverged or failed."""
 
     files: tuple[Shadowed, ...]
 
     @property
     def problems(self) -> tuple[Shadowed, ...]:
-        """Those that didn't."""
+        """The journals whose replay diverged or failed."""
         return tuple(one for one in self.files if one.problem is not None)
 
     def __str__(self) -> str:
@@ -84,7 +87,7 @@ class ShadowReport:
         return "\n".join([head, *map(str, self.problems)])
 
     def check(self) -> None:
-        """Return if every run goes as it went.
+        """Raise unless every replay gave the recorded log.
 
         Raises:
             AssertionError: with the report; also if there was no journal.
@@ -97,6 +100,8 @@ class ShadowReport:
 
 @attrs.frozen
 class _Loaded:
+    """A loaded log, and the description of its agents if the source has one."""
+
     records: tuple[r.Record, ...]
     graph: Mapping[str, Any] | None = None
 
@@ -130,65 +135,70 @@ def replay(
 ) -> Replayed | ShadowReport:
     """Replay a recorded run with *agent* as it is defined now.
 
-    Nothing of the application runs while records are replayed: no body, guardrail, callback, hook or instrument. No
-    model is asked, no session touched, no clock read; time passes as recorded, at once.
+    No code of the application runs while records are replayed: no body, guardrail, callback, hook or instrument. The
+    replay makes no model request, uses no session and reads no clock; recorded time passes without waiting.
 
     Modes:
-        `"strict"`: the same records, to the byte, or `ReplayDivergence`. A log that ends early is replayed as far as it
-        goes.
-        `"resume"`: the whole log, strictly; then the run goes on, live.
-        `"what_if"`: the log up to *turn* or *record*, strictly; then the run goes on, live, with the agent *then*, or
-        with another model in *options* (`run_config=`): it never got further. Calls that had started and not settled
-        there are in doubt, as after a crash.
-        `"shadow"`: every journal of a directory, strictly; nothing is raised, the report says which diverged.
+        `"strict"`: gives the same records, to the byte, or raises `ReplayDivergence`. A log that ends early is replayed
+        up to its end.
+        `"resume"`: replays the whole log strictly; then the run continues live.
+        `"what_if"`: replays the log up to *turn* or *record* strictly; then the run continues live as if it had never
+        been further, with the agent *then*, or with another model in *options* (`run_config=`). Calls that had started
+        and not settled at that point are in doubt, as after a crash.
+        `"shadow"`: replays every journal of a directory strictly; raises no divergence: the report names them.
 
     Args:
         source: A path of a `FileJournal`, a journal, a `RunState`, the result of a run, or records. For `"shadow"` a
             directory, or several sources.
         agent: The agent the run began with.
         mode: See above.
-        backend: The event loop; the records are the same.
-        run_config: What the run was given (guardrails, policies, limits, timeouts). Nothing in it is called.
-        max_turns: A limit of turns in the place of the recorded one.
-        error_handlers: Names of error handlers the run had, where the log doesn't show it.
-        key, codec: Of a `FileJournal`, where *source* is a path.
+        backend: The event loop; the records are the same on each.
+        run_config: The configuration of the run (guardrails, policies, limits, timeouts). Nothing in it is called.
+        max_turns: A limit of turns in place of the recorded one.
+        error_handlers: Names of error handlers that the run had, if the log doesn't show them.
+        key, codec: Those of the `FileJournal`, if *source* is a path.
         turn: For `"what_if"`: the first turn that isn't replayed.
         record: For `"what_if"`: the first record that isn't replayed.
-        then: For `"what_if"`: who goes on; *agent* if not given.
-        pattern: For `"shadow"`: which files of the directory are journals.
-        options: For `"resume"` and `"what_if"`: arguments of `Runner.run` for the live part. Where there is no
-            `live_config` among them, *run_config* holds there too.
+        then: For `"what_if"`: the agent that continues; default: *agent*.
+        pattern: For `"shadow"`: a glob pattern for the journals of the directory.
+        options: For `"resume"` and `"what_if"`: arguments of `Runner.run` for the live part. Without a `live_config`
+            among them, *run_config* is used there too.
 
     Raises:
-        ReplayDivergence: at the first record that isn't the same, saying what was wanted, what came, and what may have
-            changed.
-        StateError, JournalError: the log can't be read, or the run can't go on.
-        UserError: inside a running event loop: replay in sync code.
+        ReplayDivergence: at the first record that differs; it names the recorded and the replayed record, and the
+            probable change of definitions.
+        StateError, JournalError: if the log can't be read, or the run can't continue.
+        UserError: inside a running event loop: call `replay` from sync code.
     """
     _refuse_inside_a_loop()
     if not isinstance(agent, Agent):
         raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
     config = run_config or RunConfig()
     strictly = partial(
-        _strictly, agent=agent, config=config, max_turns=max_turns, backend=backend, handlers=tuple(error_handlers)
+        _replay_strictly,
+        agent=agent,
+        config=config,
+        max_turns=max_turns,
+        backend=backend,
+        handlers=tuple(error_handlers),
     )
     match mode:
         case "shadow":
-            return _shadow(_sources(source, pattern), partial(_load, key=key, codec=codec), strictly)
+            return _replay_all(_list_sources(source, pattern), partial(_load, key=key, codec=codec), strictly)
         case "strict":
             return strictly(_load(source, key=key, codec=codec))
         case "resume" | "what_if":
             loaded = _load(source, key=key, codec=codec)
             if mode == "what_if":
-                loaded = attrs.evolve(loaded, records=loaded.records[: _cut(loaded.records, turn, record)])
+                loaded = attrs.evolve(loaded, records=loaded.records[: _find_cut(loaded.records, turn, record)])
             live = options.pop("live_config", config)
-            return _go_on(strictly(loaded), then or agent, backend, {"run_config": live, **options})
+            return _continue_live(strictly(loaded), then or agent, backend, {"run_config": live, **options})
         case _:
             raise UserValueError(f"mode: strict, resume, what_if or shadow is needed, not {mode!r}")
 
 
 def _refuse_inside_a_loop() -> None:
-    """Raise where a coroutine or a callback of a running loop calls `replay`, which runs loops of its own."""
+    """Raise UserError if called inside a running event loop: `replay` runs loops of its own."""
     try:
         anyio.lowlevel.current_token()
     except RuntimeError:
@@ -199,7 +209,7 @@ def _refuse_inside_a_loop() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------------ loading
 
 
 def _load(source: Any, *, key: bytes | None, codec: Codec | None) -> _Loaded:
@@ -250,7 +260,7 @@ async def _read_journal(journal: Journal) -> _Loaded:
     return _Loaded(stored.records, stored.graph)
 
 
-def _sources(source: Any, pattern: str) -> list[Any]:
+def _list_sources(source: Any, pattern: str) -> list[Any]:
     if isinstance(source, str | os.PathLike):
         folder = Path(source)
         if not folder.is_dir():
@@ -262,7 +272,7 @@ def _sources(source: Any, pattern: str) -> list[Any]:
 # ------------------------------------------------------------------------------------------------ replaying
 
 
-def _strictly(
+def _replay_strictly(
     loaded: _Loaded,
     *,
     agent: Agent[Any, Any],
@@ -280,16 +290,16 @@ def _strictly(
     try:
         effects = replaying.run(backend)
     except ReplayDivergence as divergence:
-        raise _with_changes(divergence, loaded.graph, agent) from None
+        raise _add_changes(divergence, loaded.graph, agent) from None
     rest = recorded.records[len(effects.appended) :]
     records = (*effects.appended, *rest)
     return Replayed(records, replaying.result, replaying.error, len(records))
 
 
-def _with_changes(
+def _add_changes(
     divergence: ReplayDivergence, graph: Mapping[str, Any] | None, agent: Agent[Any, Any]
 ) -> ReplayDivergence:
-    """Return *divergence* with what has changed of the agents, where the log tells how they were."""
+    """Return *divergence* with the changes of the agents in its text, if the log has a description of them."""
     if graph is None:
         return divergence
     found = changes(graph, AgentGraph(agent).describe())
@@ -299,8 +309,12 @@ def _with_changes(
     return ReplayDivergence(divergence.n, divergence.wanted, divergence.got, why)
 
 
-def _cut(records: Sequence[r.Record], turn: int | None, record: int | None) -> int:
-    """Return how many records are replayed before the run goes its own way."""
+def _find_cut(records: Sequence[r.Record], turn: int | None, record: int | None) -> int:
+    """Return the number of records that are replayed before the run continues live.
+
+    Raises:
+        UserValueError: unless exactly one of *turn* and *record* is given, and the log has it.
+    """
     if (turn is None) == (record is None):
         raise UserValueError("what_if: either turn or record is needed")
     if record is not None:
@@ -313,13 +327,15 @@ def _cut(records: Sequence[r.Record], turn: int | None, record: int | None) -> i
     raise UserValueError(f"turn: the run has no turn {turn!r}")
 
 
-def _go_on(replayed: Replayed, agent: Agent[Any, Any], backend: Backend, options: Mapping[str, Any]) -> Replayed:
+def _continue_live(
+    replayed: Replayed, agent: Agent[Any, Any], backend: Backend, options: Mapping[str, Any]
+) -> Replayed:
     state = RunState(agent, replayed.records)
     result = anyio.run(partial(Runner.run, agent, state, **options), backend=backend)
     return Replayed(tuple(result.records), result, None, replayed.replayed)
 
 
-def _shadow(sources: Sequence[Any], load: Any, strictly: Any) -> ShadowReport:
+def _replay_all(sources: Sequence[Any], load: Any, strictly: Any) -> ShadowReport:
     files: list[Shadowed] = []
     for index, source in enumerate(sources):
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else f"source {index}"

@@ -1,4 +1,7 @@
-"""Questions to the application, answered by the log: from the answers that stand in it, or from what came of them."""
+"""Answers of callbacks, taken from the log: from the record of the answer, or from the records that followed from it.
+
+Calls no code of the application. Knows the effects of a replay by the protocol `Answering` alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL
 
 
 class Answering(Protocol):
-    """What answers ask of the effects of a replay (`agentloop.testing.replaying._effects.ReplayEffects`)."""
+    """The part of a replay's effects that this module uses (`agentloop.testing.replaying._effects.ReplayEffects`)."""
 
     recorded: RecordedRun
     log: Any
@@ -40,38 +43,45 @@ class Answering(Protocol):
         ...
 
     async def told(self, index: int | None, path: Path, call_id: str | None, what: str) -> Any:
-        """Wait until record *index* is due, and return it; without one the effect was cut off, and is."""
+        """Wait until record *index* is due, and return it. With no index the effect was cut off: see `cut_off`."""
         ...
 
     async def cut_off(self, path: Path, call_id: str | None, what: str, *, cancelled: bool = False) -> NoReturn:
-        """Wait until the effect is cancelled, or raises."""
+        """Wait until the effect is cancelled, or until the driver makes it raise. Never returns."""
         ...
 
 
 def is_told_elsewhere(what: str) -> bool:
-    """Tell whether the answer to *what* stands in no record of its own."""
+    """Tell whether the answer of callback *what* has no record of its own."""
     return what in _TOLD_ELSEWHERE
 
 
 async def told_elsewhere(fx: Answering, path: Path, what: str, key: str) -> Any:
-    """Return what the application answered, read off another record than an answer."""
+    """Return the answer of callback *what*, derived from records other than `CallbackReturned`.
+
+    Waits until the record is due. Raises the recorded error if the callback raised.
+    """
     return await _TOLD_ELSEWHERE[what](fx, path, key)
 
 
 async def answered(fx: Answering, path: Path, what: str, key: str) -> Any:
+    """Wait until the `CallbackReturned` of callback *what* is due, and return its answer."""
     index = fx.find(r.CallbackReturned, path, lambda record: (record.what, record.key) == (what, key), claim=True)
     of_call = what == "is_enabled" and ":" not in key
     answer = (await fx.told(index, path, key if of_call else None, what)).answer
     if what == "policy" and answer == ["Deny", REDACTED]:
-        # What was said of a call with secret arguments stands in its outcome alone.
+        # For a call with secret arguments only the outcome holds the text of the denial.
         settled = fx.settled(path, key.rpartition(":")[0])
         output = None if settled is None else settled.outcome.output
         return Deny(output if isinstance(output, str) else None)
-    return _form_of(what, answer)
+    return _restore_answer(what, answer)
 
 
-async def _settling(fx: Answering, path: Path, key: str, what: str) -> tuple[r.CallSettled, r.Record]:
-    """Wait for the turn of a call's next record, and return how the call settles, and that record."""
+async def _await_settlement(fx: Answering, path: Path, key: str, what: str) -> tuple[r.CallSettled, r.Record]:
+    """Wait until the next record of a call is due. Return the settlement of the call, and that record.
+
+    If the call was cut before it, wait for the cancellation instead, as `cut_off` does.
+    """
     settled, index = fx.settled(path, key), fx.next_of_call(path, key)
     if settled is None or index is None or _is_cut(fx, settled, index):
         await fx.cut_off(path, key, what)
@@ -79,8 +89,8 @@ async def _settling(fx: Answering, path: Path, key: str, what: str) -> tuple[r.C
     return settled, fx.records[index]
 
 
-async def _of_failure(fx: Answering, path: Path, key: str, what: str) -> Any:
-    settled, record = await _settling(fx, path, key, what)
+async def _answer_failure(fx: Answering, path: Path, key: str, what: str) -> Any:
+    settled, record = await _await_settlement(fx, path, key, what)
     output = settled.outcome.output
     if output is not None or isinstance(record, r.GuardrailSettled):
         return output if isinstance(output, str) else ""
@@ -91,13 +101,13 @@ async def _of_failure(fx: Answering, path: Path, key: str, what: str) -> Any:
 
 def _is_cut(fx: Answering, settled: r.CallSettled, index: int) -> bool:
     if isinstance(fx.records[index], r.GuardrailSettled):
-        return False  # what it gave was judged
+        return False  # a guardrail judged the output, so the call was not cut before
     cut = settled.outcome.status == "cancelled" and settled.outcome.cancelled_by in CUT_OFF
     return cut or isinstance(fx.records[index], r.CleanupCut)
 
 
 def _has_raised(fx: Answering, path: Path, key: str, settled: r.CallSettled, what: str) -> bool:
-    """Tell whether the function that words a failure raised: the call then failed with another error."""
+    """Tell whether the error function of the tool raised: the call then failed with another error than its body."""
     if settled.outcome.status != "failed":
         return False
     if what == "timeout_error_function":
@@ -110,15 +120,15 @@ def _has_raised(fx: Answering, path: Path, key: str, settled: r.CallSettled, wha
     return not (settled.error or "").startswith("ModelBehaviorError(")
 
 
-async def _custom_data(fx: Answering, path: Path, key: str) -> Any:
-    settled, record = await _settling(fx, path, key, "custom_data_extractor")
+async def _answer_custom_data(fx: Answering, path: Path, key: str) -> Any:
+    settled, record = await _await_settlement(fx, path, key, "custom_data_extractor")
     if settled.outcome.status == "failed" and not isinstance(record, r.GuardrailSettled):
         raise rebuilt(settled.error or "")
     return settled.outcome.custom_data
 
 
-async def _store(fx: Answering, path: Path, key: str) -> Any:
-    settled, _ = await _settling(fx, path, key, "output_store")
+async def _answer_output_store(fx: Answering, path: Path, key: str) -> Any:
+    settled, _ = await _await_settlement(fx, path, key, "output_store")
     if settled.outcome.output is None:
         raise rebuilt(settled.error or "")
     if (path, key) not in fx.references:
@@ -129,12 +139,12 @@ async def _store(fx: Answering, path: Path, key: str) -> Any:
     return references.pop(0) if references else ""
 
 
-async def _tool_error(fx: Answering, path: Path, key: str) -> Any:
+async def _answer_tool_error(fx: Answering, path: Path, key: str) -> Any:
     index = fx.next_of_call(path, key, r.CallSettled)
     return (await fx.told(index, path, None, "tool_error_formatter")).outcome.output
 
 
-async def _input_filter(fx: Answering, path: Path, key: str) -> Any:
+async def _answer_input_filter(fx: Answering, path: Path, key: str) -> Any:
     handed = await fx.told(fx.find(r.HandedOff, path), path, None, "input_filter")
     replaced = fx.find(r.HistoryReplaced, path, lambda record: record.reason == "handoff_filter")
     found: Any = None if replaced is None else fx.records[replaced]
@@ -145,21 +155,21 @@ async def _input_filter(fx: Answering, path: Path, key: str) -> Any:
     return HandoffInputData(input_history=(), pre_handoff_items=(), new_items=(), input_items=items)
 
 
-async def _on_handoff(fx: Answering, path: Path, key: str) -> Any:
+async def _answer_on_handoff(fx: Answering, path: Path, key: str) -> Any:
     index = fx.find(r.HandedOff, path, lambda record: record.call_id == key)
     await fx.told(index, path, None, "on_handoff")
 
 
-async def _merged_input(fx: Answering, path: Path, key: str) -> Any:
+async def _answer_session_input(fx: Answering, path: Path, key: str) -> Any:
     index = fx.find(r.RunStarted, path, lambda record: record.shown is not None)
     return list((await fx.told(index, path, None, "session_input_callback")).shown)
 
 
-async def _built_input(fx: Answering, path: Path, key: str) -> Any:
+async def _answer_input_builder(fx: Answering, path: Path, key: str) -> Any:
     return list((await fx.told(fx.find(r.RunStarted, path), path[:-1], key, "input_builder")).input)
 
 
-async def _extracted_output(fx: Answering, path: Path, key: str) -> Any:
+async def _answer_output_extractor(fx: Answering, path: Path, key: str) -> Any:
     outer = path[:-1]
     index = fx.next_of_call(outer, key, r.BodyEnded | r.CallSettled)
     ended = index is not None and isinstance(fx.records[index], r.BodyEnded)
@@ -169,15 +179,15 @@ async def _extracted_output(fx: Answering, path: Path, key: str) -> Any:
     return fx.value_of(found, fx.settled(outer, key))
 
 
-async def _filtered_request(fx: Answering, path: Path, key: str) -> Any:
+async def _answer_model_input_filter(fx: Answering, path: Path, key: str) -> Any:
     requested = await fx.told(fx.find(r.ModelRequested, path), path, None, "call_model_input_filter")
-    # What it made of the request isn't in the log, but for the digest.
+    # The log has only the digest of the filtered request, so the digest of this turn can't be compared.
     fx.unfiltered.add((path, requested.turn))
     return ModelInputData(input=(), instructions=None)
 
 
-def _form_of(what: str, answer: Any) -> Any:
-    """Return an answer as the application gave it: what stands in the log is plain data."""
+def _restore_answer(what: str, answer: Any) -> Any:
+    """Return *answer*, plain data in the log, as the type that the application returned."""
     pair = answer if isinstance(answer, list) and len(answer) == 2 else None
     if what == "tool_use_behavior":
         return None if pair is None else ToolsToFinalOutput(is_final=pair[0], output=pair[1])
@@ -190,15 +200,15 @@ def _form_of(what: str, answer: Any) -> Any:
 
 
 _TOLD_ELSEWHERE: dict[str, Callable[[Answering, Path, str], Awaitable[Any]]] = {
-    "failure_error_function": lambda fx, path, key: _of_failure(fx, path, key, "failure_error_function"),
-    "timeout_error_function": lambda fx, path, key: _of_failure(fx, path, key, "timeout_error_function"),
-    "tool_error_formatter": _tool_error,
-    "output_store": _store,
-    "custom_data_extractor": _custom_data,
-    "input_filter": _input_filter,
-    "session_input_callback": _merged_input,
-    "input_builder": _built_input,
-    "custom_output_extractor": _extracted_output,
-    "on_handoff": _on_handoff,
-    "call_model_input_filter": _filtered_request,
+    "failure_error_function": lambda fx, path, key: _answer_failure(fx, path, key, "failure_error_function"),
+    "timeout_error_function": lambda fx, path, key: _answer_failure(fx, path, key, "timeout_error_function"),
+    "tool_error_formatter": _answer_tool_error,
+    "output_store": _answer_output_store,
+    "custom_data_extractor": _answer_custom_data,
+    "input_filter": _answer_input_filter,
+    "session_input_callback": _answer_session_input,
+    "input_builder": _answer_input_builder,
+    "custom_output_extractor": _answer_output_extractor,
+    "on_handoff": _answer_on_handoff,
+    "call_model_input_filter": _answer_model_input_filter,
 }

@@ -1,9 +1,33 @@
-"""How far a replay has got: the record that is due, who waits for it, the time, and which task goes on.
+"""The position of a replay in the log: the due record, the effects that wait for it, the time, and the task order.
 
-An effect whose record is known waits, shielded, until the log has got to that record: what completed when it was
-recorded completes now. One without a record of its own was cut off, or raised: it waits until it is cancelled, or until
-the driver (`_driver`) says that it raised. One that is cancelled goes on when it is the turn of
-the next record of its call or run, so that what ends in one pass of the loop settles in the recorded order.
+Theory of operation. `ReplayLog` is the part of the effects (`_effects.ReplayEffects` inherits from it) that compares
+and waits. It does not know what an effect is or how it is answered, nor what the driver does at a quiet point.
+
+The engine appends a record; the log of the run passes it to `expect`. If it equals the due record in all that a replay
+can know, `_accept` keeps it with the recorded times and advances `cursor`; then the effects that completed right before
+the next record, by the timing hypothesis (`way`), are released at once. All others are released by the driver when
+every task waits. If the record differs, the replay has diverged: `diverge` and `end` release everything and stop the
+run. A record that the caller or a body appended (a verdict, an input, a cut cleanup) is inserted as recorded.
+
+Effects wait in three forms, each shielded against cancellation while it waits for a record:
+
+* `until` (`known`, `told`): the effect has a record. It returns when the record is due, so effects complete in the
+  recorded order.
+* `cut_off`: the effect has no record; it was cut off, or raised. It waits in `pending` until its scope is cancelled, or
+  until the driver makes it raise (`Pending.fail`). A cancelled one then waits for the next record of its call or
+  run, so that effects cut in one pass of the loop settle in the recorded order.
+* `body_over`: a body that has ended without a record. It waits in `bodies` for the next record of its call; the driver
+  may release it earlier, when other calls wait for the limits it holds.
+
+The loop calls `before_step` before each step of a task, and `choose` to select the next task.
+
+Facts: `cursor`, `appended`, `over`, `divergence`, and the waiting effects (`waiting`, `pending`, `bodies`). Indices,
+which `enter` makes from the recorded segment: `outside` and `ended_calls`, used up in the replay, `bodies_over` and
+`queued`.
+
+Invariants: until `over`, `appended` has one record for each record before `cursor`. The cursor moves in `_accept` and
+`enter` only. A released index stays released (`_released`), and an answer is given once (`_claimed`). Time moves
+forward only.
 """
 
 from __future__ import annotations
@@ -30,9 +54,9 @@ if TYPE_CHECKING:
     from agentloop._engine.runtime.log import Log
 
 CLEARLY = 0.01
-"""Seconds by which a timer must have been due before a record to have come before it."""
+"""A timer counts as earlier than a record if it was due more than this many seconds before the record."""
 BEFORE_TIMERS = 1e-6
-"""Seconds by which time stops before a timer that isn't due yet."""
+"""Distance in seconds at which the clock stops before a timer that isn't due yet."""
 _HOOKS = ("end hooks", "on_run_end")
 _OF_DEFINITIONS = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelRequested)
 CUT_OFF = (*FROM_ABOVE, "sibling")
@@ -40,7 +64,10 @@ CUT_OFF = (*FROM_ABOVE, "sibling")
 
 @attrs.define(eq=False)
 class Pending:
-    """An effect without a record of its own: it was cut off, or raised."""
+    """An effect without a record of its own: it was cut off, or raised. Owned by `ReplayLog.cut_off`.
+
+    `cancelled` is True if the log shows that it was cut off: such an effect never raises.
+    """
 
     path: Path
     call_id: str | None
@@ -50,7 +77,7 @@ class Pending:
     raised: anyio.Event = attrs.field(factory=anyio.Event)
 
     def fail(self, error: BaseException) -> None:
-        """Let it raise *error*."""
+        """Make the effect raise *error*."""
         self.error = error
         self.raised.set()
 
@@ -61,7 +88,10 @@ class Pending:
 
 @attrs.define(eq=False)
 class _RecordedBody:
-    """A body that is over, and waits for the record of its call at `index`."""
+    """A body that has ended and waits for the record of its call at `index`. Owned by `ReplayLog.body_over`.
+
+    `release_refs` becomes True when the driver lets the body release its limits before that record.
+    """
 
     index: int
     event: anyio.Event = attrs.field(factory=anyio.Event)
@@ -69,8 +99,11 @@ class _RecordedBody:
 
 
 @attrs.define(eq=False)
-class _Leaving:
-    """In the place of resources that a run leaves until its end at `index`, or (`cut`) until its time is over."""
+class _ResourceStandIn:
+    """Placeholder of a resource that a nested run closes: waits for the run's end at record `index`.
+
+    With `cut`, closing was cut at the cleanup deadline: the first wait then lasts until it is cancelled.
+    """
 
     log: ReplayLog
     index: int
@@ -84,7 +117,10 @@ class _Leaving:
 
 
 class ReplayLog:
-    """Where a replay has got to in a recorded run: what is due, who waits for it, which task goes on."""
+    """The position of a replay in a recorded run, and the effects that wait. See the theory at the module's head.
+
+    One for each attempt. The tasks of the replayed run and the driver change it, all on one loop.
+    """
 
     def __init__(self, recorded: RecordedRun, ways: Ways) -> None:
         self.recorded = recorded
@@ -92,58 +128,58 @@ class ReplayLog:
         self.records = recorded.records
         self.entry: RecordedSegment = recorded.entries[0]
         self.cursor = 0
-        """Which record is due next."""
+        """Number of the due record."""
         self.appended: list[r.Record] = []
         self.divergence: ReplayDivergence | None = None
         self.firm = False
-        """Whether it comes of what the agents are, whatever happened when."""
+        """True if the divergence comes from the definitions of the agents: no other timing can avoid it."""
         self.over = False
-        """Nothing is compared any more: the replay has diverged, or the log ends here."""
+        """True once nothing is compared any more: the replay has diverged, or the log ends here."""
         self.log: Log | None = None
         self.stop: Callable[[], None] = lambda: None
-        """Ends the run that is being replayed."""
+        """Callback of the driver: ends the replayed run."""
         self.turn_is_over: Callable[[], None] = lambda: None
-        """Lets the run end after its turn."""
+        """Callback of the driver: makes the run end after its turn."""
         self.pending: list[Pending] = []
         self.waiting: dict[int, list[tuple[anyio.Event, str]]] = {}
         self.bodies: list[_RecordedBody] = []
         self.ends_held: set[Path] = set()
-        """Nested runs whose end takes its time (`hold_end`), or needn't."""
+        """Paths of nested runs that `hold_end` has handled."""
         self.unheld: set[Call] = set()
-        """Calls whose bodies give back what they hold when they are over, whoever's turn it is."""
+        """Calls whose bodies release their limits as soon as they end, before their record is due."""
         self.live_call: Callable[[Call], Any] = lambda call: None
         self._claimed: set[int] = set()
         self._released: set[int] = set()
         self.unfiltered: set[tuple[Path, int]] = set()
         self.standins: set[Path] = set()
-        self._passing = False
-        self._began = 0.0
+        self._inserting = False
+        self._clock_offset = 0.0
         self.outside: dict[int, str] = {}
-        """The first records that show that the run was ended from outside, and by what."""
+        """By number of the first record that shows it, the cause that ended the run from outside."""
         self.end_from_outside: Callable[[str], None] = lambda by: None
         self.ended_calls: dict[int, list[Call]] = {}
-        """The first records that show that calls were ended from outside."""
+        """By number of the first record that shows it, the calls that were ended from outside."""
         self.bodies_over: dict[Call, int] = {}
-        """The first records after the ends of bodies that have no record of their own."""
+        """By call, number of the first record after the end of a body whose end has no record."""
         self.queued: dict[tuple[Path, int], tuple[int, float]] = {}
-        """The first records after the calls of turns were queued, and when."""
+        """By turn, number of the first record after its calls were queued, and the time of queueing."""
         self.quiet_at = -1
-        """The record that was due when everything waited."""
+        """Number of the record that was due at the last moment when every task waited."""
         self.end_call: Callable[[Call], Any] = lambda call: None
         self._steps = 0
         self.stirred = False
-        """Whether something happened right before the step that is under way: no longer does everything wait in it."""
+        """True if `before_step` changed something before the current step: then not every task waits any more."""
         self.references: dict[Call, list[str]] = {}
 
     @property
     def way(self) -> Way:
-        """What is taken to happen up to the record that is due."""
+        """The timing hypothesis for the time up to the due record."""
         return self.ways.at(self.cursor)
 
-    # -- entries and time
+    # -- segments and time
 
     def enter(self, entry: RecordedSegment) -> None:
-        """Begin to replay *entry*, on the loop that it runs on."""
+        """Reset the position to the beginning of *entry*. Must run on the loop that replays it: reads its clock."""
         self.entry = entry
         self.over = False
         self.pending, self.waiting, self.bodies = [], {}, []
@@ -156,32 +192,35 @@ class ReplayLog:
         self.queued = self.recorded.batches_queued(entry)
         self.quiet_at = -1
         self._steps = 0
-        self._began = self.records[entry.start].at - anyio.current_time()
+        self._clock_offset = self.records[entry.start].at - anyio.current_time()
 
     def wall(self) -> float:
-        """Return the recorded time of the record that is due."""
+        """Return the recorded time of the due record, in seconds of wall-clock time."""
         return self.records[min(self.cursor, len(self.records) - 1)].at
 
     def ahead(self, index: int) -> float:
-        """Return how far the recorded time of record *index* is ahead of the clock, in seconds."""
-        return self.records[index].at - self._began - anyio.current_time()
+        """Return the seconds from now on the clock to the recorded time of record *index*; negative if it is past."""
+        return self.records[index].at - self._clock_offset - anyio.current_time()
 
     def hurry_on(self, until: float = math.inf) -> bool:
-        """Let time pass up to the record that is due, or to *until*, whatever is due before; False if none passes."""
-        seconds = min(self.ahead(self.cursor), until - self._began - anyio.current_time())
+        """Let time pass up to the due record, or to *until* if that is earlier, past timers too.
+
+        Return False if no time passed.
+        """
+        seconds = min(self.ahead(self.cursor), until - self._clock_offset - anyio.current_time())
         if seconds <= 0:
             return False
         pass_time(seconds)
-        loop_state().pump.pump()  # another run of the same loop may have done so
+        loop_state().pump.pump()  # on a real loop another run may have dispatched waiting calls at this moment
         return True
 
     def come_up(self, at: float | None = None) -> bool:
-        """Let the clock come up to the record that is due, or to the time *at*, but to no timer.
+        """Let time pass up to the due record, or to the time *at*, but not up to the next timer.
 
-        What is due now is taken to have come before timers, since a log is written a little after what it tells of.
-        Return False if one has to come before it.
+        A record counts as earlier than a timer of about the same time, since it was written a little after its event.
+        Return False if a timer has to run before the record.
         """
-        seconds = self.ahead(self.cursor) if at is None else at - self._began - anyio.current_time()
+        seconds = self.ahead(self.cursor) if at is None else at - self._clock_offset - anyio.current_time()
         timer = waiting().next_timer()
         if timer is not None:
             if self.way.through_timers and timer < seconds - CLEARLY:
@@ -193,26 +232,29 @@ class ReplayLog:
 
     @property
     def due(self) -> r.Record | None:
-        """The record that is due next in this entry, or None at its end."""
+        """The due record, or None at the end of the segment."""
         return self.records[self.cursor] if self.cursor < self.entry.stop else None
 
     # -- the log
 
     def expect(self, record: r.Record) -> r.Record | None:
-        """Return what is appended in the place of *record*: it, with the recorded times, or nothing."""
+        """Compare *record* with the due one, and return the record to append instead: with the recorded times.
+
+        None appends nothing. On a difference the replay has diverged; *record* is returned as it is.
+        """
         if self.over:
             return record
-        if self._passing:
-            self._passing = False
+        if self._inserting:
+            self._inserting = False
             return self._accept(record)
         while (wanted := self.due) is not None:
             assert self.log is not None
             marked = self.log.state._marked(record)
-            merged, difference = compared(wanted, record, marked, self._leniency(wanted))
+            merged, difference = compared(wanted, record, marked, self._find_leniency(wanted))
             if difference is None:
                 return self._accept(merged)
             if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
-                return None  # there were none, or they came to their end
+                return None  # the recorded run had no such hooks, or they had returned
             if not isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut):
                 self.firm = type(wanted) is type(record) and isinstance(wanted, _OF_DEFINITIONS)
                 self.diverge(record, explained(wanted, record, difference))
@@ -222,11 +264,11 @@ class ReplayLog:
         return record
 
     def insert(self) -> None:
-        """Append the record that is due as it was recorded: it came from outside of the run, or from a body."""
+        """Append the due record as it was recorded: the caller or a body appended it, and neither is replayed."""
         assert self.log is not None
         wanted = self.due
         assert wanted is not None
-        self._passing = True
+        self._inserting = True
         self.log.append(wanted)
 
     def _accept(self, record: r.Record) -> r.Record:
@@ -236,22 +278,22 @@ class ReplayLog:
             if not self.entry.ended:
                 self.end()
             return record
-        if self._is_stopped_here():
+        if self._is_stopped_by_caller():
             self.turn_is_over()
         self._steps = 0
         if self.way.hurry:
             self.hurry_on(min((at for place, at in self.queued.values() if place == self.cursor), default=math.inf))
         if self.cursor in self.outside and self.ahead(self.cursor) <= self.way.at_once and not self.way.delay:
             self.end_from_outside(self.outside.pop(self.cursor))
-        if self.ahead(self.cursor) <= SLACK or self._may_go_on():
+        if self.ahead(self.cursor) <= SLACK or self._may_complete_now():
             self.end_calls()
-        if self._may_go_on():
+        if self._may_complete_now():
             self.release_bodies()
             self.release()
         return record
 
     def end_calls(self) -> bool:
-        """End the calls that were ended before the record that is due; tell whether there were any."""
+        """End the calls that were ended from outside before the due record. Return True if any call was ended."""
         ended = False
         for place in [place for place in self.ended_calls if place <= self.cursor]:
             due = self.ended_calls.pop(place)
@@ -261,31 +303,31 @@ class ReplayLog:
             ended = ended or len(left) < len(due)
         return ended
 
-    def _may_go_on(self) -> bool:
-        """Tell whether what completes now may do so before everything waits."""
+    def _may_complete_now(self) -> bool:
+        """Tell whether an effect may complete now, before every task waits: the timing hypothesis decides (`calm`)."""
         if self.quiet_at == self.cursor or self.cursor == self.entry.start:
             return True
         return self.records[self.cursor].at - self.records[self.cursor - 1].at <= self.way.calm
 
-    def _is_stopped_here(self) -> bool:
-        """Tell whether nothing but the run's last steps follows, of a run that its caller has stopped."""
+    def _is_stopped_by_caller(self) -> bool:
+        """Tell whether the caller has stopped the run after its turn: only its last steps follow in the log."""
         for index in range(self.cursor, self.entry.stop):
             record = self.records[index]
             if not isinstance(record, r.SessionSaved | r.CleanupCut) or record.path:
                 return isinstance(record, r.RunEnded) and not record.path and record.status == "cancelled"
         return False
 
-    def _leniency(self, wanted: r.Record) -> Leniency:
+    def _find_leniency(self, wanted: r.Record) -> Leniency:
         unknown = (wanted.path, wanted.turn) in self.unfiltered or self.cursor > self.recorded.hidden_from
         return Leniency(digest=unknown, final_output=wanted.path in self.standins)
 
     def diverge(self, got: r.Record | None, why: str) -> None:
-        """End the replay: the record that is due isn't what came."""
+        """End the replay with a divergence: *got*, or no record at all, came in place of the due record."""
         self.divergence = ReplayDivergence(self.cursor, self.due, got, why)
         self.end()
 
     def end(self) -> None:
-        """Compare nothing any more, and end the run."""
+        """Stop comparing: release every waiting effect, and end the run."""
         self.over = True
         waiting, self.waiting = self.waiting, {}
         for events in waiting.values():
@@ -296,7 +338,7 @@ class ReplayLog:
     # -- waiting
 
     def release(self) -> bool:
-        """Let go on what waits for the record that is due, or for one before it; tell whether anything did."""
+        """Release the effects that wait for the due record or an earlier one. Return True if there were any."""
         due = sorted(index for index in self.waiting if index <= self.cursor)
         released = [one for index in due for one in self.waiting.pop(index)]
         for event, _ in released:
@@ -304,7 +346,10 @@ class ReplayLog:
         return bool(released)
 
     def release_next(self, test: Callable[[r.Record], bool]) -> bool:
-        """Let go on what waits for the first later record, if that passes *test*."""
+        """Release the effects that wait for the next later record, if this record passes *test*. Return True if so.
+
+        Only if the effect of the due record has been released already.
+        """
         later = min(self.waiting, default=None)
         if later is None or self.cursor not in self._released or not test(self.records[later]):
             return False
@@ -314,8 +359,12 @@ class ReplayLog:
         return True
 
     async def until(self, index: int, what: str = "a hook", *, in_time: bool = True) -> None:
-        """Wait, shielded, until record *index* is due; unless *in_time* is false, at its recorded time."""
-        # The clock comes up when the task goes on: whoever has just appended a record may still have timers to set.
+        """Wait until record *index* is due; with *in_time*, at its recorded time.
+
+        Cancellation: the wait is shielded. Not a checkpoint if the record is due already.
+        """
+        # The clock advances when the task resumes, not when it is released: the task that has just appended a record
+        # may still have timers to set.
         while not self.over and index not in self._released and not self._is_due(index, in_time):
             event = anyio.Event()
             self.waiting.setdefault(index, []).append((event, what))
@@ -324,23 +373,25 @@ class ReplayLog:
         self._released.add(index)
 
     def _is_due(self, index: int, in_time: bool = True) -> bool:
-        """Tell whether record *index* is due, now that the clock has come up to it (*in_time*), or was."""
+        """Tell whether record *index* was due or is due now; with *in_time*, let the clock reach it first."""
         if index != self.cursor:
             return index < self.cursor
-        return self._may_go_on() and (not in_time or self.come_up())
+        return self._may_complete_now() and (not in_time or self.come_up())
 
     async def body_over(self, path: Path, call_id: str, what: str) -> None:
-        """Be a body that is over: wait, shielded, for the turn of its call's next record.
+        """Act as a body that has ended: wait until the next record of its call is due.
 
-        It may be let go before that (`let_bodies_go`), since others start when it gives back what it holds. Then its
-        end hooks wait in its place; where they have nothing to wait for, they aren't called.
+        The driver may release it earlier (`let_bodies_go`), since other calls start when it releases its limits. Then
+        the end hooks of the call wait instead; if they have nothing to wait for, they are not called.
+
+        Cancellation: the wait is shielded.
         """
         index = self.bodies_over.get((path, call_id), self.next_of_call(path, call_id))
         if index is None:
             return
         body = _RecordedBody(index, release_refs=(path, call_id) in self.unheld)
         self.bodies.append(body)
-        while not self.over and not body.release_refs and not self._is_over(index):
+        while not self.over and not body.release_refs and not self._is_body_due(index):
             self.waiting.setdefault(index, []).append((body.event, what))
             with anyio.CancelScope(shield=True):
                 await body.event.wait()
@@ -348,18 +399,18 @@ class ReplayLog:
         self.bodies.remove(body)
         self.skip_end_hooks(path, call_id)
 
-    def _is_over(self, index: int) -> bool:
-        return index < self.cursor or (index == self.cursor and self._may_go_on())
+    def _is_body_due(self, index: int) -> bool:
+        return index < self.cursor or (index == self.cursor and self._may_complete_now())
 
     def release_bodies(self) -> bool:
-        """Let bodies that were over by now be it; tell whether there were any."""
+        """Release the bodies that had ended before the due record. Return True if there were any."""
         due = [body for body in self.bodies if body.index <= self.cursor and not body.event.is_set()]
         for body in due:
             body.event.set()
         return bool(due)
 
     def let_bodies_go(self) -> bool:
-        """Let the body that settles next give back what it holds before its turn; False if there is none."""
+        """Let the body whose call settles next release its limits before its record is due; False if there is none."""
         held = [body for body in self.bodies if not body.release_refs]
         if not held:
             return False
@@ -369,9 +420,9 @@ class ReplayLog:
         return True
 
     def hold_end(self, path: Path, call_id: str) -> None:
-        """Let the end of the nested run of a call wait for its turn, if it took time: the run left resources then.
+        """Make the end of a call's nested run wait for its record, if the recorded end took time to close resources.
 
-        The outermost run's end has a hook, which waits.
+        The end of the outermost run needs no such placeholder: its hook `on_run_end` waits.
         """
         live = self.live_call((path, call_id))
         if not path or live is None or path in self.ends_held:
@@ -383,10 +434,10 @@ class ReplayLog:
         before = [index for index in self.recorded.paths[path] if index < end]
         cut = isinstance(self.records[before[-1]], r.CleanupCut)
         if cut or self.records[end].at - self.records[before[-1]].at > CLEARLY:
-            live.run.resources.stand_in(_Leaving(self, end, cut))
+            live.run.resources.stand_in(_ResourceStandIn(self, end, cut))
 
     def skip_end_hooks(self, path: Path, call_id: str) -> None:
-        """Call no end hooks if a call settles before anything else happens."""
+        """Drop the end hooks of a call whose settlement is the next event: they would have nothing to wait for."""
         live = self.live_call((path, call_id))
         for index in range(self.cursor, self.entry.stop):
             record = self.records[index]
@@ -398,38 +449,45 @@ class ReplayLog:
                 return
 
     async def known(self, index: int, what: str, *, in_time: bool = True) -> Any:
-        """Wait until record *index* is due, and return it."""
+        """Wait until record *index* is due, and return it. Never returns once the replay is over."""
         await self.until(index, what, in_time=in_time)
         if self.over:
             await anyio.sleep_forever()  # the run is being ended
         return self.records[index]
 
     async def told(self, index: int | None, path: Path, call_id: str | None, what: str) -> Any:
-        """Wait until record *index* is due, and return it; without one the effect was cut off, and is."""
+        """Wait until record *index* is due, and return it. With no index the effect was cut off: see `cut_off`."""
         if index is None:
             await self.cut_off(path, call_id, what)
         return await self.known(index, what)
 
     async def cut_off(self, path: Path, call_id: str | None, what: str, *, cancelled: bool = False) -> NoReturn:
-        """Wait until the effect is cancelled, or raises; then for the turn of its call's, or run's, next record."""
+        """Wait until the effect is cancelled, or until the driver makes it raise. Never returns.
+
+        Cancellation: a cancelled effect waits, shielded, until the next record of its call or run is due; then the
+        cancellation is raised.
+
+        Raises:
+            BaseException: the error that the driver gave (`Pending.fail`).
+        """
         pending = Pending(path, call_id, what, cancelled)
         self.pending.append(pending)
         try:
             await pending.raised.wait()
         except anyio.get_cancelled_exc_class():
-            index = self.next_of_run(path) if call_id is None else self._next_of_ended(path, call_id)
+            index = self.next_of_run(path) if call_id is None else self._find_next_of_cancelled(path, call_id)
             if index is not None:
-                await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
+                await self.until(index, what)  # noqa: ASYNC102 - shielded, and released when the replay is over
             raise
         finally:
             self.pending.remove(pending)
         assert pending.error is not None
         raise pending.error
 
-    def _next_of_ended(self, path: Path, call_id: str) -> int | None:
-        """Return where the next record of a call that was cancelled stands, if nothing else waits for its turn.
+    def _find_next_of_cancelled(self, path: Path, call_id: str) -> int | None:
+        """Return the number of the next record of a cancelled call; None if the call has started.
 
-        One that has started has end hooks, and others may start when it gives back its limits, before it settles.
+        A started call releases its limits, so that others may start, and its end hooks wait for the record instead.
         """
         places = self.recorded.calls.get((path, call_id), ())
         if any(isinstance(self.records[index], r.CallStarted) for index in places if index < self.cursor):
@@ -441,7 +499,10 @@ class ReplayLog:
     def find(
         self, kind: Any, path: Path, test: Callable[[Any], bool] = lambda _: True, *, claim: bool = False
     ) -> int | None:
-        """Return where the next record of *kind* of the run at *path* stands in this entry."""
+        """Return the number of the next record of *kind* of the run at *path* in this segment, or None.
+
+        With *claim*, records that an earlier call has claimed are skipped, and the found one is claimed.
+        """
         places, start = self.recorded.paths.get(path), self.cursor
 
         def fits(record: r.Record) -> bool:
@@ -456,11 +517,11 @@ class ReplayLog:
         return index
 
     def next_of_run(self, path: Path) -> int | None:
-        """Return where the next record of the run at *path* stands."""
+        """Return the number of the next record of the run at *path* in this segment, or None."""
         return self.recorded.first(self.recorded.paths.get(path), self.cursor, self.entry.stop)
 
     def next_of_call(self, path: Path, call_id: str, kind: Any = object) -> int | None:
-        """Return where the next record of a call stands."""
+        """Return the number of the next record of a call in this segment, or None."""
         return self.recorded.first(
             self.recorded.calls.get((path, call_id)),
             self.cursor,
@@ -469,44 +530,47 @@ class ReplayLog:
         )
 
     def settled(self, path: Path, call_id: str) -> r.CallSettled | None:
-        """Return how a call that hasn't settled will."""
+        """Return the coming settlement of a call, or None if the segment has none after the cursor."""
         index = self.next_of_call(path, call_id, r.CallSettled)
         found: r.CallSettled | None = None if index is None else self.records[index]  # type: ignore[assignment]
         return found
 
-    # -- which task goes on
+    # -- task order
 
     def before_step(self, task: object) -> None:
-        """Count a step of a task; append what only a body does; end the run after so many steps as this way says."""
+        """Count a step of a task. Insert a due cut of `ctx.cleanup`; end the run after `way.delay` steps.
+
+        The loop calls this before each step.
+        """
         self._steps += 1
         self.stirred = False
         if not self.over and isinstance(self.due, r.CleanupCut) and self.due.section == "ctx.cleanup":
             self.stirred = True
-            self.insert()  # a body's, which doesn't run: nothing else says when
-            if self._may_go_on():
+            self.insert()  # a body appended it; bodies don't run here, and nothing else gives its moment
+            if self._may_complete_now():
                 self.release()
         if self.way.delay and self._steps > self.way.delay and self.cursor in self.outside and not self.over:
             self.stirred = True
             self.end_from_outside(self.outside.pop(self.cursor))
 
     def choose(self, labels: Sequence[str]) -> int:
-        """Return which of the ready tasks goes on: the one whose record is due, if it is there."""
+        """Return the index of the ready task that runs next: the one whose record is due, if it is ready."""
         tasks = [task_key(label) for label in labels]
         wanted = None if self.over else self.due
         for index, task in enumerate(tasks):
             if task is None:
-                return index  # neither a run's nor a call's: it waits at this door where its turn matters
+                return index  # neither a run's nor a call's task: where its order matters, its effects wait
         for (path, call_id), place in self.bodies_over.items():
             live = self.live_call((path, call_id)) if place <= self.cursor and not self.over else None
             if live is not None and live.phase == "body" and (key := "/".join((*path, call_id))) in tasks:
-                return tasks.index(key)  # its body was over by now
+                return tasks.index(key)  # the body of this call had ended before the due record
         if wanted is not None:
             call = call_of(wanted)
             keys = ["/".join(wanted.path)]
             if call is not None:
-                # Whom a sibling's failure has cut off is told so by the owner of the batch.
-                told = isinstance(wanted, r.CallSettled) and wanted.outcome.cancelled_by == "sibling"
-                keys.insert(1 if told else 0, "/".join((*call[0], call[1])))
+                # The owner of the batch, a task of the run, cancels the siblings of a failed call: it runs first.
+                by_owner = isinstance(wanted, r.CallSettled) and wanted.outcome.cancelled_by == "sibling"
+                keys.insert(1 if by_owner else 0, "/".join((*call[0], call[1])))
             for key in keys:
                 if key in tasks:
                     return tasks.index(key)
@@ -514,7 +578,7 @@ class ReplayLog:
 
 
 def pass_time(seconds: float) -> None:
-    """Let time pass on the running clockwork loop, though there are tasks that could go on."""
+    """Advance the clock of the running deterministic event loop by *seconds*, even if tasks are ready."""
     loop: Any = waiting()
     if isinstance(loop, ClockworkLoop):
         loop._now += seconds
@@ -526,6 +590,6 @@ _TASK = re.compile(r"agentloop (?:run of .*|call (?P<name>\S+) (?P<key>.*))#\d+\
 
 
 def task_key(label: str) -> str | None:
-    """Return whose task *label* is: a call's, by its path and id; a run's, which is empty; or None."""
+    """Return the key of the task with this *label*: path and id of a call, empty for a run; None for other tasks."""
     match = _TASK.match(label)
     return None if match is None else match["key"] or ""

@@ -1,7 +1,32 @@
-"""Runs a replay: enters the run as often as it was entered, and does what came from outside of it.
+"""The driver of a replay: runs every recorded run segment, and causes the events that came from outside of the run.
 
-When every task waits, the record that is due says what has to happen: an effect is let go on at its recorded time, a
-timer is due, or the caller cancels the run or one of its calls, gives a verdict, or is gone, as in a crash.
+Theory of operation. A replay is a run of the real engine with three parts exchanged: effects are answered from the log
+(`_effects.ReplayEffects`), agents have no code of the application (`_recorded_agents`), and the event loop is the
+deterministic one of `testing.simulation`, on which time passes only when the replay lets it. The driver knows these
+parts; it does not compare records (`_comparison` does) and does not choose timing hypotheses (`_timing` does).
+
+One attempt replays the segments one after the other, each on a new loop. In a segment:
+
+1. `_SegmentReplay.play` sets the clock, calls `ReplayLog.enter`, enters the run's stream, connects the log and the
+   callbacks, and starts `_drive`.
+2. The run's tasks take their steps. An effect waits until its record is due; an appended record passes
+   `ReplayLog.expect`, which compares it with the due one and advances the cursor.
+3. Whenever every task waits, `_drive` calls `_advance`. It looks at the due record and takes one step, the first
+   that is possible: end calls that were ended from outside; finish bodies; let time pass, if the hypothesis says so;
+   release the effects that wait for the record; end the run from outside; insert a record of the caller; release a
+   guardrail out of order; let time pass up to the record of a cut cleanup, or insert it; cause the record (fail or
+   cancel an effect, or jump to the next timer). If no step is possible the replay has diverged.
+4. The segment ends when the log has no more records in it, or on the first divergence: `effects.over` is true then.
+
+State: the position in the log, and the effects that wait, are facts of `ReplayLog`. Here `result` and `error` are the
+outcome of the last segment, and `_jumps` counts the jumps of time since the record `_jumped_at` became due.
+
+Invariants: no code of the application runs. `_advance` takes one step at a time, since each step may make tasks ready,
+and their records must come before the next step. A replay ends: every step releases an effect, appends a record, ends a
+call or lets time pass, and `_MOST_JUMPS` bounds the jumps at one record.
+
+Why a search: the log does not record the moments between its records. If an attempt diverges, `Replaying.run` repeats
+it with another timing hypothesis (`_timing.search`), and reports the divergence of the attempt that came furthest.
 """
 
 from __future__ import annotations
@@ -34,14 +59,17 @@ from agentloop.testing.replaying._words import stuck
 from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
 
 _MOST_JUMPS = 200
-"""How often time may pass without a record: something is then waiting for what doesn't come."""
+"""Maximum number of jumps of time at one record: after them the replay waits for an event that never comes."""
 _SWALLOWED = ("policy", "tool_error_formatter")
-"""Questions whose errors end nothing."""
+"""Callbacks whose errors the engine swallows: they end neither a call nor a run, so no record shows them."""
 
 
 @attrs.define(eq=False)
 class Replaying:
-    """One replay: what is replayed, and what came of it."""
+    """One replay: the recorded run with its definitions, and `result` and `error` of its last segment.
+
+    Owned by `replay`; only `run` changes it.
+    """
 
     recorded: RecordedRun
     agent: Agent[Any, Any]
@@ -52,12 +80,13 @@ class Replaying:
     error: BaseException | None = None
 
     def run(self, backend: Backend) -> ReplayEffects:
-        """Replay every entry, and return the effects, which have what was appended.
+        """Replay every run segment, and return the effects of the successful attempt: they hold the appended records.
 
-        What happened between two records isn't in the log. Where it matters, another way may lead further.
+        The log does not say when things happened between two records. If that matters, an attempt with another timing
+        hypothesis may come further.
 
         Raises:
-            ReplayDivergence: the furthest that any way led to.
+            ReplayDivergence: of the attempt that came furthest.
         """
         attempts: list[ReplayEffects] = []
 
@@ -70,23 +99,23 @@ class Replaying:
                 return Tried(ways, divergence, effects.firm)
             return None
 
-        divergence = search(attempt, len(self.recorded.records), ended=self._was_ended())
+        divergence = search(attempt, len(self.recorded.records), ended=self._has_ends_from_outside())
         if divergence is not None:
             raise divergence
         return attempts[0]
 
-    def _was_ended(self) -> bool:
+    def _has_ends_from_outside(self) -> bool:
         return any(map(self.recorded.ended_from_outside, self.recorded.entries))
 
     def _run(self, effects: ReplayEffects, backend: Backend) -> None:
-        cast = RecordedAgents(effects)
-        agent, config = cast.agent(self.agent), cast.config(self.config)
+        copies = RecordedAgents(effects)
+        agent, config = copies.agent(self.agent), copies.config(self.config)
         for entry in self.recorded.entries:
-            # Decided between two entries, or left by one that was cut off.
+            # Verdicts given between two segments, and records that a cut segment had left behind.
             effects.appended += self.recorded.records[len(effects.appended) : entry.start]
             self.result = self.error = None
-            one = _OneEntry(effects, entry)
-            begin = partial(self._stream, agent, config, entry, effects)
+            one = _SegmentReplay(effects, entry)
+            begin = partial(self._open_stream, agent, config, entry, effects)
             try:
                 run_deterministic(
                     one.play,
@@ -104,7 +133,7 @@ class Replaying:
             if entry.ended:
                 self.result, self.error = one.result, one.error
 
-    def _stream(
+    def _open_stream(
         self, agent: Agent[Any, Any], config: RunConfig, entry: RecordedSegment, effects: ReplayEffects
     ) -> RunStream[Any]:
         begun: Any = self.recorded.records[0]
@@ -129,7 +158,7 @@ class Replaying:
             first.max_turns if self.max_turns is ... else self.max_turns,
             HooksOfRuns(effects),
             config,
-            {name: _never_asked for name in HANDLERS if name in answered or name in self.handlers},
+            {name: _refuse_handler for name in HANDLERS if name in answered or name in self.handlers},
             ClosedSession() if self._has_session(begun) else None,
             None,
             kept,
@@ -140,12 +169,14 @@ class Replaying:
         return begun.shown is not None or self.recorded.has_session
 
 
-def _never_asked(_: Any) -> None:
+def _refuse_handler(_: Any) -> None:
     raise AssertionError("a replay asks nobody")
 
 
 @attrs.define(eq=False)
-class _OneEntry:
+class _SegmentReplay:
+    """The replay of one run segment on its own loop. `play` runs and changes it; `Replaying` reads its outcome."""
+
     effects: ReplayEffects
     entry: RecordedSegment
     stream: Any = None
@@ -155,10 +186,14 @@ class _OneEntry:
     _jumped_at: int = -1
 
     async def play(self, begin: Callable[[], RunStream[Any]]) -> None:
-        """Run what *begin* makes to the end of the entry."""
+        """Run the stream that *begin* returns to the end of the segment.
+
+        Keeps the run's own error in `error`; any other error is raised.
+        """
         stream, effects = begin(), self.effects
         self.stream = stream
-        # Each entry has a loop of its own, and the tools' rates count over all of them.
+        # Each segment has a loop of its own, but the rates of tools count starts over all segments: the clock of this
+        # loop must begin at the recorded distance.
         await anyio.sleep(max(0.0, effects.records[self.entry.start].at - effects.records[0].at))
         effects.enter(self.entry)
         try:
@@ -182,32 +217,32 @@ class _OneEntry:
         except BaseExceptionGroup as errors:  # the run's own error leaves the block through the group
             if len(errors.exceptions) != 1:
                 raise
-            self._note(errors.exceptions[0])
+            self._keep_error(errors.exceptions[0])
         begun = stream._live
         if self.error is None and stream.error is None and begun is not None and begun.state.ended is not None:
             self.result = stream.result
 
-    def _note(self, error: BaseException) -> None:
+    def _keep_error(self, error: BaseException) -> None:
         if error is not self.stream.error:
             raise error
         self.error = error
 
     def held(self) -> list[str]:
-        """Return what the replay waits for, in words."""
+        """Return a phrase for each effect that waits: for its record, or for its end."""
         effects = self.effects
         resolved = [what for events in effects.waiting.values() for _, what in events]
         return [*resolved, *map(str, effects.pending)]
 
-    # -- when everything waits
+    # -- when every task waits
 
     async def _drive(self) -> None:
         loop = waiting()
         while not self.effects.over:
             await loop.all_blocked()
             if not self.effects.over:
-                await self._go_on()
+                await self._advance()
 
-    async def _go_on(self) -> None:
+    async def _advance(self) -> None:
         effects = self.effects
         wanted = effects.due
         if wanted is None:
@@ -215,27 +250,29 @@ class _OneEntry:
         if effects.stirred:
             return None
         effects.quiet_at = effects.cursor
-        if effects.end_calls() or effects.release_bodies() or self._pass_at_once():
+        if effects.end_calls() or effects.release_bodies() or self._pass_time_by_hypothesis():
             pass
         elif effects.cursor in effects.waiting:
-            await self._let_time_pass()
+            await self._reach_due_time()
             effects.release()
         elif effects.cursor in effects.outside:
-            await self._let_time_pass()
+            await self._reach_due_time()
             self._end_from_outside(effects.outside.pop(effects.cursor))
         elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged):
             effects.insert()
-        elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(lambda later: _held_with(wanted, later)):
+        elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(
+            lambda later: _judges_same_output(wanted, later)
+        ):
             pass
         elif isinstance(wanted, r.CleanupCut):
-            if wanted.section == "ctx.cleanup" or not self._jump():
+            if wanted.section == "ctx.cleanup" or not self._jump_to_next_timer():
                 effects.insert()
-        elif not self._cause(wanted):
+        elif not self._cause_record(wanted):
             effects.diverge(None, stuck(wanted, self.held()))
         return None
 
-    def _pass_at_once(self) -> bool:
-        """Let time pass up to the record that is due, if this way does; tell whether any passed."""
+    def _pass_time_by_hypothesis(self) -> bool:
+        """Let time pass up to the due record, if the timing hypothesis says so. Return True if time passed."""
         effects = self.effects
         if effects.way.hurry:
             return effects.hurry_on()
@@ -245,14 +282,17 @@ class _OneEntry:
         pass_time(seconds)
         return True
 
-    async def _let_time_pass(self) -> None:
-        """Let the clock come up to the record that is due, and what is due before it come first."""
+    async def _reach_due_time(self) -> None:
+        """Wait until the clock has reached the time of the due record; timers that are due before it run first."""
         while not self.effects.over and not self.effects.come_up():
             waiting().jump()
             await waiting().all_blocked()
 
-    def _jump(self) -> bool:
-        """Let time pass up to the next timer; False if there is none, or if that leads nowhere."""
+    def _jump_to_next_timer(self) -> bool:
+        """Let time pass up to the next timer, or release an effect that others wait for.
+
+        Return False if there is no timer, or if too many jumps led to no record.
+        """
         if self._jumped_at != self.effects.cursor:
             self._jumped_at, self._jumps = self.effects.cursor, 0
         self._jumps += 1
@@ -269,18 +309,18 @@ class _OneEntry:
         return True
 
     def _waits_for_room(self) -> bool:
-        """Tell whether what is due is the admission of a call that waited for what others held."""
+        """Tell whether the due record follows the admission of a call that waited for a limit others held."""
         call = call_of(self.effects.due) if self.effects.due is not None else None
         index = None if call is None else self.effects.next_of_call(*call, r.CallStarted)
         started: Any = None if index is None else self.effects.records[index]
         if call is None or started is None or not started.waited_for:
             return False
         live, now = self.stream._live.calls.get(call), anyio.current_time()
-        # A rate has room again in time, not by what others give back.
+        # A rate has room again as time passes, not when other calls release it.
         return live is None or all(limit.room(now) for limit in live.limits if isinstance(limit, Rate))
 
     def _cancel_next_call(self) -> bool:
-        """End the call that settles next of those that were cut: what it holds may be what others wait for."""
+        """End the cut call that settles next: it may hold the limit that other calls wait for."""
         effects = self.effects
         bodies = [(one.path, one.call_id) for one in effects.pending if one.cancelled and one.call_id is not None]
         found = [(effects.next_of_call(*call, r.CallSettled), call) for call in bodies]
@@ -288,7 +328,7 @@ class _OneEntry:
         return any(self._end_call(call) for _, call in ending)
 
     def _end_call(self, call: Call) -> bool:
-        """Cancel a call as its caller did, or end its time if it has a limit; False if neither was so."""
+        """End a call as the log shows: cancelled by its caller, or cut by its timeout. Return False if neither."""
         settled, live = self.effects.settled(*call), self.stream._live.calls.get(call)
         if settled is None or live is None or live.phase != "body" or live.scope.cancel_called:
             return False
@@ -301,7 +341,7 @@ class _OneEntry:
         if settled.outcome.status == "timed_out" or settled.outcome.cancelled_by is not None:
             return False
         if not self._took_too_long(settled, live):
-            # What a guardrail made of it doesn't say.
+            # A guardrail has judged the output since: the outcome no longer shows who ended the body.
             return bool(self.stream._live.cancel_call(*call, None))
         if live.timeout_at < math.inf:
             live.scope.cancel()
@@ -315,7 +355,10 @@ class _OneEntry:
         return bool(ended - started >= live.timeout_at - live.body_clock)
 
     def _end_others(self, first: Call) -> None:
-        """End the calls whose time was over in the same pass of the loop: the first one's failure came after that."""
+        """End the calls that timed out in the same pass of the loop as *first*.
+
+        On a real loop all of them were cut before the failure of the first could cancel the others.
+        """
         effects = self.effects
         index = effects.next_of_call(*first, r.CallSettled)
         assert index is not None
@@ -329,48 +372,48 @@ class _OneEntry:
                 effects.unheld.add(call)
                 live.scope.cancel()
 
-    # -- what came from outside
+    # -- causes from outside
 
-    def _cause(self, wanted: r.Record) -> bool:
-        """Do what led to *wanted*; False if nothing can have."""
+    def _cause_record(self, wanted: r.Record) -> bool:
+        """Do the thing that led to *wanted*: end its call or its run, or those around it. Return False if none can."""
         call = call_of(wanted)
-        done = self._cause_of_call(call) if call is not None else None
+        done = self._cause_end_of_call(call) if call is not None else None
         path = wanted.path
         while done is None:
-            done = self._cause_of_run(path)
+            done = self._cause_end_of_run(path)
             if done is None:
                 if not path:
                     break
-                done = self._cause_of_call((path[:-1], path[-1]))
+                done = self._cause_end_of_call((path[:-1], path[-1]))
                 path = path[:-1]
         if done is None:
             done = self._fail([one for one in self.effects.pending if one.what in _SWALLOWED], "Exception()")
-        return done or self._jump()
+        return done or self._jump_to_next_timer()
 
-    def _cause_of_call(self, call: Call) -> bool | None:
-        """Do what ended a call from outside; None where its run has to say."""
+    def _cause_end_of_call(self, call: Call) -> bool | None:
+        """End *call* as it was ended from outside. Return None if the cause must be sought in its run."""
         settled = self.effects.settled(*call)
         if settled is None or self.effects.next_of_call(*call, r.CallStarted) is not None:
-            return None  # it hasn't started: what is due is its admission
+            return None  # the call hasn't started: the due record is that of its admission
         by: str | None = settled.outcome.cancelled_by
         due = self.effects.due
         judged = isinstance(due, r.GuardrailSettled) and due.stage == "tool_output" and call_of(due) == call
         if judged and by in CUT_OFF:
-            by = None  # whatever ended the call afterwards, this judges how its body had ended
+            by = None  # the call was cut later; the due guardrail judges the earlier end of its body
         if by in CUT_OFF:
             return None
         live = self.stream._live.calls.get(call)
         if settled.outcome.status == "timed_out" and self._end_call(call):
             return True
-        if by == "caller" or (by is None and live is not None and not self._runs_out(live, settled)):
+        if by == "caller" or (by is None and live is not None and not self._ran_out_of_time(live, settled)):
             return self.stream._live.cancel_call(*call, settled.outcome.reason) or None
-        pending = self._pending(*call)
+        pending = self._find_raising(*call)
         if settled.outcome.status == "failed" and settled.error is not None and self._fail(pending, settled.error):
             return True
-        return self._jump() or None
+        return self._jump_to_next_timer() or None
 
-    def _runs_out(self, live: Any, settled: r.CallSettled) -> bool:
-        """Tell whether a body was cut by its own time limit, where the outcome doesn't say why it was cut."""
+    def _ran_out_of_time(self, live: Any, settled: r.CallSettled) -> bool:
+        """Tell whether its own time limit cut a body whose outcome doesn't say so."""
         if settled.outcome.status == "timed_out" or not any(
             one.cancelled and (one.path, one.call_id) == (settled.path, settled.call_id) for one in self.effects.pending
         ):
@@ -378,28 +421,28 @@ class _OneEntry:
         left: float = live.timeout_at - anyio.current_time()
         return left <= self.effects.ahead(self.effects.cursor) + SLACK
 
-    def _cause_of_run(self, path: Path) -> bool | None:
-        """Do what ended a run from outside; None where the call around it has to say."""
+    def _cause_end_of_run(self, path: Path) -> bool | None:
+        """End the run at *path* as it was ended. Return None if the cause must be sought in the call around it."""
         effects = self.effects
         index = effects.find(r.RunEnded, path)
         end: Any = None if index is None else effects.records[index]
         if end is not None and end.status == "failed" and end.error is not None:
             if end.error.startswith("RunTimeout("):
-                return self._jump()
-            if self._fail(self._pending(path, None), end.error):
+                return self._jump_to_next_timer()
+            if self._fail(self._find_raising(path, None), end.error):
                 return True
         return None
 
     def _end_from_outside(self, by: str) -> None:
-        """Cancel the run, or let its time be over."""
+        """Cancel the run as its caller did (*by* is `"parent"`), or as its timeout did."""
         live = self.stream._live
         if by == "parent":
             self.stream._stop()
         elif live.config.timeout is not None:
             live.scope.cancel()
 
-    def _pending(self, path: Path, call_id: str | None) -> list[Pending]:
-        """Return what may have raised in a call, or in a run."""
+    def _find_raising(self, path: Path, call_id: str | None) -> list[Pending]:
+        """Return the first effect of a call, or of a run, that may have raised: a list of one, or an empty one."""
         found = (one for one in self.effects.pending if one.path == path and one.call_id == call_id)
         return [one for one in found if not one.cancelled][:1]
 
@@ -409,8 +452,8 @@ class _OneEntry:
         return True if pending else None
 
 
-def _held_with(wanted: r.GuardrailSettled, later: r.Record) -> bool:
-    """Tell whether two guardrails judge one output: what they say may be held until all have."""
+def _judges_same_output(wanted: r.GuardrailSettled, later: r.Record) -> bool:
+    """Tell whether two guardrails judge one output: their verdicts may come in any order until all have come."""
     if not isinstance(later, r.GuardrailSettled):
         return False
     return (wanted.path, wanted.stage) == (later.path, "output") == (later.path, later.stage)

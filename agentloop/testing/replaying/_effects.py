@@ -1,4 +1,8 @@
-"""The door of a replay: every effect is answered by what the log says came of it, when its record's turn has come."""
+"""The door of a replay: each effect returns, or raises, its recorded result, once the record of it is due.
+
+The part that waits and compares is `ReplayLog` (`_comparison`). This module knows for each kind of effect which record
+holds its result; it does not know why time passes (`_driver`).
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,26 @@ from agentloop.testing.replaying._comparison import BEFORE_TIMERS, ReplayLog, pa
 from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output
 from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
 
-_at_work: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
-"""The run whose model call the current task makes: draws and waits don't say whose they are."""
+_current_path: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
+"""The run whose model call the current task makes: the effects `Random` and `Sleep` don't name their run."""
 
 
 class ReplayEffects(ReplayLog):
-    """The effects of one recorded run. `expect` compares each record as it is appended."""
+    """The effects of one attempt to replay a recorded run, in place of the application's `Effects`.
+
+    `Replaying` makes one for each attempt; the tasks of the replayed run and the driver change it.
+    """
 
     # -- the door
 
     async def perform(self, effect: Any) -> Any:
-        """Answer *effect* as it was answered."""
+        """Return the recorded result of *effect* once its record is due.
+
+        Cancellation: an effect that has a record completes in spite of it; one without a record is cancelled.
+
+        Raises:
+            BaseException: the recorded error of the effect.
+        """
         match effect:
             case e.NewId():
                 started: Any = self.records[self.entry.start]
@@ -41,7 +54,7 @@ class ReplayEffects(ReplayLog):
             case e.Now():
                 return self.wall()
             case e.Random():
-                return await self._random()
+                return await self._draw_random()
             case e.Sleep():
                 return await self._sleep()
             case e.CallModel():
@@ -59,15 +72,15 @@ class ReplayEffects(ReplayLog):
                     return await told_elsewhere(self, path, what, key)
                 return await answered(self, path, what, key)
 
-    async def _random(self) -> float:
-        path = _at_work.get()
+    async def _draw_random(self) -> float:
+        path = _current_path.get()
         index = self.find(r.CallbackReturned, path, lambda record: record.what.startswith("random:"), claim=True)
         if index is None:
             return 0.5  # nothing is recorded that depends on it, or the replay diverges
         return float((await self.known(index, "a draw of chance")).answer)
 
     async def _sleep(self) -> None:
-        path = _at_work.get()
+        path = _current_path.get()
         index = self.find(r.ModelRequested | r.RunEnded, path)
         found: Any = None if index is None else self.records[index]
         in_time = isinstance(found, r.ModelRequested) or "UsageLimitExceeded" in (getattr(found, "error", None) or "")
@@ -80,14 +93,14 @@ class ReplayEffects(ReplayLog):
         record = self.records[index]
         if not isinstance(record, r.RunEnded):
             return False
-        # A guardrail beside the model call ends what its run does, too.
+        # A tripped guardrail beside the model call cancels the other effects of its run, too.
         return record.status == "cancelled" or (record.error or "").startswith(
             ("RunTimeout(", "InputGuardrailTripwireTriggered(")
         )
 
     async def _call_model(self, effect: e.CallModel) -> Any:
         path = effect.path
-        _at_work.set(path)
+        _current_path.set(path)
         what = "the model's answer"
         index = self.find(r.ModelResponded | r.ModelFailed, path)
         found: Any = None if index is None else self.records[index]
@@ -97,7 +110,8 @@ class ReplayEffects(ReplayLog):
         await self.known(index, what)
         if isinstance(found, r.ModelResponded):
             return found.response
-        # The attempt under way, which tells whether anything was shown: the last of what the effect's `do` is made of.
+        # The engine's attempt must know whether a part of the answer was shown, which decides on a retry. The effect
+        # has no field for it: the attempt is the last argument of its `do`.
         for part in getattr(effect.do, "args", ())[-1:]:
             part.streamed = found.streamed
         error = rebuilt_model_error(found)
@@ -106,7 +120,7 @@ class ReplayEffects(ReplayLog):
         raise error
 
     def _is_final(self, index: int) -> bool:
-        """Tell whether a failed attempt was the last, for all that might have spoken for another: there was no time."""
+        """Tell whether a failed attempt was the last one, though its error allows a retry: the run had no time left."""
         failed: Any = self.records[index]
         places = self.recorded.paths[failed.path]
         following = self.recorded.first(
@@ -125,41 +139,41 @@ class ReplayEffects(ReplayLog):
             begins = self.next_of_run(nested)
             if begins is not None:
                 await self.known(begins, f"the run of call {call_id}")
-            return await effect.do()  # an agent tool: its nested run is replayed in its turn
+            return await effect.do()  # an agent tool: its nested run is replayed like its parent
         what = f"the body of call {call_id}"
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
         if isinstance(found, r.BodyEnded):
             assert index is not None
             try:
-                return await self._body(index, found, what)
+                return await self._play_body(index, found, what)
             finally:
                 self.skip_end_hooks(path, call_id)
-        return await self._cut_body(path, call_id, found, what)
+        return await self._play_cut_body(path, call_id, found, what)
 
-    async def _cut_body(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
-        """Be a body that came to no end of its own, unless that was its own cancellation."""
+    async def _play_cut_body(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
+        """Act as a body that was cut off, or that cancelled itself: wait, then raise the cancellation."""
         if settled is not None and settled.outcome.body_finished:
             await self.body_over(path, call_id, what)
             if not self.over:
                 if self._took_too_long(settled):
                     self._pass_time_limit((path, call_id))
                 raise asyncio.CancelledError(settled.outcome.reason)  # a body's own, on either backend
-        self.end_calls()  # it may have been this one's turn before it had begun
+        self.end_calls()  # the end of this call may have been due before its body began
         try:
             return await self.cut_off(path, call_id, what, cancelled=True)
         except anyio.get_cancelled_exc_class():
-            await self.body_over(path, call_id, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
+            await self.body_over(path, call_id, what)  # noqa: ASYNC102 - shielded, and released when the replay is over
             raise
 
-    async def _body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
+    async def _play_body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
         settled = self.settled(ended.path, ended.call_id)
         late = settled is not None and not ended.failed and _is_late(settled.outcome)
         if settled is not None and (late or not settled.outcome.body_finished):
             try:
                 return await self.cut_off(ended.path, ended.call_id, what, cancelled=True)
             except anyio.get_cancelled_exc_class():  # noqa: ASYNC103
-                await self.until(index, what)  # noqa: ASYNC102 - shielded, and let go when the replay is over
+                await self.until(index, what)  # noqa: ASYNC102 - shielded, and released when the replay is over
                 if self.over:
                     raise
                 if ended.failed:  # in its cleanup
@@ -173,7 +187,7 @@ class ReplayEffects(ReplayLog):
         return self.value_of(ended, settled)
 
     def _took_too_long(self, settled: r.CallSettled) -> bool:
-        """Tell whether a body that cancelled itself did so when its time was over."""
+        """Tell whether a body that cancelled itself did so after its timeout."""
         live, outcome = self.live_call((settled.path, settled.call_id)), settled.outcome
         if outcome.status != "rejected" or live is None or outcome.started_at is None or settled.body_ended_at is None:
             return outcome.status == "timed_out"
@@ -181,14 +195,14 @@ class ReplayEffects(ReplayLog):
         return bool(seconds >= live.timeout_at - live.body_clock)
 
     def _pass_time_limit(self, call: Call) -> None:
-        """Let time pass to the end of a call's own time, which its body came after."""
+        """Let time pass up to the timeout of a call whose body ended after it."""
         live = self.live_call(call)
         seconds = live.timeout_at - anyio.current_time() if live is not None else math.inf
         if 0 < seconds < math.inf:
             pass_time(seconds + BEFORE_TIMERS)
 
     def value_of(self, ended: r.BodyEnded, settled: r.CallSettled | None) -> Any:
-        """Return what the body returned, or what stands for it: a text that is its output."""
+        """Return the value of the body, or a placeholder for a value that the log doesn't hold: the output as text."""
         output = settled.outcome.output if settled is not None else None
         if ended.kept:
             plain = type(ended.value) is str
@@ -210,30 +224,30 @@ class ReplayEffects(ReplayLog):
         settled: r.GuardrailSettled = await self.told(index, path, call_id, what)
         if call_id is None:
             return g.GuardrailFunctionOutput(settled.info, settled.verdict == "tripped")
-        return self._verdict(settled)
+        return self._build_verdict(settled)
 
-    def _verdict(self, settled: r.GuardrailSettled) -> Any:
+    def _build_verdict(self, settled: r.GuardrailSettled) -> Any:
         match settled.verdict:
             case "RejectContent":
-                return g.RejectContent(self._refusal(settled), settled.info)
+                return g.RejectContent(self._find_refusal(settled), settled.info)
             case "RaiseException":
                 return g.RaiseException(settled.info)
             case "Rewrite":
-                return g.Rewrite(self._rewritten(settled), settled.info)
+                return g.Rewrite(self._find_rewritten_arguments(settled), settled.info)
             case "ReplaceOutput":
-                return g.ReplaceOutput(self._replaced(settled), settled.info)
+                return g.ReplaceOutput(self._find_replaced_output(settled), settled.info)
             case _:
                 return g.Allow(settled.info)
 
-    def _refusal(self, settled: r.GuardrailSettled) -> str:
-        """Return the words of a refusal; those that were stored as a digest, as the call's outcome has them."""
+    def _find_refusal(self, settled: r.GuardrailSettled) -> str:
+        """Return the text of a refusal; if the record has only its digest, the text in the call's outcome."""
         if isinstance(settled.detail, str):
             return settled.detail
         call = None if settled.call_id is None else self.settled(settled.path, settled.call_id)
         output = None if call is None else call.outcome.output
         return output if isinstance(output, str) else ""
 
-    def _rewritten(self, settled: r.GuardrailSettled) -> Any:
+    def _find_rewritten_arguments(self, settled: r.GuardrailSettled) -> Any:
         if isinstance(settled.detail, dict):
             return settled.detail
         assert settled.call_id is not None
@@ -245,7 +259,7 @@ class ReplayEffects(ReplayLog):
         except Exception:
             return {}
 
-    def _replaced(self, settled: r.GuardrailSettled) -> Any:
+    def _find_replaced_output(self, settled: r.GuardrailSettled) -> Any:
         assert settled.call_id is not None
         call = self.settled(settled.path, settled.call_id)
         output = call.outcome.output if call is not None else None
@@ -259,13 +273,13 @@ class ReplayEffects(ReplayLog):
     async def _load_session(self, path: Path) -> Any:
         index = self.find(r.RunStarted, path)
         if index is None:
-            return []  # asked whether the last write took place; it is written again, to nowhere
+            return []  # a check after a resume if the last write took place; it is repeated, without effect
         started: Any = self.records[index]
         if started.shown is None:
             return await self.cut_off(path, None, "loading the session")
         await self.known(index, "loading the session")
         before = len(started.shown) - len(started.input)
-        # Where the application merged the two, it is asked for the result.
+        # If a callback of the application merged session and input, the engine calls it, and the log has its answer.
         return list(started.shown[:before]) if started.shown[before:] == started.input else []
 
     async def _save_session(self, path: Path) -> None:
@@ -274,21 +288,25 @@ class ReplayEffects(ReplayLog):
             await self.cut_off(path, None, "saving to the session")
         await self.known(index, "saving to the session")
 
-    # -- hooks: places where a run may have waited
+    # -- hooks: points at which a run may have waited
 
     async def run_hook(self, path: Path) -> None:
-        """Go on when it is the turn of the run's next record; raise what a hook raised."""
-        index = self.find(object, path, lambda record: not _is_beside(record))
+        """Wait until the next record of the run is due, as if its hooks had taken the time.
+
+        Raises:
+            BaseException: the recorded error of a hook, if it ended the run.
+        """
+        index = self.find(object, path, lambda record: not _is_input_guardrail(record))
         if index is None or self._ends_from_outside(index):
             await self.cut_off(path, None, "a hook")
         if _is_skipped(self.records[index]):
-            return  # its call was queued, and had waited long by then: the hook was over
+            return  # its call had waited in the queue until then, so the hook had returned long before
         place, at = self.queued.get((path, self.records[index].turn), (index, 0.0))
         if place < index and isinstance(self.records[index], r.CallStarted | r.GuardrailSettled | r.CallSettled):
-            await self.until(place, "a hook", in_time=False)  # its calls were queued then: it was over
+            await self.until(place, "a hook", in_time=False)  # the calls were queued then: the hook had returned
             self.come_up(at)
             return
-        record = await self.known(index, "a hook", in_time=False)  # what took the time may come after it
+        record = await self.known(index, "a hook", in_time=False)  # a later step may have taken the time
         if (
             isinstance(record, r.RunEnded)
             and record.status == "failed"
@@ -297,10 +315,10 @@ class ReplayEffects(ReplayLog):
             raise rebuilt(record.error or "")
 
     async def begin_turn(self) -> None:
-        """Go on when it is the turn of the current run to begin one: its consumer may have been behind."""
+        """Wait until the next turn of the current run is due: its consumer may have been slow to read events."""
         key = task_key(f"{anyio.get_current_task().name}#0") or ""
         path = next((path for path in self.recorded.paths if "/".join(path) == key), None)
-        index = None if path is None else self.find(object, path, lambda record: not _is_beside(record))
+        index = None if path is None else self.find(object, path, lambda record: not _is_input_guardrail(record))
         if path is None or index is None:
             return
         if self._ends_from_outside(index):
@@ -309,7 +327,7 @@ class ReplayEffects(ReplayLog):
             await self.known(index, "the consumer", in_time=False)
 
     async def start_hook(self, path: Path, call_id: str) -> None:
-        """Raise what a start hook of a call raised: it failed, and its body neither ended nor began."""
+        """Raise the recorded error of a start hook of a call: the call failed, and its body has no record."""
         index = self.next_of_call(path, call_id)
         record: Any = None if index is None else self.records[index]
         if index is not None and isinstance(record, r.CallSettled) and record.outcome.status == "failed":
@@ -317,7 +335,7 @@ class ReplayEffects(ReplayLog):
             raise rebuilt(record.error or "")
 
     async def end_hook(self, path: Path, call_id: str) -> None:
-        """Go on when it is the call's turn to settle."""
+        """Wait until the next record of the call is due: its settlement."""
         index = self.next_of_call(path, call_id)
         if index is None or isinstance(self.records[index], r.CleanupCut):
             await self.cut_off(path, call_id, "on_tool_end")
@@ -325,26 +343,26 @@ class ReplayEffects(ReplayLog):
 
 
 class Consumer(EventBuffer):
-    """Stands for who may have read the events of a run: turns begin in their turn, as where he was behind."""
+    """Replaces the reader of the run's events: a turn begins when its record is due, as with a slow reader."""
 
     def __init__(self, effects: ReplayEffects, live: Any) -> None:
         super().__init__(live.state, None, live.agent_at)
         self._effects = effects
 
     def new_gate(self) -> None:
-        """Return none: a call's own record says when it was admitted."""
+        """Return no gate: the record of a call's start gives the time of its admission."""
 
     def record(self, record: r.Record) -> None:
-        """Take no notice."""
+        """Ignore *record*: nothing reads events in a replay."""
 
     async def room(self) -> None:
-        """Wait for the run's turn."""
+        """Wait until the next turn of the run is due. Not a checkpoint, but raises a pending cancellation."""
         await self._effects.begin_turn()
         await checkpoint_if_cancelled()
 
 
 def _is_late(outcome: Any) -> bool:
-    """Tell whether a body that returned had come too late: nothing else makes such an outcome of a value."""
+    """Tell whether a body had returned too late: only then does a returned value give such an outcome."""
     by_caller = outcome.cancelled_by == "caller" and outcome.body_finished
     return bool(outcome.status == "timed_out" or by_caller)
 
@@ -353,6 +371,6 @@ def _is_skipped(record: r.Record) -> bool:
     return isinstance(record, r.CallSettled) and record.outcome.status == "skipped"
 
 
-def _is_beside(record: r.Record) -> bool:
-    """Tell whether *record* is of a guardrail that judges the input beside whatever else its run does."""
+def _is_input_guardrail(record: r.Record) -> bool:
+    """Tell whether *record* is of an input guardrail, which runs beside the other steps of its run."""
     return isinstance(record, r.GuardrailSettled) and record.stage == "input"

@@ -1,4 +1,7 @@
-"""A recorded run, indexed by what a replay asks of it, and the comparison of its records with those of a replay."""
+"""A recorded run with the indices that a replay needs, and the comparison of a recorded with a replayed record.
+
+Pure: knows records and numbers of records, neither tasks nor the clock of a replay.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ Path: TypeAlias = tuple[str, ...]
 Call: TypeAlias = tuple[Path, str]
 
 OF_CALL = (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled, r.CleanupCut)
-"""Records that a call's own task appends, where they name a call."""
+"""Kinds of records that a call's own task appends, if they name a call."""
 FROM_OUTSIDE = (r.VerdictGiven, r.InputAdded, r.GraphChanged)
-"""Records that somebody else appends to a run, at a moment of his own."""
+"""Kinds of records that the caller appends, at a moment that doesn't depend on the run."""
 
 
 def call_of(record: r.Record) -> Call | None:
@@ -39,9 +42,9 @@ def call_of(record: r.Record) -> Call | None:
 
 @attrs.frozen
 class RecordedSegment:
-    """One entry of the run: its records from `start` (`RunStarted` or `RunResumed`) up to, without, `stop`.
+    """One run segment: its records from number `start` (`RunStarted` or `RunResumed`) up to `stop`, excluding it.
 
-    `ended`: whether the last of them is its `RunEnded`. Else it was cut off: by a crash, or where the log was read.
+    `ended` is True if the last of them is its `RunEnded`. Otherwise a crash cut it off, or the log was read earlier.
     """
 
     start: int
@@ -51,7 +54,7 @@ class RecordedSegment:
 
 @attrs.define(eq=False, slots=False)
 class RecordedRun:
-    """A log, and where in it what stands."""
+    """A log and its indices: numbers of records by run and by call, in order. Made by `of`; nothing changes it later."""
 
     records: tuple[r.Record, ...]
     entries: tuple[RecordedSegment, ...] = ()
@@ -60,7 +63,7 @@ class RecordedRun:
 
     @classmethod
     def of(cls, records: Iterable[r.Record]) -> RecordedRun:
-        """Return *records*, indexed."""
+        """Return the recorded run with *records*, and build its indices."""
         log = cls(tuple(records))
         paths: defaultdict[Path, list[int]] = defaultdict(list)
         calls: defaultdict[Call, list[int]] = defaultdict(list)
@@ -70,7 +73,7 @@ class RecordedRun:
             if (call := call_of(record)) is not None:
                 calls[call].append(index)
         log.paths, log.calls = dict(paths), dict(calls)
-        log.entries = tuple(_entries(log.records))
+        log.entries = tuple(_split_segments(log.records))
         return log
 
     def first(
@@ -88,22 +91,25 @@ class RecordedRun:
 
     @cached_property
     def hidden(self) -> frozenset[str]:
-        """Names of tools that were called with secrets of which the log has only a trace."""
-        return frozenset(call.name for record in self.records for call in _with_traces(record))
+        """Names of tools that were called with secret arguments of which the log has only digests."""
+        return frozenset(call.name for record in self.records for call in _list_calls_without_secrets(record))
 
     @cached_property
     def hidden_from(self) -> float:
-        """Where the first record stands that has only a trace of what models were shown from there on."""
+        """Number of the first record that hides a part of the history of models; infinity if there is none.
+
+        Digests of later requests can't be compared.
+        """
         found = (
             index
             for index, record in enumerate(self.records)
-            if _with_traces(record) or (isinstance(record, r.CallSettled) and record.outcome.secret)
+            if _list_calls_without_secrets(record) or (isinstance(record, r.CallSettled) and record.outcome.secret)
         )
         return next(found, math.inf)
 
     @cached_property
     def has_session(self) -> bool:
-        """Whether the run wrote to a session, or tried to."""
+        """True if the run wrote to a session, or tried to."""
         return any(
             isinstance(self.records[index], r.SessionSaved)
             or getattr(self.records[index], "section", "") == "session save"
@@ -111,7 +117,10 @@ class RecordedRun:
         )
 
     def ended_from_outside(self, entry: RecordedSegment) -> dict[int, str]:
-        """Return the first records of *entry* that show that its run's time was over, or that it was cancelled."""
+        """Return by number the first records of *entry* that show that the run was ended, and by what.
+
+        The cause is `"deadline"` for its timeout, `"parent"` for its caller.
+        """
         end = self.records[entry.stop - 1]
         error = end.error or "" if isinstance(end, r.RunEnded) else ""
         found: dict[int, str] = {}
@@ -122,22 +131,25 @@ class RecordedRun:
             ("deadline", error.startswith("RunTimeout(")),
             ("parent", isinstance(end, r.RunEnded) and end.status == "cancelled"),
         ):
-            index = next((index for index in range(entry.start, stop) if self._shows(index, entry, by, is_end)), None)
+            index = next(
+                (index for index in range(entry.start, stop) if self._shows_end(index, entry, by, is_end)), None
+            )
             first = self.records[entry.start]
             if is_end and isinstance(first, r.RunStarted) and first.shown is None and self.has_session:
-                index = entry.start  # while it was being loaded
+                index = entry.start  # the run was ended while it loaded the session
             if index is None and is_end:
                 index = stop
             if index is not None:
                 while index > entry.start and isinstance(self.records[index - 1], r.CleanupCut):
-                    index -= 1  # nothing is cut before
+                    index -= 1  # a cut cleanup follows from the end, so the end came before it
                 found.setdefault(index, by)
         return found
 
     def bodies_over(self, entry: RecordedSegment) -> dict[Call, int]:
-        """Return, for bodies without a record of their end, the first record of *entry* that came after it.
+        """Return, for each body whose end has no record, the number of the first record of *entry* after that end.
 
-        Their calls say when it was. Where the clock stood still around it that tells nothing, and they are left out.
+        The settlement of the call has the time of the end. If another record has the same time, their order is unknown,
+        and the body is left out.
         """
         found: dict[Call, int] = {}
         for call, places in self.calls.items():
@@ -148,34 +160,34 @@ class RecordedRun:
             over: float | None = self.records[index].body_ended_at  # type: ignore[union-attr]
             if over is None or self.first(places, started, index, lambda one: isinstance(one, r.BodyEnded)) is not None:
                 continue
-            place = self._after(over, started + 1, index)
+            place = self._find_first_after(over, started + 1, index)
             if place is not None:
                 found[call] = place
         return found
 
     def batches_queued(self, entry: RecordedSegment) -> dict[tuple[Path, int], tuple[int, float]]:
-        """Return the first records of *entry* after the calls of a turn were queued, and when."""
+        """Return by turn the number of the first record of *entry* after its calls were queued, and the time of it."""
         found: dict[tuple[Path, int], tuple[int, float]] = {}
         for index in range(entry.start, entry.stop):
             record = self.records[index]
             if not isinstance(record, r.CallStarted) or record.queued_at is None or (record.path, record.turn) in found:
                 continue
-            # Of records of that very moment nobody knows which came after it; none that is later did before.
+            # The order of records at this same moment is unknown, so they count as earlier; all later ones came after.
             place = bisect_right(self.records, record.queued_at, entry.start + 1, index, key=lambda one: one.at)
             if place < index:
                 found[record.path, record.turn] = (place, record.queued_at)
         return found
 
-    def _after(self, at: float, start: int, stop: int) -> int | None:
-        """Return the first record from *start* to *stop* after the time *at*; None where another has that very time."""
+    def _find_first_after(self, at: float, start: int, stop: int) -> int | None:
+        """Return the number of the first record in *start* to *stop* after time *at*; None if one has just this time."""
         place = bisect_left(self.records, at, start, stop, key=lambda one: one.at)
         return place if self.records[place - 1].at < at < self.records[place].at else None
 
     def calls_ended_from_outside(self, entry: RecordedSegment) -> dict[int, list[Call]]:
-        """Return, by the first records of *entry* that show it, calls ended by the caller or by their time limit.
+        """Return the calls that their caller or their timeout ended, by number of the first record that shows it.
 
-        Of those that ran out of time only agent tools, and those whose bodies are known to have been cut off by then:
-        others do so by themselves.
+        Of calls that timed out only agent tools, and calls whose bodies are known to have been cut by then: for all
+        others the timeout runs in the replay, too.
         """
         found: defaultdict[int, list[Call]] = defaultdict(list)
         over = self.bodies_over(entry)
@@ -192,19 +204,22 @@ class RecordedRun:
             if nested in self.paths:
                 index = self.first(self.paths[nested], entry.start, settled, _is_cancelled)
             else:
-                index = over.get((path, call_id), self._cut_at(places, entry))
+                index = over.get((path, call_id), self._find_first_of_cut(places, entry))
             if index is not None:
                 found[index].append((path, call_id))
         return dict(found)
 
-    def _cut_at(self, places: Sequence[int], entry: RecordedSegment) -> int | None:
+    def _find_first_of_cut(self, places: Sequence[int], entry: RecordedSegment) -> int | None:
         """Return the first record after the start of the call at *places*; None if its body ended by itself."""
         started = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallStarted))
         index = None if started is None else self.first(places, started + 1, entry.stop)
         return None if index is None or isinstance(self.records[index], r.BodyEnded | r.CleanupCut) else index
 
-    def _shows(self, index: int, entry: RecordedSegment, by: str, is_end: bool) -> bool:
-        """Tell whether record *index* comes of the root run's end *by* somebody; *is_end*: that is how it ended."""
+    def _shows_end(self, index: int, entry: RecordedSegment, by: str, is_end: bool) -> bool:
+        """Tell whether record *index* follows from an end of the root run *by* its deadline or its parent.
+
+        *is_end* is True if the log shows that the run ended this way.
+        """
         record = self.records[index]
         if isinstance(record, r.CallSettled):
             shown = record.outcome.cancelled_by == by
@@ -212,10 +227,10 @@ class RecordedRun:
             around = self.calls.get((record.path, record.call_id))
             settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
             outcome: Any = None if settled is None else self.records[settled].outcome  # type: ignore[union-attr]
-            # An error of its cleanup.
+            # Otherwise it is an error of the cleanup after a cancellation: its settlement shows the cause.
             if settled is None or outcome.body_finished or outcome.status != "cancelled":
                 return False
-            return self._shows(settled, entry, by, is_end)
+            return self._shows_end(settled, entry, by, is_end)
         elif isinstance(record, r.ModelFailed):
             shown = record.error == "cancelled" and (is_end or bool(record.path))
         elif isinstance(record, r.RunEnded):
@@ -224,14 +239,15 @@ class RecordedRun:
             return False
         if not shown or not record.path:
             return shown
-        # For a nested run the end of the call around it comes from outside, too.
+        # For a nested run also the end of the call around it comes from outside: the root's end must have caused that.
         around = self.calls.get((record.path[:-1], record.path[-1]))
         settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
         if settled is None and not entry.ended:
-            # The log was cut off before it says why. Whatever goes on beside it speaks against the end of it all.
+            # The log was cut off before it shows the cause. A record of other work beside it disproves an end of the
+            # root run.
             beside = (one for one in self.records[index : entry.stop] if one.path[: len(record.path)] != record.path)
             return all(isinstance(one, r.CleanupCut | r.ItemReleased) or _is_from_above(one) for one in beside)
-        return settled is not None and self._shows(settled, entry, by, is_end)
+        return settled is not None and self._shows_end(settled, entry, by, is_end)
 
 
 def _is_from_above(record: r.Record) -> bool:
@@ -239,7 +255,7 @@ def _is_from_above(record: r.Record) -> bool:
 
 
 def _is_cancelled(record: r.Record) -> bool:
-    """Tell whether *record* is of what its run's cancellation ended."""
+    """Tell whether *record* is the end of a call, a model attempt or a run that a cancellation of its run ended."""
     match record:
         case r.CallSettled(outcome=outcome):
             return outcome.cancelled_by == "parent"
@@ -251,34 +267,34 @@ def _is_cancelled(record: r.Record) -> bool:
             return False
 
 
-def _with_traces(record: r.Record) -> list[ToolCall]:
-    """Return the calls of a response whose secrets weren't stored."""
+def _list_calls_without_secrets(record: r.Record) -> list[ToolCall]:
+    """Return the calls of a response whose secret arguments weren't stored."""
     if not isinstance(record, r.ModelResponded):
         return []
     calls = (item for item in record.response.items if isinstance(item, ToolCall))
     return [call for call in calls if missing_secrets(call, call.arguments)]
 
 
-def _entries(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:
+def _split_segments(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:
     starts = [
         index
         for index, record in enumerate(records)
         if not record.path and isinstance(record, r.RunStarted | r.RunResumed)
     ]
     for start, following in zip(starts, [*starts[1:], len(records)], strict=True):
-        ends = (index for index in range(start, following) if _ends(records[index]))
+        ends = (index for index in range(start, following) if _is_root_end(records[index]))
         end = next(ends, None)
         if end is not None:
             yield RecordedSegment(start, end + 1, True)
             continue
         stop = following
-        # What was decided before the next entry stands between the two.
+        # Verdicts and inputs given before the next segment belong to neither of the two.
         while following < len(records) and isinstance(records[stop - 1], r.VerdictGiven | r.InputAdded):
             stop -= 1
         yield RecordedSegment(start, stop, False)
 
 
-def _ends(record: r.Record) -> bool:
+def _is_root_end(record: r.Record) -> bool:
     return not record.path and isinstance(record, r.RunEnded)
 
 
@@ -286,7 +302,7 @@ def _ends(record: r.Record) -> bool:
 
 _CHANCE = ("at", "duration", "queued_at", "body_ended_at")
 _CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "abandoned", "cleanup")
-"""Times, and what only the body itself could have made."""
+"""Fields of outcomes that a replay can't repeat: times, and results of the body itself."""
 _REDACTED = re.compile(r"\[redacted\]+")
 _REDACTED_LEAVES = re.compile(r"\(\w+\(\[redacted\]\).*", re.DOTALL)
 _OF_GROUP = re.compile(r"(ToolCallError\(Error running tool \S+: \w*Group: ).*", re.DOTALL)
@@ -294,7 +310,7 @@ _OF_GROUP = re.compile(r"(ToolCallError\(Error running tool \S+: \w*Group: ).*",
 
 @attrs.frozen
 class Difference:
-    """A place in a record, and what stood and stands there (JSON values)."""
+    """A difference of two records: the path of the field (`place`), its recorded and its replayed JSON value."""
 
     place: str
     wanted: Any
@@ -303,7 +319,7 @@ class Difference:
 
 @attrs.frozen
 class Leniency:
-    """What of a record isn't compared, since a replay can't know it."""
+    """Fields of a record that aren't compared, since a replay can't know them."""
 
     digest: bool = False
     final_output: bool = False
@@ -315,46 +331,46 @@ STRICT = Leniency()
 def compared(
     wanted: r.Record, got: r.Record, marked: r.Record, lenient: Leniency = STRICT
 ) -> tuple[r.Record, Difference | None]:
-    """Return *got* with the recorded times, and how it differs from *wanted* otherwise; None where it doesn't.
+    """Return *got* with the recorded times, and its first other difference from *wanted*, or None.
 
-    *marked* is *got* as the log will have it.
+    *marked* is *got* as the log stores it, with its secret flags; it is the one compared.
     """
     if type(wanted) is not type(got):
-        return got, Difference("kind", _kind(wanted), _kind(got))
-    changes = _taken_over(wanted, got, lenient)
+        return got, Difference("kind", _kind_of(wanted), _kind_of(got))
+    changes = _take_recorded_fields(wanted, got, lenient)
     merged = attrs.evolve(got, **changes)
-    old, new = record_to_json(wanted), record_to_json(attrs.evolve(marked, **_again(changes, marked)))
+    old, new = record_to_json(wanted), record_to_json(attrs.evolve(marked, **_mark_secret_outcome(changes, marked)))
     return merged, difference(old, new)
 
 
-def _again(changes: dict[str, Any], marked: Any) -> dict[str, Any]:
+def _mark_secret_outcome(changes: dict[str, Any], marked: Any) -> dict[str, Any]:
     outcome = changes.get("outcome")
     if outcome is None or not marked.outcome.secret:
         return changes
     return {**changes, "outcome": attrs.evolve(outcome, secret=True)}
 
 
-def _kind(record: r.Record) -> str:
+def _kind_of(record: r.Record) -> str:
     kind: str = record_to_json(record)["kind"]
     return kind
 
 
-def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
-    """Return the fields of *got* that take the recorded values."""
+def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
+    """Return the fields of *got* to replace by recorded values, since a replay can't repeat them."""
     changes = {name: getattr(wanted, name) for name in _CHANCE if hasattr(wanted, name)}
     match wanted:
         case r.CallSettled():
-            changes["outcome"] = _outcome(wanted, got)
-            changes |= _error(wanted, got)
+            changes["outcome"] = _take_outcome(wanted, got)
+            changes |= _take_error(wanted, got)
         case r.BodyEnded() | r.RunEnded() | r.ModelFailed():
-            changes |= _error(wanted, got)
+            changes |= _take_error(wanted, got)
             if isinstance(wanted, r.ModelFailed):
                 changes["should_retry"] = wanted.should_retry
-        case r.CallStarted() if _own_waits(wanted) == _own_waits(got):
+        case r.CallStarted() if _list_own_waits(wanted) == _list_own_waits(got):
             changes["waited_for"] = wanted.waited_for
-        case r.TurnStarted():  # who is to judge shows where they do, and older logs don't say so
+        case r.TurnStarted():  # the verdicts show the guardrails, and older logs don't have this field
             changes["guardrails"] = wanted.guardrails
-        case r.GuardrailSettled():  # follows from its place and name, which are compared
+        case r.GuardrailSettled():  # follows from position and name, which are compared
             changes["nth"] = wanted.nth
         case r.ModelRequested() if lenient.digest:
             changes["digest"] = wanted.digest
@@ -367,26 +383,26 @@ def _taken_over(wanted: Any, got: Any, lenient: Leniency) -> dict[str, Any]:
     return changes
 
 
-def _own_waits(started: r.CallStarted) -> list[str]:
-    """Return which limits of its own run a call waited for: others' were held by whoever else there was."""
+def _list_own_waits(started: r.CallStarted) -> list[str]:
+    """Return the limits of its own run that a call waited for: shared limits may have been held by other runs."""
     own = (name for name in started.waited_for if name == "max_function_tool_concurrency" or name.startswith("serial:"))
     return sorted(own)
 
 
-def _error(wanted: Any, got: Any) -> dict[str, Any]:
+def _take_error(wanted: Any, got: Any) -> dict[str, Any]:
     if wanted.error is None or got.error is None:
         return {}
-    return {"error": wanted.error} if _words(wanted.error) == _words(got.error) else {}
+    return {"error": wanted.error} if _reduce_error(wanted.error) == _reduce_error(got.error) else {}
 
 
-def _words(error: str) -> str:
-    """Return what of an error's text can be made again."""
-    # What was redacted is redacted a second time, be it the leaves of a group, which comes back as one error; and of a
-    # group that is a cause only its leaves are known.
+def _reduce_error(error: str) -> str:
+    """Return the part of an error's text that a replay can repeat."""
+    # Redacted text is redacted a second time. The redacted leaves of a group come back as one error. Of a group that is
+    # a cause only the leaves are known.
     return _OF_GROUP.sub(r"\1", _REDACTED.sub("", _REDACTED_LEAVES.sub("()", error)))
 
 
-def _outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:
+def _take_outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:
     then, now = wanted.outcome, got.outcome
     changes: dict[str, Any] = {name: getattr(then, name) for name in _CHANCE_OF_OUTCOMES}
     if then.status == now.status and same_output(then.output, now.output):
@@ -395,7 +411,7 @@ def _outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:
 
 
 def same_output(then: Any, now: Any) -> bool:
-    """Tell whether two outputs may be of one value: a value comes back from a log as plain data, its keys sorted."""
+    """Tell whether two outputs may come from one value: a log returns a value as plain data with sorted keys."""
     if now is None or then is None:
         return then is now
     if isinstance(now, Standin):
@@ -409,7 +425,7 @@ def same_output(then: Any, now: Any) -> bool:
 
 
 class Standin(str):
-    """Stands for a value that the log doesn't hold."""
+    """A placeholder for a value that the log doesn't hold."""
 
     __slots__ = ()
 

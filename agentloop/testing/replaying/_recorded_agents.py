@@ -1,7 +1,8 @@
-"""The agents of a replay: those given, without anything of the application's in them that a run would call by itself.
+"""The agents of a replay: copies without the application's code that the engine calls directly.
 
-What a run asks for through its door (bodies, guardrails, callbacks, sessions) stays where it is, since the door never
-opens. Models, hooks and the functions that price a call or a request are called directly, so others stand there.
+The engine calls bodies, guardrails, callbacks and sessions through the effects, which a replay answers from the log:
+they stay in the copies. It calls models, hooks and the functions that price a call or a request directly: these are
+replaced. Limits are copied, so that other runs hold nothing of them.
 """
 
 from __future__ import annotations
@@ -28,51 +29,51 @@ from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody
 
 
 class ClosedModel(Model):
-    """Stands for a model that isn't asked."""
+    """A placeholder for a model. A replay makes no request to it."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
 
     @property
     def default_settings(self) -> ModelSettings:
-        """Those of the model it stands for."""
+        """The settings of the replaced model."""
         return self._settings
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
-        """Refuse."""
+        """Raise UserError."""
         raise UserError("a replay asks no model")
 
 
 class ClosedModels(ModelProvider):
-    """Gives models that aren't asked."""
+    """A provider of placeholders."""
 
     def get_model(self, name: str) -> Model:
-        """Return one."""
+        """Return a placeholder, for any *name*."""
         return ClosedModel(ModelSettings())
 
 
 class ClosedSession:
-    """Stands for a session that is neither read nor written."""
+    """A placeholder for a session, which is neither read nor written."""
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
-        """Refuse."""
+        """Raise UserError."""
         raise UserError("a replay reads no session")
 
     async def add_items(self, items: Any) -> None:
-        """Refuse."""
+        """Raise UserError."""
         raise UserError("a replay writes to no session")
 
     async def pop_item(self) -> Any:
-        """Refuse."""
+        """Raise UserError."""
         raise UserError("a replay writes to no session")
 
     async def clear(self) -> None:
-        """Refuse."""
+        """Raise UserError."""
         raise UserError("a replay writes to no session")
 
 
 class HooksOfAgents(AgentHooks):
-    """Wait where hooks may have waited."""
+    """Hooks of every copied agent: they wait for records, since the recorded hooks may have taken time."""
 
     def __init__(self, effects: ReplayEffects) -> None:
         self._effects = effects
@@ -105,7 +106,7 @@ class HooksOfAgents(AgentHooks):
         await self._wait(ctx)
 
     async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        """Raise what a hook raised here."""
+        """Raise the recorded error of a start hook, if there is one."""
         await self._effects.start_hook(ctx._run.path, ctx.tool_call_id)
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
@@ -114,7 +115,7 @@ class HooksOfAgents(AgentHooks):
 
 
 class HooksOfRuns(RunHooks):
-    """Wait where the last hook of a run may have waited."""
+    """Hooks of the outermost run: `on_run_end` waits for the last record, since the recorded hook may have been slow."""
 
     def __init__(self, effects: ReplayEffects) -> None:
         self._effects = effects
@@ -130,12 +131,15 @@ class HooksOfRuns(RunHooks):
             await effects.until(index, "on_run_end", in_time=False)
 
 
-def _no_body(*_: Any, **__: Any) -> Any:
+def _refuse_body(*_: Any, **__: Any) -> Any:
     raise UserError("a replay runs no body")
 
 
 class RecordedAgents:
-    """Copies of agents, each made once, for a replay through *effects*."""
+    """Copies of agents, one for each given agent, for a replay through *effects*.
+
+    Owned by one attempt of a replay. Copies of limits are shared between the copies as the originals are.
+    """
 
     def __init__(self, effects: ReplayEffects) -> None:
         self._effects = effects
@@ -144,22 +148,22 @@ class RecordedAgents:
         self._hooks = HooksOfAgents(effects)
 
     def agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
-        """Return the copy of *given*, and with it those of all it leads to."""
+        """Return the copy of *given*, made at the first call together with those of all reachable agents."""
         found = self._agents.get(id(given))
         if found is None:
-            # A model's name is part of what tells agents of one name apart; it is opened by the configuration.
-            # One without a model may have been run with another one, by its configuration.
-            model = given.model if isinstance(given.model, str) else self._model(given.model)
+            # The name of a model stays: it tells agents of one name apart, and the configuration's provider opens it.
+            # An agent without a model stays without one: the configuration of the run may have given it one.
+            model = given.model if isinstance(given.model, str) else self._close_model(given.model)
             found = self._agents[id(given)] = given.clone(
                 model=model, model_settings=given.model_settings, hooks=self._hooks, tools=[], handoffs=[]
             )
-            found.tools = [self._tool(tool) for tool in given.tools]
-            found.handoffs = [self._handoff(entry) for entry in given.handoffs]
+            found.tools = [self._copy_tool(tool) for tool in given.tools]
+            found.handoffs = [self._copy_handoff(entry) for entry in given.handoffs]
         return found
 
     def config(self, given: RunConfig) -> RunConfig:
-        """Return *given* for a replay."""
-        model = given.model if isinstance(given.model, str) or given.model is None else self._model(given.model)
+        """Return a copy of *given* for a replay: with these effects and recorded prices, without instruments."""
+        model = given.model if isinstance(given.model, str) or given.model is None else self._close_model(given.model)
         return attrs.evolve(
             given,
             model=model,
@@ -167,24 +171,24 @@ class RecordedAgents:
             effects=self._effects,
             instruments=(),
             tracing_disabled=True,
-            price=None if given.price is None else self._price,
+            price=None if given.price is None else self._find_recorded_price,
         )
 
     @staticmethod
-    def _model(given: Any) -> Model:
+    def _close_model(given: Any) -> Model:
         return ClosedModel(implicit_settings(given))
 
-    def _handoff(self, entry: Agent[Any, Any] | Handoff) -> Agent[Any, Any] | Handoff:
+    def _copy_handoff(self, entry: Agent[Any, Any] | Handoff) -> Agent[Any, Any] | Handoff:
         if isinstance(entry, Agent):
             return self.agent(entry)
         return attrs.evolve(entry, agent=self.agent(entry.agent))
 
-    def _tool(self, tool: FunctionTool) -> FunctionTool:
+    def _copy_tool(self, tool: FunctionTool) -> FunctionTool:
         body: Any = tool.body
         if tool.name in self._effects.recorded.hidden:
-            body = RawBody(_no_body)  # what stands for its secrets needn't fit the schema
+            body = RawBody(_refuse_body)  # the digests in place of its secrets needn't fit the schema
         elif isinstance(body, PythonBody):
-            body = attrs.evolve(body, fn=_no_body)
+            body = attrs.evolve(body, fn=_refuse_body)
         elif isinstance(body, AgentCall):
             body = attrs.evolve(
                 body,
@@ -194,17 +198,17 @@ class RecordedAgents:
                 on_stream=None,
             )
         else:
-            body = RawBody(_no_body)
+            body = RawBody(_refuse_body)
         return attrs.evolve(
             tool,
             body=body,
-            on_invoke_tool=_no_body,
-            capacity=tuple(self._limit(limit) for limit in tool.capacity),
-            cost=None if tool.cost is None else self._cost(tool),
+            on_invoke_tool=_refuse_body,
+            capacity=tuple(self._copy_limit(limit) for limit in tool.capacity),
+            cost=None if tool.cost is None else self._make_cost(tool),
         )
 
-    def _limit(self, given: Capacity | Rate) -> Capacity | Rate:
-        """Return a limit of the same size, which no other run takes anything of."""
+    def _copy_limit(self, given: Capacity | Rate) -> Capacity | Rate:
+        """Return the copy of a limit: of the same size, and used by no other run."""
         found: Any = self._limits.get(id(given))
         if found is None:
             if isinstance(given, Rate):
@@ -214,32 +218,35 @@ class RecordedAgents:
             self._limits[id(given)] = found
         return found  # type: ignore[no-any-return]
 
-    # -- what was charged stands in the log
+    # -- recorded costs
 
-    def _price(self, name: str, usage: Any) -> Decimal:
+    def _find_recorded_price(self, name: str, usage: Any) -> Decimal:
         effects = self._effects
         wanted = effects.due
         cost = wanted.cost if isinstance(wanted, r.ModelResponded) else None
         return Decimal(cost or 0)
 
-    def _cost(self, tool: FunctionTool) -> Any:
-        """Return what says what a call costs, as it did: found by its arguments, since it is told nothing else."""
+    def _make_cost(self, tool: FunctionTool) -> Any:
+        """Return a cost function with the recorded costs of *tool*'s calls.
+
+        A cost function gets only the arguments of a call, so they select the record.
+        """
 
         def cost(arguments: Mapping[str, Any]) -> Decimal:
             effects = self._effects
             for index in range(effects.cursor, effects.entry.stop):
                 record = effects.records[index]
                 if isinstance(record, r.CallStarted) and record.tool == tool.name and record.attempt == 1:
-                    if _parsed(record.arguments) == arguments:
+                    if _parse_json(record.arguments) == arguments:
                         return Decimal(record.cost or 0)
                 elif isinstance(record, r.BatchEnded | r.TurnStarted):
                     break
-            return Decimal("1e1000")  # it didn't start: what it cost was too much, if that mattered
+            return Decimal("1e1000")  # the call didn't start: if a budget was the reason, its cost was too high
 
         return cost
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

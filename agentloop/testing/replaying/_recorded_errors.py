@@ -1,4 +1,4 @@
-"""Errors made again of what a log keeps of them, `TYPE(MESSAGE)`: they are judged and summed up as they were."""
+"""Errors rebuilt from their summaries in a log, `TYPE(MESSAGE)`: the engine ranks and summarises both alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def _keep_message(self: BaseException, message: str) -> None:
     BaseException.__init__(self, message)
 
 
-# What the constructors that aren't called would have set.
+# Attributes that the constructors of the library's errors would set: a rebuilt error skips these constructors, since
+# the log doesn't have their arguments.
 _BLANK: dict[str, Any] = {
     "__init__": _keep_message,
     "__module__": "agentloop.testing.replayed",
@@ -33,9 +34,10 @@ _BLANK: dict[str, Any] = {
 
 
 def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None = None, **fields: Any) -> BaseException:
-    """Return an error whose summary is *text*: of the library's class of that name, else of a new one.
+    """Return an error with the summary *text*: of a new class, derived from the library's class of that name.
 
-    *fatal*: one that no policy may answer. *fields* become its attributes.
+    If the library has no such class, it derives from `Exception`, or with *fatal* from `BaseException`, for which no
+    policy can give an output. *fields* become attributes of the class.
     """
     name, message = summary_parts(text)
     fatal = fatal or name in _FATAL
@@ -46,7 +48,7 @@ def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None 
 
 
 def rebuilt_model_error(record: r.ModelFailed) -> BaseException:
-    """Return the error of a failed attempt, so that whether there is another one is decided as it was."""
+    """Return the error of a failed model attempt, with the fields on which the decision about a retry depends."""
     base: type[BaseException] | None = {"transport": ModelTransportError, "timeout": ModelTimeoutError}.get(
         record.error_kind or ""
     )

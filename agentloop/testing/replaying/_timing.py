@@ -1,8 +1,10 @@
-"""What a log doesn't say of the moments between its records, and the search for what it must have been.
+"""Timing hypotheses for the moments between two records, and the search for one that replays the whole log.
 
-A record says that something has happened, not how much before: of two tasks that were ready at once the log may not
-tell which went first, or of a cancellation in which moment it came. Most often any way leads to the same records. Where
-one doesn't, others are tried: at first for the whole log, then at the places around the record that wasn't reached.
+A record shows that something has happened, not how long before. If two tasks were ready at once, the log may not show
+which ran first; of a cancellation it may not show the exact moment. Most often every hypothesis gives the same records.
+If one fails, others are tried: first for the whole log, then at the records around the one that wasn't reached.
+
+Knows nothing of effects or records: an attempt is a callback that replays with some hypotheses.
 """
 
 from __future__ import annotations
@@ -15,29 +17,30 @@ import attrs
 from agentloop.exceptions import ReplayDivergence
 
 SLACK = 0.005
-"""Seconds by which the recorded time of what a timer led to may differ from the timer's."""
+"""Seconds by which a record caused by a timer may differ from the time of the timer."""
 _REACH = 4
-"""How many records before the one that isn't reached may be where it went another way."""
+"""Number of records before the unreached one at which another hypothesis is tried."""
 _MOST_RECORDS = 1_500
-"""How many records a search replays at most: it ends nowhere where the definitions have changed."""
+"""Maximum number of records that a search replays: if the definitions have changed, no hypothesis leads further."""
 
 
 @attrs.frozen
 class Way:
-    """What is taken to have happened between two records.
+    """One timing hypothesis: an assumption about the events between two records.
 
     Attributes:
-        calm: What completed within so many seconds after the record before completes at once; else when everything
-            waits.
-        at_once: How many seconds a cancellation of the run may come before the first record that shows it: it comes
-            right after the record before; else when everything waits.
-        delay: Steps of tasks after the record before that it comes, if not 0.
-        through_timers: Whether what was due before the recorded time of what completed had come before it.
-        hurry: Whether time has passed up to a record as soon as the one before is there, whoever could go on: what was
-            due by then comes before these.
-        late: Whether the loop was late: time passes up to a record as soon as everything waits, and what was due by
-            then comes in one pass of the loop, in any order.
-        turn: Which of the ready tasks that have nothing to record goes first; those that waited longest stand first.
+        calm: An effect whose record comes at most this many seconds after the previous record completes at once; a
+            later one completes when every task waits.
+        at_once: A cancellation of the run at most this many seconds before the first record that shows it comes right
+            after the previous record; an earlier one comes when every task waits.
+        delay: If not 0, the cancellation comes after this many steps of tasks after the previous record.
+        through_timers: True if timers that were due clearly before the recorded time of an effect ran before it.
+        hurry: True if time passes up to the next record as soon as the previous one is appended, although tasks are
+            ready: timers that are due by then run before these tasks.
+        late: True if the loop was late: time passes up to a record as soon as every task waits, and the timers that are
+            due by then run in one pass of the loop, in any order.
+        turn: Index of the ready task that runs first among those that have nothing to record; the tasks are ordered by
+            their waiting time, longest first.
     """
 
     calm: float = 0.001
@@ -61,7 +64,7 @@ USUAL = (
     Way(calm=math.inf, late=True),
 )
 DELAYED = tuple(Way(at_once=-math.inf, delay=delay) for delay in range(1, 13))
-"""Further ways for runs that were ended from outside."""
+"""Further hypotheses for runs that were ended from outside."""
 _LOCAL = tuple(
     Way(calm=calm, turn=turn, through_timers=through)
     for turn in (0, -1, 1, 2)
@@ -72,23 +75,23 @@ _LOCAL = tuple(
 
 @attrs.frozen
 class Ways:
-    """One way for a whole log, and others at some of its places."""
+    """The hypotheses of one attempt: one for the whole log, and others at some of its records."""
 
     usual: Way
     others: Mapping[int, Way] = attrs.field(factory=dict)
 
     def at(self, place: int) -> Way:
-        """Return the way from the record before *place* to it."""
+        """Return the hypothesis for the time from the record before *place* up to record *place*."""
         return self.others.get(place, self.usual)
 
     def but(self, places: range, way: Way) -> Ways:
-        """Return these ways, but for *way* at *places*."""
+        """Return a copy with *way* at the record numbers *places*."""
         return Ways(self.usual, {**self.others, **dict.fromkeys(places, way)})
 
 
 @attrs.define
 class Tried:
-    """Some ways, and the divergence that they led to. `firm`: no other way can lead further."""
+    """The hypotheses of a failed attempt, and its divergence. `firm`: no other hypothesis can lead further."""
 
     ways: Ways
     divergence: ReplayDivergence
@@ -96,12 +99,12 @@ class Tried:
 
 
 def search(attempt: Callable[[Ways], Tried | None], length: int, *, ended: bool) -> ReplayDivergence | None:
-    """Try ways until one leads through the log; return the divergence of the one that led furthest, or None.
+    """Try hypotheses until one replays the whole log. Return None then, or the divergence of the furthest attempt.
 
     Args:
-        attempt: Replays with some ways; returns None where these led through.
-        length: How many records the log has.
-        ended: Whether the run was ended from outside.
+        attempt: Replays the log with the given hypotheses; returns None if it reached the end.
+        length: Number of records of the log.
+        ended: True if the run was ended from outside.
     """
     usual = (*USUAL, *(DELAYED if ended else ()))
     tries: list[Tried] = []
@@ -117,7 +120,7 @@ def search(attempt: Callable[[Ways], Tried | None], length: int, *, ended: bool)
     starts = [tried for tried in tries if tried.divergence.n == furthest.divergence.n]
     while starts:
         start = starts.pop(0)
-        for ways in _around(start, (*usual, *_LOCAL)):
+        for ways in _vary(start, (*usual, *_LOCAL)):
             left -= 1
             if left < 0:
                 return furthest.divergence
@@ -131,7 +134,7 @@ def search(attempt: Callable[[Ways], Tried | None], length: int, *, ended: bool)
     return furthest.divergence
 
 
-def _around(tried: Tried, ways: tuple[Way, ...]) -> Iterator[Ways]:
+def _vary(tried: Tried, ways: tuple[Way, ...]) -> Iterator[Ways]:
     n = tried.divergence.n
     for first in range(n, max(n - _REACH, 0), -1):
         for way in ways:

@@ -1,4 +1,7 @@
-"""Divergences in words: which record, what was wanted, what came, and what has probably changed."""
+"""Texts of divergences: the recorded and the replayed record, their difference, and the probable change.
+
+Knows records only, neither the log nor the replay.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ _LIMIT = 160
 
 
 def short(value: Any) -> str:
-    """Return a JSON value as bounded text."""
+    """Format a JSON value as text of at most 160 characters."""
     text = value if value == "(nothing)" else json.dumps(value, ensure_ascii=False, sort_keys=True, default=repr)
     return text if len(text) <= _LIMIT else f"{text[: _LIMIT - 1]}…"
 
 
 def named(record: r.Record | None) -> str:
-    """Return what *record* says, in a few words."""
+    """Format *record* in a few words: its kind, its call or name, and its run."""
     if record is None:
         return "nothing"
     parts = [type(record).__name__]
@@ -47,37 +50,37 @@ def named(record: r.Record | None) -> str:
     return " ".join(parts)
 
 
-def _turn(record: r.Record | None) -> str:
+def _format_turn(record: r.Record | None) -> str:
     return "" if record is None else f"in turn {record.turn}, " if record.turn else ""
 
 
 def explained(wanted: r.Record, got: r.Record, difference: Difference) -> str:
-    """Return why *got* isn't *wanted*, and what that may come from."""
+    """Format the difference between the recorded *wanted* and the replayed *got*, with hints on the probable change."""
     if difference.place == "kind":
-        said = f"{_turn(wanted)}the log has {named(wanted)}, and the replay came to {named(got)}."
-        return " ".join([said, *_hints_of_kinds(wanted, got)])
+        said = f"{_format_turn(wanted)}the log has {named(wanted)}, and the replay came to {named(got)}."
+        return " ".join([said, *_list_hints_of_kinds(wanted, got)])
     said = (
-        f"{_turn(wanted)}{named(wanted)}: `{difference.place}` was {short(difference.wanted)} and is now "
+        f"{_format_turn(wanted)}{named(wanted)}: `{difference.place}` was {short(difference.wanted)} and is now "
         f"{short(difference.got)}."
     )
-    return " ".join([said, *_hints(wanted, got, difference)])
+    return " ".join([said, *_list_hints(wanted, got, difference)])
 
 
 def stuck(wanted: r.Record, waiting: Iterable[str]) -> str:
-    """Return that nothing leads to *wanted*."""
+    """Format the message that the replay comes to no record *wanted*, with the effects that wait, and hints."""
     held = sorted(waiting)
     shown = f"The replay waits for {', '.join(held[:5])}{' …' if len(held) > 5 else ''}." if held else ""
-    said = f"{_turn(wanted)}the log has {named(wanted)}, and the replay comes to no such record."
+    said = f"{_format_turn(wanted)}the log has {named(wanted)}, and the replay comes to no such record."
     new = [name for name in held if name.startswith("guardrail ") and name != f"guardrail {_guardrail(wanted)}"]
     hints = [f"G{name[1:]} is new, or the log ends before it has answered." for name in new[:3]]
-    return " ".join(filter(None, [said, shown, *(hints or _hints_of_stuck(wanted))]))
+    return " ".join(filter(None, [said, shown, *(hints or _list_hints_of_stuck(wanted))]))
 
 
 def _guardrail(wanted: r.Record) -> str:
     return wanted.guardrail if isinstance(wanted, r.GuardrailSettled) else ""
 
 
-def _hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
+def _list_hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
     place = difference.place
     match wanted:
         case r.ModelRequested() if place == "digest":
@@ -109,7 +112,7 @@ def _hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
                 "the tool's conversion."
             ]
         case r.CallSettled() if place.startswith("outcome.status"):
-            return [_of_statuses(difference.wanted, difference.got)]
+            return [_explain_statuses(difference.wanted, difference.got)]
         case _:
             if type(wanted) in (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled) and place == "call_id":
                 return [
@@ -119,7 +122,7 @@ def _hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
             return []
 
 
-def _of_statuses(old: Any, new: Any) -> str:
+def _explain_statuses(old: Any, new: Any) -> str:
     if "replayed" in (old, new):
         return "Whether an equal call is answered by the output of an earlier one (`idempotent`) has changed."
     if "skipped" in (old, new):
@@ -131,12 +134,12 @@ def _of_statuses(old: Any, new: Any) -> str:
     return "The tool's policies have changed."
 
 
-def _hints_of_kinds(wanted: r.Record, got: r.Record) -> list[str]:
+def _list_hints_of_kinds(wanted: r.Record, got: r.Record) -> list[str]:
     match wanted, got:
         case (r.CallSettled(outcome=outcome), r.CallStarted() | r.GuardrailSettled() | r.CallbackReturned()):
-            return [_of_statuses(outcome.status, "succeeded")]
+            return [_explain_statuses(outcome.status, "succeeded")]
         case (r.CallStarted(), r.CallSettled(outcome=outcome)):
-            return [_of_statuses("succeeded", outcome.status)]
+            return [_explain_statuses("succeeded", outcome.status)]
         case (r.ApprovalRequested(), _) | (_, r.ApprovalRequested()):
             return ["Which calls need an approval (`needs_approval`, policies) has changed."]
         case (r.CallbackReturned(what=what), _):
@@ -164,7 +167,7 @@ def _hints_of_kinds(wanted: r.Record, got: r.Record) -> list[str]:
             return []
 
 
-def _hints_of_stuck(wanted: r.Record) -> list[str]:
+def _list_hints_of_stuck(wanted: r.Record) -> list[str]:
     match wanted:
         case r.GuardrailSettled(guardrail=name):
             return [f"Guardrail {name} is gone, or isn't asked here."]
