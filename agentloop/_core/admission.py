@@ -1,4 +1,7 @@
-"""The admission rule, pure: which waiting tickets start at a given moment.
+"""The admission rule, pure: it selects the waiting tickets that start at a given moment.
+
+Tickets, limits with numbers, and the time go in; the tickets that start come out. Everything is synchronous and on one
+event loop, so nothing is locked. Does not know about tasks, calls or threads: `Ticket.owner` is opaque here.
 
 The rule
 
@@ -8,21 +11,32 @@ The rule
    is *spent*, and one token of each of its limits is kept for it: a later ticket takes only what is left beyond the
    kept tokens. So it can't starve, and it holds others back only where a limit is full but for kept tokens.
 3. While a spent ticket waits for a limit whose room doesn't come from the end of a call (a `Rate`, a slow consumer of
-   the stream), it could start nowhere: only tokens of such limits are kept for it, and everything else goes on as if it
-   were not there.
+   the stream), no end of a call lets it start: only tokens of such limits are kept for it, and all other limits behave
+   as if it were not there. Otherwise a rate of one call an hour would block free calls for an hour.
 4. Of tickets with the same limits only the first has tokens kept: the others can't start before it.
 5. Of an *ordered* limit a token is kept for each ticket that waits, from its arrival: it is taken in arrival order.
 
 How it is computed
 
-A decision does not look at all that wait. Tickets with the same limits form a *lane*, of which only the head may start.
-The head waits at one limit that has no room for it, in that limit's *line*, and is looked at again when this limit
-reports room: a call gave a token back (`Limit.give`), time passed, a kept token was let go. Heads are looked at in
-arrival order, and a line stops being read as soon as its first ticket finds no room. A ticket that is looked at either
-starts or moves to the line of another limit.
+A decision does not check every waiting ticket. Tickets with the same limits form a *lane*, of which only the head may
+start. The head waits at one limit that has no room for it, in that limit's *line*, and is checked again when this limit
+reports room: a call gave a token back (`Limit.give`), time passed, a kept token was released. Heads are checked in
+arrival order, and reading a line stops as soon as its first ticket finds no room. A checked ticket either starts or
+moves to the line of another limit.
 
-Passes are counted when they happen: a start goes through the earlier, still patient tickets of its limits. A ticket is
-met at most `PATIENCE` times this way, so a start costs a constant number of steps on average, however many wait.
+Passes are counted when they happen: a start visits the earlier, still patient tickets of its limits. A ticket is
+visited at most `PATIENCE` times this way, so a start costs a constant number of steps on average, however many wait.
+
+Who calls what: the dispatcher adds and withdraws tickets and calls `admit` after each change; `next_room` tells it when
+time alone can make room. A limit marks its own line (`_LimitQueue.mark`) when it gets a token back.
+
+State: `Limit` counts its own free tokens, and `Ticket.seq`, `waiting` and `passed` are the facts about a ticket. All
+else is an index: `_lanes` by limits, `queue` by the head that waits, `patient` and `kept` by limit, `_due` by time,
+`marked` and `_agenda` by what `admit` has yet to check. Entries of the heaps `queue` and `_agenda` are skipped when
+their head has changed, as removing from the middle of a heap would cost a scan.
+
+Invariants: a waiting ticket that has arrived is in exactly one lane; the head of a lane waits in one line or is on the
+agenda; a ticket takes all its limits or none.
 """
 
 from __future__ import annotations
@@ -43,17 +57,17 @@ PATIENCE = 32
 
 @attrs.define(eq=False)
 class Ticket:
-    """One wish to start, made by `owner`; `seq` is its place in the arrival order."""
+    """A request to start, made by `owner`; `seq` is its position in the arrival order. Mutated by its `Admission`."""
 
     limits: tuple[Limit, ...]
     owner: Any = None
     seq: int = -1
     waited_for: tuple[str, ...] = ()
-    """Names of the limits that had no room when the ticket was looked at."""
+    """Names of the limits that had no room when the ticket was checked."""
     passed: int = 0
-    """How many later tickets that want one of its limits have started; counted up to `PATIENCE`."""
+    """Number of later tickets that wanted one of its limits and started; counted up to `PATIENCE`."""
     keeps_capacity: bool = False
-    """Whether tokens of all its limits are kept for it, not only those of rule 3."""
+    """True while tokens of all its limits are kept for it, and not only those of rule 3."""
     waiting: bool = False
     _lane: _Lane | None = attrs.field(default=None, init=False)
     _passed_by: int = attrs.field(default=-1, init=False)
@@ -61,33 +75,33 @@ class Ticket:
 
 @attrs.define(eq=False)
 class _Lane:
-    """Waiting tickets with the same limits, in arrival order; those that were withdrawn leave when they come first."""
+    """Waiting tickets with the same limits, in arrival order. A withdrawn ticket leaves once it is the first."""
 
     tickets: deque[Ticket] = attrs.field(factory=deque)
     line: _LimitQueue | None = None
-    """Where the head waits; None while it is about to be looked at."""
+    """The line in which the head waits; None while the head is on the agenda."""
 
 
 @attrs.define(eq=False)
 class _LimitQueue:
-    """What an admission knows about one limit while tickets that want it wait."""
+    """The line of one limit. It exists while a waiting ticket wants that limit."""
 
     limit: Limit
     admission: Admission
     wanted: int = 0
-    """How many waiting tickets want the limit."""
+    """Number of waiting tickets that want the limit."""
     queue: list[tuple[int, _Lane]] = attrs.field(factory=list)
-    """A heap of the lanes whose heads wait here, by the heads' `seq`; entries of heads that have left are skipped."""
+    """A heap of the lanes whose heads wait here, by the heads' `seq`; pairs of heads that have left are skipped."""
     patient: OrderedDict[int, Ticket] = attrs.field(factory=OrderedDict)
     """Waiting tickets that want the limit and may be passed, in arrival order."""
     kept: list[tuple[int, Ticket]] = attrs.field(factory=list)
     """Tickets for which a token is kept, in arrival order."""
     due: float = math.inf
-    """When the admission looks at the line although nothing was given back."""
+    """Time on the loop's clock at which the line is read although nothing was given back."""
     marked: bool = False
 
     def mark(self) -> None:
-        """See that the next admission looks at the line: its limit may have got room."""
+        """Make the next `admit` read the line, as its limit may have got room."""
         if not self.marked:
             self.marked = True
             self.admission.marked.append(self)
@@ -104,18 +118,19 @@ class _LimitQueue:
 
 
 class Admission:
-    """A queue of tickets and the rule that starts them.
+    """A queue of tickets and the rule that starts them. Owned by a dispatcher; for one event loop, not thread-safe.
 
-    It takes the limits' numbers; whoever ends a call gives them back. A limit serves one admission at a time.
+    It takes the tokens of the limits; the code that ends a call gives them back. A limit serves one admission at a
+    time.
     """
 
     def __init__(self) -> None:
         self.marked: list[_LimitQueue] = []
-        """Lines whose limits may have got room since they were read."""
+        """Lines whose limits may have got room since the line was read."""
         self._lanes: dict[tuple[Limit, ...], _Lane] = {}
         self._new: deque[Ticket] = deque()
         self._agenda: list[tuple[int, _Lane, _LimitQueue | None]] = []
-        """A heap of the lanes whose heads are to be looked at, with the line that each was read from."""
+        """A heap of the lanes whose heads must be checked, with the line that each was read from."""
         self._due: list[tuple[float, int, _LimitQueue]] = []
         self._seq = 0
         self._waiting = 0
@@ -133,7 +148,7 @@ class Admission:
         self._new.append(ticket)
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
-        """Take waiting *tickets* out; those that have started or left already are passed by."""
+        """Remove waiting *tickets*; ignore those that have started or were removed before."""
         for ticket in tickets:
             if not ticket.waiting:
                 continue
@@ -141,14 +156,14 @@ class Admission:
             self._waiting -= 1
             lane = ticket._lane
             if lane is not None:
-                self._forget(ticket, lets_go=True)
+                self._forget(ticket, release_kept=True)
                 if lane.tickets[0] is ticket:
                     self._next_head(lane)
 
     def admit(self, now: float) -> list[Ticket]:
-        """Return the tickets that start at *now* (on the loop's clock), in this order; their limits are taken.
+        """Take the limits of the tickets that start at *now* (on the loop's clock); return these in starting order.
 
-        Of all that may start it is always the earliest that does.
+        Of all tickets that may start, the earliest always starts first.
         """
         self._now = now
         started: list[Ticket] = []
@@ -164,10 +179,10 @@ class Admission:
             if self._agenda:
                 seq, lane, source = heappop(self._agenda)
                 if lane.line is None and lane.tickets and lane.tickets[0].seq == seq:
-                    self._look_at(lane, started)
+                    self._check_head(lane, started)
                 if source is not None:
                     self._read(source)
-            elif self._new:  # later than all that waited before
+            elif self._new:  # later in arrival order than all that waited before
                 ticket = self._new.popleft()
                 if ticket.waiting:
                     self._arrive(ticket, started)
@@ -175,7 +190,7 @@ class Admission:
                 return started
 
     def next_room(self, now: float) -> float:
-        """Return when a waiting ticket may start although nobody gave anything back; infinity if never."""
+        """Return the time at which a ticket may start although no token was given back; infinity if there is none."""
         while self._due:
             when, _, line = self._due[0]
             if line.first() is not None:
@@ -184,7 +199,7 @@ class Admission:
             line.due = math.inf
         return math.inf
 
-    # -- looking at tickets
+    # -- checking tickets
 
     def _arrive(self, ticket: Ticket, started: list[Ticket]) -> None:
         lane = self._lanes.get(ticket.limits)
@@ -195,19 +210,19 @@ class Admission:
             lane = self._lanes[ticket.limits] = _Lane()
             lane.tickets.append(ticket)
             self._remember(ticket, lane)
-            self._stay(lane, ticket, lacking)
+            self._enqueue_head(lane, ticket, lacking)
         else:
             self._start(ticket, started)
 
-    def _look_at(self, lane: _Lane, started: list[Ticket]) -> None:
+    def _check_head(self, lane: _Lane, started: list[Ticket]) -> None:
         ticket = lane.tickets[0]
         if lacking := self._lacking(ticket):
-            self._stay(lane, ticket, lacking)
+            self._enqueue_head(lane, ticket, lacking)
         else:
             self._start(ticket, started)
 
     def _lacking(self, ticket: Ticket) -> list[Limit]:
-        """Return the limits that have no room for *ticket* beyond what is kept for earlier ones."""
+        """Return the limits that have no room for *ticket* beyond the tokens kept for earlier tickets."""
         now = self._now
         lacking = []
         for limit in ticket.limits:
@@ -225,24 +240,24 @@ class Admission:
         started.append(ticket)
         lane = ticket._lane
         if lane is not None:
-            self._forget(ticket, lets_go=False)
+            self._forget(ticket, release_kept=False)
             self._next_head(lane)
         for limit in ticket.limits:
             if (line := self._line(limit)) is not None:
                 self._pass(ticket, line)
                 if not limit.freed_by_calls:
                     self._check_kept(line)
-                    self._wake_at(line)  # what was free and kept until now comes back in time
+                    self._wake_at(line)  # a token that was free but kept until now is taken; it comes back with time
 
-    def _stay(self, lane: _Lane, ticket: Ticket, lacking: list[Limit]) -> None:
-        """Let *ticket*, the head of *lane*, wait at one of the limits that it is *lacking*."""
+    def _enqueue_head(self, lane: _Lane, ticket: Ticket, lacking: list[Limit]) -> None:
+        """Put *lane*, with its head *ticket*, into the line of one of the *lacking* limits."""
         for limit in lacking:
             if limit.name_shown not in ticket.waited_for and limit.free(self._now) <= 0:
                 ticket.waited_for = (*ticket.waited_for, limit.name_shown)
         timed = [limit for limit in lacking if not limit.freed_by_calls]
         spent = ticket.passed >= PATIENCE
         if timed and (spent or len(timed) == len(lacking)):
-            # The latest: looked at before, the ticket would only move on to that one.
+            # The latest: checked at an earlier one's time, the ticket would only move to the line of the latest.
             limit = max(timed, key=self._when_room)
         else:
             limit = next(limit for limit in lacking if limit.freed_by_calls)
@@ -251,7 +266,7 @@ class Admission:
             lane.line = line
             heappush(line.queue, (ticket.seq, lane))
             self._wake_at(line)
-        if spent:  # of a consumer who falls behind after this it is known at the next look
+        if spent:  # a stream consumer that falls behind after this is noticed at the next check
             self._keep(ticket, capacity=not timed)
 
     def _when_room(self, limit: Limit) -> float:
@@ -271,7 +286,7 @@ class Admission:
     # -- reading lines
 
     def _read(self, line: _LimitQueue) -> None:
-        """See that the first ticket of *line* is looked at, if the limit has room for it."""
+        """Put the first lane of *line* on the agenda, if the limit has room for its head."""
         first = line.first()
         if first is None:
             return
@@ -288,10 +303,10 @@ class Admission:
             line.due = when
             heappush(self._due, (when, id(line), line))
 
-    # -- who wants what
+    # -- indices of waiting tickets
 
     def _line(self, limit: Limit) -> _LimitQueue | None:
-        """Return the line of *limit*; not one of another admission, whose event loop is gone."""
+        """Return the line of *limit* in this admission; None for one left by another, whose event loop is gone."""
         line: _LimitQueue | None = limit.line
         return line if line is not None and line.admission is self else None
 
@@ -306,8 +321,8 @@ class Admission:
             if limit.ordered:
                 line.kept.append((ticket.seq, ticket))
 
-    def _forget(self, ticket: Ticket, *, lets_go: bool) -> None:
-        """Forget that *ticket* waits; with *lets_go* what was kept for it is given to others."""
+    def _forget(self, ticket: Ticket, *, release_kept: bool) -> None:
+        """Remove *ticket* from the lines of its limits; with *release_kept* other tickets may take its kept tokens."""
         for limit in ticket.limits:
             line = self._line(limit)
             if line is None:
@@ -321,13 +336,13 @@ class Admission:
                 index = bisect_left(line.kept, (ticket.seq,))
                 if index < len(line.kept) and line.kept[index][1] is ticket:
                     del line.kept[index]
-                    if lets_go:
+                    if release_kept:
                         line.mark()
 
     # -- patience
 
     def _pass(self, ticket: Ticket, line: _LimitQueue) -> None:
-        """Count that *ticket* has started before the patient tickets of *line* that came earlier."""
+        """Count the start of *ticket* as a pass of each patient ticket of *line* that came earlier."""
         spent = []
         for seq, other in line.patient.items():
             if seq > ticket.seq:
@@ -343,16 +358,16 @@ class Admission:
             self._look_again(other)
 
     def _look_again(self, ticket: Ticket) -> None:
-        """Decide anew where *ticket* waits and what is kept for it, if it is the head of its lane."""
+        """Choose the line and the kept tokens of *ticket* again, if it is the waiting head of its lane."""
         lane = ticket._lane
         if lane is None or lane.line is None or lane.tickets[0] is not ticket:
             return
-        # No order of starts is known in which it lacks nothing: its line would be marked, and it would be looked at.
+        # No order of starts is known in which it lacks nothing: its line would be marked, and `admit` would check it.
         if lacking := self._lacking(ticket):  # pragma: no branch
-            self._stay(lane, ticket, lacking)
+            self._enqueue_head(lane, ticket, lacking)
 
     def _keep(self, ticket: Ticket, *, capacity: bool) -> None:
-        """Keep one token of each limit for *ticket*; without *capacity* of those only that calls don't give back."""
+        """Keep one token of each limit for *ticket*; without *capacity* only of limits that calls don't give back."""
         ticket.keeps_capacity = capacity
         for limit in ticket.limits:
             if limit.ordered:
@@ -370,7 +385,10 @@ class Admission:
                 line.mark()
 
     def _check_kept(self, line: _LimitQueue) -> None:
-        """Look again at the ticket that has just lost its token of a limit that time gives back, if one has."""
+        """Recheck the ticket that has just lost its kept token of a limit that time refills, if one has.
+
+        Such a ticket waits for time again, so rule 3 takes its tokens of the other limits away.
+        """
         free = line.limit.free(self._now)
         if free < len(line.kept):
             ticket = line.kept[int(free)][1]

@@ -1,7 +1,7 @@
-"""The agents reachable from one, by keys that mean the same agent in another process.
+"""The agents reachable from one agent, by keys that mean the same agent in another process.
 
-A key is the agent's name; where several agents are called alike, the name with a digest of what tells them apart, so
-that it doesn't depend on the order in which they are found.
+A key is the agent's name. If several agents share a name, it is the name with a digest of the parts that differ, so
+that it doesn't depend on the order in which they are found. Does not know about runs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _digest(value: object) -> str:
     return hashlib.sha256(digestible(value)).hexdigest()[:16]
 
 
-def _looks(agent: Agent[Any, Any]) -> str:
-    """Return a digest of what tells agents of one name apart: the parts of a definition that aren't objects."""
+def _digest_of_parts(agent: Agent[Any, Any]) -> str:
+    """Return a digest that distinguishes agents of one name: of the parts of a definition that aren't objects."""
     return _digest(
         [
             agent.instructions if isinstance(agent.instructions, str) else None,
@@ -55,7 +55,7 @@ def _looks(agent: Agent[Any, Any]) -> str:
 
 
 class AgentGraph:
-    """The agents a run may come to, found from its first one. Grows when agents are added during the run."""
+    """The agents a run may reach, found from its first one. Owned by a run; grows when agents are added during it."""
 
     def __init__(self, root: Agent[Any, Any]) -> None:
         self.root = root
@@ -63,28 +63,28 @@ class AgentGraph:
         self._agents: dict[str, Agent[Any, Any]] = {}
 
     def key(self, agent: Agent[Any, Any]) -> str:
-        """Return the key of *agent*; it stays the same for the life of this object."""
+        """Return the key of *agent*; it is the same as long as this object exists."""
         found = self._keys.get(id(agent))
         if found is None:
-            self._learn(agent)
+            self._add_keys(agent)
             found = self._keys[id(agent)]
         return found
 
     def find(self, key: str) -> Agent[Any, Any] | None:
-        """Return the agent that *key* means, or None where there is none, or none that can be told from another."""
+        """Return the agent with this *key*, or None if there is none or if several agents fit."""
         if not self._agents:
-            self._learn(self.root)
+            self._add_keys(self.root)
         if key in self._agents:
             return self._agents[key]
-        # Saved while the name stood for one agent, or for several.
+        # The key was stored when another number of agents had this name: it lacks a digest, or has one too many.
         name, _, looks = key.rpartition("#")
         alike = [agent for agent in self._agents.values() if agent.name == (name if name else key)]
         if name:
-            alike = [agent for agent in alike if _looks(agent) == looks]
+            alike = [agent for agent in alike if _digest_of_parts(agent) == looks]
         return alike[0] if len(alike) == 1 else None
 
     def get(self, key: str) -> Agent[Any, Any]:
-        """Return the agent that *key* means.
+        """Return the agent with this *key*.
 
         Raises:
             StateError: if the graph has no such agent.
@@ -96,10 +96,10 @@ class AgentGraph:
         return agent
 
     def agents(self) -> list[Agent[Any, Any]]:
-        """Return every agent that can be reached now."""
+        """Return every agent reachable now."""
         return _reachable(self.root)
 
-    def _learn(self, agent: Agent[Any, Any]) -> None:
+    def _add_keys(self, agent: Agent[Any, Any]) -> None:
         agents = {id(one): one for one in (*_reachable(self.root), agent)}
         alike: defaultdict[str, list[Agent[Any, Any]]] = defaultdict(list)
         for one in agents.values():
@@ -108,7 +108,7 @@ class AgentGraph:
             for one in group:
                 if id(one) in self._keys:
                     continue
-                key = name if len(group) == 1 else f"{name}#{_looks(one)}"
+                key = name if len(group) == 1 else f"{name}#{_digest_of_parts(one)}"
                 place = 2
                 base = key
                 while key in self._agents:
@@ -148,7 +148,7 @@ def _tool(tool: FunctionTool) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return in words what is different in the graph *after*, as `AgentGraph.describe` gives both."""
+    """Return the differences between two graphs in words, one each. Both are as `AgentGraph.describe` returns them."""
     found: list[str] = []
     if before.get("root") != after.get("root"):
         found.append(f"first agent: {before.get('root')!r}, now {after.get('root')!r}")

@@ -1,4 +1,7 @@
-"""Identity of calls: what counts as the same invocation, and what a call finds its tool by."""
+"""Identity of calls: equality of invocations, the search for a call's tool, and the keys of a call.
+
+Pure functions of names, arguments and ids. Does not know about runs or states.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ _MOST_UNKNOWN = 10
 _MOST_KNOWN = 1_000
 _MOST_COMPARED = 8
 _LONGEST = 300
-"""Characters of a name. A longer one is like no tool's: these have 128, and as many for their namespace."""
+"""Most characters of a name that is searched for. No tool is near a longer one: a tool's name has at most 128
+characters, and so has its namespace."""
 
 
 def same_invocation(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall, limits: JsonLimits) -> bool:
-    """Tell whether two calls of one id ask for the same: equal kind and tool, and arguments equal as JSON."""
+    """Tell whether two calls of one id request the same: equal kind and tool, and arguments equal as JSON."""
     if type(a) is not type(b) or a.name != b.name or _namespace(a) != _namespace(b):
         return False
     if a.arguments == b.arguments:
@@ -31,7 +35,7 @@ def same_invocation(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall, limits
 
 
 def arguments_digest(text: str, limits: JsonLimits) -> str:
-    """Return a digest of a call's arguments that is the same however their JSON is written."""
+    """Return a digest of a call's arguments that doesn't depend on how their JSON is written."""
     return hashlib.sha256(canonical_arguments(text, limits).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -40,7 +44,7 @@ def _namespace(call: ToolCall | HandoffCall) -> str | None:
 
 
 def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | None) -> FunctionTool | None:
-    """Return the tool a call means, or None. A bare name never reaches into a namespace."""
+    """Return the tool that a call names, or None. A bare name never finds a tool in a namespace."""
     found = tools.get(f"{namespace}.{name}" if namespace else name)
     if found is not None and (found.namespace or None) != (namespace or None):
         found = None  # a bare name with a dot in it reads like a name in a namespace
@@ -51,11 +55,11 @@ def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | Non
 
 
 class NearNames:
-    """Known names that an unknown one may mean: for all that one response asks for, at a bounded cost.
+    """Finds known names close to the unknown names of one response, at a bounded cost. Owned by one planning.
 
-    A model may send a thousand unknown names to an agent with a thousand tools. So no more than ten names are looked
-    for, among no more than a thousand; most of these are told apart by the pairs of letters they share, which is cheap,
-    and only the few that share most are compared letter by letter.
+    A model may send a thousand unknown names to an agent with a thousand tools. So at most ten names are searched for,
+    among at most a thousand. Most of these are excluded by the pairs of letters they share, which is cheap; only the
+    few that share most are compared letter by letter.
     """
 
     def __init__(self, known: Iterable[str]) -> None:
@@ -64,7 +68,7 @@ class NearNames:
         self._found: dict[str, list[str]] = {}
 
     def of(self, name: str) -> list[str]:
-        """Return up to two known names that *name* may mean, nearest first; none once too many were looked for."""
+        """Return up to two known names close to *name*, nearest first; none once too many names were searched for."""
         found = self._found.get(name)
         if found is None:
             if len(self._found) == _MOST_UNKNOWN or len(name) > _LONGEST:
@@ -76,7 +80,7 @@ class NearNames:
         if self._pairs is None:
             self._pairs = [(each, _letter_pairs(each)) for each in itertools.islice(self._known, _MOST_KNOWN)]
         wanted = _letter_pairs(name)
-        # The longer of two names that share as many pairs is the less like it.
+        # Of two names that share as many pairs, the longer is less similar.
         shared = [(len(pairs & wanted), -len(each), each) for each, pairs in self._pairs]
         likely = [each for count, _, each in heapq.nlargest(_MOST_COMPARED, shared) if count]
         return difflib.get_close_matches(name, likely, n=2, cutoff=0.6)
@@ -88,9 +92,9 @@ def _letter_pairs(name: str) -> frozenset[str]:
 
 
 def idempotency_key(run_id: str, path: tuple[str, ...], call_id: str) -> str:
-    """Return a key that is the same for every attempt of one call of one run, and no other's."""
+    """Return a key that is equal for all attempts of one call of one run, and differs for every other call."""
     parts = (run_id, *path, call_id)
     text = "\x00".join(parts)
-    if text.count("\x00") >= len(parts):  # an id holds one, so that where it ends can't be told
+    if text.count("\x00") >= len(parts):  # an id holds a separator: without this two calls could share a text
         text = "\x00" + json.dumps(parts)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

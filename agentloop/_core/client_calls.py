@@ -1,7 +1,8 @@
-"""Items of a response that are calls of somebody's, but none of ours: who is to answer them, and whether it was done.
+"""Calls in a response that this library doesn't run: hosted tools, and requests to the client.
 
-A provider runs some tools itself; such an item is over when it comes. Others ask the client to do something (a computer
-call, a call of a kind that is unknown here): the provider refuses the next request unless it holds their output.
+A provider runs some tools itself; such an item is complete when it arrives. Other items request an action of the client
+(a computer call, a call of a kind that is unknown here): the provider refuses the next request unless it holds their
+output. Reads items alone; does not know about tools or runs.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from agentloop._common.error_text import bounded
 from agentloop.items import ApprovalRequest, AssistantMessage, HostedToolCall, Item, OpaqueItem, Reasoning
 
 _OF_THE_CLIENT = frozenset({"computer_call", "local_shell_call", "shell_call", "apply_patch_call", "custom_tool_call"})
-"""Kinds that the client answers, also where an item of them doesn't say under which id."""
+"""Kinds that the client answers, even if an item of the kind has no id to answer it under."""
 _OUTPUTS = ("_output", "_result", "_response")
 _CALLS = ("_call", "_use", "_request")
 _ANSWERS = ("output", "outputs", "result", "results")
-"""Where an item holds its answer itself."""
+"""Fields of an item that hold its own answer."""
 _IDS = ("call_id", "tool_use_id", "approval_request_id")
-"""Where an output names what it answers."""
+"""Fields of an output that name the call it answers."""
 _NAME_CHARS = 80
 
 
@@ -31,12 +32,12 @@ def says_nothing(item: Item) -> bool:
 
 
 def is_call(item: Item) -> bool:
-    """Tell whether *item* is a call that is none of ours."""
+    """Tell whether *item* is a call that this library doesn't run."""
     return isinstance(item, HostedToolCall) or (isinstance(item, OpaqueItem) and _is_call(_kind(item), item.data))
 
 
 def unanswered(items: Iterable[Item]) -> Item | None:
-    """Return the first of a response's *items* that demands an answer which neither we nor the provider give."""
+    """Return the first of a response's *items* whose answer neither this library nor the provider gives, or None."""
     items = tuple(items)
     answered = {
         item.data[key]
@@ -48,7 +49,7 @@ def unanswered(items: Iterable[Item]) -> Item | None:
     for item in items:
         if isinstance(item, ApprovalRequest):
             return item
-        if isinstance(item, OpaqueItem | HostedToolCall) and _demands(item) and _id(item) not in answered:
+        if isinstance(item, OpaqueItem | HostedToolCall) and _needs_answer(item) and _id(item) not in answered:
             return item
     return None
 
@@ -67,7 +68,7 @@ def _kind(item: OpaqueItem | HostedToolCall) -> str:
 
 
 def _id(item: OpaqueItem | HostedToolCall) -> str | None:
-    """Return the id that an output has to name: where an item has two, the one that isn't its own."""
+    """Return the id that an output has to name: of two ids, the call's, and not the item's own."""
     own = item.id if isinstance(item, HostedToolCall) else None
     given = item.data.get("call_id") or item.data.get("id") or own
     return given if isinstance(given, str) else None
@@ -77,7 +78,7 @@ def _is_call(kind: str, data: Mapping[str, Any]) -> bool:
     return not kind.endswith(_OUTPUTS) and (kind.endswith(_CALLS) or isinstance(data.get("call_id"), str))
 
 
-def _demands(item: OpaqueItem | HostedToolCall) -> bool:
+def _needs_answer(item: OpaqueItem | HostedToolCall) -> bool:
     kind, data = _kind(item), item.data
     if kind.endswith(_OUTPUTS) or any(data.get(key) is not None for key in _ANSWERS):
         return False

@@ -1,4 +1,8 @@
-"""Which of several failures leaves the run: by class, then phase, then model order; the rest become its notes."""
+"""The choice of the failure that a run raises: by class, then phase, then model order; the others become its notes.
+
+The order in which failures arrive plays no part, so the choice is the same on every backend. A failure of which a log
+has stored a summary alone gets the rank of the original.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ Rank: TypeAlias = tuple[int, int, int]
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """One call's failure that its policy says is to be raised."""
+    """One call's failure that the tool's policy says to raise."""
 
     index: int
-    """Place of the call in model order."""
+    """Position of the call in model order."""
     error: BaseException
     phase: Literal["body", "post"]
     """`post`: after the body (a hook, an output guardrail, a conversion)."""
@@ -27,22 +31,22 @@ class Failure:
 
 def _rank(failure: Failure) -> Rank:
     error = failure.error
-    return _ranked(is_fatal(error), isinstance(error, ToolCancelledError), failure.phase == "post", failure.index)
+    return _make_rank(is_fatal(error), isinstance(error, ToolCancelledError), failure.phase == "post", failure.index)
 
 
 def rank_of_summary(summary: str, index: int, *, fatal: bool) -> Rank:
-    """Return the rank of a failure of which a log has kept a summary alone: the one it had."""
+    """Return the rank of a failure of which only a summary was stored: the same as that of the failure itself."""
     kind = class_of_summary(summary)
-    return _ranked(fatal, kind is ToolCancelledError, kind is ToolOutputGuardrailTripwireTriggered, index)
+    return _make_rank(fatal, kind is ToolCancelledError, kind is ToolOutputGuardrailTripwireTriggered, index)
 
 
-def _ranked(fatal: bool, cancelled: bool, post: bool, index: int) -> Rank:
+def _make_rank(fatal: bool, cancelled: bool, post: bool, index: int) -> Rank:
     severity = 0 if fatal else 2 if cancelled else 1
     return (severity, 0 if post else 1, index)
 
 
 def choose(failures: Iterable[Failure]) -> BaseException:
-    """Return the error to raise, with the others as notes. Independent of the order of *failures*."""
+    """Return the error to raise, with the others as notes. The result doesn't depend on the order of *failures*."""
     first, *rest = sorted(failures, key=_rank)
     for other in rest:
         if other.error is not first.error:
@@ -51,6 +55,6 @@ def choose(failures: Iterable[Failure]) -> BaseException:
 
 
 def class_of_summary(summary: str) -> type[AgentLoopError] | None:
-    """Return the library's class that the error a summary tells of is one of, or None."""
+    """Return the library's error class that a *summary* names, or None for any other class."""
     found = getattr(exceptions, summary_parts(summary)[0], None)
     return found if isinstance(found, type) and issubclass(found, AgentLoopError) else None

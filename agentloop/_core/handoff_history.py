@@ -1,4 +1,7 @@
-"""What a handoff's target is shown in place of the whole conversation."""
+"""The summary that a handoff's target sees in place of the whole conversation.
+
+Text to text, pure: does not know about agents, runs or models.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ _INTRO = "For context, here is what was said before you took over:"
 
 
 def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPPER) -> tuple[Item, ...]:
-    """Return *items* as summary segments around the messages that text can't stand for.
+    """Return *items* as summary messages, with the items that have no textual form between them.
 
-    What has a textual form goes into numbered lines of a summary message; messages with images or files, and items
-    unknown here, keep their place between segments. Reasoning is left out. A summary of an earlier handoff, whatever
-    its wrapper, is opened and its lines are taken over, so that summaries never nest and nothing stands in two of them.
+    Items with a textual form become numbered lines of a summary message; messages with images or files, and items
+    unknown here, keep their position between summaries. Reasoning is dropped. The lines of an earlier handoff's
+    summary, with any wrapper, are copied into the new one, so that summaries never nest and no line is in two of them.
 
-    *wrapper* are the lines before and after a segment's.
+    *wrapper* is the line before and the line after those of a summary.
     """
     nested: list[Item] = []
-    begun: tuple[str, ...] = ()  # the entries of a summary that begins the segment, as they stand
-    count = 0  # how many entries they are
+    begun: tuple[str, ...] = ()  # entries of an earlier summary that begins this one, unchanged
+    count = 0  # number of those entries
     lines: list[str] = []
     secret = False
 
@@ -69,16 +72,16 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
             nested.append(item)
             continue
         lines.extend(found)
-        # The next model is to see what was said, so that the summary is secret in place of being masked.
+        # The next model needs the text of secret messages, so the summary is marked secret and not masked.
         secret = secret or (isinstance(item, _MESSAGES) and item.secret)
     close()
     return tuple(nested)
 
 
 def _entries_of_summary(item: Item) -> tuple[str, int] | None:
-    """Return the entries of a summary, and how many they are, if they are numbered as `nest_history` does it.
+    """Return the text and the number of a summary's entries if they are numbered as `nest_history` does it, else None.
 
-    It takes the same few steps for a summary of any length: one is made at each handoff, of the one before.
+    It takes the same few steps for a summary of any length, since each handoff makes one from the one before.
     """
     if not isinstance(item, AssistantMessage) or not item.text.startswith(f"{_INTRO}\n"):
         return None

@@ -1,4 +1,4 @@
-"""Which items of a conversation a model can be shown: none without its counterpart."""
+"""The part of a conversation that a model may see: no call without its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OUTPUTS = (ToolOutput, HandoffOutput)
 
 
 def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return *items* without calls that have no output, and without reasoning that led to those."""
+    """Return *items* without calls that have no output, and without the reasoning directly before those."""
     items = tuple(items)
     answered = {item.call_id for item in items if isinstance(item, _OUTPUTS)}
     if all(item.call_id in answered for item in items if isinstance(item, _CALLS)):

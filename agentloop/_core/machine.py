@@ -1,7 +1,13 @@
-"""What is due next: one pure function of a run's state.
+"""The machine of a run: one pure function from its state to the next action.
 
-`next_action` is the only control boundary of a run. A fresh run, a resumed one and a recovered one ask it alike; they
-differ only in how many records have been folded.
+`next_action` is the only control boundary of a run. The engine's loop calls it, performs the action, appends the
+records of the result, and calls it again until it returns `Finish`. A fresh run, a resumed one and a recovered one call
+it alike; they differ only in how many records have been folded.
+
+The order of the checks is the order of a turn: an ended run, a response that planning must refuse, open calls,
+handoffs, a candidate for the final output, the next turn. Actions are a closed union, so a new one fails type checking
+in each place that must decide about it. Does not know about clocks, tasks, models or stores. It may not wait, so the
+answer of an application's callable is an action of its own (`AskBehavior`).
 """
 
 from __future__ import annotations
@@ -21,17 +27,17 @@ from agentloop.records import RunEnded
 
 @attrs.frozen
 class RequestModel:
-    """Begin the next turn and ask the model."""
+    """Begin the next turn, unless it has begun already, and call the model."""
 
 
 @attrs.frozen
 class Settle:
-    """The response's calls are due: plan them, run them, accept their outputs."""
+    """Plan the response's due calls, run them, accept their outputs."""
 
 
 @attrs.frozen
 class Transfer:
-    """The agent hands over by *call*; the *ignored* ones are answered and not taken."""
+    """Perform the handoff *call*; the *ignored* ones get an answer and no effect."""
 
     call: HandoffCall
     ignored: tuple[HandoffCall, ...]
@@ -39,9 +45,9 @@ class Transfer:
 
 @attrs.frozen
 class CheckOutput:
-    """*output* is the candidate for the final output: judge it, then finish with it.
+    """Check *output*, the candidate for the final output, then finish with it.
 
-    `made_by` is the call whose output it is; None where the model said it.
+    `made_by` is the id of the call that gave it; None if it is the model's message.
     """
 
     output: Any
@@ -50,19 +56,19 @@ class CheckOutput:
 
 @attrs.frozen
 class AskBehavior:
-    """Whether the calls' outputs end the run is the application's to say (a callable `tool_use_behavior`)."""
+    """Call the application's `tool_use_behavior`, which decides whether the calls' outputs end the run."""
 
 
 @attrs.frozen
 class Finish:
-    """The run is over: *end* says how."""
+    """Return from the run with the outcome in *end*."""
 
     end: RunEnded
 
 
 @attrs.frozen
 class GiveUp:
-    """The run can't go on. `handler` names the error handler that may give a final output instead."""
+    """End the run with *error*. `handler` names the error handler that may give a final output instead."""
 
     error: AgentLoopError
     handler: Literal["max_turns", "model_refusal"]
@@ -70,23 +76,23 @@ class GiveUp:
 
 @attrs.frozen
 class Pause:
-    """Calls wait for verdicts, and nothing else of the turn is due."""
+    """Pause the run: every due call waits for a verdict."""
 
 
 @attrs.frozen
 class Prepare:
-    """The turn's view is due: the response is an earlier entry's."""
+    """Rebuild the turn view of a run resumed in the middle of a turn: the model has already answered."""
 
 
 Action: TypeAlias = RequestModel | Settle | Transfer | CheckOutput | AskBehavior | Pause | Prepare | Finish | GiveUp
 
 
 def next_action(state: RunFold, view: TurnView | None) -> Action:
-    """Return what is due. *view* is the current turn's, or None before the first turn of this entry."""
+    """Return the next action. *view* is the current turn's, or None before the first turn of this run segment."""
     if state.ended is not None:
         return Finish(state.ended)
     if state.conflict is not None or state.unnamed is not None or state.unusable is not None:
-        return Settle()
+        return Settle()  # planning raises the error that says why
     if state.batch_open:
         due = state.due_calls()
         return Pause() if due and all(state.waits(call) for call in due) else Settle()
@@ -96,34 +102,34 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
     if state.response is not None:
         if view is None:
             return Prepare()
-        candidate = _candidate(state, view)
+        candidate = _find_candidate(state, view)
         if candidate is not None:
             return candidate
     return turn_or_give_up(state)
 
 
 def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
-    """Return the next turn, if there is one left; one that has begun is gone on with."""
+    """Return the request of the next turn, or of the open one; `GiveUp` if `max_turns` leaves no further turn."""
     if not state.turn_open and state.max_turns is not None and state.turn >= state.max_turns:
         return GiveUp(MaxTurnsExceeded(state.max_turns), "max_turns")
     return RequestModel()
 
 
-def _candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
+def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
     if state.batch:
-        return _from_tools(state.batch, view.agent.tool_use_behavior, typed=view.output is not None)
+        return _candidate_from_tools(state.batch, view.agent.tool_use_behavior, typed=view.output is not None)
     if state.only_repeats:
-        return None  # the model asked again for what it has: it gets another turn with the same outputs
+        return None  # the model repeated calls that have outputs: it gets another turn with the same outputs
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]
     if messages:
-        return _from_message(messages[-1], typed=view.output is not None)
+        return _candidate_from_message(messages[-1], typed=view.output is not None)
     if any(map(is_call, response)):
         return None
     return None if view.output is not None else CheckOutput("")
 
 
-def _from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | GiveUp | None:
+def _candidate_from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | GiveUp | None:
     if message.refusal is not None and not message.text:
         return GiveUp(ModelRefusalError(message.refusal), "model_refusal")
     if typed and not message.text.strip():
@@ -131,7 +137,7 @@ def _from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | Gi
     return CheckOutput(message.text)
 
 
-def _from_tools(batch: list[CallState], behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:
+def _candidate_from_tools(batch: list[CallState], behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:
     if behavior == "run_llm_again":
         return None
     if callable(behavior):
@@ -148,7 +154,7 @@ def _from_tools(batch: list[CallState], behavior: object, *, typed: bool) -> Che
 def tool_output(call: CallState, *, typed: bool = False) -> Any:
     """Return a settled call's output as a final output: the text the model would see, else the Python value.
 
-    A *typed* agent's is the Python value, where there is one.
+    For a *typed* agent it is the Python value, if there is one.
     """
     assert call.outcome is not None
     output, value = call.outcome.output, call.outcome.value

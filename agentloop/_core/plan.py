@@ -1,7 +1,26 @@
-"""The plan of a response: what is to be done about each of its calls, before anything is done.
+"""The plan of a response: one disposition for each of its due calls, decided before the first side effect.
 
-Planning has no side effects and is complete for the whole batch before the first body starts. The plan is a value; its
-`str` is a table a person can read.
+The engine calls `plan_response` when `next_action` returns `Settle`; it then asks policies and approvals, which may
+replace a disposition, calls `check_secrets`, and only then starts bodies. Planning has no side effects and is complete
+for the whole batch before the first body starts, so a call id used twice with other arguments is found before anything
+has run. The plan is a value; its `str` is a table a person can read.
+
+How a call gets its disposition; the first rule that fits decides:
+
+1. The response can't be used (a call without an id, an id with other arguments, no progress): the run fails.
+2. The call is beyond `max_calls`: `Answer`, skipped.
+3. No tool has its name: the run fails or `Answer`, by configuration. A tool disabled since the model saw it is still
+   found once something of the turn has happened; the call is then refused alone.
+4. The call started in an earlier run segment and has no outcome: it is in doubt. An agent tool continues its nested run
+   (`Execute` with `resumed`, or `AwaitVerdict` while that run is paused). A body with a stored end is not run again:
+   `Deliver`, or `Answer` if its value was not kept. Otherwise an idempotent tool, or one with `in_doubt="rerun"`, gives
+   `Execute`, and any other one `Answer` with status unknown, or the run fails (`in_doubt="raise"`).
+5. An idempotent tool has succeeded with equal arguments: `Replay`, unless a verdict rejected or changed this call.
+6. Otherwise `Execute`, also with a fault in the arguments, which the tool's policy converts later.
+
+Invariants: entries are in model order; an identity (call id, tool, canonical arguments) starts at most once, except
+where its tool says that it may be run again. Does not know about clocks, tasks or callbacks: answers that need an
+`await` come in as data (`PlanRules`).
 """
 
 from __future__ import annotations
@@ -29,8 +48,10 @@ from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """What a call is called with: JSON text, and what became of it. Exactly one of `parsed` and `fault` is given, or a
-    `fault` beside `parsed` where the text parses but doesn't fit the tool."""
+    """The arguments of one call: the JSON text and the result of reading it.
+
+    Exactly one of `parsed` and `fault` is given, or both if the text parses but doesn't fit the tool.
+    """
 
     text: str = attrs.field(repr=False)
     parsed: dict[str, Any] | None = attrs.field(default=None, repr=False)
@@ -39,15 +60,15 @@ class Arguments:
     """The structured input of an agent tool that has one."""
     fault: ModelBehaviorError | None = None
     receipt: str | None = attrs.field(default=None, repr=False)
-    """The key an equal call of this idempotent tool has; None for a tool that isn't idempotent."""
+    """Key that equal calls of this idempotent tool share; None for a tool that isn't idempotent."""
 
 
 @attrs.frozen
 class Execute:
     """Run the body with these arguments (or convert their fault).
 
-    `attempt` counts starts. `resumed`: it has started in an earlier entry, and what that left is gone on with (an agent
-    tool). `decided`: policies and approvals have had their say.
+    `attempt` counts starts. `resumed`: an agent tool that started in an earlier run segment continues its nested run.
+    `decided`: policies and approvals were asked in an earlier run segment, and are not asked again.
     """
 
     arguments: Arguments
@@ -58,7 +79,7 @@ class Execute:
 
 @attrs.frozen
 class Deliver:
-    """The body came to its end in an earlier entry: take what it returned through the rest of the call's steps."""
+    """Take the stored end of the body, from an earlier run segment, through the rest of the call's steps."""
 
     arguments: Arguments
     body: BodyEnded
@@ -67,7 +88,7 @@ class Deliver:
 
 @attrs.frozen
 class AwaitVerdict:
-    """Somebody has to give a verdict first. `request` is what is to be asked; None where it has been."""
+    """Wait for a verdict. `request` is the approval request to append; None if the log has it already."""
 
     arguments: Arguments
     request: ApprovalRequested | None = None
@@ -83,7 +104,7 @@ class Replay:
 
 @attrs.frozen
 class Answer:
-    """Settle with *outcome* without running anything. *kind* lets the application word it."""
+    """Settle with *outcome* without running a body. *kind* lets the application choose the text of the output."""
 
     outcome: CallOutcome
     kind: Literal["tool_not_found", "approval_rejected"] | None = None
@@ -96,7 +117,7 @@ Disposition: TypeAlias = Execute | Deliver | Replay | Answer | AwaitVerdict
 
 @attrs.frozen(kw_only=True)
 class PlanEntry:
-    """One call and what is to be done about it. `tool` is None where none was found, or looked for."""
+    """One call and its disposition. `tool` is None if none was found, or if the call is beyond `max_calls`."""
 
     index: int
     call: ToolCall
@@ -120,13 +141,16 @@ class Plan:
 
 
 def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
-    """Parse and bind a call's JSON text; a fault is kept, not raised (it is converted by the tool's policy, later)."""
-    read = _read_arguments(tool, text, limits)
+    """Parse and bind a call's JSON text. A fault is returned, not raised: the tool's policy converts it later.
+
+    For a tool with secret arguments the fault's message is redacted and the receipt is a digest.
+    """
+    read = _parse_and_bind(tool, text, limits)
     if not tool.secret:
         return read
     fault, receipt = read.fault, read.receipt
     if fault is not None:
-        if read.parsed is not None:  # the words of a misfit repeat values and, as paths to them, keys
+        if read.parsed is not None:  # the message of a validation error quotes values and, as paths to them, keys
             fault = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {REDACTED}")
         redact_message(fault)
     if receipt is not None:
@@ -134,7 +158,7 @@ def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Argumen
     return attrs.evolve(read, fault=fault, receipt=receipt)
 
 
-def _read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
+def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
     try:
         parsed = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
     except ModelBehaviorError as fault:
@@ -158,35 +182,38 @@ def _read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Argume
 
 @attrs.frozen(kw_only=True)
 class PlanRules:
-    """What the run's configuration says about planning. `disabled`: keys of tools that said no when asked again."""
+    """The run's configuration of planning. `disabled`: lookup keys of tools that are no longer enabled."""
 
     not_found: Literal["raise_error", "return_error_to_model"] = "raise_error"
     max_calls: int | None = None
     limits: JsonLimits = attrs.field(factory=JsonLimits)
     disabled: frozenset[str] = frozenset()
     agent_key: Callable[[Any], str] | None = None
-    """Gives the key of an agent in the run's graph."""
+    """Returns the key of an agent in the run's graph."""
     read: Callable[[FunctionTool, str, JsonLimits], Arguments] = read_arguments
-    """Reads a call's arguments. A pure function: one that remembers what it has read stands in for it."""
+    """Reads a call's arguments. It must be pure, so that a caching function can replace it."""
 
 
 def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
-    """Return what to do about every call of the current batch that has no outcome yet.
+    """Return the disposition of every call of the current batch that has no outcome yet, in model order.
 
     Raises:
-        ModelBehaviorError: for a call without an id, an id reused for another call, an unknown tool (by policy) or one
-            that was disabled meanwhile, and for a response that nothing can follow from. Nothing has been started then.
+        ModelBehaviorError: for a call without an id, an id reused for another call, an unknown tool (by configuration)
+            or one that was disabled meanwhile, and for a response from which the run can't continue. No call of the
+            batch has been started then.
+        StateError: a nested run can't continue because its tool now runs another agent, or none.
+        ToolCallError: a call is in doubt and its tool says `in_doubt="raise"`.
     """
     _check_identities(state)
     near = NearNames(tool.qualified_name for tool in view.tools)
-    entries = [_entry(view, state, rules, near, call) for call in state.due_calls()]
+    entries = [_plan_call(view, state, rules, near, call) for call in state.due_calls()]
     return Plan(turn=state.turn, entries=tuple(entries))
 
 
 def check_secrets(plan: Plan, state: RunFold) -> None:
-    """Refuse to go on where a call is to run with arguments of which only a trace was stored.
+    """Refuse to continue if a call would run with secret arguments that can't be read back.
 
-    For a plan that has been decided on: a call that is refused or waits needs none of them.
+    For a plan after approvals: a call that is refused or waits needs no arguments.
 
     Raises:
         StateError: naming the first such call and its arguments.
@@ -201,7 +228,10 @@ def check_secrets(plan: Plan, state: RunFold) -> None:
 
 
 def _check_nested(state: RunFold) -> None:
-    """Refuse likewise for what goes on inside: found there, the error would be one that the outer model is told."""
+    """Raise `StateError` likewise for the calls of a nested run that will continue.
+
+    Raised inside the nested run instead, the error would become a tool output for the outer model.
+    """
     for call in state.due_calls() if state.batch_open else ():
         nested = state.nested.get(call.call.call_id)
         verdict = state.verdict(call)
@@ -235,7 +265,7 @@ def _check_identities(state: RunFold) -> None:
         raise ModelBehaviorError(state.unusable)
 
 
-def _entry(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, call_state: CallState) -> PlanEntry:
+def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, call_state: CallState) -> PlanEntry:
     call, index = call_state.call, call_state.index
     if rules.max_calls is not None and index >= rules.max_calls:
         text = f"Tool {quote(call.name)} was not started: more than {rules.max_calls} calls in one turn."
@@ -243,9 +273,9 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, ca
         return PlanEntry(index=index, call=call, tool=None, disposition=answer)
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None and state.begun:
-        tool = _switched_off(view, state, call)
+        tool = _find_disabled_tool(view, state, call)
     if tool is None:
-        return PlanEntry(index=index, call=call, tool=None, disposition=_missing(view, rules, near, call))
+        return PlanEntry(index=index, call=call, tool=None, disposition=_answer_unknown_tool(view, rules, near, call))
     if tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
@@ -257,16 +287,16 @@ def _entry(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, ca
     arguments = rules.read(tool, call.arguments, rules.limits)
     verdict = state.verdict(call_state)
     decided = verdict is not None and (not verdict.approved or verdict.arguments is not None)
-    # What somebody has rejected, or wants done otherwise, is not answered by what was done before.
+    # An earlier output can't answer a call that an approver has rejected, or has given other arguments.
     source = None if arguments.receipt is None or decided else state.receipts.get(arguments.receipt)
     disposition = Execute(arguments) if source is None else Replay(source, arguments)
     return PlanEntry(index=index, call=call, tool=tool, disposition=disposition)
 
 
-def _switched_off(view: TurnView, state: RunFold, call: ToolCall) -> FunctionTool | None:
-    """Return the tool of *call*, which was shown to the model and has been disabled since the call waited.
+def _find_disabled_tool(view: TurnView, state: RunFold, call: ToolCall) -> FunctionTool | None:
+    """Return the tool of *call* if the model saw it in this turn and it has been disabled since, else None.
 
-    The call goes its way, and is refused alone where it would start.
+    The call is planned as usual and refused alone when it would start, so that its siblings are not affected.
     """
     tool = find_tool(view.disabled, call.name, call.namespace)
     return tool if tool is not None and tool.qualified_name in state.shown else None
@@ -275,7 +305,7 @@ def _switched_off(view: TurnView, state: RunFold, call: ToolCall) -> FunctionToo
 def _plan_in_doubt(
     view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool
 ) -> Disposition:
-    """Return what to do about a call that had started when an earlier entry of the run ended."""
+    """Return the disposition of a call that had started when an earlier run segment ended."""
     call_id = call.call.call_id
     arguments = rules.read(tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits)
     nested = state.nested.get(call_id)
@@ -286,9 +316,10 @@ def _plan_in_doubt(
         return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
     attempt = call.attempt + 1
     if call.body is not None:
-        return _finished(call, call.body, tool, arguments, attempt)
-    again = tool.idempotent or tool.in_doubt == "rerun"
-    if again and view.by_key.get(tool.lookup_key) is tool:
+        return _plan_finished_body(call, call.body, tool, arguments, attempt)
+    may_rerun = tool.idempotent or tool.in_doubt == "rerun"
+    # A disabled tool, which `by_key` lacks, isn't run again.
+    if may_rerun and view.by_key.get(tool.lookup_key) is tool:
         return Execute(arguments, attempt=attempt, decided=True)
     text = f"Tool '{tool.name}' was interrupted when the run stopped; whether it took effect is unknown."
     outcome = CallOutcome(status="unknown", output=text)
@@ -303,7 +334,10 @@ def _plan_in_doubt(
     return Answer(outcome, attempt=attempt)
 
 
-def _finished(call: CallState, body: BodyEnded, tool: FunctionTool, arguments: Arguments, attempt: int) -> Disposition:
+def _plan_finished_body(
+    call: CallState, body: BodyEnded, tool: FunctionTool, arguments: Arguments, attempt: int
+) -> Disposition:
+    """Return `Deliver` if the body failed or its value was stored readably, else an answer without the output."""
     if body.failed or (body.kept and not isinstance(body.value, Withheld)):
         return Deliver(arguments, body, attempt)
     text = f"Tool '{tool.name}' finished; its output was not kept."
@@ -311,7 +345,7 @@ def _finished(call: CallState, body: BodyEnded, tool: FunctionTool, arguments: A
 
 
 def _check_same_agent(call: CallState, tool: FunctionTool, nested: RunFold | None, rules: PlanRules) -> None:
-    """Refuse to go on with a nested run under another agent, before anything starts."""
+    """Raise `StateError` if a nested run would continue under another agent. Nothing of the batch has started yet."""
     if nested is None or nested.started is None:
         return
     found = rules.agent_key(tool.body.agent) if isinstance(tool.body, AgentCall) and rules.agent_key else None
@@ -327,7 +361,7 @@ def qualified(call: ToolCall) -> str:
     return f"{call.namespace}.{call.name}" if call.namespace else call.name
 
 
-def _missing(view: TurnView, rules: PlanRules, near: NearNames, call: ToolCall) -> Answer:
+def _answer_unknown_tool(view: TurnView, rules: PlanRules, near: NearNames, call: ToolCall) -> Answer:
     name = qualified(call)
     if rules.not_found == "raise_error":
         raise ModelBehaviorError(f"Tool {quote(name)} not found: agent {view.agent.name!r} has no such tool")

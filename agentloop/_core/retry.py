@@ -1,8 +1,8 @@
-"""Whether a failed model request is made again, and when: a policy apart from the waiting.
+"""The decision whether and when a failed model request is made again, apart from the waiting.
 
-Knows no clock and no chance: the random number and the time left are handed in. Three things are final, whatever a
-policy says: a cancellation is never retried, neither is a response of which something was shown, and `max_retries`
-holds. Without settings a request is retried twice, where its error speaks for that.
+Does not know about clocks or randomness: the random number and the time left are arguments. A policy can't override
+three rules: a cancellation is never retried, a response of which the caller saw a part is never retried, and
+`max_retries` holds. Without settings a request is retried twice, if its error allows it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from agentloop.config import ModelRetrySettings, RetryAdvice, RetryContext
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError
 
 MAX_RETRY_AFTER = 3600.0
-"""Seconds; what a provider asks for beyond it is not believed."""
+"""Seconds; a longer wait that a provider asks for is cut to this."""
 SILENCE = "silence_timeout"
-"""The code of a transport error that says that an answer fell silent."""
+"""Code of the transport error for an answer that stopped in the middle or never began."""
 _RETRYABLE = frozenset({408, 409, 429})
 _LOCKED = "conversation_locked"
 _SPENT = "insufficient_quota"
@@ -25,8 +25,10 @@ _NEVER = ModelRetrySettings(max_retries=0)
 
 
 def effective_settings(settings: ModelRetrySettings | None, error: BaseException) -> ModelRetrySettings:
-    """Return *settings*, or what holds without any: two retries; one of an answer that fell silent, which has taken
-    minutes already; none of an attempt that took longer than the application allows one.
+    """Return *settings*, or the defaults for *error* if there are none.
+
+    The default is two retries. It is one retry after a silent answer, as that has taken minutes already, and none after
+    an attempt that took longer than the application allows for one.
     """
     if settings is not None:
         return settings
@@ -36,19 +38,19 @@ def effective_settings(settings: ModelRetrySettings | None, error: BaseException
 
 
 def retry_advice(error: BaseException, *, stateful: bool = False) -> RetryAdvice:
-    """Return what the error itself says about asking again.
+    """Return the advice on a retry that follows from the error itself.
 
-    *stateful*: the request goes on from state the provider keeps. Asked twice it may act twice, so only an answer that
-    proves nothing was done speaks for a retry.
+    *stateful*: the request continues state that the provider keeps. Sent twice it may act twice, so a retry is advised
+    only if the answer proves that nothing was done.
     """
-    after = _clamped(error.retry_after) if isinstance(error, ModelTransportError) else None
-    retryable, reason = _judged(error)
+    after = _clamp(error.retry_after) if isinstance(error, ModelTransportError) else None
+    retryable, reason = _advise(error)
     if retryable and stateful and getattr(error, "code", None) != _LOCKED:
         retryable, reason = False, f"{reason}, but the request is stateful: a second one may act twice"
     return RetryAdvice(retryable=retryable, retry_after=after, reason=reason)
 
 
-def _judged(error: BaseException) -> tuple[bool, str]:
+def _advise(error: BaseException) -> tuple[bool, str]:
     match error:
         case ModelTimeoutError():
             return True, "the attempt timed out"
@@ -63,16 +65,16 @@ def _judged(error: BaseException) -> tuple[bool, str]:
     return False, "not a matter of transport"
 
 
-def _clamped(seconds: float | None) -> float | None:
+def _clamp(seconds: float | None) -> float | None:
     if seconds is None or math.isnan(seconds):
         return None
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
 def may_retry(settings: ModelRetrySettings, context: RetryContext, *, streamed: bool) -> bool:
-    """Tell whether the policy is still to be asked. Where it is False nothing can bring a retry about.
+    """Tell whether a retry is possible at all, so that the policy has to be called. False is final.
 
-    *streamed*: something of the failed attempt's response was shown to the caller.
+    *streamed*: the caller saw a part of the failed attempt's response.
     """
     return (
         not streamed
@@ -90,17 +92,17 @@ def next_delay(
     streamed: bool,
     left: float | None,
 ) -> float | None:
-    """Return the seconds to wait before the next attempt, or None where the error is final.
+    """Return the seconds to wait before the next attempt, or None if the error is final.
 
-    A provider's Retry-After is the least that is waited, also beyond `max_delay`. A wait that leaves no time for the
+    A provider's Retry-After is the minimum of the wait, also beyond `max_delay`. A wait that leaves no time for the
     attempt makes the error final at once.
 
     Args:
-        settings: What `effective_settings` gives.
+        settings: The result of `effective_settings`.
         context: The failed attempt. Attempts count from 1.
-        approved: What `settings.policy` answered; None where there is no policy, and the advice decides.
+        approved: The answer of `settings.policy`; None without a policy: then the advice decides.
         random: From 0 up to 1.
-        streamed: Whether something of the response was shown to the caller.
+        streamed: True if the caller saw a part of the response.
         left: Seconds until the nearest deadline; None = no deadline.
     """
     if not may_retry(settings, context, streamed=streamed):
@@ -119,5 +121,5 @@ def _backoff(settings: ModelRetrySettings, attempt: int, random: float) -> float
     except OverflowError:
         grown = settings.max_delay
     delay = min(grown, settings.max_delay)
-    # Between half and all of it: clients that failed together don't come back together, and none comes back at once.
+    # Half to all of the delay: clients that failed together don't retry together, and none retries at once.
     return delay * (0.5 + random / 2) if settings.jitter else delay

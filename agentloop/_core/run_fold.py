@@ -1,10 +1,29 @@
 """The state of a run: the fold of its records, and nothing else.
 
-`RunFold.apply` is the only way a run changes. It is O(1) in the length of the run: whatever a turn needs to know about
-the past (ids seen, receipts, unanswered calls, usage) is kept as an index.
+`RunFold.apply` is the only method that changes a run's state. It appends one record and folds it in the same
+synchronous step, so log and state never disagree. A running run applies through the engine's log, a stored one through
+`RunState`; both then ask `machine.next_action` for the next step, so a resumed run needs no code of its own.
 
-A nested run is a subtree of the same log: records whose `path` goes on below this state's are folded by a nested
-`RunFold`, found by the call id that started it.
+Facts and indices. The root's `records` is the one fact: it is what is stored, and folding it again gives every other
+attribute. Those are of two kinds:
+
+* *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
+  `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `started`, `resumed`, `ended`.
+* *Indices*, which a scan of `records` would find too: `nested`, `late`, `released`, `sticky`, `handoffs`, `receipts`,
+  `called`, `repeats`, `tool_users`, `passed`, `turn_began`, the caches `_found` and `_digest`. They exist because a
+  scan in each turn would make the cost of a run quadratic; applying a record costs the same at the thousandth turn as
+  at the first.
+
+States of a turn, each left by the record named: the model is due (`response` is None; `ModelResponded`), calls are due
+(`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`), nothing is due (the machine looks for a
+final output or begins the next turn; `TurnStarted` or `RunEnded`). A call has started (`attempt`), has an `outcome`,
+and is `released`, in this order; a call that is answered without running skips the first.
+
+Invariants: a call id means one tool with one set of arguments for the whole run; outside a batch the history holds an
+output for every call in it; outputs enter the history in model order, not in the order in which they settled.
+
+A nested run is a subtree of the same log: records with a longer `path` than this state's are folded by a nested
+`RunFold`, found by the call id that started it. Does not know about clocks, tasks, agents' objects or stores.
 """
 
 from __future__ import annotations
@@ -42,21 +61,21 @@ from agentloop.usage import RequestUsage, Usage
 
 @attrs.define(eq=False)
 class CallState:
-    """One call of the run: asked for by the model, maybe started, maybe settled."""
+    """One call that the model requested, with the facts of its start, approval and outcome. Mutated by its fold."""
 
     call: ToolCall
     turn: int
     index: int
-    """Place in its response's calls, from 0."""
+    """Position among the calls of its response, from 0."""
     tool: str | None = None
     attempt: int = 0
-    """How often it has started."""
+    """Number of starts."""
     arguments: str | None = None
-    """JSON text it was started with."""
+    """JSON text of the arguments at its last start."""
     body: r.BodyEnded | None = None
     outcome: CallOutcome | None = None
     cut: CallOutcome | None = None
-    """The outcome an earlier entry gave it when that was ended from outside; it is due again."""
+    """The outcome from an earlier run segment that was cancelled from outside; the call is due again."""
     released: bool = False
     approval: r.ApprovalRequested | None = None
     verdict: r.VerdictGiven | None = None
@@ -64,7 +83,7 @@ class CallState:
 
 @attrs.define(eq=False)
 class UsageMeter:
-    """Sums of usage, grown in place; `total` makes a value of them."""
+    """Sums of usage, owned by one fold and grown in place; `total` returns them as a value."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -75,7 +94,7 @@ class UsageMeter:
     entries: list[RequestUsage] = attrs.field(factory=list)
 
     def add(self, usage: RequestUsage | None) -> None:
-        """Count one request."""
+        """Count one request. Without *usage* only `requests` grows."""
         self.requests += 1
         if usage is None:
             return
@@ -101,7 +120,7 @@ class UsageMeter:
 
 
 def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
-    """Tell whether *verdict* was given for just what *request* asks."""
+    """Tell whether *verdict* was given for exactly this *request*: same path, call, agent, tool and arguments."""
     return (verdict.path, verdict.call_id, verdict.agent, verdict.tool, verdict.digest) == (
         request.path,
         request.call_id,
@@ -112,14 +131,14 @@ def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
 
 
 def asked_for(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
-    """Return the interruption that *asked* means: *call* as it would run."""
+    """Return the interruption for the approval request *asked*: *call* with the arguments it would run with."""
     if asked.arguments is not None:
         call = attrs.evolve(call, arguments=asked.arguments)
     return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
 
 
 def keyed(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return each of *names* with its place among those that are equal to it."""
+    """Return each of *names* with its position among the equal ones, so that every pair is unique."""
     seen: Counter[str] = Counter()
     keys = []
     for name in names:
@@ -132,7 +151,7 @@ IGNORED_HANDOFF = "Multiple handoffs detected, ignoring this one."
 
 
 def handoff_outputs(record: r.HandedOff) -> list[Item]:
-    """Return the answers to the handoff's call and to those that were ignored for it."""
+    """Return the outputs for the handoff call that was taken and for the ones that were ignored."""
     source, target = record.source_agent, record.target_agent
     taken = HandoffOutput(record.call_id, f"Handed over to {target}.", source, target)
     return [taken, *(HandoffOutput(call_id, IGNORED_HANDOFF, source, source) for call_id in record.ignored)]
@@ -141,10 +160,10 @@ def handoff_outputs(record: r.HandedOff) -> list[Item]:
 def drop_repeats(
     items: Iterable[Item], known: Callable[[str], ToolCall | HandoffCall | None], limits: JsonLimits
 ) -> tuple[list[Item], ToolCall | HandoffCall | None]:
-    """Return a response's items without calls made before, and the first call that contradicts an earlier one.
+    """Return a response's items without repeated calls, and the first call that contradicts an earlier one.
 
-    A repeated call leaves together with the reasoning that led to it. A contradicting call (same id, other tool or
-    arguments) is left out too: planning refuses the whole response.
+    A repeated call is dropped together with the reasoning directly before it. A contradicting call (same id, other tool
+    or arguments) is dropped too: planning refuses the whole response.
     """
     kept: list[Item] = []
     fresh: dict[str, ToolCall | HandoffCall] = {}
@@ -172,9 +191,9 @@ _MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
 class RunFold:
-    """The fold of one run's records. The root state also holds the records of the whole tree.
+    """The fold of one run's records. The root fold also holds the records of the whole tree.
 
-    Mutated by `apply` alone, from the run's own event loop; not thread-safe.
+    Owned by the engine's log or a `RunState`. Mutated by `apply` alone, from the run's own event loop; not thread-safe.
     """
 
     def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits | None = None) -> None:
@@ -183,95 +202,95 @@ class RunFold:
         self.records: list[r.Record] = []
         self.nested: dict[str, RunFold] = {}
         self._found: dict[tuple[str, ...], RunFold] = {}
-        """Runs below this one by path: the way to a deep one is gone once."""
+        """Cache of nested folds by path, so that a deep one is searched for once."""
         self.run_id = ""
         self.first_agent = ""
         self.agent = ""
-        """Key of the agent at work."""
+        """Key of the current agent."""
         self.max_turns: int | None = None
         self.turn = 0
         self.input: tuple[Item, ...] = ()
         self.secret_input = False
-        """Whether something of the input is secret."""
+        """True once some input item is secret."""
         self.gaps = False
-        """Whether input that is secret was stored and can't be read."""
+        """True once some secret input was stored in a form that can't be read back."""
         # Invariant: history holds an output for every call in it, outside a batch.
         self.history: list[Item] = []
         self.given = 0
-        """How much of the history the run began with, or a handoff has left of it."""
+        """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
         self.new_items: list[Item] = []
         self.responses: list[ModelResponse] = []
         self.calls: dict[str, CallState] = {}
         self.batch: list[CallState] = []
         self.batch_open = False
         self.released = 0
-        """Place in the batch below which every call has been released or waits."""
+        """Index into `batch`: every call below it has been released or waits for a verdict."""
         self.late: deque[CallState] = deque()
-        """Settled calls below that place: they waited when it passed them."""
+        """Settled calls below `released` that are not released yet: they waited when the index passed them."""
         self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
-        """Verdicts that hold for all calls of an agent to a tool."""
+        """Verdicts on all calls of an agent to a tool, by agent and tool."""
         self.conflict: ToolCall | HandoffCall | None = None
         self.begun = False
-        """Whether something has become of the current turn's calls: one was asked about or started, or an entry ended.
+        """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
 
-        What the application says about a tool from then on concerns its calls alone, and no longer the response.
+        A tool that the application disables after that affects its own calls alone, and no longer the whole response.
         """
         self.shown: tuple[str, ...] = ()
-        """Names of the tools that the model was shown in the current turn."""
+        """Names of the tools that the model saw in the current turn."""
         self.unnamed: ToolCall | HandoffCall | None = None
         """A call of the current turn's response that has no id."""
         self.unusable: str | None = None
-        """Why nothing can follow from the current turn's response, in words."""
+        """Text that says why the run can't continue from the current turn's response, or None."""
         self.only_repeats = 0
-        """How many responses in a row have asked for nothing but calls that are answered already."""
+        """Number of responses in a row that requested only calls that already have an answer."""
         self.handoffs: dict[str, HandoffCall] = {}
         self.handoffs_due: list[HandoffCall] = []
         self.tool_users: set[str] = set()
         """Agents that have used a tool in this run, by key."""
         self.called: set[str] = set()
-        """Names of the tools whose calls have settled."""
+        """Names of the tools with at least one settled call."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
-        """Last output of a call by tool and arguments, and how often in a row it was that."""
+        """Last output by tool and arguments, and how many times in a row the tool gave it."""
         self.warned_in = 0
-        """The last turn after which the model was told that it repeats itself."""
+        """The last turn after which the history got a warning that the model repeats itself."""
         self.turn_began = 0
-        """Where in `new_items` the current turn begins."""
+        """Index into `new_items` of the current turn's first item."""
         self.response: list[Item] | None = None
-        """Items of the current turn's response; None while the model is due."""
+        """Items of the current turn's response, without repeated calls; None while the model has to be called."""
         self.receipts: dict[str, str] = {}
         self.guardrails: list[r.GuardrailSettled] = []
         self.tripped: r.GuardrailSettled | None = None
-        """What ends this entry: the guardrail of the run's input or output that tripped."""
+        """The input or output guardrail of the run whose tripwire ends this run segment."""
         self.judges: tuple[tuple[str, int], ...] = ()
-        """The input guardrails that the current turn began with, where they were to judge input."""
+        """Input guardrails that have to pass `unguarded`, as the current turn's start names them; often none."""
         self.passed: set[tuple[str, int]] = set()
-        """Input guardrails that have passed `unguarded`, by name and place among those of that name."""
+        """Input guardrails that have passed `unguarded`, by name and position among those of that name."""
         self.accepted = False
-        """Whether there is no input that still has to be judged."""
+        """True once every input item has been accepted; False again when input is added."""
         self.added = False
-        """Whether what has to be judged was added to a run whose own input had been accepted."""
+        """True once input was added after the run's own input had been accepted."""
         self.meter = UsageMeter()
         self.turn_open = False
-        """Whether the turn has begun and the model has not answered in it."""
+        """True from the start of a turn until the model has answered in it."""
         self.unguarded: list[Item] = []
-        """The run's input, or what was added to it, until it is accepted."""
+        """Input, of the run or added later, that the guardrails have not accepted yet."""
         self.saved: int | None = None
-        """How many of the new items the session has been told of; None before the first write."""
+        """Number of the new items that session writes have covered; None before the first write."""
         self.sent = 0
-        """How much of the history a provider that keeps the conversation knows."""
+        """Length of the part of `history` that a provider with a server-side conversation already has."""
         self.started: r.RunStarted | None = None
         self.resumed: r.RunResumed | None = None
         self.ended: r.RunEnded | None = None
         self.failures: list[r.CallSettled] = []
-        """Calls that ended in an error nobody converted."""
+        """Settled calls whose error was not converted to an output."""
         self._digest = hashlib.sha256()
         self._digested = 0
 
-    # -- what others ask
+    # -- queries
 
     @property
     def usage(self) -> Usage:
-        """What this run and its nested runs have used; a detached value."""
+        """Usage of this run and its nested runs, as a detached value."""
         return self.meter.total()
 
     @property
@@ -284,7 +303,10 @@ class RunFold:
         return [call for call in self.batch if call.outcome is None]
 
     def next_release(self) -> CallState | None:
-        """Return the call whose output is next in model order, if it has settled. What waits holds nobody up."""
+        """Return the settled call to release next, in model order, or None.
+
+        A call that waits for a verdict does not block later outputs. Once its own output comes, it is released late.
+        """
         while self.late:
             if not self.late[0].released:
                 return self.late[0]
@@ -299,7 +321,7 @@ class RunFold:
         return None
 
     def waits(self, call: CallState) -> bool:
-        """Tell whether *call*, which has no outcome, can't go on before a verdict, on it or on a call nested in it."""
+        """Tell whether *call*, which has no outcome, needs a verdict first, on itself or on a call nested in it."""
         nested = self.nested.get(call.call.call_id)
         if nested is not None and nested.started is not None:
             return nested.paused
@@ -314,14 +336,14 @@ class RunFold:
 
     @property
     def paused(self) -> bool:
-        """Whether the run was interrupted and nothing has been decided since."""
+        """True if the run was interrupted and every due call still waits for a verdict."""
         if self.ended is None or self.ended.status != "interrupted":
             return False
         return all(self.waits(call) for call in self.due_calls())
 
     @property
     def fatal(self) -> r.CallSettled | None:
-        """The call whose failure ended the run, or is to: of several, the one that a run raises."""
+        """The call whose failure ended the run or will end it; of several failures, the one that the run raises."""
         return min(self.failures, key=self._rank, default=None)
 
     def _rank(self, failure: r.CallSettled) -> Rank:
@@ -334,9 +356,10 @@ class RunFold:
 
     @property
     def broken(self) -> r.CallSettled | None:
-        """The failure that ends the run, where the log broke off before it had, or where something else did first.
+        """The failure that must end the run although no record says so, or None.
 
-        The run's deadline or its caller's cancellation may have ended an entry in the moment in which a call failed.
+        That is so where the log breaks off before the end, or where the run's deadline or its caller's cancellation
+        ended the run segment in the moment in which a call failed.
         """
         ended = self.ended
         said = ended is not None and ended.status == "failed" and not ended.resumable
@@ -344,7 +367,7 @@ class RunFold:
 
     @property
     def broken_by(self) -> str | None:
-        """What ends the run, as `TYPE(MESSAGE)`, where the log doesn't say that it has: a failure, or a tripwire."""
+        """The failure or tripwire that must end the run although no record says so, as `TYPE(MESSAGE)`, or None."""
         if self.broken is not None:
             error = self.broken.error or ""
             if class_of_summary(error) is not None or self._is_fatal(self.broken):
@@ -357,7 +380,7 @@ class RunFold:
         return f"{stage}GuardrailTripwireTriggered({stage} guardrail {self.tripped.guardrail} tripped)"
 
     def interruptions(self) -> list[ApprovalRequest]:
-        """Return the calls that wait for a verdict, nested runs' in the place of their call."""
+        """Return the calls that wait for a verdict; those of a nested run replace the call that started it."""
         found: list[ApprovalRequest] = []
         for call in self.due_calls() if self.batch_open else ():
             nested = self.nested.get(call.call.call_id)
@@ -390,7 +413,7 @@ class RunFold:
     # -- the fold
 
     def apply(self, record: r.Record) -> r.Record:
-        """Append *record* and fold it, in one step; return it as the log has it, with what is secret in it noted."""
+        """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
         record = self._marked(record)
         self.records.append(record)
         self._fold(record)
@@ -416,7 +439,7 @@ class RunFold:
         return marked(record, state.call, output=output) if output or state.call.secret else record
 
     def gives_secret(self, call: ToolCall) -> bool:
-        """Tell whether what *call* gives is secret: its tool says so, or the nested run ended with what is."""
+        """Tell whether the output of *call* is secret: its tool says so, or its nested run's final output is."""
         nested = self.nested.get(call.call_id) if self.nested else None
         return call.secret_output or (nested is not None and nested.ended is not None and nested.ended.secret)
 
@@ -433,7 +456,7 @@ class RunFold:
             fold(target, record)
 
     def _open(self, path: tuple[str, ...]) -> RunFold:
-        """Return the fold of the run at *path* below this one, made if there is none."""
+        """Return the fold of the run at *path* below this one; create it, and those between, if missing."""
         fold = self
         for step in path[len(self.path) :]:
             found = fold.nested.get(step)
@@ -443,7 +466,7 @@ class RunFold:
         return fold
 
     def _meter_below(self, path: tuple[str, ...], usage: RequestUsage | None) -> None:
-        """Count a request of the run at *path* for this run, and for those between: usage is that of a subtree."""
+        """Count a request of the run at *path* for this run and those between: a run's usage is its subtree's."""
         fold = self
         for step in path[len(self.path) :]:
             fold.meter.add(usage)
@@ -470,6 +493,7 @@ class RunFold:
         self.begun = True
         if not self.batch_open:
             return
+        # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts anew.
         for call in self.batch:
             if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
                 call.cut, call.outcome, call.released = call.outcome, None, False
@@ -492,7 +516,7 @@ class RunFold:
         response = record.response
         self.turn_open = False
         if record.turn > 1:
-            self._accept()  # what was added is judged before the model is asked
+            self._accept()  # only in the first turn may the model answer before the input guardrails have
         self.meter.add(response.usage)
         self.responses.append(response)
         kept, self.conflict = drop_repeats(response.items, self._known, self.limits)
@@ -511,15 +535,15 @@ class RunFold:
         self.response = kept
         self.batch_open = bool(self.batch)
         if not self.batch and not self.handoffs_due:
-            self._look_for_progress(response.items, kept)
+            self._check_progress(response.items, kept)
         else:
             self.only_repeats = 0
         self.history.extend(kept)
         self.new_items.extend(kept)
         self.sent = len(self.history)
 
-    def _look_for_progress(self, items: Iterable[Item], kept: list[Item]) -> None:
-        """Note whether a response that leads to no call and no handoff leads to anything at all."""
+    def _check_progress(self, items: Iterable[Item], kept: list[Item]) -> None:
+        """Set `only_repeats` and `unusable` for a response without a new call or handoff."""
         if not all(map(says_nothing, kept)):
             self.only_repeats = 0
             said = any(isinstance(item, AssistantMessage) and not says_nothing(item) for item in kept)
@@ -556,7 +580,10 @@ class RunFold:
             self._accept()
 
     def _accept(self) -> None:
-        """Note that all input is accepted. Nothing comes of a response before that, so whatever does is a proof."""
+        """Note that all input is accepted.
+
+        The engine acts on a response only after that. So any record of a call, a handoff or a pause proves it.
+        """
         if not self.accepted:
             self.accepted = True
             self.unguarded.clear()
@@ -596,12 +623,12 @@ class RunFold:
         cut = record.outcome.cancelled_by in FROM_ABOVE
         if record.error is not None and record.outcome.output is None and not cut:
             self.failures.append(record)
-        kept = not isinstance(record.outcome.output, WithheldText)  # what was stored as a digest answers nobody
+        kept = not isinstance(record.outcome.output, WithheldText)  # an output stored as a digest can't be an answer
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:
             self.receipts.setdefault(record.receipt, record.call_id)
         self.called.add(call.call.name)
         if record.outcome.cancelled_by in FROM_ABOVE:
-            return  # it is due again, if the run goes on
+            return  # the call is due again if the run is resumed, so this output is no repeat
         key = (record.tool, call.call.arguments)
         last, count = self.repeats.get(key, (None, 0))
         self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
@@ -651,7 +678,7 @@ class RunFold:
         self.history.extend(record.items)
         self.new_items.extend(record.items)
         self.added, self.accepted = self.added or self.accepted, False
-        self.passed.clear()  # other input: whoever has passed the rest has not seen it
+        self.passed.clear()  # a guardrail that passed the earlier input has not seen the new one
         self.unguarded.extend(record.items)
 
     def _session_saved(self, record: r.SessionSaved) -> None:

@@ -1,6 +1,7 @@
-"""What of a call is secret, noted on the records that hold it: whoever shows or stores a record needn't know the tool.
+"""Marks of secret arguments and outputs, on records and items, so that code that shows or stores them needs no tool.
 
-The tool's word reaches a `ToolCall` when the model's answer arrives; from there it is the fold that carries it on.
+The tool's declaration is copied to a `ToolCall` when the model's answer arrives; from there the fold copies it to the
+records of that call. Marks only; `_common/masking` hides text, `_storage/withholding` keeps it out of stores.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from agentloop.outcomes import CallOutcome
 
 _WITH_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
 OF_CALLS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled})
-"""Records that may hold something of one call's."""
+"""Records that may hold arguments or output of one call."""
 
 
 def marked(record: Any, call: ToolCall, *, output: bool) -> Any:
-    """Return *record* of *call* with what is secret in it noted; *output* says whether what the call gave is."""
+    """Copy *record*, of *call*, with its `secret` flags set. *output* says whether the call's output is secret."""
     changes: dict[str, Any] = {}
     if type(record) in _WITH_ARGUMENTS and call.secret:
         changes["secret"] = call.secret
@@ -37,26 +38,25 @@ def marked(record: Any, call: ToolCall, *, output: bool) -> Any:
 
 
 def marked_outcome(outcome: CallOutcome) -> CallOutcome:
-    """Return *outcome* as one whose output is secret."""
+    """Return *outcome* with its output marked secret."""
     return outcome if outcome.secret else attrs.evolve(outcome, secret=True)
 
 
-# -- what a run is given
+# -- input of a run
 
 
 def secret_items(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return *items* as secret ones; of a call, all of its arguments are.
+    """Return *items* marked secret; of a tool call, all arguments are.
 
     Raises:
-        UserTypeError: naming the position of an item that can't be kept secret: one that is no message, tool call or
-            tool output.
+        UserTypeError: naming the position of an item that can't be marked: it is no message, tool call or tool output.
     """
     made: list[Item] = []
     for index, item in enumerate(items):
         if isinstance(item, SystemMessage | UserMessage | AssistantMessage | ToolOutput):
             made.append(attrs.evolve(item, secret=True))
         elif isinstance(item, ToolCall):
-            # Not by their names: a builder may have made them of a mapping, whose keys are as secret as its values.
+            # Not by name: the arguments may come from a mapping, whose keys are as secret as its values.
             made.append(attrs.evolve(item, secret=(ALL_ARGUMENTS,)))
         else:
             raise UserTypeError(
@@ -66,12 +66,12 @@ def secret_items(items: Iterable[Item]) -> tuple[Item, ...]:
 
 
 def is_secret(item: Item) -> bool:
-    """Tell whether something of *item* is secret."""
+    """Tell whether *item* is marked secret, wholly or in part."""
     return bool(getattr(item, "secret", False))
 
 
 def has_gaps(item: Item) -> bool:
-    """Tell whether *item* is a message that was stored with secrets and can't be read."""
+    """Tell whether *item* is a message whose secret text was stored in a form that can't be read back."""
     if not isinstance(item, SystemMessage | UserMessage | AssistantMessage):
         return False
     return any(isinstance(part, Text) and isinstance(part.text, WithheldText) for part in item.content)

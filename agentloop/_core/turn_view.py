@@ -1,4 +1,4 @@
-"""What one turn is made of: the agent's definitions, resolved once."""
+"""The definitions of one turn: the agent's, resolved once by the engine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from agentloop.tools import FunctionTool
 
 @attrs.frozen(kw_only=True, eq=False)
 class TurnView:
-    """One turn's resolved definitions: shown to the model, collision-checked, dispatched to, hooked and traced alike.
+    """One turn's resolved definitions. A frozen value, made at the start of a turn or on resume.
+
+    All of a turn uses this one view: the request, the collision check, dispatch, hooks and spans. So a definition that
+    changes during the turn can't make them disagree.
 
     Attributes:
         agent: The caller's agent object.
         system: The resolved instructions.
         tools: Enabled tools in declaration order, collisions resolved.
-        by_key: The same by lookup key.
-        disabled: By lookup key, tools of the agent that have said they are off.
+        by_key: The same tools by lookup key.
+        disabled: The agent's tools that are not enabled, by lookup key.
         settings: Model settings after every overlay, with the tool choice of this turn.
         handoffs: Enabled handoffs in declaration order.
-        output: The typed form of the final output; None for text.
-        model: The model, as the shell resolved it.
-        input: What the model is shown (history at the turn's start).
+        output: The type of the final output; None for text.
+        model: The model, as the engine resolved it.
+        input: The items in the request to the model (the history at the turn's start).
     """
 
     agent: Agent[Any, Any]
@@ -45,10 +48,10 @@ class TurnView:
     input: tuple[Item, ...] = ()
 
     def handoff(self, name: str) -> Handoff:
-        """Return the handoff the model calls *name*.
+        """Return the handoff with the tool name *name*.
 
         Raises:
-            ModelBehaviorError: if there is none, as after a resume with other definitions.
+            ModelBehaviorError: if there is none, for example after a resume with other definitions.
         """
         for known in self.handoffs:
             if known.name == name:
