@@ -1,8 +1,9 @@
-"""Items as JSON, and back: what sessions, stored states and journals hold.
+"""The codec of items: to JSON and back, for sessions, stored states and journals.
 
-An item is an object with its kind under `type`; parts of content likewise. Fields at their default are left out, so
-that a stored item reads the same after the library has learnt a new field. Only the kinds of `agentloop.items` are ever
+An item is an object with its kind under `type`; so is a part of content. Fields at their default are left out, so that
+a stored item reads the same after a version of the library adds a field. Only the kinds of `agentloop.items` are ever
 built. An object of another kind becomes an `OpaqueItem` and is kept whole; a known kind that doesn't fit is a fault.
+Does not know about records or stores.
 """
 
 from __future__ import annotations
@@ -53,54 +54,54 @@ _ITEM: Any = i.Item
 
 
 def item_to_json(item: i.Item) -> dict[str, Any]:
-    """Return *item* as a JSON object, a new one; `provider_data` and `data` stand in it as they are.
+    """Return *item* as a new JSON object; it holds `provider_data` and `data` unchanged.
 
     Raises:
         UserTypeError: if *item* is no item.
     """
     if type(item) not in _ITEM_KINDS:
         raise UserTypeError(f"an item is needed, not {type(item).__name__}")
-    written: dict[str, Any] = _plain_form().written(item)
+    written: dict[str, Any] = _unhidden_codec().written(item)
     return written
 
 
 def item_from_json(data: Mapping[str, Any], *, path: str = "$") -> i.Item:
-    """Return the item that *data* stands for. `item_from_json(item_to_json(item)) == item`.
+    """Return the item that was written as *data*. `item_from_json(item_to_json(item)) == item`.
 
     A `type` unknown here gives an `OpaqueItem` that holds *data* whole.
 
     Raises:
-        StateError: naming each place below *path* (a few of them) that doesn't fit: a value of the wrong kind, a field
-            that is missing or unknown, no `type`. Values aren't quoted.
+        StateError: naming the first places below *path* that don't fit: a value of the wrong kind, a field that is
+            missing or unknown, no `type`. Values aren't quoted.
     """
     try:
-        item: i.Item = _plain_form().read(data, None)
+        item: i.Item = _unhidden_codec().read(data, None)
         return item
     except Exception as error:
         raise StateError(f"Malformed item: {fault_text(error, path)}") from None
 
 
-@functools.cache  # made at first use: who imports the package needn't have it
-def _plain_form() -> TypedCodec:
+@functools.cache  # made at first use, so that importing the package doesn't pay for it
+def _unhidden_codec() -> TypedCodec:
     return item_forms(TypedCodec(read_object, lambda value, _context: dict(value)))[_ITEM]
 
 
 def item_forms(objects: TypedCodec) -> dict[Any, TypedCodec]:
-    """Return the forms of items, parts and content, by their hints; *objects* is that of what a provider sent."""
+    """Return the codecs of items, parts and content, by their type hints. *objects* is the codec of provider data."""
     known: dict[Any, TypedCodec] = {_JSON_OBJECT: objects}
     parts = {cls: (kind, class_form(cls, known)) for cls, kind in _PART_KINDS.items()}
     known[_PART] = tagged(parts, "type", "an object is needed whose type is text, image, file or refusal")
-    known[_PARTS] = _parts_form(many(known[_PART]))
-    known[_CONTENT] = _content_form(known[_PARTS])
+    known[_PARTS] = _parts_codec(many(known[_PART]))
+    known[_CONTENT] = _content_codec(known[_PARTS])
     items: dict[type, tuple[str, TypedCodec]] = {}
     for cls, kind in _ITEM_KINDS.items():
-        known[cls] = _hidden(cls, class_form(cls, known))
+        known[cls] = _hide_secrets(cls, class_form(cls, known))
         items[cls] = (kind, known[cls])
-    known[_ITEM] = _item_form(items)
+    known[_ITEM] = _item_codec(items)
     return known
 
 
-def _hidden(cls: type, form: TypedCodec) -> TypedCodec:
+def _hide_secrets(cls: type, form: TypedCodec) -> TypedCodec:
     if cls is i.ToolCall:
         return hiding_arguments(form)
     if cls is i.ToolOutput:
@@ -108,9 +109,9 @@ def _hidden(cls: type, form: TypedCodec) -> TypedCodec:
     return hiding(form, ("content",)) if cls in _MESSAGES else form
 
 
-def _parts_form(parts: TypedCodec) -> TypedCodec:
+def _parts_codec(parts: TypedCodec) -> TypedCodec:
     def read(value: Any, context: Context) -> Any:
-        if is_mark(value):  # as below
+        if is_mark(value):  # hidden content that can't be read: as in `_content_codec`
             return (i.Text(WithheldText(encode(value).decode())),)
         return parts.read(value, context)
 
@@ -122,9 +123,9 @@ def _parts_form(parts: TypedCodec) -> TypedCodec:
     return TypedCodec(read, write)
 
 
-def _content_form(parts: TypedCodec) -> TypedCodec:
+def _content_codec(parts: TypedCodec) -> TypedCodec:
     def read(value: Any, context: Context) -> Any:
-        if is_mark(value):  # an output that was hidden and can't be read: its mark stands for it, as text
+        if is_mark(value):  # a hidden output that can't be read becomes its mark as text, to be written again as it was
             return WithheldText(encode(value).decode())
         return value if isinstance(value, str) else parts.read(value, context)
 
@@ -136,7 +137,7 @@ def _content_form(parts: TypedCodec) -> TypedCodec:
     return TypedCodec(read, write)
 
 
-def _item_form(items: Mapping[type, tuple[str, TypedCodec]]) -> TypedCodec:
+def _item_codec(items: Mapping[type, tuple[str, TypedCodec]]) -> TypedCodec:
     readers = {kind: form.read for kind, form in items.values()}
 
     def read(value: Any, context: Context) -> i.Item:

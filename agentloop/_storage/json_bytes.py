@@ -1,4 +1,8 @@
-"""JSON text as bytes: the one form in which the library stores it, and a strict reader."""
+"""JSON text as bytes: the canonical form in which the library stores it, and a strict reader.
+
+msgspec does the usual case; the standard library decides where msgspec is too strict (lone surrogates, numbers of any
+size) or too lax (NaN, repeated keys). Does not know what is stored.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,25 @@ from agentloop.exceptions import StateError
 
 
 class _InvalidJson(ValueError):
-    """JSON that parses but is refused; the text says why and quotes nothing."""
+    """JSON that parses but is refused; the text says why and quotes no value."""
 
 
 def encode(value: Any) -> bytes:
-    """Return the one JSON text (UTF-8, sorted keys, no blanks) of a JSON value in JSON's own types.
+    """Return the canonical JSON text (UTF-8, sorted keys, no blanks) of a value of JSON's own types.
 
     Raises:
         StateError: if it isn't a JSON value (NaN and infinities aren't).
     """
     try:
         quick = msgspec.json.encode(value, order="sorted")
-        if b"null" not in quick:  # also what msgspec makes of NaN
+        if b"null" not in quick:  # msgspec writes NaN as null too
             return quick
         _text_of(value)
         return quick
     except (TypeError, ValueError, RecursionError):
         pass
     try:
-        # A surrogate can only stand inside a string, where the backslash form is JSON's own escape.
+        # A surrogate can only be inside a string, where the backslash form is JSON's own escape.
         return _text_of(value).encode("utf-8", "backslashreplace")
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"Not a value of JSON: {type(error).__name__}") from None
@@ -43,11 +47,12 @@ def decode(data: bytes) -> Any:
     """Return the value of JSON text.
 
     Raises:
-        StateError: if it isn't JSON, repeats a key, or holds a number that is beyond all bounds. Nothing is quoted.
+        StateError: if it isn't JSON, repeats a key, or holds a number beyond the range of a float. Values aren't
+            quoted.
     """
     try:
         value = msgspec.json.decode(data)
-        if msgspec.json.encode(value, order="sorted") == data:  # canonical: no key stands twice
+        if msgspec.json.encode(value, order="sorted") == data:  # canonical, so no key is repeated
             return value
     except (ValueError, RecursionError):
         pass
@@ -61,22 +66,24 @@ def decode(data: bytes) -> Any:
         raise StateError("Malformed JSON") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise _InvalidJson("a key stands twice")
     return found
 
 
-def _finite(literal: str) -> float:
+def _read_finite(literal: str) -> float:
     number = float(literal)
     if number in (float("inf"), float("-inf")):
         raise _InvalidJson("a number is beyond the range of a float")
     return number
 
 
-def _no_number(literal: str) -> Any:
+def _reject_constant(literal: str) -> Any:
     raise _InvalidJson(f"{literal} isn't JSON")
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_number)
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_reject_repeated_keys, parse_float=_read_finite, parse_constant=_reject_constant
+)

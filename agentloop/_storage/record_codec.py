@@ -1,7 +1,8 @@
-"""Records as JSON, and back: what a run's state and its journal hold.
+"""The codec of records: to JSON and back, for a run's state and its journal.
 
 A record is an object with its kind under `kind`; fields at their default are left out. Only the classes of the table
-here are ever built. What an application made (outputs, answers, infos) goes through `agentloop._storage.value_codec`.
+here are ever built. Values of the application (outputs, answers, infos) go through `agentloop._storage.value_codec`.
+Does not know about runs, files or keys.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage
 
 SCHEMA_VERSION = "2"
-"""The form of records that this library writes."""
+"""The version of the stored form that this library writes."""
 
 Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def _from_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Return data of schema 1 as of schema 2, which only adds fields that may be missing."""
+def _upgrade_from_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Return data of schema 1 as data of schema 2, which only adds fields that may be missing."""
     return {**data, "schema": "2"}
 
 
-UPGRADES: Mapping[str, Upgrade] = {"1": _from_1}
-"""By version: a pure function that brings stored data of it to the next one, and says so under its schema key."""
+UPGRADES: Mapping[str, Upgrade] = {"1": _upgrade_from_1}
+"""By version: a pure function that turns stored data of it into data of the next one, its schema key included."""
 SUPPORTED: tuple[str, ...] = (*UPGRADES, SCHEMA_VERSION)
-"""The forms of records that this library reads."""
+"""The versions of the stored form that this library reads."""
 
 KINDS: Mapping[type, str] = {
     r.RunStarted: "run_started",
@@ -74,12 +75,12 @@ KINDS: Mapping[type, str] = {
     r.GraphChanged: "graph_changed",
     r.RunEnded: "run_ended",
 }
-# What lives in this process only.
+# These fields exist in the process alone and are not stored.
 _LEFT_OUT: Mapping[type, frozenset[str]] = {
     CallOutcome: frozenset({"value", "error"}),
     r.GuardrailSettled: frozenset({"result"}),
 }
-# Where a record's flag `secret` is set, these are hidden; elsewhere it names arguments, whose values are.
+# If a record's flag `secret` is set, these fields are hidden. In other records `secret` names arguments to hide.
 _SECRET_FIELDS: Mapping[type, tuple[str, ...]] = {
     CallOutcome: ("output", "custom_data"),
     r.GuardrailSettled: ("info", "detail"),
@@ -94,28 +95,28 @@ _JSON_OBJECT: Any = i.JsonObject
 
 
 def record_to_json(record: r.Record, secrets: Secrets | None = None) -> dict[str, Any]:
-    """Return *record* as a JSON object, a new one. What is marked secret is hidden by *secrets*, or stands as digests.
+    """Return *record* as a new JSON object. Values marked secret are hidden by *secrets*, by default as digests.
 
     Raises:
         UserTypeError: if *record* is no record.
     """
     if type(record) not in KINDS:
         raise UserTypeError(f"a record is needed, not {type(record).__name__}")
-    written: dict[str, Any] = _form().written(record, secrets or DIGESTS)
+    written: dict[str, Any] = _record_codec().written(record, secrets or DIGESTS)
     return written
 
 
 def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secrets | None = None) -> r.Record:
-    """Return the record that *data* stands for, equal to the one that was written.
+    """Return the record that was written as *data*, equal to the original.
 
-    What was hidden and *secrets* can't read comes back as `Withheld`, or as a `WithheldText` where a text belongs.
+    A hidden value that *secrets* can't read comes back as `Withheld`, or as a `WithheldText` where the type is text.
 
     Raises:
-        StateError: naming each place below *path* (a few of them) that doesn't fit: an unknown kind, a value of the
-            wrong type, a field that is missing or unknown. Values aren't quoted.
+        StateError: naming the first places below *path* that don't fit: an unknown kind, a value of the wrong type, a
+            field that is missing or unknown. Values aren't quoted.
     """
     try:
-        record: r.Record = _form().read(data, secrets or DIGESTS)
+        record: r.Record = _record_codec().read(data, secrets or DIGESTS)
         return record
     except Exception as error:
         raise StateError(f"Malformed record: {fault_text(error, path)}") from None
@@ -125,7 +126,7 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
 
 
 def upgrade(data: Mapping[str, Any], *, key: str = "schema") -> dict[str, Any]:
-    """Return stored *data*, whose version stands under *key*, in the form of `SCHEMA_VERSION`; *data* stays as it is.
+    """Return stored *data*, with its version under *key*, in the form of `SCHEMA_VERSION`. *data* isn't changed.
 
     Raises:
         StateError: if there is no version, or one that isn't supported; names those that are.
@@ -134,12 +135,12 @@ def upgrade(data: Mapping[str, Any], *, key: str = "schema") -> dict[str, Any]:
     while (version := upgraded.get(key)) != SCHEMA_VERSION:
         step = UPGRADES.get(version) if isinstance(version, str) else None
         if step is None:
-            raise StateError(_unsupported(version))
+            raise StateError(_format_unsupported(version))
         upgraded = step(upgraded)
     return upgraded
 
 
-def _unsupported(version: object) -> str:
+def _format_unsupported(version: object) -> str:
     known = ", ".join(SUPPORTED)
     if version is None:
         return f"Stored data names no schema version; supported: {known}"
@@ -148,7 +149,7 @@ def _unsupported(version: object) -> str:
     return f"Unknown schema version; supported: {known}"
 
 
-# -- forms
+# -- codecs
 
 
 def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
@@ -157,17 +158,17 @@ def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
     return read_object(read_value(value, context))
 
 
-@functools.cache  # made at first use: who imports the package needn't have it
-def _form() -> TypedCodec:
+@functools.cache  # made at first use, so that importing the package doesn't pay for it
+def _record_codec() -> TypedCodec:
     known = item_forms(TypedCodec(_read_json_object, value_to_json))
     known[_ANY] = TypedCodec(read_value, value_to_json)
     for cls in (RequestUsage, ModelResponse, CallOutcome):
-        known[cls] = _class_form(cls, known)
-    kinds = {cls: (kind, _class_form(cls, known)) for cls, kind in KINDS.items()}
+        known[cls] = _class_codec(cls, known)
+    kinds = {cls: (kind, _class_codec(cls, known)) for cls, kind in KINDS.items()}
     return tagged(kinds, "kind", "an object of a known kind of record is needed")
 
 
-def _class_form(cls: type, known: Mapping[Any, TypedCodec]) -> TypedCodec:
+def _class_codec(cls: type, known: Mapping[Any, TypedCodec]) -> TypedCodec:
     form = class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))
     if cls in _SECRET_FIELDS:
         return hiding(form, _SECRET_FIELDS[cls])

@@ -1,4 +1,7 @@
-"""Seals on stored states: whoever holds the key can tell that a state is as it was written, and not too old."""
+"""Seals on stored states: with the key, a reader can verify that a state is unchanged and not too old.
+
+A seal hides nothing; `_storage/withholding` does that. Does not know what a state holds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ ALGORITHM = "HMAC-SHA256"
 LEAST_BYTES = 16
 
 
-def _secret(_instance: object, _attribute: object, value: Any) -> None:
+def _check_secret(_instance: object, _attribute: object, value: Any) -> None:
     if not isinstance(value, bytes):
         raise UserTypeError("SealKey.secret: bytes are needed")
     if len(value) < LEAST_BYTES:
@@ -29,12 +32,12 @@ class SealKey:
     """A key that seals states.
 
     Attributes:
-        secret: At least 16 bytes that nobody else knows.
-        id: Names the key in the seal, so that keys can be exchanged.
-        expires_in: Seconds for which a seal made with it holds; None = for ever.
+        secret: At least 16 bytes that no other party knows.
+        id: Name of the key in the seal, so that keys can be replaced by others.
+        expires_in: Seconds for which a seal made with it is valid; None = no limit.
     """
 
-    secret: bytes = attrs.field(repr=False, validator=_secret)
+    secret: bytes = attrs.field(repr=False, validator=_check_secret)
     id: str = "1"
     expires_in: float | None = attrs.field(default=None, kw_only=True)
 
@@ -46,10 +49,10 @@ _FAR_OFF = 1e12
 """Seconds since 1970; no seal is valid for thirty thousand years, and numbers of any length can't be written."""
 
 Keys: TypeAlias = SealKey | bytes | str | Mapping[str, SealKey]
-"""A key; a secret; or, for reading, keys by id."""
+"""A key; the bytes or text of a secret; or, for reading, keys by id."""
 
 
-def _key(given: Keys) -> SealKey:
+def _make_key(given: Keys) -> SealKey:
     if isinstance(given, SealKey):
         return given
     if isinstance(given, bytes | str):
@@ -59,7 +62,7 @@ def _key(given: Keys) -> SealKey:
 
 def make_seal(text: bytes, given: Keys) -> dict[str, Any]:
     """Return a seal on *text*."""
-    key = _key(given)
+    key = _make_key(given)
     seal: dict[str, Any] = {"algorithm": ALGORITHM, "key": key.id}
     if key.expires_in is not None:
         seal["expires_at"] = round(time.time() + key.expires_in, 3)
@@ -70,7 +73,7 @@ def check_seal(text: bytes, seal: object, given: Keys) -> None:
     """Check the *seal* on *text*.
 
     Raises:
-        StateError: there is none, it is another key's, it is broken, or it has expired.
+        StateError: there is no seal, another key made it, the state or the seal was changed, or it has expired.
     """
     if not isinstance(seal, Mapping):
         raise StateError("the state is not sealed")
@@ -83,7 +86,7 @@ def check_seal(text: bytes, seal: object, given: Keys) -> None:
     name = told.get("key")
     key = given.get(name) if isinstance(given, Mapping) and isinstance(name, str) else None
     if not isinstance(given, Mapping):
-        key = _key(given)
+        key = _make_key(given)
     if key is None or (key.id != name):
         raise StateError("the state is sealed with another key")
     mac = seal.get("mac")

@@ -1,6 +1,6 @@
-"""A SQLite file as sessions and journals use one: opened, in write-ahead mode, changed by transactions with names.
+"""SQLite files for sessions and journals: opened in write-ahead mode, changed in explicit transactions.
 
-By the standard library's module, so all of it blocks, and belongs into a worker thread.
+Uses the standard library's module, so every function blocks and belongs in a worker thread. Does not know about tables.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ _PAUSE = 0.01
 def opened(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bool = False) -> sqlite3.Connection:
     """Return a connection to the file at *path* in which the statements of *schema* have been executed.
 
-    It may be used by one thread after the other. Nothing is begun by itself: see `transaction`.
+    The caller owns it. Several threads may use it, one at a time. It begins no transaction by itself: see
+    `transaction`.
 
     Args:
-        path: Where the file is, or `":memory:"`.
-        schema: What makes the tables that aren't there.
+        path: The file, or `":memory:"`.
+        schema: Statements that make the missing tables.
         busy_timeout: Seconds that a statement waits for other connections.
-        synced: Whether a commit outlives a power failure; some builds sync a write-ahead log less by default.
+        synced: If true, a commit outlives a power failure; some builds sync a write-ahead log less by default.
 
     Raises:
-        sqlite3.Error: it can't be opened, isn't a database, or stays locked. Nothing is left open then.
+        sqlite3.Error: the file can't be opened, isn't a database, or stays locked. Nothing is left open then.
     """
-    # Autocommit: transactions are begun and ended by name.
+    # Autocommit: `transaction` begins and ends transactions explicitly.
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
     try:
         use_wal(connection, time.monotonic() + busy_timeout)
@@ -44,7 +45,7 @@ def opened(path: str, schema: Sequence[str], *, busy_timeout: float, synced: boo
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Make the block one transaction: writers of several processes stand in line; an error leaves nothing of it."""
+    """Make the block one transaction: writers of other processes wait; an error rolls it back."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -57,7 +58,10 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def use_wal(connection: sqlite3.Connection, deadline: float) -> None:
-    """Turn the file to write-ahead logging, for good. SQLite doesn't wait by itself while another does the same."""
+    """Switch the file to write-ahead logging, which it keeps. Blocks until *deadline*, in `time.monotonic` seconds.
+
+    SQLite's own busy timeout doesn't apply while another connection switches too, so this retries.
+    """
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()

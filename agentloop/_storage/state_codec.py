@@ -1,4 +1,8 @@
-"""A run's state as JSON and back, and as a journal holds it. Nothing stored is imported or executed."""
+"""The codec of a run's state: to JSON and back, and to and from the lines of a journal.
+
+Nothing stored is imported or executed. Does not know about folds or agents: a state is its records, the application's
+context and a description of the agents' graph.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ logger = logging.getLogger("agentloop")
 _FIELDS = {"schema", "library", "graph", "context", "records", "seal"}
 
 
-@functools.cache  # read off the disk
+@functools.cache  # the metadata is read from the disk
 def library_version() -> str:
     """Return the library's version."""
     from importlib import metadata
@@ -38,7 +42,7 @@ def library_version() -> str:
 
 @attrs.frozen
 class Stored:
-    """What was stored of a run, read and checked: its records, the application's object, the agents' graph then."""
+    """A stored run, read and checked: its records, the application's context, the agents' graph when it was stored."""
 
     records: tuple[r.Record, ...]
     context: Any
@@ -55,11 +59,11 @@ def state_to_json(
         "graph": stored.graph,
         "records": [record_to_json(record, Secrets(codec)) for record in stored.records],
     }
-    context = _stored_context(stored.context, context_serializer, strict_context)
+    context = _context_to_json(stored.context, context_serializer, strict_context)
     return data if context is None else {**data, "context": context}
 
 
-def _stored_context(context: Any, serializer: Callable[[Any], Any] | None, strict: bool) -> dict[str, Any] | None:
+def _context_to_json(context: Any, serializer: Callable[[Any], Any] | None, strict: bool) -> dict[str, Any] | None:
     if context is None:
         return None
     if serializer is not None:
@@ -99,7 +103,7 @@ def state_from_json(
     """See `RunState.from_json`."""
     if not isinstance(data, Mapping):
         raise StateError(f"Malformed state: an object is needed, not {type(data).__name__}")
-    _check_sealed(data, key)
+    _check_state_seal(data, key)
     data = upgrade(data)
     unknown = sorted(str(name) for name in set(data) - _FIELDS)
     if unknown:
@@ -111,11 +115,11 @@ def state_from_json(
     read = [
         record_from_json(record, path=f"$.records[{index}]", secrets=secrets) for index, record in enumerate(records)
     ]
-    restored = _context(data.get("context"), context, context_deserializer)
-    return Stored(tuple(read), restored, _graph(data.get("graph")))
+    restored = _restore_context(data.get("context"), context, context_deserializer)
+    return Stored(tuple(read), restored, _check_graph(data.get("graph")))
 
 
-def _check_sealed(data: Mapping[str, Any], key: Keys | None) -> None:
+def _check_state_seal(data: Mapping[str, Any], key: Keys | None) -> None:
     seal = data.get("seal")
     if key is None:
         if seal is not None:
@@ -124,7 +128,7 @@ def _check_sealed(data: Mapping[str, Any], key: Keys | None) -> None:
     check_seal(encode({name: value for name, value in data.items() if name != "seal"}), seal, key)
 
 
-def _context(stored: object, given: Any, deserializer: Callable[[Any], Any] | None) -> Any:
+def _restore_context(stored: object, given: Any, deserializer: Callable[[Any], Any] | None) -> Any:
     if given is not None or stored is None:
         return given
     if not isinstance(stored, Mapping) or set(stored) != {"serialized", "value"}:
@@ -139,8 +143,8 @@ def _context(stored: object, given: Any, deserializer: Callable[[Any], Any] | No
     return value
 
 
-def _graph(data: object) -> Mapping[str, Any] | None:
-    """Return a stored graph, checked as deep as it is looked at."""
+def _check_graph(data: object) -> Mapping[str, Any] | None:
+    """Return a stored graph. It is checked as deep as `agent_graph.changes` reads it, and no deeper."""
     if data is None:
         return None
     wrong = StateError("Malformed state: a graph of agents is needed @ $.graph")
@@ -175,12 +179,12 @@ def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
 
 
 def record_line(record: r.Record, codec: Codec | None) -> bytes:
-    """Return *record* as a line of a journal."""
+    """Return *record* as a line of a journal, its secrets hidden by *codec*."""
     return encode(record_to_json(record, Secrets(codec)))
 
 
 def plain_line(record: r.Record) -> bytes:
-    """Return what *record* is known again by: the line it has without a codec, which hides secrets as digests."""
+    """Return the line of *record* without a codec, which hides secrets as digests: equal records have equal ones."""
     return encode(record_to_json(record))
 
 
@@ -188,21 +192,21 @@ def read_line(line: bytes, index: int, codec: Codec | None) -> r.Record:
     """Return the record of line *index* of a journal.
 
     Raises:
-        StateError: naming what doesn't fit.
+        StateError: naming the part that doesn't fit.
     """
     return record_from_json(decode(line), path=f"$[{index}]", secrets=Secrets(codec))
 
 
 def codec_of(journal: Journal) -> Codec | None:
-    """Return what seals the secrets of *journal*'s run, if it was given one."""
+    """Return the codec that seals the secrets of *journal*'s run, or None."""
     return journal.codec if isinstance(journal, SealingJournal) else None
 
 
 async def journal_lines(journal: Journal) -> list[bytes]:
-    """Return what *journal* holds.
+    """Return the lines that *journal* holds.
 
     Raises:
-        JournalError: it can't be read, or what stands there isn't what was written.
+        JournalError: the journal can't be read, or its lines aren't those that were written.
     """
     try:
         return await journal.read()
@@ -226,4 +230,4 @@ async def state_from_journal(journal: Journal) -> Stored:
     begun = records[0] if records else None
     if isinstance(begun, r.RunStarted) and begun.run_id != head.get("run_id"):
         raise JournalError("the journal's records are of another run than its header says")
-    return Stored(tuple(records), None, _graph(head.get("graph")))
+    return Stored(tuple(records), None, _check_graph(head.get("graph")))

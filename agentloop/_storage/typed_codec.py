@@ -1,8 +1,8 @@
-"""How values of known types stand in JSON: pairs of a writer and a strict reader, made from type hints.
+"""Codecs of values of known types: pairs of a writer and a strict reader, made from type hints.
 
-What doesn't fit is gathered, each fault with its place, and never quoted. Fields at their default aren't written, so
-that stored data reads the same after the library has learnt a new field. Classes are built only where the caller gave
-a form for them: a hint that no form is known for is an error when the forms are made.
+A reader collects its faults, each with its path; no value is ever quoted. Fields at their default aren't written, so
+that stored data reads the same after a version of the library adds a field. A class is built only if the caller gave a
+codec for it: a hint without a codec is an error when the codecs are made. Does not know about records or items.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _HEX = re.compile(r"-?0x[0-9a-f]+")
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 Context: TypeAlias = Secrets | None
-"""What passes through all readers and writers: how secrets are hidden, or None where they stand in the clear."""
+"""The argument that all readers and writers pass on: the hiding of secrets, or None if they are in the clear."""
 Reader: TypeAlias = Callable[[Any, Context], Any]
 Writer: TypeAlias = Callable[[Any, Context], Any]
 
 
 class CodecError(ValueError):
-    """JSON that doesn't fit: `faults` are pairs of a place below the value and what is wrong there, in words."""
+    """JSON that doesn't fit. `faults` are pairs of a path below the value and a text that says what is wrong there."""
 
     def __init__(self, text: str, place: str = "") -> None:
         super().__init__(text)
@@ -39,36 +39,39 @@ class CodecError(ValueError):
 
 
 def gathered(faults: list[tuple[str, str]]) -> CodecError:
-    """Return one misfit of several faults."""
+    """Return one error that holds several faults."""
     misfit = CodecError("")
     misfit.faults = faults
     return misfit
 
 
 def faults_in(error: Exception, place: str) -> list[tuple[str, str]]:
-    """Return the faults of whatever a reader raised, below *place*; of another error only its type is told."""
+    """Return the faults of an error that a reader raised, with paths below *place*.
+
+    Of an error that is neither a `CodecError` nor a `StateError` only the type is shown, as its text may quote values.
+    """
     if isinstance(error, CodecError):
         return [(place + inner, text) for inner, text in error.faults]
-    if isinstance(error, StateError):  # of what was sealed
+    if isinstance(error, StateError):  # from opening a sealed value
         return [(place, str(error))]
     return [(place, type(error).__name__)]
 
 
 def fault_text(error: Exception, path: str) -> str:
-    """Return what a reader raised in words, the first faults with their places below *path*."""
+    """Return the text of an error that a reader raised: the first faults with their paths below *path*."""
     faults = faults_in(error, path)
     more = [f"{len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
     return bounded("; ".join([*(f"{bounded(text, 200)} @ {place}" for place, text in faults[:MOST_FAULTS]), *more]))
 
 
 def kind_of(value: object) -> str:
-    """Return what a message calls *value*: the name of its type."""
+    """Return the name of *value*'s type, as messages use it."""
     return "null" if value is None else type(value).__name__
 
 
 @attrs.frozen
 class TypedCodec:
-    """One type in JSON. `write` is None where the value stands as it is; what is of type `plain` is read as it is."""
+    """The codec of one type. `write` is None if the value is written unchanged; a value of type `plain` is read so."""
 
     read: Reader
     write: Writer | None = None
@@ -95,12 +98,12 @@ def _read_flag(value: Any, _context: Context = None) -> bool:
 
 
 def write_whole(value: int, _context: Context = None) -> Any:
-    """Return a whole number as JSON: beyond 64 bits, which readers disagree about, marked and in base 16."""
+    """Return a whole number as JSON. Beyond 64 bits, where readers disagree, it is marked and in base 16."""
     return value if -(2**63) <= value < 2**64 else {"$int": hex(value)}
 
 
 def read_whole(value: Any, _context: Context = None) -> int:
-    """Return the whole number that *value* is, or is the mark of."""
+    """Return the whole number that was written as *value*, marked or not."""
     if type(value) is int:
         return value
     text = value.get("$int") if isinstance(value, Mapping) and len(value) == 1 else None
@@ -110,12 +113,12 @@ def read_whole(value: Any, _context: Context = None) -> int:
 
 
 def write_number(value: float, _context: Context = None) -> Any:
-    """Return a number as JSON: NaN and infinities marked."""
+    """Return a number as JSON; NaN and infinities are marked."""
     return value if math.isfinite(value) else {"$float": str(float(value))}
 
 
 def read_number(value: Any, _context: Context = None) -> float:
-    """Return the number that *value* is, or is the mark of."""
+    """Return the number that was written as *value*, marked or not."""
     if type(value) is float and math.isfinite(value):
         return value
     if type(value) is int:
@@ -143,11 +146,11 @@ NUMBER = TypedCodec(read_number, write_number)
 _PLAIN: Mapping[Any, TypedCodec] = {str: TEXT, bool: FLAG, int: WHOLE, float: NUMBER}
 
 
-# -- what is made of others
+# -- codecs made of others
 
 
 def maybe(form: TypedCodec) -> TypedCodec:
-    """Return the form of `T | None`."""
+    """Return the codec of `T | None`."""
     read, write = form.read, form.write
     return TypedCodec(
         lambda value, context: None if value is None else read(value, context),
@@ -157,7 +160,7 @@ def maybe(form: TypedCodec) -> TypedCodec:
 
 
 def many(form: TypedCodec) -> TypedCodec:
-    """Return the form of `tuple[T, ...]`: an array."""
+    """Return the codec of `tuple[T, ...]`: an array."""
     read_one, write_one = form.read, form.write
 
     def read(value: Any, context: Context) -> tuple[Any, ...]:
@@ -184,7 +187,7 @@ def _member_faults(read_one: Reader, values: Iterable[Any], context: Context) ->
 
 
 def one_of(values: tuple[Any, ...]) -> TypedCodec:
-    """Return the form of `Literal[…]` over texts."""
+    """Return the codec of `Literal[…]` over texts."""
     known = frozenset(values)
     wanted = f"one of {', '.join(values)} is needed"
 
@@ -197,7 +200,7 @@ def one_of(values: tuple[Any, ...]) -> TypedCodec:
 
 
 def tagged(kinds: Mapping[type, tuple[str, TypedCodec]], tag: str, wanted: str) -> TypedCodec:
-    """Return the form of a closed union of classes; the object's key *tag* names which one it is."""
+    """Return the codec of a closed union of classes; the object's key *tag* names its class."""
     by_name = {name: form.read for name, form in kinds.values()}
     writers = {cls: (name, form.written) for cls, (name, form) in kinds.items()}
 
@@ -217,7 +220,7 @@ def tagged(kinds: Mapping[type, tuple[str, TypedCodec]], tag: str, wanted: str) 
 
 
 def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
-    """Return the form of an attrs class: an object with the fields of *forms*, defaults left out."""
+    """Return the codec of an attrs class: an object with the fields of *forms*, defaults left out."""
     fields = [field for field in attrs.fields(cls) if field.name in forms]
     always = tuple((field.name, forms[field.name].write) for field in fields if field.default is attrs.NOTHING)
     unless_default = tuple(
@@ -261,7 +264,7 @@ def _default_of(field: attrs.Attribute[Any]) -> Any:
 def _field_faults(
     readers: Mapping[str, Reader], required: tuple[str, ...], data: Any, context: Context
 ) -> list[tuple[str, str]]:
-    """Return every fault of an object that couldn't be read. Only then is it worth looking for all of them."""
+    """Return every fault of an object that couldn't be read. A second pass, as only a failed read needs all of them."""
     if not isinstance(data, Mapping):
         return [("", f"an object is needed, not {kind_of(data)}")]
     faults = []
@@ -273,17 +276,17 @@ def _field_faults(
                 faults += faults_in(error, f".{name}")
         elif name in required:
             faults.append((f".{name}", "a required field is missing"))
-    if unknown := sorted(_named(name) for name in data if name not in readers):
+    if unknown := sorted(_format_key(name) for name in data if name not in readers):
         faults.append(("", f"unknown: {', '.join(unknown)}"))
     return faults or [("", "it doesn't fit")]
 
 
-def _named(name: object) -> str:
+def _format_key(name: object) -> str:
     return ascii(name) if isinstance(name, str) else f"a key that is no text ({kind_of(name)})"
 
 
 def hiding(form: TypedCodec, fields: tuple[str, ...]) -> TypedCodec:
-    """Return the form of a class whose *fields* are hidden where its flag `secret` is set."""
+    """Return the codec of a class whose *fields* are hidden if its flag `secret` is set."""
     written = form.written
 
     def write(value: Any, context: Context) -> dict[str, Any]:
@@ -294,13 +297,13 @@ def hiding(form: TypedCodec, fields: tuple[str, ...]) -> TypedCodec:
 
     def read(data: Any, context: Context) -> Any:
         if isinstance(data, Mapping) and data.get("secret") is True and context is not None:
-            data = {**data, **{name: _revealed(data[name], name, context) for name in fields if name in data}}
+            data = {**data, **{name: _reveal(data[name], name, context) for name in fields if name in data}}
         return form.read(data, context)
 
     return TypedCodec(read, write)
 
 
-def _revealed(data: Any, name: str, context: Secrets) -> Any:
+def _reveal(data: Any, name: str, context: Secrets) -> Any:
     try:
         return context.revealed(data)
     except StateError as error:
@@ -308,7 +311,7 @@ def _revealed(data: Any, name: str, context: Secrets) -> Any:
 
 
 def hiding_arguments(form: TypedCodec) -> TypedCodec:
-    """Return the form of a class with a call's `arguments`, whose values named by its `secret` are hidden."""
+    """Return the codec of a class with a call's `arguments`; the values that its `secret` names are hidden."""
     written = form.written
 
     def write(value: Any, context: Context) -> dict[str, Any]:
@@ -319,13 +322,13 @@ def hiding_arguments(form: TypedCodec) -> TypedCodec:
 
     def read(data: Any, context: Context) -> Any:
         if isinstance(data, Mapping) and "secret" in data and context is not None:
-            data = _with_arguments(data, context)
+            data = _reveal_arguments_of(data, context)
         return form.read(data, context)
 
     return TypedCodec(read, write)
 
 
-def _with_arguments(data: Mapping[str, Any], context: Secrets) -> Mapping[str, Any]:
+def _reveal_arguments_of(data: Mapping[str, Any], context: Secrets) -> Mapping[str, Any]:
     text, names = data.get("arguments"), data["secret"]
     if not isinstance(text, str) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return data
@@ -335,11 +338,11 @@ def _with_arguments(data: Mapping[str, Any], context: Secrets) -> Mapping[str, A
         raise CodecError(str(error), ".arguments") from None
 
 
-# -- forms by hint
+# -- codecs by hint
 
 
 def form_of(hint: Any, known: Mapping[Any, TypedCodec]) -> TypedCodec:
-    """Return the form of a type *hint*; *known* gives those of classes and of special hints.
+    """Return the codec of a type *hint*; *known* holds those of classes and of special hints.
 
     Raises:
         TypeError: if there is none.
@@ -360,7 +363,7 @@ def form_of(hint: Any, known: Mapping[Any, TypedCodec]) -> TypedCodec:
 
 
 def class_form(cls: type, known: Mapping[Any, TypedCodec], *, leave: frozenset[str] = frozenset()) -> TypedCodec:
-    """Return the form of attrs class *cls*, its fields by their hints; those named in *leave* aren't written."""
+    """Return the codec of attrs class *cls*, each field by its hint; fields in *leave* are neither written nor read."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in attrs.fields(cls) if field.name not in leave]
     return object_of(cls, {name: form_of(hints[name], known) for name in names})

@@ -1,14 +1,14 @@
-"""Any Python value as JSON, and back as plain data: what tools returned, final outputs, answers of callbacks.
+"""The codec of any Python value: to JSON, and back as plain data. For tool outputs, final outputs, callbacks' answers.
 
-Nothing is imported by name and nothing is pickled: what comes back is JSON's own types, bytes, and the library's own
-values (items, parts, verdicts). Objects of the application are written field by field and come back as mappings; what
-has no fields is written as its bounded repr and comes back as that text. What JSON hasn't is an object with one key
-that begins with `$`:
+Nothing is imported by name and nothing is pickled: only JSON's own types, bytes, and the library's own values (items,
+parts, verdicts) come back. Objects of the application are written field by field and come back as mappings; an object
+without fields is written as its bounded repr and comes back as that text. A value that JSON lacks is an object with one
+key that begins with `$`:
 
     {"$bytes": BASE64}  {"$float": "nan"}  {"$int": "0x…"}  {"$map": [[key, value], …]}  {"$repr": TEXT}
     {"$item": {…}}  {"$part": {…}}  {"$value": {"type": …}}  {"$digest": …}  {"$sealed": …}
 
-A mapping whose keys aren't all texts, or with one that begins with `$`, stands as `$map`.
+A mapping with a key that isn't text, or that begins with `$`, is written as `$map`. Does not know about records.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ from agentloop.exceptions import StateError
 from agentloop.handoffs import HandoffInputData
 
 MAX_DEPTH = 64
-"""Levels of nesting that are kept; what lies deeper becomes a repr."""
+"""Levels of nesting that are kept; deeper values become a repr."""
 MAX_MEMBERS = 1_000_000
-"""Members of all containers together: a small value may hold one list a billion times."""
+"""Most members of all containers together: a small value may hold one list a billion times."""
 
 _REPR_CHARS = 500
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9A-Fa-f]{6,}")
@@ -79,24 +79,24 @@ _PART: Any = i.Part
 
 
 class Shown(str):
-    """The repr of an object that couldn't be kept: a text, told from one only so that it is written as it was read."""
+    """The repr of an object that couldn't be kept. A text of its own type, so that it is written again as a repr."""
 
     __slots__ = ()
 
 
 def value_to_json(value: Any, secrets: Secrets | None = DIGESTS) -> Any:
-    """Return *value* as JSON. Never fails: a cycle, what lies too deep, and what can't be read stand as a repr.
+    """Return *value* as JSON. Never fails: a cycle, a value too deep, and one that can't be read become a repr.
 
-    *secrets* hides what is marked secret in items (by default it stands as digests); with None it is in the clear.
+    *secrets* hides values marked secret in items (by default as digests); with None they are written in the clear.
     """
     return _Writing(secrets).write(value, 0)
 
 
 def value_from_json(data: Any, *, path: str = "$", secrets: Secrets | None = DIGESTS) -> Any:
-    """Return the value that *data* stands for; `value_to_json` makes *data* of it again.
+    """Return the value that was written as *data*; `value_to_json` turns it into *data* again.
 
     Raises:
-        StateError: naming each place below *path* (a few of them) that doesn't fit. Values aren't quoted.
+        StateError: naming the first places below *path* that don't fit. Values aren't quoted.
     """
     try:
         return read_value(data, secrets)
@@ -108,7 +108,7 @@ def value_from_json(data: Any, *, path: str = "$", secrets: Secrets | None = DIG
 
 
 class _Writing:
-    """One value being written: how many members it may still have, and which objects it is inside of."""
+    """State of writing one value: the number of members it may still have, and the ids of the objects around it."""
 
     __slots__ = ("inside", "left", "secrets")
 
@@ -127,22 +127,22 @@ class _Writing:
             return write_number(value)
         try:
             simple = _NOT_SIMPLE if kind is dict or kind is list else _write_simple(value)
-            return self._guarded(value, kind, depth) if simple is _NOT_SIMPLE else simple
+            return self._write_bounded(value, kind, depth) if simple is _NOT_SIMPLE else simple
         except Exception:  # a mapping, a model or a property of the application's that fails; no stack left
             return _as_repr(value)
 
-    def _guarded(self, value: Any, kind: type, depth: int) -> Any:
-        """Write what has members, unless that would never end."""
+    def _write_bounded(self, value: Any, kind: type, depth: int) -> Any:
+        """Write a value that has members, or a repr if it is too deep, too large, or inside itself."""
         key = id(value)
         if depth >= MAX_DEPTH or key in self.inside or self.left <= 0:
             return _as_repr(value)
         self.inside.add(key)
         try:
-            return self._other(value, kind, depth + 1)
+            return self._write_compound(value, kind, depth + 1)
         finally:
             self.inside.discard(key)
 
-    def _other(self, value: Any, kind: type, depth: int) -> Any:
+    def _write_compound(self, value: Any, kind: type, depth: int) -> Any:
         if kind is dict:
             return self._mapping(value, depth)
         if kind is list:
@@ -150,7 +150,7 @@ class _Writing:
         if isinstance(value, enum.Enum):
             return self.write(value.value, depth)
         if _is_ours(kind):
-            return self._ours(value, depth)
+            return self._write_own(value, depth)
         fields = _fields_of(value)
         if fields is not None:
             return self._mapping(fields, depth)
@@ -178,11 +178,11 @@ class _Writing:
         return written
 
     def _pairs(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
-        """Write a mapping whose keys can't all be keys of JSON as they are; of equal keys the last one counts."""
+        """Write a mapping with keys that JSON can't hold unchanged; of equal keys the last one is written."""
         pairs: dict[Any, list[Any]] = {}
         for key, member in value.items():
             written = self._key(key, depth)
-            pairs[_frozen(read_value(written, None))] = [written, self.write(member, depth)]
+            pairs[_make_hashable(read_value(written, None))] = [written, self.write(member, depth)]
         if all(isinstance(key, str) and key[:1] != "$" for key, _ in pairs.values()):  # dates, members of an enum …
             return dict(pairs.values())
         return {"$map": list(pairs.values())}
@@ -190,22 +190,22 @@ class _Writing:
     def _key(self, key: Any, depth: int) -> Any:
         written = self.write(key, depth)
         try:
-            hash(_frozen(read_value(written, None)))
+            hash(_make_hashable(read_value(written, None)))
         except Exception:  # an object with fields may be a key, a mapping can't
             return _as_repr(key)
         return written
 
-    def _ours(self, value: Any, depth: int) -> dict[str, Any]:
-        """Write a value of the library's own, if it is one that can be read again."""
+    def _write_own(self, value: Any, depth: int) -> dict[str, Any]:
+        """Write a value of the library's own; one that couldn't be read again becomes a repr."""
         if isinstance(value, Withheld):
             return {value.mark: value.text}
-        for mark, form in _own_forms().items():
+        for mark, form in _own_codecs().items():
             try:
                 data = form.written(value, self.secrets)
             except KeyError:
                 continue
             written = {mark: self._mapping(data, depth)}
-            read_value(written, None, depth - 1)  # what it holds may have become a repr, where only an object fits
+            read_value(written, None, depth - 1)  # fails if a member became a repr where only an object fits
             return written
         return _as_repr(value)
 
@@ -215,7 +215,7 @@ def _is_ours(kind: type) -> bool:
 
 
 def _write_simple(value: Any) -> Any:
-    """Return what has no members as JSON."""
+    """Return a value without members as JSON, or `_NOT_SIMPLE`."""
     if isinstance(value, enum.Enum):
         return _NOT_SIMPLE
     if isinstance(value, Shown):
@@ -223,7 +223,7 @@ def _write_simple(value: Any) -> Any:
     if isinstance(value, WithheldText) and (mark := value.mark()) is not None:
         return mark
     if isinstance(value, str):
-        return str.__str__(value)  # of a subclass: its text, not what it says of itself
+        return str.__str__(value)  # of a subclass: the text itself, not the result of its own `__str__`
     if isinstance(value, int):
         return write_whole(int.__int__(value))
     if isinstance(value, float):
@@ -240,7 +240,7 @@ def _write_simple(value: Any) -> Any:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of an object whose class declares them."""
+    """Return the fields of an object whose class declares them (pydantic, attrs, dataclass, msgspec), else None."""
     kind = type(value)
     serializer = getattr(kind, "__pydantic_serializer__", None)
     if serializer is not None:
@@ -256,7 +256,7 @@ def _fields_of(value: Any) -> dict[str, Any] | None:
 
 
 class _Repr(reprlib.Repr):
-    """Reprs that are cheap for whatever is given: a few members, a few levels."""
+    """Reprs that are cheap for any value: a few members, a few levels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ _SHORT = _Repr()
 def _as_repr(value: Any) -> dict[str, str]:
     kind = type(value)
     text = f"<{kind.__name__}>"
-    if not _is_ours(kind):  # definitions and contexts lead to what may never be stored
+    if not _is_ours(kind):  # a repr of definitions or contexts would show data that may never be stored
         with contextlib.suppress(Exception):  # a broken __repr__ must not break the run
             text = bounded(_ADDRESS.sub("", _SHORT.repr(value)), _REPR_CHARS)
     return {"$repr": text}
@@ -279,7 +279,7 @@ def _as_repr(value: Any) -> dict[str, str]:
 
 
 def read_value(data: Any, secrets: Context, depth: int = 0) -> Any:
-    """Return the value that *data* stands for; raises `CodecError`."""
+    """Return the value that was written as *data*; raises `CodecError`."""
     kind = type(data)
     if kind in _PLAIN or kind is int:
         return data
@@ -318,11 +318,11 @@ def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
         try:
             values[key] = read_value(member, secrets, depth)
         except CodecError as misfit:
-            raise gathered(faults_in(misfit, _step(key))) from None
+            raise gathered(faults_in(misfit, _path_of_key(key))) from None
     return values
 
 
-def _step(key: str) -> str:
+def _path_of_key(key: str) -> str:
     return f".{key}" if key.isidentifier() and len(key) <= 40 else f"[{bounded(ascii(key), 40)}]"
 
 
@@ -336,7 +336,7 @@ def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
             return _read_pairs(inner, secrets, depth)
         if mark in _MARKS:
             return _MARKS[mark](data)
-        form = _own_forms().get(mark)
+        form = _own_codecs().get(mark)
         if form is None:
             raise CodecError("unknown: a key that begins with $")
         return form.read(read_object(_read_mapping(read_object(inner), secrets, depth)), secrets)
@@ -350,7 +350,9 @@ def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:
     ):
         raise CodecError("pairs of a key and a value are needed")
     try:
-        found = {_frozen(read_value(key, secrets, depth)): read_value(value, secrets, depth) for key, value in pairs}
+        found = {
+            _make_hashable(read_value(key, secrets, depth)): read_value(value, secrets, depth) for key, value in pairs
+        }
     except TypeError:
         raise CodecError("a key can't be an object") from None
     if len(found) != len(pairs):
@@ -358,8 +360,8 @@ def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:
     return found
 
 
-def _frozen(key: Any) -> Any:
-    return tuple(map(_frozen, key)) if isinstance(key, list) else key
+def _make_hashable(key: Any) -> Any:
+    return tuple(map(_make_hashable, key)) if isinstance(key, list) else key
 
 
 def _read_bytes(data: Mapping[str, Any]) -> bytes:
@@ -396,8 +398,8 @@ def _read_items(value: Any, _context: Context) -> tuple[i.Item, ...]:
 
 
 @functools.cache
-def _own_forms() -> Mapping[str, TypedCodec]:
-    """Return the forms of what comes back as what it was, by mark: over values already read, and not yet written."""
+def _own_codecs() -> Mapping[str, TypedCodec]:
+    """Return the codecs, by mark, of the library's own values. They convert one level; the members stay values."""
     anything = TypedCodec(lambda value, _context: value)
     items = TypedCodec(_read_items)
     kinds: Mapping[type, tuple[str, Mapping[str, TypedCodec]]] = {

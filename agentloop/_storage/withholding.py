@@ -1,8 +1,9 @@
-"""What is marked secret, as journals and states hold it: sealed by the application's codec, or as digests.
+"""The stored form of values marked secret, in journals and states: sealed by the application's codec, or digests.
 
 In JSON a secret is `{"$sealed": BASE64}` or `{"$digest": HEX}`. In a call's arguments, which are JSON text themselves,
-such an object stands in the place of the value; arguments that don't parse are hidden whole, behind `$sealed:` or
-`$digest:`, which begins no JSON. What is read without the codec stays hidden, and is written again as it was.
+such an object replaces the value; arguments that don't parse are hidden whole, behind `$sealed:` or `$digest:`, which
+begins no JSON. A value read without the codec stays hidden, and is written again unchanged. Does not know which
+values are secret: `_core/secret_marks` marks them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MARKS = ("$digest", "$sealed")
 
 
 class Sealer(Protocol):
-    """See `agentloop.abc.Codec`."""
+    """The part of `agentloop.abc.Codec` that this module uses."""
 
     def seal(self, data: bytes) -> bytes: ...
     def open(self, sealed: bytes) -> bytes: ...
@@ -33,19 +34,19 @@ class Sealer(Protocol):
 
 @attrs.frozen
 class Withheld:
-    """What is left of a secret value that was stored and can't be read."""
+    """The stored remainder of a secret value that can't be read."""
 
     mark: Mark
     text: str = attrs.field(repr=False)
 
 
 class WithheldText(str):
-    """A text that was stored with secrets and can't be read whole: arguments with gaps, or the mark of an output."""
+    """A text with stored secrets that can't be read whole: arguments with gaps, or the mark of an output."""
 
     __slots__ = ()
 
     def mark(self) -> Mapping[str, str] | None:
-        """Return the mark that the text is; None for arguments."""
+        """Return the text as a mark; None for arguments."""
         try:
             data = json.loads(self)
         except ValueError:
@@ -54,7 +55,7 @@ class WithheldText(str):
 
 
 def is_mark(data: object) -> TypeGuard[Mapping[str, str]]:
-    """Tell whether JSON data stands for a secret that can't be read."""
+    """Tell whether JSON data is the mark of a hidden secret."""
     if not isinstance(data, Mapping) or len(data) != 1:
         return False
     ((mark, text),) = data.items()
@@ -63,12 +64,12 @@ def is_mark(data: object) -> TypeGuard[Mapping[str, str]]:
 
 @attrs.frozen
 class Secrets:
-    """How secrets are hidden in stored data: sealed by *codec*; without one only their digests are kept."""
+    """The hiding of secrets in stored data: sealed by *codec*; without one only their digests are kept."""
 
     codec: Sealer | None = None
 
     def hide(self, data: bytes) -> dict[str, str]:
-        """Return what stands for *data*.
+        """Return the mark that replaces *data*.
 
         Raises:
             StateError: if the codec fails.
@@ -77,14 +78,14 @@ class Secrets:
             return {"$digest": hashlib.sha256(data).hexdigest()[:32]}
         try:
             return {"$sealed": base64.b64encode(self.codec.seal(data)).decode("ascii")}
-        except Exception as error:  # its words may hold what it was given
+        except Exception as error:  # its message may quote the secret
             raise StateError(f"the codec failed to seal a secret: {type(error).__name__}") from None
 
     def reveal(self, mark: Mapping[str, str]) -> bytes | None:
-        """Return what *mark* stands for, or None where that can't be read: no codec, or only a digest was kept.
+        """Return the data behind *mark*, or None if it can't be read: no codec, or only a digest was kept.
 
         Raises:
-            StateError: if the codec fails: sealed by another one, or changed.
+            StateError: if the codec fails: another codec sealed the data, or it was changed.
         """
         sealed = mark.get("$sealed")
         if sealed is None or self.codec is None:
@@ -95,11 +96,11 @@ class Secrets:
             raise StateError(f"the codec can't open a sealed secret: {type(error).__name__}") from None
 
     def hidden(self, data: Any) -> Any:
-        """Return JSON *data* hidden, if it isn't already."""
+        """Return the mark of JSON *data*; a mark itself is returned unchanged."""
         return data if is_mark(data) else self.hide(encode(data))
 
     def revealed(self, data: Any) -> Any:
-        """Return the JSON data that was hidden, as far as it can be read."""
+        """Return the JSON data behind a mark, or *data* itself if it is no mark or can't be read."""
         opened = self.reveal(data) if is_mark(data) else None
         return data if opened is None else decode(opened)
 
@@ -118,11 +119,11 @@ def hide_arguments(text: str, names: Collection[str], secrets: Secrets) -> str:
     if spans is None:
         ((mark, hidden),) = secrets.hide(_bytes(text)).items()
         return f"{mark}:{hidden}"
-    return replaced(text, _named(spans, names), lambda value: json.dumps(secrets.hide(_bytes(value))))
+    return replaced(text, _select_spans(spans, names), lambda value: json.dumps(secrets.hide(_bytes(value))))
 
 
 def reveal_arguments(text: str, names: Collection[str], secrets: Secrets) -> str:
-    """Return what was hidden by `hide_arguments`; a `WithheldText` where something of it can't be read."""
+    """Return the arguments that `hide_arguments` hid; a `WithheldText` if a part of them can't be read."""
     mark, colon, hidden = text.partition(":")
     if colon and mark in MARKS:
         opened = secrets.reveal({mark: hidden})
@@ -136,12 +137,12 @@ def reveal_arguments(text: str, names: Collection[str], secrets: Secrets) -> str
         gaps = gaps or (opened is None and is_mark(data))
         return value if opened is None else _text(opened)
 
-    whole = replaced(text, _named(spans_of(text) or [], names), reveal)
+    whole = replaced(text, _select_spans(spans_of(text) or [], names), reveal)
     return WithheldText(whole) if gaps else whole
 
 
 def missing_secrets(call: ToolCall, arguments: str | None = None) -> list[str]:
-    """Return the names of the arguments of *call* that were stored and can't be read, in the order of the text.
+    """Return the names of *call*'s secret arguments that can't be read, in the order of the text.
 
     *arguments* is the JSON text to run it with, if not the model's own.
     """
@@ -151,10 +152,10 @@ def missing_secrets(call: ToolCall, arguments: str | None = None) -> list[str]:
     spans = spans_of(text)
     if spans is None:
         return list(call.secret)
-    return [span.key for span in _named(spans, call.secret) if is_mark(json.loads(text[span.start : span.end]))]
+    return [span.key for span in _select_spans(spans, call.secret) if is_mark(json.loads(text[span.start : span.end]))]
 
 
-def _named(spans: Iterable[TextSpan], names: Collection[str]) -> list[TextSpan]:
+def _select_spans(spans: Iterable[TextSpan], names: Collection[str]) -> list[TextSpan]:
     return [span for span in spans if span.key in names]
 
 
