@@ -24,7 +24,7 @@ from agentloop.tools import FunctionTool
 
 logger = logging.getLogger("agentloop")
 
-DeclaredT = TypeVar("AskedT", FunctionTool, Handoff)
+DeclaredT = TypeVar("DeclaredT", FunctionTool, Handoff)
 
 
 async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:

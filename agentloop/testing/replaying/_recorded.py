@@ -54,7 +54,7 @@ class RecordedSegment:
 
 @attrs.define(eq=False, slots=False)
 class RecordedRun:
-    """A log and its indices: numbers of records by run and by call, in order. Made by `of`; nothing changes it later."""
+    """A log and its indices: record numbers by run and by call, in order. Made by `of`, never changed."""
 
     records: tuple[r.Record, ...]
     entries: tuple[RecordedSegment, ...] = ()
@@ -179,7 +179,7 @@ class RecordedRun:
         return found
 
     def _find_first_after(self, at: float, start: int, stop: int) -> int | None:
-        """Return the number of the first record in *start* to *stop* after time *at*; None if one has just this time."""
+        """Return the number of the first record in *start* to *stop* after *at*; None if one has just this time."""
         place = bisect_left(self.records, at, start, stop, key=lambda one: one.at)
         return place if self.records[place - 1].at < at < self.records[place].at else None
 

@@ -115,7 +115,7 @@ class HooksOfAgents(AgentHooks):
 
 
 class HooksOfRuns(RunHooks):
-    """Hooks of the outermost run: `on_run_end` waits for the last record, since the recorded hook may have been slow."""
+    """Hooks of the outermost run: `on_run_end` waits for the last record: the recorded hook may have been slow."""
 
     def __init__(self, effects: ReplayEffects) -> None:
         self._effects = effects
