@@ -367,7 +367,6 @@ def kept(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
         custom_output_extractor=points.fn("custom_output_extractor", lambda result: result.final_output),
         on_stream=points.fn("on_stream"),
         session=PointSession(points),
-        run_config=RunConfig(instruments=(PointInstrument(points),)),
     )
     second: Agent[Any, Any] = Agent("second", model=PointModel(points, say("done")), hooks=hooks_of(points, AgentHooks))
     over = handoff(
