@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import attrs
+from attrs.validators import in_
 
-from agentloop._common import checks
+from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, is_a, optional
 from agentloop._common.masking import MASK, masked_repr
 from agentloop._common.misplaced import takes_options
 from agentloop._common.naming import snake_case
 from agentloop._schema.function_schema import FunctionSchema, function_schema
 from agentloop._schema.output_schema import TypedOutput, output_schema, typed_output
 from agentloop.abc import Model
-from agentloop.config import ModelSettings, check_count
+from agentloop.config import ModelSettings
 from agentloop.config_checks import check_run_config
 from agentloop.context import Callback
-from agentloop.exceptions import UserError, UserTypeError, UserValueError
+from agentloop.exceptions import UserError, UserTypeError
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
@@ -30,20 +31,15 @@ OutputT = TypeVar("OutputT")
 
 
 def _to_names(names: str | Iterable[str]) -> tuple[str, ...]:
-    given: object = names
-    if isinstance(given, str):
-        return (given,)
-    found = tuple(given) if isinstance(given, Iterable) else (given,)
-    if not checks.is_texts(found):
-        raise UserTypeError(f"StopAtTools.names: names of tools are needed, not {names!r}")
-    return found
+    given: Any = names
+    return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
 
 
 @attrs.frozen
 class StopAtTools:
     """Finish with the output of the first called tool that is one of *names*."""
 
-    names: tuple[str, ...] = attrs.field(converter=_to_names)
+    names: tuple[str, ...] = attrs.field(converter=_to_names, validator=FIELDS.texts("names of tools are needed"))
 
 
 @attrs.frozen(kw_only=True)
@@ -80,75 +76,14 @@ def _ask(input: str) -> str:
     return input
 
 
-def _fault(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], needed: str, value: object) -> UserTypeError:
-    return UserTypeError(f"Agent.{attribute.name}: {needed} is needed, not {value!r}")
+_NO_SETTINGS = ModelSettings()
 
 
-def _name(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, str):
-        raise _fault(agent, attribute, "text", value)
-    if not value:
-        raise UserValueError("Agent.name: may not be empty")
-
-
-def _instructions(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, str) and not callable(value):
-        raise _fault(agent, attribute, "text or a callable", value)
-
-
-def _model(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, str | Model):
-        raise _fault(agent, attribute, "a model or its name", value)
-
-
-def _sequence_of(kind: type | tuple[type, ...], needed: str) -> Any:
-    def validate(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise _fault(agent, attribute, f"a sequence of {needed}", value)
-        for index, member in enumerate(value):
-            if not isinstance(member, kind):
-                raise UserTypeError(f"Agent.{attribute.name}[{index}]: {needed} are needed, not {member!r}")
-
-    return validate
-
-
-def _behavior(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, StopAtTools) or callable(value):
-        return
-    if value not in ("run_llm_again", "stop_on_first_tool"):
-        raise _fault(agent, attribute, "'run_llm_again', 'stop_on_first_tool', StopAtTools or a callable", value)
-
-
-def _execution(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    if value not in ("concurrent", "sequential"):
-        raise UserValueError(f"Agent.{attribute.name}: 'concurrent' or 'sequential' is needed, not {value!r}")
-
-
-def _handoffs(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    _sequence_of((Agent, Handoff), "agents or handoffs")(agent, attribute, value)
-
-
-def _output_type(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
     try:
         output_schema(value)
     except UserError as error:
         raise UserTypeError(f"Agent.{attribute.name}: {error}") from error
-
-
-def _flag(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise _fault(agent, attribute, "True or False", value)
-
-
-def _is(kind: type | tuple[type, ...], needed: str, *, optional: bool = True) -> Any:
-    def validate(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
-        if not isinstance(value, kind) and not (optional and value is None):
-            raise _fault(agent, attribute, needed, value)
-
-    return validate
-
-
-_NO_SETTINGS = ModelSettings()
 
 
 @lru_cache(256)
@@ -196,35 +131,54 @@ class Agent(Generic[ContextT, OutputT]):
         tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
     """
 
-    name: str = attrs.field(validator=_name)
-    instructions: str | Callback | None = attrs.field(default=None, kw_only=True, validator=_instructions)
-    handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=_is(str, "text"))
-    model: str | Model | None = attrs.field(default=None, kw_only=True, validator=_model)
+    name: str = attrs.field(validator=FIELDS.words())
+    instructions: str | Callback | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=optional(FIELDS.needs("text or a callable is needed", is_a(str, Callable))),
+    )
+    handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
+    model: str | Model | None = attrs.field(
+        default=None, kw_only=True, validator=optional(FIELDS.needs("a model or its name is needed", is_a(str, Model)))
+    )
     model_settings: ModelSettings = attrs.field(
         default=attrs.Factory(lambda self: implicit_settings(self.model), takes_self=True),
         kw_only=True,
-        validator=_is(ModelSettings, "ModelSettings", optional=False),
+        validator=FIELDS.a(ModelSettings),
     )
     tools: Sequence[FunctionTool] = attrs.field(
-        factory=list, kw_only=True, validator=_sequence_of(FunctionTool, "tools (made by @tool)")
+        factory=list, kw_only=True, validator=FIELDS.each("a tool (made by @tool)", is_a(FunctionTool))
     )
-    handoffs: Sequence[Agent[Any, Any] | Handoff] = attrs.field(factory=list, kw_only=True, validator=_handoffs)
+    handoffs: Sequence[Agent[Any, Any] | Handoff] = attrs.field(
+        factory=list,
+        kw_only=True,
+        validator=FIELDS.each("an agent or a handoff", fits(lambda member: isinstance(member, Agent | Handoff))),
+    )
     input_guardrails: Sequence[InputGuardrail] = attrs.field(
         factory=list,
         kw_only=True,
-        validator=_sequence_of(InputGuardrail, "input guardrails (made by @input_guardrail)"),
+        validator=FIELDS.each("an input guardrail (made by @input_guardrail)", is_a(InputGuardrail)),
     )
     output_guardrails: Sequence[OutputGuardrail] = attrs.field(
         factory=list,
         kw_only=True,
-        validator=_sequence_of(OutputGuardrail, "output guardrails (made by @output_guardrail)"),
+        validator=FIELDS.each("an output guardrail (made by @output_guardrail)", is_a(OutputGuardrail)),
     )
     output_type: Any = attrs.field(default=None, kw_only=True, validator=_output_type)
-    hooks: AgentHooks | None = attrs.field(default=None, kw_only=True, validator=_is(AgentHooks, "AgentHooks"))
-    tool_use_behavior: ToolUseBehavior = attrs.field(default="run_llm_again", kw_only=True, validator=_behavior)
-    reset_tool_choice: bool = attrs.field(default=True, kw_only=True, validator=_flag)
+    hooks: AgentHooks | None = attrs.field(
+        default=None, kw_only=True, validator=optional(FIELDS.needs("AgentHooks are needed", is_a(AgentHooks)))
+    )
+    tool_use_behavior: ToolUseBehavior = attrs.field(
+        default="run_llm_again",
+        kw_only=True,
+        validator=FIELDS.needs(
+            "'run_llm_again', 'stop_on_first_tool', StopAtTools or a callable is needed",
+            either(is_a(StopAtTools, Callable), in_(("run_llm_again", "stop_on_first_tool"))),
+        ),
+    )
+    reset_tool_choice: bool = attrs.field(default=True, kw_only=True, validator=FIELDS.flag())
     tool_execution: Literal["concurrent", "sequential"] = attrs.field(
-        default="concurrent", kw_only=True, validator=_execution
+        default="concurrent", kw_only=True, validator=FIELDS.one_of("concurrent", "sequential")
     )
 
     _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)
@@ -305,8 +259,8 @@ class Agent(Generic[ContextT, OutputT]):
             UserError: *run_config* has instruments, or an argument is not what it must be.
         """
         check_count("max_turns", max_turns)
-        checks.check("tool_name", "text", checks.is_text, tool_name, optional=True)
-        checks.check("tool_description", "text", checks.is_text, tool_description, optional=True)
+        check("tool_name", optional(NAMES.text()), tool_name)
+        check("tool_description", optional(NAMES.text()), tool_description)
         if run_config is not None and check_run_config(run_config).instruments:
             raise UserError(
                 "as_tool: the nested run's configuration can't have instruments. "

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
 
-from agentloop.config import check_count
+from agentloop._common.checks import FIELDS, optional
 from agentloop.exceptions import UsageLimitExceeded, UserTypeError, UserValueError
 from agentloop.records import CallStarted, Record
 
@@ -39,10 +39,6 @@ def _to_limit(value: Amount | None) -> Decimal | None:
     return None if value is None else to_amount("UsageLimits.cost", value)
 
 
-def _count(_instance: object, attribute: attrs.Attribute[Any], value: int | None) -> None:
-    check_count(f"UsageLimits.{attribute.name}", value, least=0)
-
-
 @attrs.frozen
 class UsageLimits:
     """What a run, nested runs included, may use; None = no limit.
@@ -54,11 +50,11 @@ class UsageLimits:
         cost: Of requests (by `RunConfig.price`) and calls (by `tool(cost=…)`) together, in the unit of both.
     """
 
-    requests: int | None = attrs.field(default=None, validator=_count)
-    input_tokens: int | None = attrs.field(default=None, validator=_count)
-    output_tokens: int | None = attrs.field(default=None, validator=_count)
-    total_tokens: int | None = attrs.field(default=None, validator=_count)
-    tool_calls: int | None = attrs.field(default=None, validator=_count)
+    requests: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
+    input_tokens: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
+    output_tokens: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
+    total_tokens: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
+    tool_calls: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
     cost: Decimal | None = attrs.field(default=None, converter=_to_limit)
 
 

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, final
 
 import attrs
 
+from agentloop._common.checks import FIELDS
 from agentloop._common.naming import takes
-from agentloop.config import check_count
 from agentloop.context import RunContext
-from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.exceptions import UserTypeError
 
 PredicateFunction: TypeAlias = Callable[[RunContext[Any]], bool | Awaitable[bool]]
 Answers: TypeAlias = Mapping[PredicateFunction, bool]
@@ -106,25 +106,12 @@ def as_condition(value: Condition | PredicateFunction) -> Condition:
 # ---------------------------------------------------------------------------------------------- what can be asked
 
 
-def _count(instance: Condition, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if check_count(where := f"{type(instance).__name__}.{attribute.name}", value) is None:
-        raise UserTypeError(f"{where}: a whole number is needed, not None")
-
-
-def _text(instance: Condition, attribute: attrs.Attribute[Any], value: object) -> None:
-    where = f"{type(instance).__name__}.{attribute.name}"
-    if not isinstance(value, str):
-        raise UserTypeError(f"{where}: text is needed, not {value!r}")
-    if not value:
-        raise UserValueError(f"{where}: may not be empty")
-
-
 @final
 @attrs.frozen(repr=False)
 class MaxTurns(Condition):
     """Holds from the end of turn *n* on. Stops the run with a result, unlike the `max_turns` of a run."""
 
-    n: int = attrs.field(validator=_count)
+    n: int = attrs.field(validator=FIELDS.count())
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the turn is the *n*-th or later."""
@@ -139,7 +126,7 @@ class MaxTurns(Condition):
 class ToolCalled(Condition):
     """Holds once the tool called *name* has been called in the run."""
 
-    name: str = attrs.field(validator=_text)
+    name: str = attrs.field(validator=FIELDS.words())
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the tool is among the calls."""
@@ -154,7 +141,7 @@ class ToolCalled(Condition):
 class TextMention(Condition):
     """Holds for a turn whose messages or tool outputs mention *text*, letter by letter."""
 
-    text: str = attrs.field(validator=_text)
+    text: str = attrs.field(validator=FIELDS.words())
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the turn's text has *text* in it."""
@@ -169,7 +156,7 @@ class TextMention(Condition):
 class TokenLimit(Condition):
     """Holds once the run has used *n* tokens in all. A stop with a result, unlike `UsageLimits`."""
 
-    n: int = attrs.field(validator=_count)
+    n: int = attrs.field(validator=FIELDS.count())
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if *n* tokens or more are used."""

@@ -2,81 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
+from attrs.validators import and_, ge
 
-from agentloop._common import checks
-from agentloop._common.errors import UserTypeError, UserValueError
+from agentloop._common.checks import FIELDS, NAMES, either, is_a, is_finite, optional
 from agentloop._common.misplaced import takes_options
-
-
-def check_seconds(name: str, value: float | None, *, zero: bool = False) -> float | None:
-    """Return *value* if it is None or a finite positive number of seconds (zero allowed if *zero*).
-
-    Raises:
-        UserTypeError, UserValueError: naming the field.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserTypeError(f"{name}: seconds as a number are needed, not {value!r}")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise UserValueError(f"{name}: a finite number of seconds above 0 is needed, not {value!r}")
-    return float(value)
-
-
-def check_count(name: str, value: int | None, *, least: int = 1) -> int | None:
-    """Return *value* if it is None (no limit) or a whole number of at least *least*.
-
-    Raises:
-        UserTypeError, UserValueError: naming the field.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UserTypeError(f"{name}: a whole number is needed, not {value!r}")
-    if value < least:
-        raise UserValueError(f"{name}: at least {least} is needed, not {value!r}")
-    return value
-
-
-def check_id(name: str, value: str) -> str:
-    """Return *value* if it is text that says something, and that can be written.
-
-    Raises:
-        UserTypeError, UserValueError: naming the field.
-    """
-    if not isinstance(value, str):
-        raise UserTypeError(f"{name}: text is needed, not {value!r}")
-    if not value or any("\ud800" <= char <= "\udfff" for char in value):
-        raise UserValueError(f"{name}: text that isn't empty and can be encoded is needed, not {value!r}")
-    return value
-
-
-def _seconds(zero: bool = False) -> Any:
-    def validate(_instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        check_seconds(attribute.name, value, zero=zero)
-
-    return validate
-
-
-def _count(least: int = 1) -> Any:
-    def validate(_instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        check_count(attribute.name, value, least=least)
-
-    return validate
 
 
 @attrs.frozen(kw_only=True)
 class JsonLimits:
     """Bounds on JSON that a model writes: bytes, nesting depth, digits of one number."""
 
-    max_bytes: int | None = attrs.field(default=1_000_000, validator=_count())
-    max_depth: int | None = attrs.field(default=64, validator=_count())
-    max_digits: int | None = attrs.field(default=1_000, validator=_count())
+    max_bytes: int | None = attrs.field(default=1_000_000, validator=optional(NAMES.count()))
+    max_depth: int | None = attrs.field(default=64, validator=optional(NAMES.count()))
+    max_digits: int | None = attrs.field(default=1_000, validator=optional(NAMES.count()))
 
 
 @attrs.frozen(kw_only=True)
@@ -106,32 +48,6 @@ class RetryContext:
 RetryPolicy: TypeAlias = Callable[[RetryContext], bool | Awaitable[bool]]
 
 
-def _needed(check: Any) -> Any:
-    def validate(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value is None:
-            raise UserTypeError(f"{attribute.name}: a number is needed, not None")
-        check(instance, attribute, value)
-
-    return validate
-
-
-def _multiplier(_instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserTypeError(f"{attribute.name}: a number is needed, not {value!r}")
-    if not math.isfinite(value) or value < 1:
-        raise UserValueError(f"{attribute.name}: a finite number of at least 1 is needed, not {value!r}")
-
-
-def _policy(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not callable(value):
-        raise UserTypeError(f"ModelRetrySettings.{attribute.name}: a callable is needed, not {value!r}")
-
-
-def _bool(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise UserTypeError(f"{attribute.name}: True or False is needed, not {value!r}")
-
-
 @attrs.frozen
 class ModelRetrySettings:
     """When a failed model request is made again, within its turn.
@@ -147,17 +63,15 @@ class ModelRetrySettings:
             or the account's quota is spent.
     """
 
-    max_retries: int = attrs.field(validator=_needed(_count(0)))
-    initial_delay: float = attrs.field(default=0.25, validator=_needed(_seconds(zero=True)))
-    max_delay: float = attrs.field(default=2.0, validator=_needed(_seconds(zero=True)))
-    multiplier: float = attrs.field(default=2.0, validator=_multiplier)
-    jitter: bool = attrs.field(default=True, validator=_bool)
-    policy: RetryPolicy | None = attrs.field(default=None, validator=_policy)
-
-
-def _retry(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, ModelRetrySettings):
-        raise UserTypeError(f"ModelSettings.{attribute.name}: ModelRetrySettings are needed, not {value!r}")
+    max_retries: int = attrs.field(validator=NAMES.count(0))
+    initial_delay: float = attrs.field(default=0.25, validator=NAMES.seconds(zero=True))
+    max_delay: float = attrs.field(default=2.0, validator=NAMES.seconds(zero=True))
+    multiplier: float = attrs.field(
+        default=2.0,
+        validator=and_(NAMES.number(), NAMES.needs("a finite number of at least 1 is needed", ge(1), is_finite)),
+    )
+    jitter: bool = attrs.field(default=True, validator=NAMES.flag())
+    policy: RetryPolicy | None = attrs.field(default=None, validator=optional(FIELDS.function()))
 
 
 @takes_options("Agent(…, model_settings=ModelSettings(OPTION=…))")
@@ -165,33 +79,31 @@ def _retry(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
 class ModelSettings:
     """How to ask a model. None means not given: the next level down decides (run over agent over model)."""
 
-    temperature: float | None = attrs.field(default=None, validator=checks.number_or_none)
-    top_p: float | None = attrs.field(default=None, validator=checks.number_or_none)
-    max_tokens: int | None = attrs.field(default=None, validator=_count())
+    temperature: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
+    top_p: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
+    max_tokens: int | None = attrs.field(default=None, validator=optional(NAMES.count()))
     tool_choice: str | Mapping[str, Any] | None = attrs.field(
         default=None,
-        validator=checks.needs(
-            "text or a mapping", lambda value: isinstance(value, str) or checks.is_named(value), optional=True
-        ),
+        validator=optional(FIELDS.needs("text or a mapping is needed", either(is_a(str), FIELDS.mapping()))),
     )
-    parallel_tool_calls: bool | None = attrs.field(default=None, validator=checks.flag_or_none)
-    reasoning: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
-    verbosity: str | None = attrs.field(default=None, validator=checks.text_or_none)
-    truncation: str | None = attrs.field(default=None, validator=checks.text_or_none)
-    store: bool | None = attrs.field(default=None, validator=checks.flag_or_none)
-    metadata: Mapping[str, str] | None = attrs.field(default=None, validator=checks.mapping_or_none)
-    include: Sequence[str] | None = attrs.field(
-        default=None, validator=checks.needs("a sequence of texts", checks.is_texts, optional=True)
-    )
-    timeout: float | None = attrs.field(default=None, validator=_seconds())
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
+    reasoning: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    verbosity: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    truncation: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    store: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
+    metadata: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    include: Sequence[str] | None = attrs.field(default=None, validator=optional(FIELDS.texts()))
+    timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
     """Seconds for one attempt."""
-    retry: ModelRetrySettings | None = attrs.field(default=None, validator=_retry)
+    retry: ModelRetrySettings | None = attrs.field(default=None, validator=optional(FIELDS.a(ModelRetrySettings)))
     """None: two retries where the error speaks for them, of an answer that fell silent one, of `timeout` none.
     `ModelRetrySettings(max_retries=0)`: none."""
-    extra_headers: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=checks.mapping_or_none)
-    extra_query: Mapping[str, str] | None = attrs.field(default=None, validator=checks.mapping_or_none)
-    extra_body: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
-    extra_args: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
+    extra_headers: Mapping[str, str] | None = attrs.field(
+        default=None, repr=False, validator=optional(FIELDS.mapping())
+    )
+    extra_query: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    extra_body: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    extra_args: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
 
     def resolve(self, override: ModelSettings | None) -> ModelSettings:
         """Return these settings with every value that *override* gives laid over them."""
@@ -210,39 +122,21 @@ class ModelSettings:
 class ToolExecution:
     """How a run executes its tool calls."""
 
-    max_function_tool_concurrency: int | None = attrs.field(default=32, validator=_count())
+    max_function_tool_concurrency: int | None = attrs.field(default=32, validator=optional(NAMES.count()))
     """Bodies in flight in one turn; None = no limit."""
-    max_calls_per_turn: int | None = attrs.field(default=1000, validator=_count())
+    max_calls_per_turn: int | None = attrs.field(default=1000, validator=optional(NAMES.count()))
     """Calls of one response that may run; the others are answered with a refusal."""
-    queue_timeout: float | None = attrs.field(default=None, validator=_seconds())
+    queue_timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
     """Seconds a call may wait to start before it is skipped."""
-    pre_approval_tool_input_guardrails: bool = attrs.field(default=False, validator=checks.flag)
-    cleanup_grace: float = attrs.field(default=5.0, validator=_needed(_seconds(zero=True)))
+    pre_approval_tool_input_guardrails: bool = attrs.field(default=False, validator=FIELDS.flag())
+    cleanup_grace: float = attrs.field(default=5.0, validator=NAMES.seconds(zero=True))
     """Seconds that cleanup gets, in all, once a run is being cancelled."""
-    max_output_chars: int | None = attrs.field(default=32_000, validator=_count())
-    max_threads: int = attrs.field(default=32, validator=_needed(_count()))
+    max_output_chars: int | None = attrs.field(default=32_000, validator=optional(NAMES.count()))
+    max_threads: int = attrs.field(default=32, validator=NAMES.count())
     mode: Literal["concurrent", "sequential"] | None = attrs.field(
-        default=None, validator=checks.needs_one_of(None, "concurrent", "sequential")
+        default=None, validator=FIELDS.one_of(None, "concurrent", "sequential")
     )
     """None: the agent's `tool_execution`."""
-
-
-def _is(kind: type, *, optional: bool = False) -> Any:
-    return checks.needs(f"{kind.__name__}(…)", lambda value: isinstance(value, kind), optional=optional)
-
-
-def _callable_or_none(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not callable(value):
-        raise UserTypeError(f"RunConfig.{attribute.name}: a callable is needed, not {value!r}")
-
-
-def _nesting(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    lines = value if isinstance(value, tuple) else ()
-    if isinstance(value, bool):
-        return
-    if len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines):
-        return
-    raise UserTypeError(f"RunConfig.{attribute.name}: a bool or two lines of text are needed, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -260,7 +154,7 @@ class ToolErrorArgs:
 class SessionSettings:
     """How a session is used: `limit` is how many of its latest items a run is shown; None = all."""
 
-    limit: int | None = attrs.field(default=None, validator=_count(0))
+    limit: int | None = attrs.field(default=None, validator=optional(NAMES.count(0)))
 
 
 @attrs.frozen(kw_only=True)
@@ -328,39 +222,39 @@ class RunConfig:
     """
 
     model: Any = None
-    model_settings: ModelSettings | None = attrs.field(default=None, validator=_is(ModelSettings, optional=True))
-    tool_execution: ToolExecution = attrs.field(factory=ToolExecution, validator=_is(ToolExecution))
-    timeout: float | None = attrs.field(default=None, validator=_seconds())
-    tool_error_formatter: Any = attrs.field(default=None, validator=_callable_or_none)
+    model_settings: ModelSettings | None = attrs.field(default=None, validator=optional(FIELDS.a(ModelSettings)))
+    tool_execution: ToolExecution = attrs.field(factory=ToolExecution, validator=FIELDS.a(ToolExecution))
+    timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
+    tool_error_formatter: Any = attrs.field(default=None, validator=optional(FIELDS.function()))
     tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = attrs.field(
-        default="raise_error", validator=checks.needs_one_of("raise_error", "return_error_to_model")
+        default="raise_error", validator=FIELDS.one_of("raise_error", "return_error_to_model")
     )
     tool_name_collision_policy: Literal["warn", "error"] = attrs.field(
-        default="warn", validator=checks.needs_one_of("warn", "error")
+        default="warn", validator=FIELDS.one_of("warn", "error")
     )
     output_store: Any = None
     limits: Any = None
-    price: Any = attrs.field(default=None, validator=_callable_or_none)
+    price: Any = attrs.field(default=None, validator=optional(FIELDS.function()))
     stop_when: Any = None
     model_provider: Any = None
     input_guardrails: Sequence[Any] = ()
     output_guardrails: Sequence[Any] = ()
-    handoff_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)
-    nest_handoff_history: bool | tuple[str, str] = attrs.field(default=False, validator=_nesting)
-    call_model_input_filter: Any = attrs.field(default=None, validator=_callable_or_none)
-    session_input_callback: Any = attrs.field(default=None, validator=_callable_or_none)
-    session_settings: SessionSettings | None = attrs.field(default=None, validator=_is(SessionSettings, optional=True))
-    loop_detection: int | None = attrs.field(default=None, validator=_count(2))
+    handoff_input_filter: Any = attrs.field(default=None, validator=optional(FIELDS.function()))
+    nest_handoff_history: bool | tuple[str, str] = attrs.field(default=False, validator=FIELDS.two_lines_or_flag())
+    call_model_input_filter: Any = attrs.field(default=None, validator=optional(FIELDS.function()))
+    session_input_callback: Any = attrs.field(default=None, validator=optional(FIELDS.function()))
+    session_settings: SessionSettings | None = attrs.field(default=None, validator=optional(FIELDS.a(SessionSettings)))
+    loop_detection: int | None = attrs.field(default=None, validator=optional(NAMES.count(2)))
     policies: Sequence[Any] = ()
-    hold_text_until_guarded: bool = attrs.field(default=False, validator=checks.flag)
-    json_limits: JsonLimits = attrs.field(factory=JsonLimits, validator=_is(JsonLimits))
-    stream_buffer: int = attrs.field(default=256, validator=_count())
-    max_depth: int = attrs.field(default=16, validator=_needed(_count()))
-    workflow_name: str = attrs.field(default="Agent workflow", validator=checks.text)
-    group_id: str | None = attrs.field(default=None, validator=checks.text_or_none)
-    trace_metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=checks.mapping_or_none)
-    trace_include_sensitive_data: bool = attrs.field(default=True, validator=checks.flag)
-    tracing_disabled: bool = attrs.field(default=False, validator=checks.flag)
+    hold_text_until_guarded: bool = attrs.field(default=False, validator=FIELDS.flag())
+    json_limits: JsonLimits = attrs.field(factory=JsonLimits, validator=FIELDS.a(JsonLimits))
+    stream_buffer: int = attrs.field(default=256, validator=optional(NAMES.count()))
+    max_depth: int = attrs.field(default=16, validator=NAMES.count())
+    workflow_name: str = attrs.field(default="Agent workflow", validator=FIELDS.text())
+    group_id: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    trace_metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    trace_include_sensitive_data: bool = attrs.field(default=True, validator=FIELDS.flag())
+    tracing_disabled: bool = attrs.field(default=False, validator=FIELDS.flag())
     effects: Any = None
     instruments: Sequence[Any] = ()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from agentloop._common import checks
+from agentloop._common.checks import NAMES, Validator, check, fits, has, is_a, optional
 from agentloop.abc import Instrument, Model
 from agentloop.budget import UsageLimits
 from agentloop.conditions import as_condition
@@ -21,18 +19,18 @@ def _is_instrument(value: object) -> bool:
     return not isinstance(value, type) and any(callable(getattr(value, name, None)) for name in _TOLD)
 
 
-_ONE: dict[str, tuple[str, checks.Fits]] = {
-    "model": ("a Model or a model string", lambda value: isinstance(value, str | Model)),
-    "limits": ("UsageLimits(…)", lambda value: isinstance(value, UsageLimits)),
-    "model_provider": ("a ModelProvider (with `get_model`)", checks.has("get_model")),
-    "output_store": ("a store (with `put`)", checks.has("put")),
-    "effects": ("Effects (with `perform`)", checks.has("perform")),
+_ONE: dict[str, tuple[str, Validator]] = {
+    "model": ("a Model or a model string", is_a(str, Model)),
+    "limits": ("UsageLimits(…)", is_a(UsageLimits)),
+    "model_provider": ("a ModelProvider (with `get_model`)", has("get_model")),
+    "output_store": ("a store (with `put`)", has("put")),
+    "effects": ("Effects (with `perform`)", has("perform")),
 }
-_SEVERAL: dict[str, tuple[str, checks.Fits]] = {
-    "input_guardrails": ("an InputGuardrail", lambda value: isinstance(value, InputGuardrail)),
-    "output_guardrails": ("an OutputGuardrail", lambda value: isinstance(value, OutputGuardrail)),
-    "policies": ("a Policy (with `decide`)", lambda value: isinstance(value, Policy)),
-    "instruments": ("an Instrument", _is_instrument),
+_SEVERAL: dict[str, tuple[str, Validator]] = {
+    "input_guardrails": ("an InputGuardrail", is_a(InputGuardrail)),
+    "output_guardrails": ("an OutputGuardrail", is_a(OutputGuardrail)),
+    "policies": ("a Policy (with `decide`)", is_a(Policy)),
+    "instruments": ("an Instrument", fits(_is_instrument)),
 }
 
 
@@ -49,14 +47,10 @@ def check_run_config(config: object) -> RunConfig:
 
 
 def _look_at(config: RunConfig) -> None:
-    for field, (needed, fits) in _ONE.items():
-        checks.check(f"RunConfig.{field}", needed, fits, getattr(config, field), optional=True)
-    for field, (needed, fits) in _SEVERAL.items():
-        members = getattr(config, field)
-        if isinstance(members, str) or not isinstance(members, Sequence):
-            raise UserTypeError(f"RunConfig.{field}: a sequence is needed, each of it {needed}, not {members!r}")
-        for index, member in enumerate(members):
-            checks.check(f"RunConfig.{field}[{index}]", needed, fits, member)
+    for field, (needed, validator) in _ONE.items():
+        check(f"RunConfig.{field}", optional(NAMES.needs(f"{needed} is needed", validator)), getattr(config, field))
+    for field, (needed, validator) in _SEVERAL.items():
+        check(f"RunConfig.{field}", NAMES.each(needed, validator), getattr(config, field))
     if config.stop_when is not None:
         try:
             as_condition(config.stop_when)

@@ -7,10 +7,9 @@ from typing import Any, overload
 
 import attrs
 
-from agentloop._common import checks
+from agentloop._common.checks import FIELDS
 from agentloop._common.masking import MASK, masked_repr
 from agentloop.context import Callback, ToolContext
-from agentloop.exceptions import UserTypeError
 from agentloop.items import Content
 
 
@@ -45,11 +44,6 @@ class ToolOutputData:
         return masked_repr(self, masks)
 
 
-def _check_callable(instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not callable(value):
-        raise UserTypeError(f"{type(instance).__name__}.{attribute.name}: a callable is needed, not {value!r}")
-
-
 def _name_of(fn: Callback) -> str:
     name = getattr(fn, "__name__", None)
     return name if isinstance(name, str) else type(fn).__name__
@@ -62,20 +56,20 @@ class InputGuardrail:
     With `run_in_parallel` it runs beside the first model call, whose calls wait for it; else the model call waits.
     """
 
-    fn: Callback = attrs.field(validator=_check_callable)
+    fn: Callback = attrs.field(validator=FIELDS.function())
     name: str = attrs.field(
-        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=FIELDS.text()
     )
-    run_in_parallel: bool = attrs.field(default=True, kw_only=True, validator=checks.flag)
+    run_in_parallel: bool = attrs.field(default=True, kw_only=True, validator=FIELDS.flag())
 
 
 @attrs.frozen(eq=False)
 class OutputGuardrail:
     """Judges a candidate for the final output: *fn(ctx, agent, output)* gives `GuardrailFunctionOutput`."""
 
-    fn: Callback = attrs.field(validator=_check_callable)
+    fn: Callback = attrs.field(validator=FIELDS.function())
     name: str = attrs.field(
-        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=FIELDS.text()
     )
 
 
@@ -86,9 +80,9 @@ class ToolInputGuardrail:
     *fn(ToolInputData)* gives `Allow`, `RejectContent`, `RaiseException` or `Rewrite`.
     """
 
-    fn: Callback = attrs.field(validator=_check_callable)
+    fn: Callback = attrs.field(validator=FIELDS.function())
     name: str = attrs.field(
-        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=FIELDS.text()
     )
 
 
@@ -99,9 +93,9 @@ class ToolOutputGuardrail:
     *fn(ToolOutputData)* gives `Allow`, `RejectContent`, `RaiseException` or `ReplaceOutput`.
     """
 
-    fn: Callback = attrs.field(validator=_check_callable)
+    fn: Callback = attrs.field(validator=FIELDS.function())
     name: str = attrs.field(
-        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=checks.text
+        default=attrs.Factory(lambda self: _name_of(self.fn), takes_self=True), kw_only=True, validator=FIELDS.text()
     )
 
 

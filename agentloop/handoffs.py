@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._common import checks
+from agentloop._common.checks import FIELDS, Fields, fits, optional
 from agentloop._common.naming import snake_case, takes
 from agentloop._schema.output_schema import TypedOutput, typed_output
 from agentloop.config import JsonLimits
@@ -37,30 +37,12 @@ class HandoffInputData:
     context: RunContext[Any] | None = attrs.field(default=None, eq=False)
 
 
-def _callable_or_none(instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not callable(value):
-        raise UserTypeError(f"handoff to {instance.agent!r}: {attribute.name}: a callable is needed, not {value!r}")
-
-
-def _nesting(instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is None or isinstance(value, bool):
-        return
-    lines = value if isinstance(value, tuple) else ()
-    if len(lines) != 2 or not all(isinstance(line, str) and "\n" not in line for line in lines):
-        raise UserTypeError(
-            f"handoff to {instance.agent!r}: {attribute.name}: a bool or two lines of text are needed, not {value!r}"
-        )
-
-
-def _bool_or_callable(instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool) and not callable(value):
-        raise UserTypeError(f"handoff to {instance.agent!r}: {attribute.name}: a bool or a callable is needed")
-
-
-def _agent(_instance: Handoff, attribute: attrs.Attribute[Any], value: object) -> None:
+def _is_agent(value: object) -> bool:
     # `agents` imports this module, so an agent is known by what a handoff asks of it.
-    if not isinstance(getattr(value, "name", None), str) or not hasattr(value, "handoff_description"):
-        raise UserTypeError(f"handoff: {attribute.name}: an Agent is needed, not {value!r}")
+    return isinstance(getattr(value, "name", None), str) and hasattr(value, "handoff_description")
+
+
+_HANDOFF = Fields(lambda handoff, name: f"handoff to {handoff.agent!r}: {name}")
 
 
 @attrs.frozen(eq=False)
@@ -70,14 +52,18 @@ class Handoff:
     Attributes are those of `handoff`; `name`, `description` and `params_json_schema` are what the model is shown.
     """
 
-    agent: Any = attrs.field(validator=_agent)
-    tool_name: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
-    tool_description: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
-    on_handoff: Callback | None = attrs.field(default=None, kw_only=True, validator=_callable_or_none)
+    agent: Any = attrs.field(
+        validator=Fields(lambda _, name: f"handoff: {name}").needs("an Agent is needed", fits(_is_agent))
+    )
+    tool_name: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
+    tool_description: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
+    on_handoff: Callback | None = attrs.field(default=None, kw_only=True, validator=optional(_HANDOFF.function()))
     input_type: Any = attrs.field(default=None, kw_only=True)
-    input_filter: Callback | None = attrs.field(default=None, kw_only=True, validator=_callable_or_none)
-    nest_handoff_history: bool | tuple[str, str] | None = attrs.field(default=None, kw_only=True, validator=_nesting)
-    is_enabled: bool | Callback = attrs.field(default=True, kw_only=True, validator=_bool_or_callable)
+    input_filter: Callback | None = attrs.field(default=None, kw_only=True, validator=optional(_HANDOFF.function()))
+    nest_handoff_history: bool | tuple[str, str] | None = attrs.field(
+        default=None, kw_only=True, validator=optional(_HANDOFF.two_lines_or_flag())
+    )
+    is_enabled: bool | Callback = attrs.field(default=True, kw_only=True, validator=_HANDOFF.flag_or_function())
     _typed: TypedOutput | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._common import checks
-from agentloop.config import check_count, check_seconds
+from agentloop._common.checks import NAMES, check, check_count, check_seconds, optional
 from agentloop.exceptions import UserError, UserTypeError
 
 
@@ -104,7 +103,7 @@ class Capacity(Limit):
 
     def __init__(self, tokens: int | None, name: str | None = None) -> None:
         self._total = check_count("tokens", tokens)
-        checks.check("name", "text", checks.is_text, name, optional=True)
+        check("name", optional(NAMES.text()), name)
         self.name = name
         self._in_use = 0
         self._peak = 0
@@ -171,7 +170,7 @@ class Rate(Limit):
         if checked_count is None or checked_per is None:
             raise UserTypeError("Rate: count and per are both needed")
         self.count, self.per = checked_count, checked_per
-        checks.check("name", "text", checks.is_text, name, optional=True)
+        check("name", optional(NAMES.text()), name)
         self.name = name
         self._starts: deque[float] = deque()
         self.binding = LoopBinding()

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
-from agentloop._common.checks import check, is_flag, is_text
+from agentloop._common.checks import NAMES, check, check_count, is_a, optional
 from agentloop._common.misplaced import function_takes_options
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.run_fold import RunFold
@@ -32,7 +32,7 @@ from agentloop.abc import Instrument, Journal, Model, Session
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.conditions import as_condition
-from agentloop.config import RunConfig, check_count
+from agentloop.config import RunConfig
 from agentloop.config_checks import check_run_config
 from agentloop.context import Callback, RunContext
 from agentloop.effects import NewId
@@ -240,9 +240,9 @@ def _stream(
 
 def _kept(conversation_id: str | None, previous_response_id: str | None, auto: bool) -> ServerConversation | None:
     """Return what the provider keeps of the conversation, or None where it keeps nothing."""
-    check("conversation_id", "text", is_text, conversation_id, optional=True)
-    check("previous_response_id", "text", is_text, previous_response_id, optional=True)
-    check("auto_previous_response_id", "True or False", is_flag, auto)
+    check("conversation_id", optional(NAMES.text()), conversation_id)
+    check("previous_response_id", optional(NAMES.text()), previous_response_id)
+    check("auto_previous_response_id", NAMES.flag(), auto)
     if conversation_id is not None and (previous_response_id is not None or auto):
         raise UserError(
             "conversation_id and previous_response_id are two ways to go on from the same thing: choose one"
@@ -255,7 +255,7 @@ def _kept(conversation_id: str | None, previous_response_id: str | None, auto: b
 def _checked_handlers(handlers: Mapping[str, Callback] | None) -> Mapping[str, Callback]:
     if handlers is None:
         return {}
-    check("error_handlers", "a mapping of callables by name", lambda given: isinstance(given, Mapping), handlers)
+    check("error_handlers", NAMES.needs("a mapping of callables by name is needed", is_a(Mapping)), handlers)
     for name, handler in handlers.items():
         if name not in HANDLERS:
             raise UserValueError(f"error_handlers: no {name!r}; there are {', '.join(HANDLERS)}")

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
+from agentloop._common.checks import check_count
 from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_state
 from agentloop._engine.runtime.threads import Threads
-from agentloop.config import check_count
 from agentloop.models.registry import Providers
 
 

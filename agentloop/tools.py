@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import attrs
+from attrs.validators import and_, matches_re
 
-from agentloop._common import checks
+from agentloop._common.checks import FIELDS, Fields, fits, has, is_a, optional
 from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.masking import ALL_ARGUMENTS
 from agentloop._schema.function_schema import FunctionSchema, function_schema
 from agentloop._schema.json_text import parse_object
 from agentloop._schema.output_schema import TypedOutput
-from agentloop.config import JsonLimits, check_seconds
+from agentloop.config import JsonLimits
 from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
@@ -41,9 +42,6 @@ def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
     if isinstance(error, ModelBehaviorError) and str(error).startswith(undecodable):
         return undecodable if is_redacted(error) else str(error)
     return f"Tool {name} failed with: {error_summary(error)}"
-
-
-_CALLBACK = checks.needs("a callable", callable, optional=True)
 
 
 @attrs.frozen
@@ -68,77 +66,21 @@ class AgentCall:
     agent: Any
     schema: FunctionSchema
     typed: TypedOutput | None = None
-    input_builder: Callback | None = attrs.field(default=None, validator=_CALLBACK)
+    input_builder: Callback | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     max_turns: int | None = 10
     run_config: Any = None
     session: Any = attrs.field(
-        default=None, validator=checks.needs("a Session", checks.has("get_items", "add_items"), optional=True)
+        default=None, validator=optional(FIELDS.needs("a Session is needed", has("get_items", "add_items")))
     )
-    on_stream: Callback | None = attrs.field(default=None, validator=_CALLBACK)
-    custom_output_extractor: Callback | None = attrs.field(default=None, validator=_CALLBACK)
+    on_stream: Callback | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    custom_output_extractor: Callback | None = attrs.field(default=None, validator=optional(FIELDS.function()))
 
 
 Body: TypeAlias = PythonBody | RawBody | AgentCall
-_BODIES = (PythonBody, RawBody, AgentCall)
 InDoubt: TypeAlias = Literal["tell_model", "rerun", "raise"]
 
 
-def _callable_or_none(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not callable(value):
-        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: a callable is needed, not {value!r}")
-
-
-def _bool_or_callable(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool) and not callable(value):
-        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: a bool or a callable is needed, not {value!r}")
-
-
-def _seconds(instance: FunctionTool, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    check_seconds(f"tool {instance.name!r}: {attribute.name}", value)
-
-
-def _tool_name(_instance: FunctionTool, _attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, str):
-        raise UserTypeError(f"tool name: text is needed, not {value!r}")
-    if not _NAME.fullmatch(value):
-        raise UserValueError(f"tool name {value!r}: letters, digits, '_' and '-' are allowed, 1 to 128 of them")
-
-
-def _flag(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: a bool is needed, not {value!r}")
-
-
-def _text_or_none(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, str):
-        raise UserTypeError(f"tool {instance.name!r}: {attribute.name}: text is needed, not {value!r}")
-
-
-def _one_of(*choices: str) -> Any:
-    def validate(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value not in choices:
-            named = ", ".join(map(repr, choices))
-            raise UserValueError(f"tool {instance.name!r}: {attribute.name}: one of {named} is needed, not {value!r}")
-
-    return validate
-
-
-def _all_are(what: str, fits: Callable[[Any], bool]) -> Any:
-    """Return a validator of a sequence, which `_to_tuple` has made a tuple if it is one."""
-
-    def validate(instance: FunctionTool, attribute: attrs.Attribute[Any], value: object) -> None:
-        where = f"tool {instance.name!r}: {attribute.name}"
-        if not isinstance(value, tuple):
-            raise UserTypeError(f"{where}: a sequence is needed, each of it {what}, not {value!r}")
-        for index, member in enumerate(value):
-            if not fits(member):
-                raise UserTypeError(f"{where}[{index}]: {what} is needed, not {member!r}")
-
-    return validate
-
-
-def _each_a(*kinds: type) -> Any:
-    return _all_are("a " + " or ".join(kind.__name__ for kind in kinds), lambda member: isinstance(member, kinds))
+_TOOL = Fields(lambda tool, name: f"tool {tool.name!r}: {name}")
 
 
 def _is_example(member: Any) -> bool:
@@ -179,62 +121,79 @@ class FunctionTool:
     model is shown) and `on_invoke_tool(ctx, json_text)`.
     """
 
-    name: str = attrs.field(validator=_tool_name)
-    description: str = attrs.field(default="", validator=checks.text)
+    name: str = attrs.field(
+        validator=and_(
+            Fields(lambda tool, _: "tool name").text(),
+            Fields(lambda tool, _: f"tool name {tool.name!r}").needs(
+                "letters, digits, '_' and '-' are allowed, 1 to 128 of them", matches_re(_NAME), quoted=False
+            ),
+        )
+    )
+    description: str = attrs.field(default="", validator=FIELDS.text())
     params_json_schema: Mapping[str, Any] = attrs.field(
-        factory=dict, repr=False, validator=checks.needs("a JSON schema, as a mapping,", checks.is_named)
+        factory=dict, repr=False, validator=FIELDS.mapping("a JSON schema, as a mapping, is needed")
     )
     on_invoke_tool: Callable[[ToolContext[Any], str], Any] | None = attrs.field(
-        default=None, repr=False, validator=_callable_or_none
+        default=None, repr=False, validator=optional(_TOOL.function())
     )
     body: Body | None = attrs.field(
         default=None,
         repr=False,
-        validator=checks.needs("a body", lambda value: isinstance(value, _BODIES), optional=True),
+        validator=optional(FIELDS.needs("a body is needed", is_a(PythonBody, RawBody, AgentCall))),
     )
-    strict_mode: bool = attrs.field(default=True, repr=False, validator=_flag)
-    is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_bool_or_callable)
-    needs_approval: bool | Callback = attrs.field(default=False, repr=False, validator=_bool_or_callable)
+    strict_mode: bool = attrs.field(default=True, repr=False, validator=_TOOL.flag("a bool is needed"))
+    is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_TOOL.flag_or_function())
+    needs_approval: bool | Callback = attrs.field(default=False, repr=False, validator=_TOOL.flag_or_function())
     tool_input_guardrails: tuple[ToolInputGuardrail, ...] = attrs.field(
-        default=(), converter=_to_tuple, repr=False, validator=_each_a(ToolInputGuardrail)
+        default=(),
+        converter=_to_tuple,
+        repr=False,
+        validator=_TOOL.each("a ToolInputGuardrail", is_a(ToolInputGuardrail)),
     )
     tool_output_guardrails: tuple[ToolOutputGuardrail, ...] = attrs.field(
-        default=(), converter=_to_tuple, repr=False, validator=_each_a(ToolOutputGuardrail)
+        default=(),
+        converter=_to_tuple,
+        repr=False,
+        validator=_TOOL.each("a ToolOutputGuardrail", is_a(ToolOutputGuardrail)),
     )
-    timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)
-    idle_timeout: float | None = attrs.field(default=None, repr=False, validator=_seconds)
+    timeout: float | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.seconds()))
+    idle_timeout: float | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.seconds()))
     timeout_behavior: Literal["error_as_result", "raise_exception"] = attrs.field(
-        default="error_as_result", repr=False, validator=_one_of("error_as_result", "raise_exception")
+        default="error_as_result", repr=False, validator=_TOOL.one_of("error_as_result", "raise_exception")
     )
-    timeout_error_function: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
+    timeout_error_function: Callback | None = attrs.field(
+        default=None, repr=False, validator=optional(_TOOL.function())
+    )
     failure_error_function: Callback | None = attrs.field(
-        default=default_tool_error_function, repr=False, validator=_callable_or_none
+        default=default_tool_error_function, repr=False, validator=optional(_TOOL.function())
     )
-    idempotent: bool = attrs.field(default=False, repr=False, validator=_flag)
-    in_doubt: InDoubt = attrs.field(default="tell_model", repr=False, validator=_one_of("tell_model", "rerun", "raise"))
+    idempotent: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    in_doubt: InDoubt = attrs.field(
+        default="tell_model", repr=False, validator=_TOOL.one_of("tell_model", "rerun", "raise")
+    )
     capacity: tuple[Capacity | Rate, ...] = attrs.field(
-        default=(), converter=_to_limits, repr=False, validator=_each_a(Capacity, Rate)
+        default=(), converter=_to_limits, repr=False, validator=_TOOL.each("a Capacity or Rate", is_a(Capacity, Rate))
     )
-    serial: str | None = attrs.field(default=None, repr=False, validator=_text_or_none)
-    exclusive: bool = attrs.field(default=False, repr=False, validator=_flag)
-    abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_flag)
-    namespace: str | None = attrs.field(default=None, validator=_text_or_none)
-    defer_loading: bool = attrs.field(default=False, repr=False, validator=_flag)
+    serial: str | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.text()))
+    exclusive: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    namespace: str | None = attrs.field(default=None, validator=optional(_TOOL.text()))
+    defer_loading: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
     examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(
         default=(),
         converter=_to_examples,
         repr=False,
-        validator=_all_are("a pair of a request and arguments", _is_example),
+        validator=_TOOL.each("a pair of a request and arguments", fits(_is_example)),
     )
     secret: tuple[str, ...] = attrs.field(
         default=(),
         converter=_to_names,
         repr=False,
-        validator=_all_are("an argument's name", lambda name: isinstance(name, str)),
+        validator=_TOOL.each("an argument's name", is_a(str)),
     )
-    secret_output: bool = attrs.field(default=False, repr=False, validator=_flag)
-    cost: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
-    custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=_callable_or_none)
+    secret_output: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    cost: Callback | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.function()))
+    custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.function()))
 
     def __attrs_post_init__(self) -> None:
         if self.body is None:

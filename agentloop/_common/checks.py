@@ -1,82 +1,251 @@
-"""Validators of attrs fields: what a value must be, said by class and field where it is given."""
+"""What the values of fields and arguments must be: attrs' validators decide, the messages are ours.
+
+What a validator refuses with a TypeError or a ValueError is a `UserTypeError` or `UserValueError` that says where the
+value was given and what is needed there. `Fields` makes the validators of a class; `check` asks one about an argument.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import attrs
+from attrs import validators as v
 
 from agentloop._common.errors import UserTypeError, UserValueError
 
-Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
-Fits: TypeAlias = Callable[[Any], bool]
+Validator: TypeAlias = Callable[[Any, Any, Any], Any]
+"""Called with the instance, the attribute (of which only the name is asked) and the value."""
+Place: TypeAlias = Callable[[Any, str], str]
+"""Names a field of an instance in a message."""
 
 
-def check(where: str, needed: str, fits: Fits, value: object, *, optional: bool = False) -> None:
-    """Return if *value* fits, or is None and *optional*.
+def is_a(*kinds: Any) -> Validator:
+    """Return attrs' `instance_of` *kinds*: of abstract classes and protocols too, which its own type leaves out."""
+    return v.instance_of(kinds)
+
+
+is_finite: Validator = v.le(sys.float_info.max)
+"""Passes numbers above which there are others: neither infinity, nor nan, nor a whole number beyond every float."""
+_is_text = is_a(str)
+_is_no_flag: Validator = v.not_(is_a(bool))  # True and False are numbers to Python, and are never meant as such
+_is_sequence: Validator = v.and_(is_a(Sequence), v.not_(_is_text))
+
+optional: Callable[[Validator], Validator] = v.optional
+"""attrs' own; by its own type a field whose default isn't None couldn't be None."""
+
+
+def by_class(instance: object, name: str) -> str:
+    """Name a field by its class: `ToolExecution.max_threads`."""
+    return f"{type(instance).__name__}.{name}"
+
+
+def by_name(_instance: object, name: str) -> str:
+    """Name a field, or an argument, by itself: `max_threads`."""
+    return name
+
+
+@attrs.frozen
+class _Named:
+    """Stands for an attribute where there is none: for an argument, and for a member of a sequence."""
+
+    name: str
+
+
+@attrs.frozen
+class _Worded:
+    """A validator whose refusals are errors of ours."""
+
+    validator: Validator
+    said: str
+    place: Place
+    error: type[UserTypeError | UserValueError] | None
+    quoted: bool
+
+    def __call__(self, instance: Any, attribute: Any, value: Any) -> None:
+        try:
+            self.validator(instance, attribute, value)
+        except (TypeError, ValueError) as refusal:
+            kind = self.error or (UserTypeError if isinstance(refusal, TypeError) else UserValueError)
+            found = f", not {value!r}" if self.quoted else ""
+            raise kind(f"{self.place(instance, attribute.name)}: {self.said}{found}") from None
+
+
+def fits(predicate: Callable[[Any], bool]) -> Validator:
+    """Return a validator for what attrs has none for: it refuses, by a TypeError, what *predicate* is false of."""
+
+    def validate(_instance: Any, _attribute: Any, value: Any) -> None:
+        if not predicate(value):
+            raise TypeError
+
+    return validate
+
+
+def either(*validators: Validator) -> Validator:
+    """Return the validator of what one of *validators* passes: attrs' `or_`, which came with attrs 24.1."""
+
+    def validate(instance: Any, attribute: Any, value: Any) -> None:
+        for validator in validators:
+            try:
+                validator(instance, attribute, value)
+            except (TypeError, ValueError):
+                continue
+            return
+        raise TypeError
+
+    return validate
+
+
+def has(*methods: str) -> Validator:
+    """Return the validator of an object that has all of *methods*, whatever its class."""
+    return fits(lambda value: all(callable(getattr(value, method, None)) for method in methods))
+
+
+@final
+@attrs.frozen
+class Fields:
+    """Makes validators of fields, whose messages name a field as *place* does."""
+
+    place: Place = by_class
+
+    def needs(
+        self,
+        said: str,
+        *validators: Validator,
+        error: type[UserTypeError | UserValueError] | None = None,
+        quoted: bool = True,
+    ) -> Validator:
+        """Return the validator of what passes all of *validators*.
+
+        Args:
+            said: What the message says; the value follows it if *quoted*.
+            error: The type of the error; if it isn't given, it follows from what a validator raises.
+        """
+        return _Worded(v.and_(*validators), said, self.place, error, quoted)
+
+    def text(self) -> Validator:
+        """Return the validator of a text."""
+        return self.needs("text is needed", _is_text)
+
+    def words(self) -> Validator:
+        """Return the validator of a text that isn't empty."""
+        return v.and_(self.text(), self.needs("may not be empty", v.min_len(1), quoted=False))
+
+    def flag(self, said: str = "True or False is needed") -> Validator:
+        """Return the validator of True or False."""
+        return self.needs(said, is_a(bool))
+
+    def function(self) -> Validator:
+        """Return the validator of a callable."""
+        return self.needs("a callable is needed", v.is_callable())
+
+    def flag_or_function(self) -> Validator:
+        """Return the validator of what is on or off, or is asked."""
+        return self.needs("a bool or a callable is needed", is_a(bool, Callable))
+
+    def number(self, said: str = "a number is needed") -> Validator:
+        """Return the validator of a number; True and False are none."""
+        return self.needs(said, is_a(int, float), _is_no_flag, error=UserTypeError)
+
+    def count(self, least: int = 1) -> Validator:
+        """Return the validator of a whole number of at least *least*."""
+        whole = self.needs("a whole number is needed", is_a(int), _is_no_flag, error=UserTypeError)
+        return v.and_(whole, self.needs(f"at least {least} is needed", v.ge(least)))
+
+    def seconds(self, *, zero: bool = False) -> Validator:
+        """Return the validator of a finite positive number of seconds, zero allowed if *zero*."""
+        least = v.ge(0) if zero else v.gt(0)
+        finite = self.needs("a finite number of seconds above 0 is needed", least, is_finite)
+        return v.and_(self.number("seconds as a number are needed"), finite)
+
+    def a(self, kind: type) -> Validator:
+        """Return the validator of an instance of *kind*, a class that one makes by calling it."""
+        return self.needs(f"{kind.__name__}(…) is needed", is_a(kind))
+
+    def one_of(self, *choices: object) -> Validator:
+        """Return the validator of one of *choices*."""
+        return self.needs(f"one of {', '.join(map(repr, choices))} is needed", v.in_(choices))
+
+    def mapping(self, said: str = "a mapping with keys of text is needed") -> Validator:
+        """Return the validator of a mapping whose keys are text."""
+        return self.needs(said, v.deep_mapping(_is_text, is_a(object), is_a(Mapping)))
+
+    def texts(self, said: str = "a sequence of texts is needed") -> Validator:
+        """Return the validator of a sequence of texts, which one text is not."""
+        return self.needs(said, v.deep_iterable(_is_text, _is_sequence), error=UserTypeError)
+
+    def each(self, what: str, *validators: Validator) -> Validator:
+        """Return the validator of a sequence, each member of which is *what*: all of *validators* pass it.
+
+        A member that isn't is named by its place, which attrs' `deep_iterable` doesn't know.
+        """
+        said = f"a sequence is needed, each of it {what}"
+        sequence = self.needs(said, _is_sequence, error=UserTypeError)
+        member = self.needs(f"{what} is needed", *validators)
+
+        def validate(instance: Any, attribute: Any, value: Any) -> None:
+            sequence(instance, attribute, value)
+            for index, each in enumerate(value):
+                member(instance, _Named(f"{attribute.name}[{index}]"), each)
+
+        return validate
+
+    def two_lines_or_flag(self) -> Validator:
+        """Return the validator of `nest_handoff_history`: a bool, or the lines before and after the history."""
+
+        def is_nesting(value: object) -> bool:
+            lines = value if isinstance(value, tuple) else ()
+            two = len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines)
+            return two or isinstance(value, bool)
+
+        return self.needs("a bool or two lines of text are needed", fits(is_nesting))
+
+
+FIELDS = Fields()
+"""Validators that name class and field."""
+NAMES = Fields(by_name)
+"""Validators that name the field or the argument alone."""
+
+
+def check(name: str, validator: Validator, value: object) -> None:
+    """Return if *value*, given for the argument *name*, passes *validator*, one of `NAMES`.
 
     Raises:
-        UserTypeError: naming *where*, and what is *needed* there.
+        UserTypeError, UserValueError: naming the argument.
     """
-    if not (optional and value is None) and not fits(value):
-        raise UserTypeError(f"{where}: {needed} is needed, not {value!r}")
+    validator(None, _Named(name), value)
 
 
-def needs(needed: str, fits: Fits, *, optional: bool = False) -> Validator:
-    """Return the validator of a field that takes what *fits*; None too where *optional*."""
+def check_seconds(name: str, value: float | None, *, zero: bool = False) -> float | None:
+    """Return *value* if it is None or a finite positive number of seconds (zero allowed if *zero*).
 
-    def validate(instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
-        check(f"{type(instance).__name__}.{attribute.name}", needed, fits, value, optional=optional)
-
-    return validate
-
-
-def needs_one_of(*choices: object) -> Validator:
-    """Return the validator of a field that takes one of *choices*."""
-    named = ", ".join(map(repr, choices))
-
-    def validate(instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-            where = f"{type(instance).__name__}.{attribute.name}"
-            raise UserValueError(f"{where}: one of {named} is needed, not {value!r}")
-
-    return validate
+    Raises:
+        UserTypeError, UserValueError: naming the argument.
+    """
+    if value is None:
+        return None
+    check(name, NAMES.seconds(zero=zero), value)
+    return float(value)
 
 
-def has(*methods: str) -> Fits:
-    """Return what tells whether a value has all of *methods*."""
-    return lambda value: all(callable(getattr(value, method, None)) for method in methods)
+def check_count(name: str, value: int | None, *, least: int = 1) -> int | None:
+    """Return *value* if it is None (no limit) or a whole number of at least *least*.
+
+    Raises:
+        UserTypeError, UserValueError: naming the argument.
+    """
+    check(name, optional(NAMES.count(least)), value)
+    return value
 
 
-def is_text(value: object) -> bool:
-    """Tell whether *value* is text."""
-    return isinstance(value, str)
+def check_id(name: str, value: str) -> str:
+    """Return *value* if it is text that says something, and that can be written.
 
-
-def is_flag(value: object) -> bool:
-    """Tell whether *value* is True or False."""
-    return isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Tell whether *value* is a number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_named(value: object) -> bool:
-    """Tell whether *value* is a mapping whose keys are text."""
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-
-
-def is_texts(value: object) -> bool:
-    """Tell whether *value* is a sequence of texts, and not one text."""
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
-
-
-text = needs("text", is_text)
-text_or_none = needs("text", is_text, optional=True)
-flag = needs("True or False", is_flag)
-flag_or_none = needs("True or False", is_flag, optional=True)
-number_or_none = needs("a number", is_number, optional=True)
-mapping_or_none = needs("a mapping with keys of text", is_named, optional=True)
+    Raises:
+        UserTypeError, UserValueError: naming the argument.
+    """
+    check(name, NAMES.text(), value)
+    said = "text that isn't empty and can be encoded is needed"
+    check(name, NAMES.needs(said, v.min_len(1), v.matches_re("[^\ud800-\udfff]*")), value)
+    return value

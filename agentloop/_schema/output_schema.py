@@ -2,7 +2,7 @@
 
 What is an object in JSON (attrs classes, dataclasses, TypedDicts, dicts, pydantic's models) is the answer itself; any
 other type stands in an object under the key `response`, since providers take only objects at the root. Types mean what
-they mean in a tool's signature; `agentloop._schema.function_schema` decides.
+they mean in a tool's signature; `agentloop.schema` decides.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from agentloop._common.checks import FIELDS, optional
 from agentloop._schema.function_schema import _fault, _Parameter, _schemas, to_json_value
 from agentloop._schema.json_schema import Schema, drop_nulls, each_child, obstacle, ref_name, strict_form
 from agentloop._schema.json_text import _Fault, _parse, quote
@@ -28,11 +29,6 @@ FINAL_OUTPUT = "The final output"
 _LIMITS = JsonLimits()
 
 
-def _flag(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, bool):
-        raise UserTypeError(f"OutputType.{attribute.name}: a bool or None is needed, not {value!r}")
-
-
 @attrs.frozen
 class OutputType:
     """An output type and how strictly a provider holds the model to it.
@@ -43,7 +39,7 @@ class OutputType:
     """
 
     type: Any
-    strict: bool | None = attrs.field(default=None, validator=_flag)
+    strict: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag("a bool or None is needed")))
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -12,19 +12,13 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import attrs
+from attrs.validators import and_, min_len
 
-from agentloop.config import check_seconds
-from agentloop.exceptions import StateError, UserTypeError, UserValueError
+from agentloop._common.checks import FIELDS, is_a, optional
+from agentloop.exceptions import StateError, UserTypeError
 
 ALGORITHM = "HMAC-SHA256"
 LEAST_BYTES = 16
-
-
-def _check_secret(_instance: object, _attribute: object, value: Any) -> None:
-    if not isinstance(value, bytes):
-        raise UserTypeError("SealKey.secret: bytes are needed")
-    if len(value) < LEAST_BYTES:
-        raise UserValueError(f"SealKey.secret: at least {LEAST_BYTES} bytes are needed")
 
 
 @attrs.frozen
@@ -37,12 +31,15 @@ class SealKey:
         expires_in: Seconds for which a seal made with it is valid; None = no limit.
     """
 
-    secret: bytes = attrs.field(repr=False, validator=_check_secret)
+    secret: bytes = attrs.field(
+        repr=False,
+        validator=and_(
+            FIELDS.needs("bytes are needed", is_a(bytes), quoted=False),
+            FIELDS.needs(f"at least {LEAST_BYTES} bytes are needed", min_len(LEAST_BYTES), quoted=False),
+        ),
+    )
     id: str = "1"
-    expires_in: float | None = attrs.field(default=None, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        check_seconds("SealKey.expires_in", self.expires_in)
+    expires_in: float | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.seconds()))
 
 
 _FAR_OFF = 1e12

@@ -17,9 +17,9 @@ from typing import Self
 
 import anyio
 
+from agentloop._common.checks import check_id, check_seconds
 from agentloop._storage.sqlite_file import opened, transaction
 from agentloop.abc import Codec
-from agentloop.config import check_id, check_seconds
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
 from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch

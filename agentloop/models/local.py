@@ -17,8 +17,8 @@ import anyio
 import attrs
 from anyio.abc import Process
 
+from agentloop._common.checks import check_count
 from agentloop.abc import Model
-from agentloop.config import check_count
 from agentloop.exceptions import ModelTransportError, UserError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._install import INSTALL_COMMAND, find_weights, has_engine

@@ -10,8 +10,8 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
+from agentloop._common.checks import check_seconds
 from agentloop.abc import Model
-from agentloop.config import check_seconds
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._chat import ChatDecoder, encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from agentloop.config import check_count
+from agentloop._common.checks import check_count
 from agentloop.exceptions import SessionConflict, UserTypeError
 from agentloop.items import ITEM_TYPES, Item
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from agentloop._common.checks import check_count
 from agentloop.abc import ReplaceableSession
-from agentloop.config import check_count
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput, to_items
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from anyio.lowlevel import checkpoint
 
-from agentloop.config import check_id
+from agentloop._common.checks import check_id
 from agentloop.items import Item
 from agentloop.sessions._checks import check_items, check_limit, conflict
 

@@ -26,9 +26,9 @@ import anyio.to_thread
 import attrs
 from anyio.lowlevel import current_token
 
+from agentloop._common.checks import check_id, check_seconds
 from agentloop._storage.item_codec import item_from_json, item_to_json
 from agentloop._storage.sqlite_file import opened, transaction
-from agentloop.config import check_id, check_seconds
 from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import Item
 from agentloop.sessions._checks import check_items, check_limit, conflict

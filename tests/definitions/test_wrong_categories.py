@@ -21,6 +21,7 @@ from agentloop import (
     Rate,
     RunConfig,
     Runner,
+    SealKey,
     SessionSettings,
     StopAtTools,
     TextMention,
@@ -31,6 +32,7 @@ from agentloop import (
     ToolOutputGuardrail,
     UsageLimits,
     UserError,
+    UserValueError,
     handoff,
 )
 
@@ -95,3 +97,21 @@ def test_instrument_that_hears_of_nothing_is_refused(wrong: Any) -> None:
         def on_record(self, record: Any) -> None: ...
 
     assert RunConfig(instruments=[Partial()]).instruments
+
+
+def test_number_beyond_every_float_is_refused_by_the_fields_name() -> None:
+    """It is a number of the right type, so that a comparison with infinity lets it pass."""
+    for made in (
+        lambda: RunConfig(timeout=10**400),
+        lambda: Rate(1, 10**400),
+        lambda: SealKey(b"x" * 16, expires_in=10**400),
+    ):
+        with pytest.raises(UserValueError, match=r"(timeout|per|expires_in): a finite number"):
+            made()
+
+
+def test_secret_of_a_key_is_in_no_message() -> None:
+    """Messages quote what was given, but not where that is a key."""
+    with pytest.raises(UserValueError, match="at least 16 bytes") as caught:
+        SealKey(b"a short one")
+    assert "short one" not in str(caught.value)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from agentloop._common.checks import check_count
 from agentloop._schema.function_schema import FunctionSchema
 from agentloop.agents import Agent
-from agentloop.config import check_count
 from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
 from agentloop.handoffs import target_of
 from agentloop.testing.scripted import call, reason, say
