@@ -12,20 +12,7 @@ from agentloop.abc import Instrument
 from agentloop.agents import Agent, StopAtTools, ToolResult, ToolsToFinalOutput
 from agentloop.budget import UsageLimits
 from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
-from agentloop.config import (
-    ErrorHandlerData,
-    ErrorHandlerResult,
-    JsonLimits,
-    ModelInputData,
-    ModelRetrySettings,
-    ModelSettings,
-    RetryAdvice,
-    RetryContext,
-    RunConfig,
-    SessionSettings,
-    ToolErrorArgs,
-    ToolExecution,
-)
+from agentloop.config import ErrorHandlerData, ErrorHandlerResult, ModelInputData, RunConfig, ToolErrorArgs
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import (
     AgentLoopError,
@@ -83,6 +70,15 @@ from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
 from agentloop.runtime import Runtime, open_runtime
+from agentloop.settings import (
+    JsonLimits,
+    ModelRetrySettings,
+    ModelSettings,
+    RetryAdvice,
+    RetryContext,
+    SessionSettings,
+    ToolExecution,
+)
 from agentloop.spans import Span, Trace, current_span, trace
 from agentloop.state import RunState
 from agentloop.tools import FunctionTool, default_tool_error_function, tool

@@ -5,18 +5,18 @@ Implement one of these and the runtime can't tell it from the library's own.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 import attrs
 
-from agentloop.config import ModelSettings
 from agentloop.effects import Effect
 from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.records import Record
+from agentloop.settings import ModelSettings
 from agentloop.spans import Span, Trace
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "LateResult",
     "Model",
     "ModelProvider",
+    "OutputStore",
     "ReplaceableSession",
     "SealingJournal",
     "Session",
@@ -169,6 +170,14 @@ class Journal(Protocol):
         Raises:
             JournalError: if something appended before couldn't be made durable after all; it is closed nevertheless.
         """
+        ...
+
+
+class OutputStore(Protocol):
+    """Takes the outputs that are too long for the model."""
+
+    def put(self, call: ToolCall, data: str) -> str | Awaitable[str]:
+        """Keep *data*, the whole output of *call*, and return what the model is told to find it by."""
         ...
 
 

@@ -16,14 +16,14 @@ from agentloop._common.naming import snake_case
 from agentloop._schema.function_schema import FunctionSchema, function_schema
 from agentloop._schema.output_schema import TypedOutput, output_schema, typed_output
 from agentloop.abc import Model
-from agentloop.config import ModelSettings
-from agentloop.config_checks import check_run_config
+from agentloop.config import RunConfig, check_run_config
 from agentloop.context import Callback
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
 from agentloop.items import Content, ToolCall
+from agentloop.settings import ModelSettings
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
 ContextT = TypeVar("ContextT")
@@ -217,7 +217,7 @@ class Agent(Generic[ContextT, OutputT]):
         input_builder: Callback | None = None,
         custom_output_extractor: Callback | None = None,
         on_stream: Callback | None = None,
-        run_config: Any = None,
+        run_config: RunConfig | None = None,
         max_turns: int | None = 10,
         session: Any = None,
         needs_approval: bool | Callback = False,

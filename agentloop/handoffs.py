@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 
-from agentloop._common.checks import FIELDS, Fields, fits, optional
+from agentloop._common.checks import FIELDS, Fields, Validator, fits, optional
 from agentloop._common.naming import snake_case, takes
 from agentloop._schema.output_schema import TypedOutput, typed_output
-from agentloop.config import JsonLimits
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item
+from agentloop.settings import JsonLimits
 
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
@@ -42,6 +42,17 @@ def _is_agent(value: object) -> bool:
     return isinstance(getattr(value, "name", None), str) and hasattr(value, "handoff_description")
 
 
+def nesting(fields: Fields) -> Validator:
+    """Return the validator of `nest_handoff_history`: a bool, or the lines before and after what came before."""
+
+    def is_nesting(value: object) -> bool:
+        lines = value if isinstance(value, tuple) else ()
+        two = len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines)
+        return two or isinstance(value, bool)
+
+    return fields.needs("a bool or two lines of text are needed", fits(is_nesting))
+
+
 _HANDOFF = Fields(lambda handoff, name: f"handoff to {handoff.agent!r}: {name}")
 
 
@@ -61,7 +72,7 @@ class Handoff:
     input_type: Any = attrs.field(default=None, kw_only=True)
     input_filter: Callback | None = attrs.field(default=None, kw_only=True, validator=optional(_HANDOFF.function()))
     nest_handoff_history: bool | tuple[str, str] | None = attrs.field(
-        default=None, kw_only=True, validator=optional(_HANDOFF.two_lines_or_flag())
+        default=None, kw_only=True, validator=optional(nesting(_HANDOFF))
     )
     is_enabled: bool | Callback = attrs.field(default=True, kw_only=True, validator=_HANDOFF.flag_or_function())
     _typed: TypedOutput | None = attrs.field(default=None, init=False, repr=False)

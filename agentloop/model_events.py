@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 
 from agentloop._common.errors import UserTypeError
-from agentloop.config import ModelSettings
 from agentloop.items import Item
+from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage, Usage
 
 

@@ -32,8 +32,7 @@ from agentloop.abc import Instrument, Journal, Model, Session
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.conditions import as_condition
-from agentloop.config import RunConfig
-from agentloop.config_checks import check_run_config
+from agentloop.config import RunConfig, check_run_config
 from agentloop.context import Callback, RunContext
 from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError

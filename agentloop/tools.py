@@ -20,11 +20,11 @@ from agentloop._common.masking import ALL_ARGUMENTS
 from agentloop._schema.function_schema import FunctionSchema, function_schema
 from agentloop._schema.json_text import parse_object
 from agentloop._schema.output_schema import TypedOutput
-from agentloop.config import JsonLimits
 from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.limits import Capacity, Limit, Rate
+from agentloop.settings import JsonLimits
 
 logger = logging.getLogger("agentloop")
 

@@ -15,13 +15,13 @@ PACKAGE = Path(next(iter(agentloop.__path__)))
 LAYERS: dict[str, tuple[str, ...]] = {
     "common": ("_common",),
     "values": (
-        *("items", "usage", "outcomes", "exceptions", "config", "model_events", "records", "events", "results"),
+        *("items", "usage", "outcomes", "exceptions", "settings", "model_events", "records", "events", "results"),
         *("guardrail_results", "effects", "spans", "abc"),
     ),
     "schema": ("_schema",),
     "definitions": (
         *("context", "guardrails", "handoffs", "hooks", "limits", "tools", "policies", "conditions", "budget"),
-        *("config_checks", "agents"),
+        *("config", "agents"),
     ),
     "storage": ("_storage",),
     "core": ("_core",),

@@ -15,8 +15,8 @@ from attrs import validators as v
 
 from agentloop._common.errors import UserTypeError, UserValueError
 
-Validator: TypeAlias = Callable[[Any, Any, Any], Any]
-"""Called with the instance, the attribute (of which only the name is asked) and the value."""
+Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], Any]
+"""Called with the instance, the attribute and the value."""
 Place: TypeAlias = Callable[[Any, str], str]
 """Names a field of an instance in a message."""
 
@@ -48,9 +48,15 @@ def by_name(_instance: object, name: str) -> str:
 
 @attrs.frozen
 class _Named:
-    """Stands for an attribute where there is none: for an argument, and for a member of a sequence."""
-
     name: str
+
+
+def _named(name: str) -> Any:
+    """Return what stands for an attribute where there is none: for an argument, and for a member of a sequence.
+
+    Validators ask an attribute for nothing but its name.
+    """
+    return _Named(name)
 
 
 @attrs.frozen
@@ -187,19 +193,9 @@ class Fields:
         def validate(instance: Any, attribute: Any, value: Any) -> None:
             sequence(instance, attribute, value)
             for index, each in enumerate(value):
-                member(instance, _Named(f"{attribute.name}[{index}]"), each)
+                member(instance, _named(f"{attribute.name}[{index}]"), each)
 
         return validate
-
-    def two_lines_or_flag(self) -> Validator:
-        """Return the validator of `nest_handoff_history`: a bool, or the lines before and after the history."""
-
-        def is_nesting(value: object) -> bool:
-            lines = value if isinstance(value, tuple) else ()
-            two = len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines)
-            return two or isinstance(value, bool)
-
-        return self.needs("a bool or two lines of text are needed", fits(is_nesting))
 
 
 FIELDS = Fields()
@@ -214,7 +210,7 @@ def check(name: str, validator: Validator, value: object) -> None:
     Raises:
         UserTypeError, UserValueError: naming the argument.
     """
-    validator(None, _Named(name), value)
+    validator(None, _named(name), value)
 
 
 def check_seconds(name: str, value: float | None, *, zero: bool = False) -> float | None:

@@ -13,8 +13,8 @@ import json
 from collections.abc import Iterable, Mapping
 
 from agentloop._schema.json_text import canonical_arguments
-from agentloop.config import JsonLimits
 from agentloop.items import HandoffCall, ToolCall
+from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool
 
 _MOST_UNKNOWN = 10

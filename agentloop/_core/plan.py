@@ -38,11 +38,11 @@ from agentloop._core.turn_view import TurnView
 from agentloop._schema.function_schema import BoundArguments
 from agentloop._schema.json_text import canonical, parse_object, quote
 from agentloop._storage.withholding import Withheld, missing_secrets
-from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
 from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.records import ApprovalRequested, BodyEnded
+from agentloop.settings import JsonLimits
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from agentloop.config import ModelRetrySettings, RetryAdvice, RetryContext
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError
+from agentloop.settings import ModelRetrySettings, RetryAdvice, RetryContext
 
 MAX_RETRY_AFTER = 3600.0
 """Seconds; a longer wait that a provider asks for is cut to this."""

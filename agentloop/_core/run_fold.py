@@ -43,7 +43,6 @@ from agentloop._core.client_calls import named, says_nothing, unanswered
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
 from agentloop._core.secret_marks import OF_CALLS, has_gaps, is_secret, marked
 from agentloop._storage.withholding import WithheldText
-from agentloop.config import JsonLimits
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,
@@ -56,6 +55,7 @@ from agentloop.items import (
 )
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import FROM_ABOVE, CallOutcome
+from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
 

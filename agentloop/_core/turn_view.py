@@ -9,10 +9,10 @@ import attrs
 
 from agentloop._schema.output_schema import TypedOutput
 from agentloop.agents import Agent
-from agentloop.config import ModelSettings
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.handoffs import Handoff
 from agentloop.items import Item
+from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool
 
 

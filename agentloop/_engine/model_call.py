@@ -26,11 +26,12 @@ from agentloop._engine.runtime.backend import cancelled_types
 from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop.budget import to_amount
-from agentloop.config import ModelInputData, RetryContext
+from agentloop.config import ModelInputData
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Item, ToolCall, ToolOutput, to_items
 from agentloop.model_events import ModelRequest, ModelResponse
 from agentloop.records import ModelFailed, ModelRequested, ModelResponded
+from agentloop.settings import RetryContext
 from agentloop.tools import FunctionTool
 from agentloop.usage import RequestUsage
 

@@ -16,10 +16,10 @@ from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import settings_for
-from agentloop.config import ModelSettings
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
 from agentloop.items import Item
+from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool
 
 logger = logging.getLogger("agentloop")

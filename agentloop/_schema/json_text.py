@@ -12,8 +12,8 @@ import math
 import re
 from typing import Any, Never
 
-from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError
+from agentloop.settings import JsonLimits
 
 _QUOTED = 200
 """Characters of the model's text that a message may quote."""

@@ -20,9 +20,9 @@ from agentloop._schema.function_schema import _fault, _Parameter, _schemas, to_j
 from agentloop._schema.json_schema import Schema, drop_nulls, each_child, obstacle, ref_name, strict_form
 from agentloop._schema.json_text import _Fault, _parse, quote
 from agentloop._schema.pydantic_types import pydantic_adapter
-from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError, UserTypeError
 from agentloop.model_events import OutputSchema
+from agentloop.settings import JsonLimits
 
 WRAPPER = "response"
 FINAL_OUTPUT = "The final output"

@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 
-from agentloop.config import ModelSettings
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
 from agentloop.items import (
     AssistantMessage,
@@ -56,6 +55,7 @@ from agentloop.models._common import (
     taken_call_ids,
     tool_choice,
 )
+from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
 WIRE_ID = "chat_call_id"

@@ -17,10 +17,10 @@ import anyio.lowlevel
 
 from agentloop._engine.runtime.callbacks import resolved
 from agentloop.abc import Model
-from agentloop.config import ModelSettings
 from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.items import ITEM_TYPES
 from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.settings import ModelSettings
 from agentloop.testing import _cassette as tapes
 from agentloop.testing.scripted import ScriptedModel, respond, say
 

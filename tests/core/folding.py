@@ -9,10 +9,10 @@ from agentloop import records as r
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop.agents import Agent
-from agentloop.config import ModelSettings
 from agentloop.items import Item, ToolCall, UserMessage
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
+from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool
 from agentloop.usage import RequestUsage
 

@@ -20,8 +20,8 @@ from agentloop._core.plan import (
     qualified,
     read_arguments,
 )
-from agentloop.config import JsonLimits
 from agentloop.items import HandoffCall, ToolCall
+from agentloop.settings import JsonLimits
 from agentloop.testing import ScriptedModel
 
 LIMITS = JsonLimits()

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop._core.retry import MAX_RETRY_AFTER, effective_settings, may_retry, next_delay, retry_advice
-from agentloop.config import ModelRetrySettings, ModelSettings, RetryAdvice, RetryContext
 from agentloop.exceptions import (
     ModelBehaviorError,
     ModelTimeoutError,
@@ -17,6 +16,7 @@ from agentloop.exceptions import (
     UserTypeError,
     UserValueError,
 )
+from agentloop.settings import ModelRetrySettings, ModelSettings, RetryAdvice, RetryContext
 
 STEADY = ModelRetrySettings(3, jitter=False)
 RATE_LIMITED = ModelTransportError("slow down", status=429)

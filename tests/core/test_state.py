@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from agentloop import records as r
 from agentloop._core.run_fold import IGNORED_HANDOFF, RunFold, UsageMeter, drop_repeats
-from agentloop.config import JsonLimits
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -22,6 +21,7 @@ from agentloop.items import (
 )
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
+from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
 LIMITS = JsonLimits()

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop._schema.json_text import canonical, canonical_arguments, parse_object, quote
-from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError
+from agentloop.settings import JsonLimits
 
 LIMITS = JsonLimits()
 UNLIMITED = JsonLimits(max_bytes=None, max_depth=None, max_digits=None)

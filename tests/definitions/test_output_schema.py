@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop._schema.output_schema import OutputType, TypedOutput, output_schema, typed_output
-from agentloop.config import JsonLimits
 from agentloop.exceptions import ModelBehaviorError, UserTypeError
 from agentloop.model_events import OutputSchema
+from agentloop.settings import JsonLimits
 
 
 @attrs.frozen

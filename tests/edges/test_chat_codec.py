@@ -8,7 +8,6 @@ import attrs
 import jsonschema
 import pytest
 
-from agentloop.config import ModelSettings
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.items import (
     ApprovalRequest,
@@ -43,6 +42,7 @@ from agentloop.model_events import (
 )
 from agentloop.models._chat import ChatDecoder, _usage, encode
 from agentloop.models._sse import SSEDecoder
+from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
 

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from edges.wire_server import LAST_CHUNK, SSE_HEAD, Exchange, chunked, serving
 
-from agentloop.config import ModelSettings
 from agentloop.exceptions import (
     ModelBehaviorError,
     ModelTransportError,
@@ -23,6 +22,7 @@ from agentloop.items import AssistantMessage, UserMessage
 from agentloop.model_events import ModelEvent, ModelRequest, ResponseDone, TextDelta
 from agentloop.models import OpenAIChatModel
 from agentloop.models._http import MAX_RETRY_AFTER, HttpDriver, retry_after
+from agentloop.settings import ModelSettings
 
 KEY = "sk-very-secret-0123456789"
 URL = "http://model.test/v1"

@@ -23,7 +23,7 @@ from agentloop._core.admission import Admission, Ticket
 from agentloop._core.handoff_history import nest_history
 from agentloop.abc import Instrument, Journal, LateResult
 from agentloop.agents import Agent
-from agentloop.config import RunConfig, ToolExecution
+from agentloop.config import RunConfig
 from agentloop.context import ToolContext
 from agentloop.events import CallProgress
 from agentloop.exceptions import AgentLoopError, StateError
@@ -45,6 +45,7 @@ from agentloop.items import (
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.run import Runner
+from agentloop.settings import ToolExecution
 from agentloop.state import RunState
 from agentloop.testing.conformance import JournalConformance
 from agentloop.testing.scripted import ScriptedModel, call, say

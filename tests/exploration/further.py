@@ -19,12 +19,13 @@ import attrs
 from agentloop import records as r
 from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
-from agentloop.config import RunConfig, ToolExecution
+from agentloop.config import RunConfig
 from agentloop.guardrail_results import Allow
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
+from agentloop.settings import ToolExecution
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.invariants._observation import Observation, Reading
 from agentloop.testing.scripted import say

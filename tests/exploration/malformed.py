@@ -16,10 +16,10 @@ from agentloop._storage.item_codec import item_from_json
 from agentloop._storage.json_bytes import decode
 from agentloop._storage.record_codec import KINDS as RECORD_KINDS
 from agentloop._storage.record_codec import record_from_json, record_to_json
-from agentloop.config import JsonLimits
 from agentloop.model_events import ModelRequest
 from agentloop.models._chat import ChatDecoder
 from agentloop.models._sse import SSEDecoder
+from agentloop.settings import JsonLimits
 from agentloop.testing.simulation._generators import Chance, Seeded
 
 from .pure_core import draw_core_world, play

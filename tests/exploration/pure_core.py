@@ -32,7 +32,7 @@ from agentloop._core.plan import (
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop.agents import Agent
-from agentloop.config import JsonLimits, ModelSettings, RunConfig, ToolExecution
+from agentloop.config import RunConfig
 from agentloop.events import CallSettled
 from agentloop.exceptions import AgentLoopError, ToolCallError, ToolCancelledError
 from agentloop.handoffs import handoff, target_of
@@ -41,6 +41,7 @@ from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.results import RunResult
+from agentloop.settings import JsonLimits, ModelSettings, ToolExecution
 from agentloop.testing.invariants import INVARIANTS, CoverageCounter, Invariant, InvariantError, judge, told
 from agentloop.testing.invariants._observation import BodySeen, Cancellation, Observation, Reading, definitions_of
 from agentloop.testing.simulation._generators import Chance

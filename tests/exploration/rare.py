@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentloop.config import RunConfig, ToolExecution
+from agentloop.config import RunConfig
+from agentloop.settings import ToolExecution
 from agentloop.testing.scripted import Step, call, say
 from agentloop.testing.simulation._faults import Hangs, Raises, Returns
 from agentloop.testing.simulation._fixture_agents import LONG, Actor, FixtureAgents, Role

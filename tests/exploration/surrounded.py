@@ -16,10 +16,11 @@ import attrs
 
 from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns
-from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
+from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ArgumentsDelta, ReasoningDelta, ResponseStarted, TextDelta
+from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.scripted import Step, call, fail, reason, respond, say, stream_of, wait
 from agentloop.testing.simulation._faults import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
 from agentloop.testing.simulation._fixture_agents import LATE, Actor, FixtureAgents, Role

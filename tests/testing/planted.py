@@ -13,10 +13,11 @@ from agentloop import events as ev
 from agentloop import records as r
 from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns
-from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
+from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
+from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, say

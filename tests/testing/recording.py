@@ -15,9 +15,9 @@ from agentloop import RunConfig, Runner
 from agentloop import effects as e
 from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop._storage.record_codec import encode, record_to_json
-from agentloop.config import ModelRetrySettings, ModelSettings
 from agentloop.journal import FileJournal
 from agentloop.records import Record
+from agentloop.settings import ModelRetrySettings, ModelSettings
 from agentloop.testing.simulation._faults import Fatal
 from agentloop.testing.simulation._fixture_agents import FixtureAgents, Role
 from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_world

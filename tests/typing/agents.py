@@ -56,8 +56,8 @@ async def run_gives_what_the_agent_says() -> None:
     assert_type(result.to_input_list(), list[Item])
     assert_type(result.calls[0].outcome, CallOutcome)
     assert_type(Runner.run_sync(loose, "Cities?", backend="trio"), RunResult[list[str]])
-    await Runner.run(agent, "Weather?", context="Ada")  # type: ignore[misc]  # another type than the agent's
-    Runner.run_sync(agent, "Weather?", backend="curio")  # type: ignore[arg-type]
+    await Runner.run(agent, "Weather?", context="Ada")  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
+    Runner.run_sync(agent, "Weather?", backend="curio")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def stream_gives_events_and_the_result() -> None:
@@ -76,7 +76,7 @@ async def stream_gives_events_and_the_result() -> None:
                 assert_type(event.outcome, CallOutcome)
                 assert_type(entered.cancel_call(event), bool)
         entered.cancel("after_turn")
-        entered.cancel("soon")  # type: ignore[arg-type]
+        entered.cancel("soon")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(stream.result, RunResult[Weather])
     assert_type(stream.result.final_output, Weather)
     assert_type(stream.error, BaseException | None)

@@ -113,12 +113,12 @@ def options_are_known() -> None:
 
 def wrong_options_are_found() -> None:
     """A checker sees options that don't exist or don't fit."""
-    tool(timeout="soon")  # type: ignore[call-overload]
-    tool(retries=3)  # type: ignore[call-overload]
-    tool(len, in_doubt="never")  # type: ignore[call-overload]
-    tool(len, capacity=[Capacity(1), 2])  # type: ignore[list-item]
-    tool(len, params_json_schema={})  # type: ignore[call-overload]
-    UsageLimits(requests="many")  # type: ignore[arg-type]
+    tool(timeout="soon")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    tool(retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    tool(len, in_doubt="never")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    tool(len, capacity=[Capacity(1), 2])  # type: ignore[list-item]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    tool(len, params_json_schema={})  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    UsageLimits(requests="many")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def late(ctx: RunContext[Any]) -> bool:

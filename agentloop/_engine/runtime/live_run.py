@@ -36,7 +36,7 @@ from agentloop.abc import Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.conditions import Condition
-from agentloop.config import RunConfig
+from agentloop.config import Price, RunConfig
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
@@ -236,7 +236,7 @@ class LiveRun:
         return self.graph.key(self.agent)
 
     @property
-    def price(self) -> Any:
+    def price(self) -> Price | None:
         """The function that prices a request: the configuration's, else the outer run's, whose budget pays as well."""
         own = self.config.price
         return own if own is not None or self.parent is None else self.parent.price

@@ -23,10 +23,10 @@ from typing import get_args
 import anyio
 
 from agentloop.abc import Model
-from agentloop.config import ModelSettings
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.items import ITEM_TYPES, AssistantMessage, HandoffCall, Text, ToolCall, UserMessage
 from agentloop.model_events import ArgumentsDelta, ItemDone, ModelEvent, ModelRequest, ResponseDone, TextDelta
+from agentloop.settings import ModelSettings
 from agentloop.testing.conformance._parts import STEPS, cancelled_after, within
 from agentloop.usage import RequestUsage
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from agentloop import records as r
 from agentloop._core.retry import MAX_RETRY_AFTER
-from agentloop.config import ModelRetrySettings
+from agentloop.settings import ModelRetrySettings
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
 from agentloop.testing.invariants._limits import sequential
 from agentloop.testing.invariants._observation import CallSeen, Reading, TurnSeen

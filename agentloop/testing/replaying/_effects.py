@@ -21,7 +21,7 @@ from agentloop._core.failure_choice import class_of_summary
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
-from agentloop.config import JsonLimits
+from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
 from agentloop.testing.replaying._comparison import BEFORE_TIMERS, ReplayLog, pass_time, task_key
 from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output

@@ -18,12 +18,13 @@ import attrs
 from agentloop import records as r
 from agentloop.abc import Model, ModelProvider
 from agentloop.agents import Agent, implicit_settings
-from agentloop.config import ModelSettings, RunConfig
+from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._effects import ReplayEffects
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody
 

@@ -16,7 +16,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentloop.agents import Agent, StopAtTools
-from agentloop.config import ModelSettings, RunConfig
+from agentloop.config import RunConfig
 from agentloop.context import ToolContext
 from agentloop.guardrail_results import (
     Allow,
@@ -37,6 +37,7 @@ from agentloop.guardrails import (
 from agentloop.handoffs import Handoff, HandoffInputData, handoff
 from agentloop.items import AssistantMessage, Item, UserMessage
 from agentloop.limits import Capacity, Rate
+from agentloop.settings import ModelSettings
 from agentloop.testing.scripted import ScriptedModel
 from agentloop.testing.simulation._faults import playing
 from agentloop.testing.simulation._observers import AgentHookLog, Listener

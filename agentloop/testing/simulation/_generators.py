@@ -14,9 +14,10 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from agentloop.config import ModelRetrySettings, ModelSettings, RunConfig, ToolExecution
+from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError
 from agentloop.model_events import ReasoningDelta, ResponseStarted
+from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.scripted import call, fail, reason, respond, say, stream_of, wait
 from agentloop.testing.simulation._faults import (
     CancelsCall,

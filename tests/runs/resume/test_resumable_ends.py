@@ -30,8 +30,8 @@ from agentloop import (
     tool_output_guardrail,
 )
 from agentloop import records as r
-from agentloop.config import ModelSettings
 from agentloop.journal import MemoryJournal
+from agentloop.settings import ModelSettings
 from agentloop.testing import ScriptedModel, call, say, wait
 
 ERRORS: dict[str, Callable[[], AgentLoopError]] = {

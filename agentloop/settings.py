@@ -1,0 +1,160 @@
+"""Settings of a run and of a model: frozen values, checked where they are made.
+
+They know nothing of agents, tools and models, so that every module may take them; `config` holds what does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+from attrs.validators import and_, ge
+
+from agentloop._common.checks import FIELDS, NAMES, either, is_a, is_finite, optional
+from agentloop._common.misplaced import takes_options
+
+__all__ = [
+    "JsonLimits",
+    "ModelRetrySettings",
+    "ModelSettings",
+    "RetryAdvice",
+    "RetryContext",
+    "RetryPolicy",
+    "SessionSettings",
+    "ToolExecution",
+]
+
+
+@attrs.frozen(kw_only=True)
+class JsonLimits:
+    """Bounds on JSON that a model writes: bytes, nesting depth, digits of one number."""
+
+    max_bytes: int | None = attrs.field(default=1_000_000, validator=optional(NAMES.count()))
+    max_depth: int | None = attrs.field(default=64, validator=optional(NAMES.count()))
+    max_digits: int | None = attrs.field(default=1_000, validator=optional(NAMES.count()))
+
+
+@attrs.frozen(kw_only=True)
+class RetryAdvice:
+    """What a failed model request says about making it again.
+
+    Attributes:
+        retryable: Whether asking again may help and does no harm.
+        retry_after: Seconds the provider asks to wait, clamped to a sane range; None where it doesn't.
+        reason: Why, in a few words.
+    """
+
+    retryable: bool
+    retry_after: float | None = None
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class RetryContext:
+    """What a retry policy is asked with: the error of attempt number *attempt* (from 1), and what it says itself."""
+
+    error: BaseException
+    attempt: int
+    advice: RetryAdvice
+
+
+RetryPolicy: TypeAlias = Callable[[RetryContext], bool | Awaitable[bool]]
+
+
+@attrs.frozen
+class ModelRetrySettings:
+    """When a failed model request is made again, within its turn.
+
+    The wait before retry n is `initial_delay * multiplier ** (n - 1)` seconds, at most `max_delay`, with *jitter*
+    between half and all of that; never less than the provider's Retry-After. Nothing is retried once a part of the
+    response was shown to the consumer of a stream (a plain run shows none), nor a cancellation.
+
+    Attributes:
+        max_retries: Attempts after the first.
+        policy: `(RetryContext) -> bool`, sync or async, decides in the place of `RetryContext.advice`; None leaves it
+            to that: no answer, timeouts and status 408, 409, 429 and from 500 on, unless the provider says otherwise
+            or the account's quota is spent.
+    """
+
+    max_retries: int = attrs.field(validator=NAMES.count(0))
+    initial_delay: float = attrs.field(default=0.25, validator=NAMES.seconds(zero=True))
+    max_delay: float = attrs.field(default=2.0, validator=NAMES.seconds(zero=True))
+    multiplier: float = attrs.field(
+        default=2.0,
+        validator=and_(NAMES.number(), NAMES.needs("a finite number of at least 1 is needed", ge(1), is_finite)),
+    )
+    jitter: bool = attrs.field(default=True, validator=NAMES.flag())
+    policy: RetryPolicy | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+
+
+@takes_options("Agent(…, model_settings=ModelSettings(OPTION=…))")
+@attrs.frozen(kw_only=True)
+class ModelSettings:
+    """How to ask a model. None means not given: the next level down decides (run over agent over model)."""
+
+    temperature: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
+    top_p: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
+    max_tokens: int | None = attrs.field(default=None, validator=optional(NAMES.count()))
+    tool_choice: str | Mapping[str, Any] | None = attrs.field(
+        default=None,
+        validator=optional(FIELDS.needs("text or a mapping is needed", either(is_a(str), FIELDS.mapping()))),
+    )
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
+    reasoning: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    verbosity: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    truncation: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    store: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
+    metadata: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    include: Sequence[str] | None = attrs.field(default=None, validator=optional(FIELDS.texts()))
+    timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
+    """Seconds for one attempt."""
+    retry: ModelRetrySettings | None = attrs.field(default=None, validator=optional(FIELDS.a(ModelRetrySettings)))
+    """None: two retries where the error speaks for them, of an answer that fell silent one, of `timeout` none.
+    `ModelRetrySettings(max_retries=0)`: none."""
+    extra_headers: Mapping[str, str] | None = attrs.field(
+        default=None, repr=False, validator=optional(FIELDS.mapping())
+    )
+    extra_query: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    extra_body: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    extra_args: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+
+    def resolve(self, override: ModelSettings | None) -> ModelSettings:
+        """Return these settings with every value that *override* gives laid over them."""
+        if override is None:
+            return self
+        changes = {
+            field.name: value
+            for field in attrs.fields(ModelSettings)
+            if (value := getattr(override, field.name)) is not None
+        }
+        return attrs.evolve(self, **changes) if changes else self
+
+
+@takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")
+@attrs.frozen(kw_only=True)
+class ToolExecution:
+    """How a run executes its tool calls."""
+
+    max_function_tool_concurrency: int | None = attrs.field(default=32, validator=optional(NAMES.count()))
+    """Bodies in flight in one turn; None = no limit."""
+    max_calls_per_turn: int | None = attrs.field(default=1000, validator=optional(NAMES.count()))
+    """Calls of one response that may run; the others are answered with a refusal."""
+    queue_timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
+    """Seconds a call may wait to start before it is skipped."""
+    pre_approval_tool_input_guardrails: bool = attrs.field(default=False, validator=FIELDS.flag())
+    cleanup_grace: float = attrs.field(default=5.0, validator=NAMES.seconds(zero=True))
+    """Seconds that cleanup gets, in all, once a run is being cancelled."""
+    max_output_chars: int | None = attrs.field(default=32_000, validator=optional(NAMES.count()))
+    max_threads: int = attrs.field(default=32, validator=NAMES.count())
+    mode: Literal["concurrent", "sequential"] | None = attrs.field(
+        default=None, validator=FIELDS.one_of(None, "concurrent", "sequential")
+    )
+    """None: the agent's `tool_execution`."""
+
+
+@attrs.frozen(kw_only=True)
+class SessionSettings:
+    """How a session is used: `limit` is how many of its latest items a run is shown; None = all."""
+
+    limit: int | None = attrs.field(default=None, validator=optional(NAMES.count(0)))
