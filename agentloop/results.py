@@ -7,12 +7,15 @@ from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
-from agentloop._common.errors import UserTypeError
+from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.masking import MASK, masked_repr
+from agentloop.agents import Agent
 from agentloop.events import CallSettled
+from agentloop.guardrail_results import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
 from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
 from agentloop.records import Record, RunEnded
+from agentloop.state import RunState
 from agentloop.usage import Usage
 
 OutputT = TypeVar("OutputT")
@@ -26,14 +29,14 @@ class RunData:
     input: tuple[Item, ...] = attrs.field(repr=False)
     new_items: tuple[Item, ...] = attrs.field(repr=False)
     raw_responses: tuple[ModelResponse, ...] = attrs.field(repr=False)
-    last_agent: Any
+    last_agent: Agent[Any, Any]
     usage: Usage
     context: Any = attrs.field(repr=False)
     calls: tuple[CallSettled, ...]
-    input_guardrail_results: tuple[Any, ...] = ()
-    output_guardrail_results: tuple[Any, ...] = ()
-    tool_input_guardrail_results: tuple[Any, ...] = ()
-    tool_output_guardrail_results: tuple[Any, ...] = ()
+    input_guardrail_results: tuple[InputGuardrailResult, ...] = ()
+    output_guardrail_results: tuple[OutputGuardrailResult, ...] = ()
+    tool_input_guardrail_results: tuple[ToolGuardrailResult, ...] = ()
+    tool_output_guardrail_results: tuple[ToolGuardrailResult, ...] = ()
     records: Sequence[Record] = attrs.field(default=(), repr=False)
 
 
@@ -60,7 +63,7 @@ class RunResult(RunData, Generic[OutputT]):
     stop_reason: str | None = None
     last_response_id: str | None = None
     interruptions: tuple[ApprovalRequest, ...] = ()
-    _state: Callable[[], Any] = attrs.field(default=None, alias="state", repr=False)
+    _state: Callable[[], RunState] | None = attrs.field(default=None, alias="state", repr=False)
     _history: tuple[Item, ...] = attrs.field(default=(), alias="history", repr=False)
 
     def __repr__(self) -> str:
@@ -83,8 +86,14 @@ class RunResult(RunData, Generic[OutputT]):
             raise UserTypeError(f"the final output is {self.final_output.__class__.__name__}, not {type.__name__}")
         return self.final_output
 
-    def to_state(self) -> Any:
-        """Return the run as a `RunState`: to approve or reject what waits, to store, to run on."""
+    def to_state(self) -> RunState:
+        """Return the run as a `RunState`: to approve or reject what waits, to store, to run on.
+
+        Raises:
+            UserError: if no run made this result.
+        """
+        if self._state is None:
+            raise UserError("to_state: no run made this result, so it has no state")
         return self._state()
 
     def to_input_list(self, mode: Literal["model", "all"] = "model") -> list[Item]:

@@ -15,7 +15,7 @@ PACKAGE = Path(next(iter(agentloop.__path__)))
 LAYERS: dict[str, tuple[str, ...]] = {
     "common": ("_common",),
     "values": (
-        *("items", "usage", "outcomes", "exceptions", "settings", "model_events", "records", "events", "results"),
+        *("items", "usage", "outcomes", "exceptions", "settings", "model_events", "records", "events"),
         *("guardrail_results", "effects", "spans", "abc"),
     ),
     "schema": ("_schema",),
@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "storage": ("_storage",),
     "core": ("_core",),
-    "state": ("state",),
+    "state": ("state", "results"),
     "runtime": ("_engine.runtime",),
     "calls": ("_engine.calls",),
     "engine": ("_engine",),

@@ -113,7 +113,7 @@ class SavedRun:
             result = await entry(given, self.job.options(is_fresh=isinstance(given, str), journal=journal))
             if not result.interruptions:
                 break
-            state: RunState = result.to_state()
+            state = result.to_state()
             if not await self.job.approver.decide(state, where):
                 break
             given = state

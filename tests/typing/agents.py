@@ -11,8 +11,10 @@ from agentloop import (
     RunConfig,
     Runner,
     RunResult,
+    RunState,
     RunStream,
     Runtime,
+    ToolGuardrailResult,
     handoff,
     open_runtime,
 )
@@ -55,6 +57,10 @@ async def run_gives_what_the_agent_says() -> None:
     assert_type(result.final_output_as(Weather), Weather)
     assert_type(result.to_input_list(), list[Item])
     assert_type(result.calls[0].outcome, CallOutcome)
+    assert_type(result.to_state(), RunState)
+    assert_type(result.last_agent, Agent[Any, Any])
+    assert_type(result.tool_input_guardrail_results, tuple[ToolGuardrailResult, ...])
+    result.to_state().approved("call_1")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     assert_type(Runner.run_sync(loose, "Cities?", backend="trio"), RunResult[list[str]])
     await Runner.run(agent, "Weather?", context="Ada")  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
     Runner.run_sync(agent, "Weather?", backend="curio")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -8,7 +8,7 @@ import pytest
 from kit.agents import Run, configure_run, make_agent
 from kit.results import find_outcome, read_outputs, read_shown_outputs, read_statuses
 
-from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserValueError, tool
+from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserError, UserValueError, tool
 from agentloop._engine.calls.output_text import cut_text
 from agentloop.items import File, Image, Text, ToolCall, ToolOutput
 from agentloop.testing import ScriptedModel, call, say
@@ -311,3 +311,11 @@ def test_a_limit_of_no_characters_is_refused() -> None:
     """None is no limit."""
     with pytest.raises(UserValueError, match="max_output_chars"):
         ToolExecution(max_output_chars=0)
+
+
+async def test_a_result_made_by_hand_has_no_state(run_mode: Run) -> None:
+    """Only a run has a log to make one of."""
+    result = await run_mode(make_agent([]), "go")
+    assert result.to_state().records
+    with pytest.raises(UserError, match="no run made this result"):
+        attrs.evolve(result, state=None).to_state()
