@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import attrs
 from attrs.validators import in_
@@ -13,21 +13,21 @@ from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, 
 from agentloop._common.masking import MASK, masked_repr
 from agentloop._common.misplaced import takes_options
 from agentloop._common.naming import snake_case
+from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._schema.function_schema import FunctionSchema, function_schema
-from agentloop._schema.output_schema import TypedOutput, output_schema, typed_output
-from agentloop.abc import Model
+from agentloop._schema.output_schema import OutputType, TypedOutput, output_schema, typed_output
+from agentloop.abc import Model, Session
 from agentloop.config import RunConfig, check_run_config
 from agentloop.context import Callback
 from agentloop.exceptions import UserError, UserTypeError
-from agentloop.guardrails import InputGuardrail, OutputGuardrail
+from agentloop.guardrails import InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
 from agentloop.items import Content, ToolCall
 from agentloop.settings import ModelSettings
 from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
 
-ContextT = TypeVar("ContextT")
-OutputT = TypeVar("OutputT")
+OtherT = TypeVar("OtherT")
 
 
 def _to_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -104,8 +104,27 @@ def settings_for(agent: Agent[Any, Any], model: object) -> ModelSettings:
     return implicit_settings(model) if own == implicit_settings(agent.model) else own
 
 
+class AgentOptions(TypedDict, total=False):
+    """The options of `Agent`, which says what they mean. Those left out have its defaults.
+
+    `tools` and `output_type` aren't among them: the agent's own type follows from these.
+    """
+
+    instructions: str | Callback | None
+    handoff_description: str | None
+    model: str | Model | None
+    model_settings: ModelSettings
+    handoffs: Sequence[Agent[Any, Any] | Handoff]
+    input_guardrails: Sequence[InputGuardrail]
+    output_guardrails: Sequence[OutputGuardrail]
+    hooks: AgentHooks | None
+    tool_use_behavior: ToolUseBehavior
+    reset_tool_choice: bool
+    tool_execution: Literal["concurrent", "sequential"]
+
+
 @takes_options("Agent(…, OPTION=…)")
-@attrs.define(eq=False, repr=False)
+@attrs.define(eq=False, repr=False, init=False)
 class Agent(Generic[ContextT, OutputT]):
     """An agent. An identity object: two agents are equal only if they are one.
 
@@ -146,7 +165,7 @@ class Agent(Generic[ContextT, OutputT]):
         kw_only=True,
         validator=FIELDS.a(ModelSettings),
     )
-    tools: Sequence[FunctionTool] = attrs.field(
+    tools: Sequence[FunctionTool[ContextT]] = attrs.field(
         factory=list, kw_only=True, validator=FIELDS.each("a tool (made by @tool)", is_a(FunctionTool))
     )
     handoffs: Sequence[Agent[Any, Any] | Handoff] = attrs.field(
@@ -183,6 +202,43 @@ class Agent(Generic[ContextT, OutputT]):
 
     _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)
 
+    if TYPE_CHECKING:
+        # What attrs makes of the fields, by the agent's type. Its context is that of its tools, of which those that ask
+        # for none serve any. Its output is text, or of the type given; one that is no class (a union, a `Literal`) is
+        # known from a declaration alone: `agent: Agent[App, int | str] = Agent("x", output_type=int | str)`.
+        @overload
+        def __init__(
+            self: Agent[Any, str], name: str, *, output_type: None = None, **options: Unpack[AgentOptions]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Agent[ContextT, str],  # pyright: ignore[reportInvalidTypeVarUse]  # `Agent[App, str](tools=…)` needs it
+            name: str,
+            *,
+            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object]],
+            output_type: None = None,
+            **options: Unpack[AgentOptions],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self,
+            name: str,
+            *,
+            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object]] = ...,
+            output_type: type[OutputT] | OutputType[OutputT],
+            **options: Unpack[AgentOptions],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self,
+            name: str,
+            *,
+            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object]] = ...,
+            output_type: object,
+            **options: Unpack[AgentOptions],
+        ) -> None: ...
+        def __init__(self, name: str, **options: Any) -> None: ...
+
     def __repr__(self) -> str:
         return f"<Agent {self.name!r}>"
 
@@ -192,7 +248,11 @@ class Agent(Generic[ContextT, OutputT]):
             self._typed = (self.output_type, output_schema(self.output_type))
         return self._typed[1]
 
-    def clone(self, **changes: Any) -> Agent[ContextT, OutputT]:
+    @overload
+    def clone(self, *, output_type: type[OtherT] | OutputType[OtherT], **changes: Any) -> Agent[ContextT, OtherT]: ...
+    @overload
+    def clone(self, **changes: Any) -> Agent[ContextT, OutputT]: ...
+    def clone(self, **changes: Any) -> Agent[Any, Any]:
         """Return a shallow copy with *changes*; members not given are the same objects.
 
         With another model, settings that still equal the old model's defaults become the new one's; settings made by
@@ -206,7 +266,8 @@ class Agent(Generic[ContextT, OutputT]):
             raise UserTypeError(f"Agent.clone: no field {', '.join(sorted(unknown))}")
         if "model" in changes and "model_settings" not in changes:
             changes["model_settings"] = settings_for(self, changes["model"])
-        return attrs.evolve(self, **changes)
+        agent: Any = self  # mypy takes a class whose constructor is overloaded for none of attrs
+        return attrs.evolve(agent, **changes)
 
     def as_tool(
         self,
@@ -219,18 +280,18 @@ class Agent(Generic[ContextT, OutputT]):
         on_stream: Callback | None = None,
         run_config: RunConfig | None = None,
         max_turns: int | None = 10,
-        session: Any = None,
+        session: Session | None = None,
         needs_approval: bool | Callback = False,
         is_enabled: bool | Callback = True,
         failure_error_function: Callback | None = default_tool_error_function,
-        tool_input_guardrails: Sequence[Any] = (),
-        tool_output_guardrails: Sequence[Any] = (),
+        tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
+        tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
         timeout: float | None = None,
         timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
         timeout_error_function: Callback | None = None,
         secret: Sequence[str] = (),
         secret_output: bool = False,
-    ) -> FunctionTool:
+    ) -> FunctionTool[ContextT]:
         """Return a tool that runs this agent in a nested run of the same log, and gives its final output.
 
         The nested run shares the application object, the usage and the budget, has its own turns and its own call

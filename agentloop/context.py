@@ -13,11 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import attrs
 
 from agentloop._common.masking import MASK, masked_arguments, masked_repr
+from agentloop._common.type_parameters import ContextT_co
 from agentloop.exceptions import UserError
 from agentloop.items import Item
 from agentloop.usage import Usage
 
-ContextT = TypeVar("ContextT")
 ResourceT = TypeVar("ResourceT")
 
 
@@ -56,7 +56,7 @@ class _Detached:
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
-class RunContext(Generic[ContextT]):
+class RunContext(Generic[ContextT_co]):
     """One run, as user code sees it.
 
     Attributes:
@@ -66,7 +66,7 @@ class RunContext(Generic[ContextT]):
         run_id: The run's id.
     """
 
-    context: ContextT
+    context: ContextT_co
     run_id: str = ""
     turn_input: Sequence[Item] = ()
     tool_input: Any = None
@@ -92,7 +92,7 @@ class RunContext(Generic[ContextT]):
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
-class ToolContext(RunContext[ContextT]):
+class ToolContext(RunContext[ContextT_co]):
     """One call of one run, as its body, guardrails and hooks see it.
 
     Attributes:
@@ -124,7 +124,7 @@ class ToolContext(RunContext[ContextT]):
     @classmethod
     def from_agent_context(
         cls,
-        context: RunContext[ContextT],
+        context: RunContext[ContextT_co],
         tool_call_id: str,
         *,
         tool_name: str,
@@ -136,7 +136,7 @@ class ToolContext(RunContext[ContextT]):
         idempotency_key: str = "",
         call: CallServices | None = None,
         secret: tuple[str, ...] = (),
-    ) -> ToolContext[ContextT]:
+    ) -> ToolContext[ContextT_co]:
         """Return a context for one call that shares *context*'s application object and usage."""
         return cls(
             context=context.context,

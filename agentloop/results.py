@@ -9,6 +9,7 @@ import attrs
 
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.masking import MASK, masked_repr
+from agentloop._common.type_parameters import OutputT
 from agentloop.agents import Agent
 from agentloop.events import CallSettled
 from agentloop.guardrail_results import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
@@ -18,7 +19,6 @@ from agentloop.records import Record, RunEnded
 from agentloop.state import RunState
 from agentloop.usage import Usage
 
-OutputT = TypeVar("OutputT")
 AsT = TypeVar("AsT")
 
 

@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import EllipsisType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import anyio
 import anyio.lowlevel
 
 from agentloop._common.checks import NAMES, check, check_count, is_a, optional
 from agentloop._common.misplaced import function_takes_options
+from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.journal_opening import journal_opener
@@ -44,9 +45,6 @@ from agentloop.runtime import current_runtime
 from agentloop.spans import Span, Trace, current_trace
 from agentloop.state import RunState
 from agentloop.tracing import SpanFold
-
-ContextT = TypeVar("ContextT")
-OutputT = TypeVar("OutputT")
 
 logger = logging.getLogger("agentloop")
 

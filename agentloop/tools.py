@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypedDict, Unpack, cast, overload
 
 import attrs
 from attrs.validators import and_, matches_re
@@ -17,6 +17,7 @@ from attrs.validators import and_, matches_re
 from agentloop._common.checks import FIELDS, Fields, fits, has, is_a, optional
 from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.masking import ALL_ARGUMENTS
+from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
 from agentloop._schema.function_schema import FunctionSchema, function_schema
 from agentloop._schema.json_text import parse_object
 from agentloop._schema.output_schema import TypedOutput
@@ -114,9 +115,10 @@ def _to_limits(value: Any) -> tuple[Any, ...]:
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class FunctionTool:
+class FunctionTool(Generic[ContextT_contra]):
     """One tool. Made by `tool`, `Agent.as_tool`, or by hand with `on_invoke_tool`.
 
+    A tool of a context serves agents of that context and of its subtypes; one that asks for no context serves all.
     Calling a tool made by `tool` calls the function. Fields are those of `tool`, plus `params_json_schema` (what the
     model is shown) and `on_invoke_tool(ctx, json_text)`.
     """
@@ -133,7 +135,7 @@ class FunctionTool:
     params_json_schema: Mapping[str, Any] = attrs.field(
         factory=dict, repr=False, validator=FIELDS.mapping("a JSON schema, as a mapping, is needed")
     )
-    on_invoke_tool: Callable[[ToolContext[Any], str], Any] | None = attrs.field(
+    on_invoke_tool: Callable[[ToolContext[ContextT_contra], str], Any] | None = attrs.field(
         default=None, repr=False, validator=optional(_TOOL.function())
     )
     body: Body | None = attrs.field(
@@ -300,7 +302,7 @@ def _warn_of_no_description(fn: Callable[..., Any], name: str) -> None:
         )
 
 
-def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool:
+def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any]:
     if isinstance(fn, FunctionTool):
         raise UserTypeError(f"{fn.name!r} is a tool already; make a copy with attrs.evolve")
     fields: dict[str, Any] = {**options}
@@ -318,10 +320,24 @@ def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool:
     )
 
 
+class ToolDecorator(Protocol):
+    """What `tool` gives where it is called with options alone. Makes a tool of the context that the function takes."""
+
+    # A context in another place than the first is given all the same, but isn't known to type checkers.
+    @overload
+    def __call__(self, fn: Callable[Concatenate[ToolContext[ContextT], BodyP], Any], /) -> FunctionTool[ContextT]: ...
+    @overload
+    def __call__(self, fn: Callable[..., Any], /) -> FunctionTool[Any]: ...
+
+
 @overload
-def tool(fn: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
+def tool(
+    fn: Callable[Concatenate[ToolContext[ContextT], BodyP], Any], /, **options: Unpack[ToolOptions]
+) -> FunctionTool[ContextT]: ...
 @overload
-def tool(fn: None = None, /, **options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(fn: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool[Any]: ...
+@overload
+def tool(fn: None = None, /, **options: Unpack[ToolOptions]) -> ToolDecorator: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a function a tool; bare or with options.
 
@@ -366,7 +382,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
     if unknown := options.keys() - ToolOptions.__optional_keys__:
         raise UserTypeError(f"tool: unknown option {', '.join(sorted(unknown))}")
 
-    def make(function: Callable[..., Any]) -> FunctionTool:
+    def make(function: Callable[..., Any]) -> FunctionTool[Any]:
         return _tool_from(function, options)
 
     return make if fn is None else make(fn)

@@ -24,7 +24,12 @@ def takes_options(written: str) -> Callable[[ClassT], ClassT]:
     """
 
     def decorate(cls: ClassT) -> ClassT:
-        cls.__init__ = _telling(cls.__init__, cls.__name__, written)  # type: ignore[misc]
+        made_by_attrs: Any = vars(cls).get("__attrs_init__")
+        if made_by_attrs is None:
+            cls.__init__ = _telling(cls.__init__, cls.__name__, written)  # type: ignore[misc]
+        else:  # the class has none of its own but for type checkers
+            made_by_attrs.__qualname__ = f"{cls.__qualname__}.__init__"
+            cls.__init__ = _telling(made_by_attrs, cls.__name__, written)  # type: ignore[misc]
         return cls
 
     return decorate

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, final
+from typing import Any, Generic, Literal, Self, final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -39,6 +39,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop._common.error_text import is_fatal
+from agentloop._common.type_parameters import OutputT
 from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
@@ -59,8 +60,6 @@ from agentloop.exceptions import UserError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.results import RunResult
 from agentloop.state import RunState, as_text, verdict_on
-
-OutputT = TypeVar("OutputT")
 
 Start = Callable[["RunStream[Any]"], LiveRun]
 

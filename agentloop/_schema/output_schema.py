@@ -7,15 +7,17 @@ they mean in a tool's signature; `agentloop.schema` decides.
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, overload
 
 import attrs
 
 from agentloop._common.checks import FIELDS, optional
+from agentloop._common.type_parameters import OutputT
 from agentloop._schema.function_schema import _fault, _Parameter, _schemas, to_json_value
 from agentloop._schema.json_schema import Schema, drop_nulls, each_child, obstacle, ref_name, strict_form
 from agentloop._schema.json_text import _Fault, _parse, quote
@@ -29,8 +31,8 @@ FINAL_OUTPUT = "The final output"
 _LIMITS = JsonLimits()
 
 
-@attrs.frozen
-class OutputType:
+@attrs.frozen(init=False)
+class OutputType(Generic[OutputT]):
     """An output type and how strictly a provider holds the model to it.
 
     Attributes:
@@ -40,6 +42,13 @@ class OutputType:
 
     type: Any
     strict: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag("a bool or None is needed")))
+
+    @overload
+    def __init__(self, type: builtins.type[OutputT], strict: bool | None = None) -> None: ...
+    @overload
+    def __init__(self, type: object, strict: bool | None = None) -> None: ...
+    def __init__(self, type: object, strict: bool | None = None) -> None:
+        self.__attrs_init__(type, strict)  # pyright: ignore[reportAttributeAccessIssue]  # which it doesn't know of
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -10,14 +10,18 @@ import pytest
 
 from agentloop import (
     Agent,
+    FunctionTool,
     ModelSettings,
+    OutputType,
     RunConfig,
     Runner,
     ToolExecution,
     UserTypeError,
     tool,
 )
+from agentloop.agents import AgentOptions
 from agentloop.items import to_items
+from agentloop.tools import ToolOptions
 
 AGENT: Agent[Any, Any] = Agent("a")
 PLACES: dict[str, tuple[Callable[[dict[str, Any]], Any], set[str], str]] = {
@@ -123,3 +127,21 @@ def test_tool_without_a_description_warns_once(caplog: pytest.LogCaptureFixture)
     assert [record.getMessage() for record in caplog.records if record.name == "agentloop"] == [
         "tool 'bare' has neither a docstring nor a description: the model knows it by its name and parameters alone"
     ]
+
+
+def test_options_for_type_checkers_are_the_fields() -> None:
+    """What a checker is told an agent or a tool takes is what it takes."""
+    fields = {field.name for field in attrs.fields(Agent) if field.init}
+    assert fields == {"name", "tools", "output_type", *AgentOptions.__optional_keys__}
+    made_of_functions = {"params_json_schema", "on_invoke_tool", "body"}
+    assert {field.name for field in attrs.fields(FunctionTool)} - made_of_functions == ToolOptions.__optional_keys__
+
+
+def test_parameters_of_types_are_for_type_checkers() -> None:
+    """With and without, the same is made, by the same words for what is wrong."""
+    assert isinstance(Agent[Any, str]("a"), Agent)
+    assert isinstance(FunctionTool[Any](name="f", on_invoke_tool=lambda ctx, text: text), FunctionTool)
+    assert OutputType[int](int) == OutputType(int)
+    made: Any = Agent[Any, str]
+    with pytest.raises(TypeError, match=r"Agent\.__init__\(\) missing 1 required positional argument: 'name'"):
+        made()

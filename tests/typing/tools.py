@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, assert_type
+from typing import Any, Protocol, assert_type
 
 from agentloop import (
     Agent,
@@ -17,6 +17,7 @@ from agentloop import (
     Rate,
     RejectContent,
     RunContext,
+    Runner,
     TextMention,
     ToolContext,
     ToolInputData,
@@ -86,9 +87,9 @@ def judge_answer(ctx: RunContext[int], agent: Agent[int, str], output: str) -> G
 
 def decorators_give_what_they_name() -> None:
     """Bare or with options, one type each. What calling a tool gives isn't known to a checker."""
-    assert_type(bare, FunctionTool)
-    assert_type(with_options, FunctionTool)
-    assert_type(tool(len, name="length"), FunctionTool)
+    assert_type(bare, FunctionTool[Any])
+    assert_type(with_options, FunctionTool[int])
+    assert_type(tool(len, name="length"), FunctionTool[Any])
     assert_type(bare("x"), Any)
     assert_type(judge_arguments, ToolInputGuardrail)
     assert_type(judge_output, ToolOutputGuardrail)
@@ -108,7 +109,98 @@ def options_are_known() -> None:
         examples=[("Read a.txt", {"path": "a.txt"})],
         secret=["path"],
     )
-    assert_type(made(len), FunctionTool)
+    assert_type(made(len), FunctionTool[Any])
+
+
+class Account:
+    """A context."""
+
+    name = "Ada"
+
+
+class Premium(Account):
+    """A context that is more."""
+
+
+class Elsewhere:
+    """The context of another application."""
+
+
+class Named(Protocol):
+    """What a tool may ask of a context."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@tool
+def of_account(ctx: ToolContext[Account], amount: int) -> str:
+    """Pay."""
+    return ctx.context.name
+
+
+@tool(timeout=3.0)
+async def of_named(ctx: RunContext[Named]) -> str:
+    """Greet."""
+    return ctx.context.name
+
+
+@tool
+def of_elsewhere(ctx: ToolContext[Elsewhere]) -> str:
+    """Look elsewhere."""
+    return ""
+
+
+@tool
+def of_any(ctx: ToolContext, amount: int) -> str:
+    """Look anywhere."""
+    return ""
+
+
+@tool
+def in_second_place(amount: int, ctx: ToolContext[Elsewhere]) -> str:
+    """A context that a checker doesn't see."""
+    return ""
+
+
+def by_hand(ctx: ToolContext[Elsewhere], arguments: str) -> str:
+    """The body of a tool that is made by hand."""
+    return arguments
+
+
+async def tools_have_a_context() -> None:
+    """That of the function; agents and runs take it from their tools."""
+    assert_type(of_account, FunctionTool[Account])
+    assert_type(of_named, FunctionTool[Named])
+    assert_type(of_any, FunctionTool[Any])
+    assert_type(in_second_place, FunctionTool[Any])
+    assert_type(FunctionTool(name="x", on_invoke_tool=by_hand), FunctionTool[Elsewhere])
+    assert_type(Agent("a", tools=[bare]), Agent[Any, str])
+    assert_type(Agent("a", tools=[of_account], output_type=int), Agent[Account, int])
+    untyped: list[FunctionTool] = [bare, of_account]
+    assert_type(Agent("a", tools=untyped), Agent[Any, str])
+    await Runner.run(Agent("a", tools=[of_account]), "hi", context=Premium())
+    await Runner.run(Agent("a", tools=[of_account]), "hi", context=Elsewhere())  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
+
+
+def tools_of_less_serve_agents_of_more() -> None:
+    """Tools of a base class or a protocol, and those that ask for no context, go with any agent that has it."""
+    declared: Agent[Premium, str] = Agent("a", tools=[bare, of_account, of_named, of_any])
+    from_others: Agent[Premium, int] = Agent("b", tools=(of_account, declared.as_tool()), output_type=int)
+    assert_type(Agent[Premium, str]("a", tools=[of_named, bare]), Agent[Premium, str])
+    shared = [bare, of_account]
+    assert_type(from_others, Agent[Premium, int])
+    Agent("c", tools=shared)
+
+
+def tools_of_another_context_are_found() -> None:
+    """Where they are given, among whatever other tools."""
+    a: Agent[Account, str] = Agent("a", tools=[of_elsewhere])  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]
+    _b: Agent[Account, str] = Agent("b", tools=[bare, of_elsewhere])  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]
+    _c: Agent[Account, int] = Agent("c", tools=[of_elsewhere], output_type=int)  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]
+    Agent[Account, str]("d", tools=[bare, of_elsewhere])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    e: Agent[Account, str] = Agent("e", tools=(a.as_tool(), of_elsewhere))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    _f: Agent[Elsewhere, str] = Agent("f", tools=[e.as_tool()])  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]
 
 
 def wrong_options_are_found() -> None:
@@ -116,7 +208,7 @@ def wrong_options_are_found() -> None:
     tool(timeout="soon")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     tool(retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     tool(len, in_doubt="never")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    tool(len, capacity=[Capacity(1), 2])  # type: ignore[list-item]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    tool(capacity=[Capacity(1), 2])(len)  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     tool(len, params_json_schema={})  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     UsageLimits(requests="many")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
