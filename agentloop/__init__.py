@@ -68,7 +68,7 @@ from agentloop.limits import Capacity, Rate
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
-from agentloop.run import Runner
+from agentloop.run import ResumeOptions, Runner, RunOptions
 from agentloop.runtime import Runtime, open_runtime
 from agentloop.settings import (
     JsonLimits,
@@ -153,6 +153,7 @@ __all__ = [
     "ReplaceOutput",
     "ReplayDivergence",
     "RequestUsage",
+    "ResumeOptions",
     "RetryAdvice",
     "RetryContext",
     "Rewrite",
@@ -160,6 +161,7 @@ __all__ = [
     "RunContext",
     "RunData",
     "RunHooks",
+    "RunOptions",
     "RunOutcome",
     "RunResult",
     "RunState",

@@ -64,6 +64,8 @@ class ErrorHandlerResult:
     include_in_history: bool = True
 
 
+ErrorHandler: TypeAlias = Callable[[ErrorHandlerData], Any]
+"""Gives a final output, an `ErrorHandlerResult` or None, each at once or awaited."""
 ToolErrorFormatter: TypeAlias = Callable[[ToolErrorArgs], str | Awaitable[str | None] | None]
 HandoffInputFilter: TypeAlias = Callable[[HandoffInputData], HandoffInputData | Awaitable[HandoffInputData]]
 ModelInputFilter: TypeAlias = Callable[[ModelInputData], ModelInputData | Awaitable[ModelInputData]]

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import EllipsisType
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, TypedDict, Unpack, cast
 
 import anyio
 import anyio.lowlevel
@@ -33,8 +33,8 @@ from agentloop.abc import Instrument, Journal, Model, Session
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.conditions import as_condition
-from agentloop.config import RunConfig, check_run_config
-from agentloop.context import Callback, RunContext
+from agentloop.config import ErrorHandler, RunConfig, check_run_config
+from agentloop.context import RunContext
 from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.hooks import AgentHooks, RunHooks
@@ -53,44 +53,56 @@ _USUAL = RunConfig()
 HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
 
 
+class ResumeOptions(TypedDict, Generic[ContextT], total=False):
+    """The options of `Runner.resume`: those of a run without its journal."""
+
+    context: ContextT | None
+    max_turns: int | None
+    hooks: RunHooks | None
+    run_config: RunConfig | None
+    error_handlers: Mapping[str, ErrorHandler] | None
+    session: Session | None
+    conversation_id: str | None
+    previous_response_id: str | None
+    auto_previous_response_id: bool
+
+
+class RunOptions(ResumeOptions[ContextT], total=False):
+    """The options of a run, the same for `Runner.run`, `run_streamed` and `run_sync`; all may be left out.
+
+    Attributes:
+        context: The application's object, given to tools, hooks and callbacks; never shown to a model.
+        max_turns: Model calls the run may make (retries apart); None = no limit. Left out: 10, or the state's.
+        hooks: Called as the run goes.
+        run_config: How to run.
+        error_handlers: By `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)` gives a
+            final output in the error's place, an `ErrorHandlerResult`, or None to let the error go on.
+        session: Items of earlier runs, shown before the input; the run's own items are added turn by turn.
+        conversation_id: A conversation that the provider keeps; the model is sent new items only.
+        previous_response_id: A response that the provider keeps, to go on from; new items only are sent.
+        auto_previous_response_id: Go on from each response in turn, the provider keeping them.
+        journal: Where the log of the run is written as it grows, so that `resume` can go on after a crash. No body
+            starts before its start is durable there. An empty journal, or that of the state; the caller closes it.
+    """
+
+    journal: Journal | None
+
+
 class Runner:
     """Runs agents. Every way of running takes the same path; they differ in who reads the events."""
 
     @staticmethod
-    @function_takes_options("Runner.run", "Runner.run(…, OPTION=…)")
+    @function_takes_options("Runner.run", "Runner.run(…, OPTION=…)", options=RunOptions)
     @uninterrupted
     async def run(
-        agent: Agent[ContextT, OutputT],
-        input: str | Iterable[Item] | RunState,
-        *,
-        context: ContextT | None = None,
-        max_turns: int | EllipsisType | None = ...,
-        hooks: RunHooks | None = None,
-        run_config: RunConfig | None = None,
-        error_handlers: Mapping[str, Callback] | None = None,
-        session: Session | None = None,
-        journal: Journal | None = None,
-        conversation_id: str | None = None,
-        previous_response_id: str | None = None,
-        auto_previous_response_id: bool = False,
+        agent: Agent[ContextT, OutputT], input: str | Iterable[Item] | RunState, **options: Unpack[RunOptions[ContextT]]
     ) -> RunResult[OutputT]:
         """Run *agent* on *input* and return the result.
 
         Args:
             agent: The agent to start with.
             input: Text (one user message), items, or a `RunState` of a run that *agent* began, to run on.
-            context: The application's object, given to tools, hooks and callbacks; never shown to a model.
-            max_turns: Model calls the run may make (retries apart); None = no limit. Not given: 10, or the state's.
-            hooks: Called as the run goes.
-            run_config: How to run.
-            error_handlers: By `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)` gives
-                a final output in the error's place, an `ErrorHandlerResult`, or None to let the error go on.
-            session: Items of earlier runs, shown before *input*; the run's own items are added turn by turn.
-            journal: Where the log of the run is written as it grows, so that `resume` can go on after a crash. No body
-                starts before its start is durable there. An empty journal, or that of the state; the caller closes it.
-            conversation_id: A conversation that the provider keeps; the model is sent new items only.
-            previous_response_id: A response that the provider keeps, to go on from; new items only are sent.
-            auto_previous_response_id: Go on from each response in turn, the provider keeping them.
+            **options: `RunOptions`, by keyword.
 
         Cancellation: prompt and complete. When the call returns or raises, nothing of the run is running.
 
@@ -99,60 +111,27 @@ class Runner:
             StateError: the state can't be run on: the run is over, or the agents don't fit it.
             JournalError: the journal failed, or is another run's; nothing was started that it doesn't hold.
         """
-        stream = _stream(
-            agent,
-            input,
-            context,
-            max_turns,
-            hooks,
-            run_config,
-            error_handlers,
-            session,
-            journal,
-            _kept(conversation_id, previous_response_id, auto_previous_response_id),
-            subscribe=False,
-        )
+        stream = _stream(agent, input, options, subscribe=False)
         async with stream:
             await stream.finished()
         return stream.result
 
     @staticmethod
-    @function_takes_options("Runner.run_streamed")
+    @function_takes_options("Runner.run_streamed", options=RunOptions)
     def run_streamed(
-        agent: Agent[ContextT, OutputT],
-        input: str | Iterable[Item] | RunState,
-        *,
-        context: ContextT | None = None,
-        max_turns: int | EllipsisType | None = ...,
-        hooks: RunHooks | None = None,
-        run_config: RunConfig | None = None,
-        error_handlers: Mapping[str, Callback] | None = None,
-        session: Session | None = None,
-        journal: Journal | None = None,
-        conversation_id: str | None = None,
-        previous_response_id: str | None = None,
-        auto_previous_response_id: bool = False,
+        agent: Agent[ContextT, OutputT], input: str | Iterable[Item] | RunState, **options: Unpack[RunOptions[ContextT]]
     ) -> RunStream[OutputT]:
         """Return the run as an async context manager: iterate it for events; leaving the block ends and joins it.
 
         Arguments are those of `run`.
         """
-        return _stream(
-            agent,
-            input,
-            context,
-            max_turns,
-            hooks,
-            run_config,
-            error_handlers,
-            session,
-            journal,
-            _kept(conversation_id, previous_response_id, auto_previous_response_id),
-            subscribe=True,
-        )
+        return _stream(agent, input, options, subscribe=True)
 
     @staticmethod
-    async def resume(agent: Agent[ContextT, OutputT], journal: Journal, **options: Any) -> RunResult[OutputT]:
+    @function_takes_options("Runner.resume", options=ResumeOptions)
+    async def resume(
+        agent: Agent[ContextT, OutputT], journal: Journal, **options: Unpack[ResumeOptions[ContextT]]
+    ) -> RunResult[OutputT]:
         """Go on with the run of *journal*: after a crash, a pause, or an early end. Options are those of `run`.
 
         Calls that have completed are not run again; what is done about those that may or may not have taken effect is
@@ -166,12 +145,13 @@ class Runner:
         return await Runner.run(agent, state, journal=journal, **options)
 
     @staticmethod
+    @function_takes_options("Runner.run_sync", options=RunOptions)
     def run_sync(
         agent: Agent[ContextT, OutputT],
         input: str | Iterable[Item] | RunState,
         *,
         backend: Literal["asyncio", "trio"] = "asyncio",
-        **options: Any,
+        **options: Unpack[RunOptions[ContextT]],
     ) -> RunResult[OutputT]:
         """Run *agent* from sync code, on an event loop of its own. Other arguments are those of `run`.
 
@@ -186,32 +166,26 @@ class Runner:
 
 
 def _stream(
-    agent: object,
-    given: str | Iterable[Item] | RunState,
-    context: object,
-    max_turns: int | EllipsisType | None,
-    hooks: object,
-    run_config: object,
-    error_handlers: Mapping[str, Callback] | None,
-    session: object,
-    journal: object,
-    kept: ServerConversation | None,
-    *,
-    subscribe: bool,
+    agent: object, given: str | Iterable[Item] | RunState, options: Mapping[str, Any], *, subscribe: bool
 ) -> RunStream[Any]:
+    """Return the stream of a run, whose *options* are those of `RunOptions`, as the application gave them."""
     if not isinstance(agent, Agent):
         raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+    context, hooks = options.get("context"), options.get("hooks")
     if hooks is not None and not isinstance(hooks, RunHooks):
         hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
         raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
+    max_turns: int | EllipsisType | None = options.get("max_turns", ...)
     if max_turns is not ...:
         check_count("max_turns", max_turns)
+    session, journal = options.get("session"), options.get("journal")
     if session is not None and not isinstance(session, Session):
         raise UserTypeError(f"session: a Session is needed, not {session!r}")
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
-    config = _USUAL if run_config is None else check_run_config(run_config)
-    handlers = _checked_handlers(error_handlers)
+    config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
+    handlers = _checked_handlers(options.get("error_handlers"))
+    kept = _kept(options)
     if isinstance(given, RunState):
         start = resume_from(given, agent, kept)
         context = context if context is not None else given.context
@@ -235,8 +209,10 @@ def _stream(
     return RunStream(begin, entry, subscribe=subscribe)
 
 
-def _kept(conversation_id: str | None, previous_response_id: str | None, auto: bool) -> ServerConversation | None:
+def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
     """Return what the provider keeps of the conversation, or None where it keeps nothing."""
+    conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
+    auto = options.get("auto_previous_response_id", False)
     check("conversation_id", optional(NAMES.text()), conversation_id)
     check("previous_response_id", optional(NAMES.text()), previous_response_id)
     check("auto_previous_response_id", NAMES.flag(), auto)
@@ -249,7 +225,7 @@ def _kept(conversation_id: str | None, previous_response_id: str | None, auto: b
     return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 
-def _checked_handlers(handlers: Mapping[str, Callback] | None) -> Mapping[str, Callback]:
+def _checked_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
     if handlers is None:
         return {}
     check("error_handlers", NAMES.needs("a mapping of callables by name is needed", is_a(Mapping)), handlers)

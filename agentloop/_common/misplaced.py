@@ -35,18 +35,27 @@ def takes_options(written: str) -> Callable[[ClassT], ClassT]:
     return decorate
 
 
-def function_takes_options(name: str, written: str | None = None) -> Callable[[FunctionT], FunctionT]:
-    """Have a function that the application knows as *name* do the same; without *written* no error points to it."""
-    return lambda function: _telling(function, name, written)
+def function_takes_options(
+    name: str, written: str | None = None, *, options: type | None = None
+) -> Callable[[FunctionT], FunctionT]:
+    """Have a function that the application knows as *name* do the same; without *written* no error points to it.
+
+    *options* is the `TypedDict` of its `**options`, if it has them: to the application each is a parameter of its own.
+    """
+    return lambda function: _telling(function, name, written, options)
 
 
-def _telling(function: FunctionT, name: str, written: str | None) -> FunctionT:
+def _telling(function: FunctionT, name: str, written: str | None, unpacked: type | None = None) -> FunctionT:
     signature = inspect.signature(function)
+    if unpacked is not None:
+        signature = _unpack(signature, unpacked)
     if written is not None:
         _places[name] = (signature, written)
 
     @functools.wraps(function)
     def tell(*args: Any, **options: Any) -> Any:
+        if unpacked is not None and not options.keys() <= signature.parameters.keys():
+            _check(signature, name, args, options)  # the function itself would take it
         try:
             return function(*args, **options)
         except TypeError as error:
@@ -55,10 +64,23 @@ def _telling(function: FunctionT, name: str, written: str | None) -> FunctionT:
                 _check(signature, name, args, options)
             raise
 
+    if unpacked is not None:
+        tell.__signature__ = signature  # type: ignore[attr-defined]  # read by `inspect`, and so by `help`
     mark = getattr(inspect, "markcoroutinefunction", None)  # from Python 3.12 on
     if mark is not None and inspect.iscoroutinefunction(function):
         mark(tell)
     return tell  # type: ignore[return-value]
+
+
+def _unpack(signature: inspect.Signature, options: type) -> inspect.Signature:
+    """Return *signature* with each of *options* in the place of `**options`; `...` stands for what is left out."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    unpacked = [
+        inspect.Parameter(name, kind, default=..., annotation=getattr(annotation, "__forward_arg__", annotation))
+        for name, annotation in inspect.get_annotations(options).items()
+    ]
+    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    return signature.replace(parameters=[*named, *unpacked])
 
 
 def _check(signature: inspect.Signature, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:

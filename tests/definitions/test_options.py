@@ -15,12 +15,14 @@ from agentloop import (
     OutputType,
     RunConfig,
     Runner,
+    RunOptions,
     ToolExecution,
     UserTypeError,
     tool,
 )
 from agentloop.agents import AgentOptions
 from agentloop.items import to_items
+from agentloop.journal import MemoryJournal
 from agentloop.tools import ToolOptions
 
 AGENT: Agent[Any, Any] = Agent("a")
@@ -83,6 +85,22 @@ def test_streamed_runs_say_it_too() -> None:
     streamed: Any = Runner.run_streamed
     with pytest.raises(UserTypeError, match=r"Runner.run_streamed has no option 'timeout'.*RunConfig\(timeout=…\)"):
         streamed(AGENT, "hi", timeout=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("run", "hi"), ("run_streamed", "hi"), ("run_sync", "hi"), ("resume", MemoryJournal())]
+)
+def test_every_way_of_running_says_it(name: str, first: Any) -> None:
+    """By its own name, before anything runs; `inspect` shows the options one by one."""
+    way: Any = getattr(Runner, name)
+    with pytest.raises(UserTypeError, match=rf"Runner\.{name} has no option 'timeout'.*RunConfig\(timeout=…\)"):
+        way(AGENT, first, timeout=3)
+    with pytest.raises(UserTypeError, match=rf"Runner\.{name} has no option 'contxt'\. Did you mean 'context'"):
+        way(AGENT, first, contxt=3)
+    with pytest.raises(UserTypeError, match=rf"Runner\.{name} takes only agent, .* by position, the rest by keyword"):
+        way(AGENT, first, None)
+    shown = set(inspect.signature(way).parameters) - {"agent", "input", "backend"}
+    assert shown == RunOptions.__optional_keys__
 
 
 def test_instructions_by_position_say_that_they_are_given_by_keyword() -> None:

@@ -41,13 +41,12 @@ import attrs
 
 from agentloop import records as r
 from agentloop._engine.run_stream import RunStream
-from agentloop._engine.runtime.live_run import ServerConversation
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import ReplayDivergence
 from agentloop.limits import Rate
 from agentloop.results import RunResult
-from agentloop.run import HANDLERS, _stream
+from agentloop.run import HANDLERS, RunOptions, _stream
 from agentloop.state import RunState
 from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
@@ -146,24 +145,18 @@ class Replaying:
             for one in self.recorded.records
             if isinstance(one, r.CallbackReturned) and one.what == "error_handler"
         }
-        kept = None
+        options: RunOptions[Any] = {
+            "max_turns": first.max_turns if self.max_turns is ... else self.max_turns,
+            "hooks": HooksOfRuns(effects),
+            "run_config": config,
+            "error_handlers": {name: _refuse_handler for name in HANDLERS if name in answered or name in self.handlers},
+            "session": ClosedSession() if self._has_session(begun) else None,
+        }
         if begun.kept and first is begun:
-            kept = ServerConversation(
-                conversation_id=begun.conversation_id, previous_response_id=begun.previous_response_id
-            )
-        return _stream(
-            agent,
-            given,
-            None,
-            first.max_turns if self.max_turns is ... else self.max_turns,
-            HooksOfRuns(effects),
-            config,
-            {name: _refuse_handler for name in HANDLERS if name in answered or name in self.handlers},
-            ClosedSession() if self._has_session(begun) else None,
-            None,
-            kept,
-            subscribe=False,
-        )
+            options["conversation_id"] = begun.conversation_id
+            options["previous_response_id"] = begun.previous_response_id
+            options["auto_previous_response_id"] = begun.conversation_id is None
+        return _stream(agent, given, options, subscribe=False)
 
     def _has_session(self, begun: r.RunStarted) -> bool:
         return begun.shown is not None or self.recorded.has_session
