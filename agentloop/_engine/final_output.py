@@ -47,9 +47,9 @@ def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
     last = run.state.responses[-1] if run.state.responses else None
     if last is None or not last.cut:
         return error
-    told = ModelBehaviorError(f"The model's answer was cut ({last.finish_reason}). {error}")
-    told.__cause__ = error
-    return told
+    explained = ModelBehaviorError(f"The model's answer was cut ({last.finish_reason}). {error}")
+    explained.__cause__ = error
+    return explained
 
 
 async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
@@ -78,12 +78,12 @@ def _withhold(run: LiveRun, made_by: str) -> None:
     makers = {made_by}
     if callable(run.agent.tool_use_behavior):
         makers = {call.call.call_id for call in state.batch}
-    places = [at for at, item in enumerate(state.history) if isinstance(item, ToolOutput) and item.call_id in makers]
+    positions = [at for at, item in enumerate(state.history) if isinstance(item, ToolOutput) and item.call_id in makers]
     items = tuple(
         ToolOutput(item.call_id, WITHHELD) if isinstance(item, ToolOutput) and item.call_id in makers else item
-        for item in state.history[places[0] :]
+        for item in state.history[positions[0] :]
     )
-    run.append(HistoryReplaced(*run.here(), "output_withheld", places[0], items))
+    run.append(HistoryReplaced(*run.here(), "output_withheld", positions[0], items))
 
 
 async def ask_behavior(run: LiveRun) -> CheckOutput | None:

@@ -194,18 +194,19 @@ def _choose_graver(failed: BaseException | None, other: BaseException | None) ->
 
 
 async def _call_run_end_hook(run: LiveRun, ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
+    """Call `on_run_end` of a root run; return *ended*, or a failure if the hook failed and the run had no error."""
     if run.hooks is None or run.parent is not None:
         return ended
     error = None if ended.status == "cancelled" else ended.error
-    told = RunOutcome(status=ended.status, final_output=ended.output, error=error)
+    outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
     hooks = run.hooks
 
-    async def tell() -> None:
+    async def call_hook() -> None:
         with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-            await resolved(hooks.on_run_end(run.context, told))
+            await resolved(hooks.on_run_end(run.context, outcome))
 
     known = len(errors)
-    await _collect_error(errors, tell)
+    await _collect_error(errors, call_hook)
     if len(errors) > known and ended.error is None:
         return FinishedRun("failed", error=errors[-1])
     return ended

@@ -112,6 +112,7 @@ async def drive(run: LiveRun) -> FinishedRun:
 
 
 async def _ensure_view(run: LiveRun) -> TurnView:
+    """Return the turn's view; rebuild it where the run resumed mid-turn, the model having answered already."""
     if run.view is None:
         run.view = await prepare_turn(run, answered=True)
     return run.view
@@ -131,6 +132,12 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
 
 
 async def _begin_turn(run: LiveRun) -> TurnView:
+    """Check budget and secrets, prepare the turn, append `TurnStarted` and wait until it is durable; return the view.
+
+    Raises:
+        UsageLimitExceeded: a budget is spent.
+        StateError: the run's secret input is not available.
+    """
     run.check_request()
     if run.state.gaps:
         raise StateError(
@@ -194,7 +201,7 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
             broken = await wind_up(run, FinishedRun("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
             if broken is not None and is_fatal(broken):
                 raise broken from None
-            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - does not wait: a cancellation is pending
             raise
         ended = FinishedRun("failed", error=self_cancelled(cancelled))
     except BaseException as error:  # noqa: ASYNC103 - raised again below

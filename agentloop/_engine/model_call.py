@@ -101,7 +101,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
             raise
         except Exception as error:
             run.append(_make_failed_record(run, error, attempt))
-            delay = await _choose_retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - cancelled: that is what leaves
+            delay = await _choose_retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - a cancellation here replaces the error
             if delay is None:
                 if isinstance(error, ModelTransportError | ModelTimeoutError):
                     run.stopped_by = error

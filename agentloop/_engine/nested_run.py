@@ -169,7 +169,7 @@ async def _deliver_events(
             await call_user(on_stream, event)
         except cancelled_types() as error:
             if not absorb_own_cancel(count):
-                await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+                await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
                 raise
             run.redact_error(error)
             logger.warning("on_stream cancelled itself: %s", error_summary(error))

@@ -118,14 +118,14 @@ async def _resolve_instructions(run: LiveRun) -> str | None:
 async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> list[bool]:
     """Call `is_enabled` of every tool or handoff, all at once, and return the answers in order."""
 
-    def question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
+    def make_question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
         key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"
         return lambda: run.call_callback("is_enabled", key, lambda: call_user(enabled, run.context, run.agent))
 
-    asked = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
-    answers = await gather([question(tool, enabled) for tool, enabled in asked])
-    said = {id(tool): bool(answer) for (tool, _), answer in zip(asked, answers, strict=True)}
-    return [said.get(id(tool), tool.is_enabled is True) for tool in tools]
+    with_callable = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
+    answers = await gather([make_question(tool, enabled) for tool, enabled in with_callable])
+    by_id = {id(tool): bool(answer) for (tool, _), answer in zip(with_callable, answers, strict=True)}
+    return [by_id.get(id(tool), tool.is_enabled is True) for tool in tools]
 
 
 async def _filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[DeclaredT]:

@@ -47,8 +47,8 @@ def resume_from(state: RunState, root: Agent[Any, Any], kept: ServerConversation
     check_goes_on(fold)
     agent = graph.get(fold.agent)
     changed = check_graph(state, graph)
-    told = next((record.changes for record in reversed(state.records) if isinstance(record, GraphChanged)), ())
-    if changed == told:
+    logged = next((record.changes for record in reversed(state.records) if isinstance(record, GraphChanged)), ())
+    if changed == logged:
         changed = ()
     if changed:
         logger.warning("the run goes on with other agents than it began with: %s", "; ".join(changed))

@@ -149,22 +149,22 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
     passed = 0
     settled = run.guards_settled = anyio.Event()
 
-    async def guard(place: int) -> None:
+    async def guard(position: int) -> None:
         nonlocal passed
-        await one(place, beside[place], group)
+        await run_one(position, beside[position], group)
         passed += 1
         if passed == len(beside) and not errors:
             settled.set()
 
-    async def one(place: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
+    async def run_one(position: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
         task, count = own_task(), cancelling()
         try:
             await work()
         except cancelled_types() as error:
             if not absorb_own_cancel(count):
-                await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+                await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
                 raise
-            errors[place] = self_cancelled(error)
+            errors[position] = self_cancelled(error)
             group.cancel_scope.cancel()
         except BaseException as error:  # noqa: ASYNC103 - raised again below, bare
             if is_closing(task):
@@ -173,15 +173,15 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
             if errors and isinstance(error, Exception) and raised_while_cancelled(error):
                 next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
                 return  # noqa: ASYNC104 - a note on the first error
-            errors[place] = error
+            errors[position] = error
             group.cancel_scope.cancel()
 
     try:
         async with anyio.create_task_group() as group:
             start = starter(group)
-            for place in range(len(beside)):
-                start(guard, place, f"agentloop guardrail {place}")
-            await one(len(beside), call_model, group)
+            for position in range(len(beside)):
+                start(guard, position, f"agentloop guardrail {position}")
+            await run_one(len(beside), call_model, group)
     except cancelled_types():
         raise_fatal(errors)
         raise

@@ -26,8 +26,8 @@ def _collect_fields(run: LiveRun) -> dict[str, Any]:
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     # They settle in any order. The run's are listed in declaration order, those of calls in model order.
-    places = {call_id: place for place, call_id in enumerate(state.calls)} if state.guardrails else {}
-    for record in sorted(state.guardrails, key=lambda settled: places.get(settled.call_id or "", settled.index)):
+    positions = {call_id: position for position, call_id in enumerate(state.calls)} if state.guardrails else {}
+    for record in sorted(state.guardrails, key=lambda settled: positions.get(settled.call_id or "", settled.index)):
         by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
     return {
         "input": state.input,

@@ -256,7 +256,7 @@ class RunStream(Generic[OutputT]):
     async def __anext__(self) -> ev.Event:
         if self._events is None:
             raise UserError("iterate a streamed run inside its `async with` block")
-        # Mostly there is one: then a second coroutine would cost as much as the event's way through the buffer.
+        # Mostly an event is there: a second coroutine would then cost as much as the event's stay in the buffer.
         event = self._events.take_nowait() or await self._events.take()
         if event is not None:
             return event

@@ -117,19 +117,19 @@ def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     Of two outputs of one call the latest stays, at the position of the first. Another run may have used the id again:
     each call begins a pair of its own.
     """
-    places: dict[str, int | None] = {}
+    positions: dict[str, int | None] = {}
     kept: list[Item] = []
     for item in items:
         if isinstance(item, ToolCall | HandoffCall):
-            places[item.call_id] = None
+            positions[item.call_id] = None
         elif isinstance(item, ToolOutput | HandoffOutput):
-            if item.call_id not in places:
+            if item.call_id not in positions:
                 continue
-            place = places[item.call_id]
-            if place is not None:
-                kept[place] = item
+            position = positions[item.call_id]
+            if position is not None:
+                kept[position] = item
                 continue
-            places[item.call_id] = len(kept)
+            positions[item.call_id] = len(kept)
         kept.append(item)
     return valid_history(kept)
 

@@ -103,7 +103,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
         batch.forget()
     await checkpoint_if_cancelled()
     if batch.stopped in ("parent", "deadline"):
-        # The nursery ended by itself: anyio cancels one of whose tasks is cancelled natively.
+        # The nursery ended by itself: anyio cancels a nursery if one of its tasks is cancelled natively.
         raise unexpected_cancellation()
     batch.raise_failure()
     if not run.state.due_calls():

@@ -47,21 +47,21 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     Raises:
         Exception: the error of a `needs_approval` callable or a guardrail.
     """
-    asked: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
-        (place, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
-        for place, entry in enumerate(plan.entries)
+    undecided: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
+        (position, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
+        for position, entry in enumerate(plan.entries)
         if isinstance(entry.disposition, Execute)
         and entry.tool is not None
         and not entry.disposition.resumed
         and not entry.disposition.decided
         and _needs_decision(run, entry.tool)
     ]
-    if not asked:
+    if not undecided:
         return plan
-    answers = await gather([question for _, question in asked])
+    answers = await gather([decide_call for _, decide_call in undecided])
     entries = list(plan.entries)
-    for (place, _), disposition in zip(asked, answers, strict=True):
-        entries[place] = attrs.evolve(entries[place], disposition=disposition)
+    for (position, _), disposition in zip(undecided, answers, strict=True):
+        entries[position] = attrs.evolve(entries[position], disposition=disposition)
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.append(disposition.request)
     return attrs.evolve(plan, entries=tuple(entries))

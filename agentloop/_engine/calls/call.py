@@ -117,7 +117,7 @@ async def _run(live: LiveCall, task: object) -> None:
     except cancelled_types() as cancelled:
         if live.run_is_ending or run_is_cancelled():
             await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation continues
-            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - does not wait: a cancellation is pending
             raise
         # A cancellation of this task alone, after the body: the body left it behind (a timer, another task).
         uncancel_to(count)

@@ -332,6 +332,7 @@ class Batch:
     def open(self, group: TaskGroup) -> None:
         """Queue the first segment and apply cancellations requested before; *group* is the turn nursery."""
         self._starter = starter(group)
+        # Before the first calls are queued: a look that leaves calls waiting for a `Rate` must find an owner to wake.
         self.pump.sleepers[self._wake_for] = None
         self._next_segment()
         mine = (
@@ -548,6 +549,7 @@ class Batch:
         if self.stopped is not None:
             return
         self.stopped = by
+        # Another batch's owner wakes from now on for calls that wait for time alone.
         self.pump.leave(self._wake_for)
         self.halt()
         self.run.cleanup.begin()

@@ -264,7 +264,7 @@ async def wait_out_cancellations(wait: Callable[[], Awaitable[object]]) -> None:
 
     Cancellation: scopes around it end it, native cancellations don't.
     """
-    while True:  # noqa: ASYNC913 - what it awaits has its own
+    while True:  # noqa: ASYNC913 - `wait` has its own
         try:
             await wait()
         except asyncio.CancelledError:  # noqa: ASYNC103 - a native one: only a scope's continues
@@ -296,7 +296,7 @@ async def _run_own_task(job: _OwnTask) -> None:
         await job.work()
     except cancelled_types() as error:
         if not absorb_own_cancel(0):
-            await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+            await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
             raise
         job.failure = self_cancelled(error)
     except BaseException as error:  # noqa: ASYNC103 - carried to the task that waits

@@ -56,29 +56,29 @@ async def gather(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[
         except Exception:
             await checkpoint_if_cancelled()  # noqa: ASYNC120 - the run's end has precedence, as in a group
             raise
-    asked = _Gathering(questions)
+    gathering = _Gathering(questions)
     try:
         async with anyio.create_task_group() as group:
             start = starter(group)
             for index in range(len(questions)):
-                start(asked.one, index, f"agentloop question {index}")
-            await asked.settled.wait()
+                start(gathering.one, index, f"agentloop question {index}")
+            await gathering.settled.wait()
             group.cancel_scope.cancel()
     except cancelled_types():
-        raise_fatal(asked.errors)
+        raise_fatal(gathering.errors)
         raise
-    raise_fatal(asked.errors)
+    raise_fatal(gathering.errors)
     await checkpoint_if_cancelled()
-    if asked.errors:
-        raise asked.errors[min(asked.errors)]
-    if len(asked.answers) < len(questions):
+    if gathering.errors:
+        raise gathering.errors[min(gathering.errors)]
+    if len(gathering.answers) < len(questions):
         raise unexpected_cancellation()
-    return [asked.answers[index] for index in range(len(questions))]
+    return [gathering.answers[index] for index in range(len(questions))]
 
 
 def raise_fatal(errors: Mapping[int, BaseException]) -> None:
     """Raise the first of *errors*, by index, that is no Exception and so outranks a cancellation, if there is one."""
-    fatal = [place for place, error in errors.items() if is_fatal(error)]
+    fatal = [index for index, error in errors.items() if is_fatal(error)]
     if fatal:
         raise errors[min(fatal)]
 
@@ -101,7 +101,7 @@ class _Gathering:
             self.answers[index] = await self.questions[index]()
         except cancelled_types() as error:
             if not absorb_own_cancel(count):
-                await raise_native_cancel(error)  # noqa: ASYNC120 - waits for nothing: a cancellation is there
+                await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
                 raise
             self.errors[index] = self_cancelled(error)
             self.settled.set()

@@ -40,9 +40,9 @@ def protect() -> None:
 
     while _marked:
         function, protected = _marked.pop()
-        tell = trio.lowlevel.enable_ki_protection if protected else trio.lowlevel.disable_ki_protection
+        register = trio.lowlevel.enable_ki_protection if protected else trio.lowlevel.disable_ki_protection
         for code in _iter_codes(function.__code__):
-            tell(_Coded(code))
+            register(_Coded(code))
 
 
 class _Coded:

@@ -86,9 +86,9 @@ class Log:
         """
         for instrument in self._instruments:
             try:
-                told = getattr(instrument, method, None)  # an instrument may have only some of the methods
-                if told is not None:
-                    told(report)
+                notify = getattr(instrument, method, None)  # an instrument may have only some of the methods
+                if notify is not None:
+                    notify(report)
             except BaseException as error:  # noqa: ASYNC103 - kept, and raised at the end of the run
                 if not isinstance(error, (Exception, *cancelled_types())):
                     self._break(error)

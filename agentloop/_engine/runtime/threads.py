@@ -261,7 +261,7 @@ class Threads:
         """
         token = anyio.lowlevel.current_token()
 
-        over = anyio.Event()
+        over = anyio.Event()  # set once an abandoned function has ended
 
         def ended(value: Any, error: BaseException | None) -> None:
             self.give_back(place)
@@ -291,7 +291,9 @@ class Threads:
 
         try:
             value, error = await anyio.to_thread.run_sync(
-                work, abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(math.inf)
+                work,
+                abandon_on_cancel=abandon,
+                limiter=anyio.CapacityLimiter(math.inf),  # ours is the only limit
             )
         except BaseException as cut:
             if not place.abandon():
