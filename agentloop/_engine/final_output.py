@@ -53,6 +53,11 @@ def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
 
 
 async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
+    """Call the agent's end hooks, run the output guardrails, save the session, and return *output*.
+
+    If a guardrail trips, the output of the call *made_by* is withheld, and the session is not saved here. For any other
+    Exception the session is saved first.
+    """
     agent = run.agent
     if agent.hooks is not None:
         await resolved(agent.hooks.on_end(run.context, agent, output))
@@ -61,7 +66,7 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
     try:
         await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
     except BaseException as error:
-        # The log, not the error: where the run is cancelled as a guardrail trips, its cancellation leaves.
+        # Read the log, not the error: if the run is cancelled as a guardrail trips, the error is the cancellation.
         tripped = run.state.tripped is not None
         if tripped and made_by is not None:
             _withhold(run, made_by)

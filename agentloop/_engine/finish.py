@@ -67,7 +67,7 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
     session = run.session
     if session is None or not run.state.run_id or session.failed:
         return
-    # The log, not the error: a run that is cancelled in the moment in which a guardrail trips ends as cancelled.
+    # Read the log, not the error: a run that is cancelled in the moment in which a guardrail trips ends as cancelled.
     tripped = run.state.tripped.stage if run.state.tripped is not None else None
     if tripped == "input":
         await save_items(run, session, upto=lambda items: ())

@@ -20,6 +20,7 @@ def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Call
     """
 
     async def open_journal() -> None:
+        """Read the journal, check it against the log, start the writer, and add the records it lacks."""
         from agentloop._storage import state_codec as stored_state
 
         codec = stored_state.codec_of(journal)

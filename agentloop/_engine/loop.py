@@ -236,6 +236,7 @@ async def _enter(run: LiveRun, entry: RunSegment) -> None:
 
 
 async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -> None:
+    """Append `RunStarted`, with the session's items loaded, and call the start hooks of the first agent."""
     if not run.context.run_id:
         run.context.run_id = await run.effects.perform(NewId())
     path, _, at = run.here()

@@ -163,6 +163,7 @@ def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None
 
 
 def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
+    """Return the turn's request; where the provider keeps the conversation, only items not sent yet are in it."""
     server = run.server
     return ModelRequest(
         system=view.system,
@@ -225,7 +226,7 @@ def _classify_call(
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:
-        # A tool that isn't shown now, or is another agent's: its call won't run, but the log has it, secrets included.
+        # A tool that isn't shown now, or is another agent's: its call won't run but is in the log, so mark its secrets.
         known = [find_tool(tools, call.name, call.namespace) for tools in every()]
         secret = frozenset().union(*(one.secret for one in known if one is not None))
         return attrs.evolve(call, secret=secret) if secret else call
@@ -259,6 +260,11 @@ async def _run_attempt(run: LiveRun, view: TurnView, request: ModelRequest, atte
 
 
 async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
+    """Stream one response, pass its events to the buffers of this run, and return it whole.
+
+    Raises:
+        ModelBehaviorError: events follow its end, it has no end, or it was cut before anything usable.
+    """
     done: m.ResponseDone | None = None
     items: list[Item] = []
     path, turn, events = run.path, run.state.turn, run.log.events

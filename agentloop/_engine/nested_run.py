@@ -179,7 +179,7 @@ async def _deliver_events(
                 logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
             else:
                 logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
-        except BaseException as error:  # noqa: ASYNC103 - raised by `_streamed`, outside of its group
+        except BaseException as error:  # noqa: ASYNC103 - raised by `_run_streamed`, outside of its group
             if is_closing(task):
                 raise
             give_up(error)
@@ -196,6 +196,7 @@ def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | 
 
 
 def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
+    """Return the nested run of *call*: it shares the log and the effects of *outer*, and has a state of its own."""
     call_id = call.call_id
     state = outer.state.nested.get(call_id)
     if state is None:

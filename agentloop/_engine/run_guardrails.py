@@ -157,6 +157,7 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
             settled.set()
 
     async def run_one(position: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
+        """Do *work*; keep its error at *position* and cancel the others, or note it on the first error."""
         task, count = own_task(), cancelling()
         try:
             await work()

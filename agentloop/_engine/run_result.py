@@ -23,6 +23,7 @@ def _collect_calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
 
 
 def _collect_fields(run: LiveRun) -> dict[str, Any]:
+    """Return the fields that `RunData` and `RunResult` share."""
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     # They settle in any order. The run's are listed in declaration order, those of calls in model order.

@@ -110,6 +110,7 @@ class RunStream(Generic[OutputT]):
 
     @uninterrupted
     async def _main(self, live: LiveRun) -> None:
+        """Run the segment in the run's own task; store its error, and close the buffer and the journal's writer."""
         task, closing = own_task(), False
         try:
             with self._scope:

@@ -83,6 +83,11 @@ async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plan
 
 
 async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+    """Return the disposition of one call: run it, answer it with a refusal, or wait for a verdict.
+
+    The order: policies, then the verdict that applies, then the guardrails before an approval, then `needs_approval`. A
+    verdict may come while any of them runs, so it is looked up again after each.
+    """
     state = run.state.calls[entry.call.call_id]
     arguments = planned.arguments
     request = state.approval
@@ -245,6 +250,7 @@ def _format_decision(decision: Any, *, redact: bool) -> Any:
 
 
 async def _run_policy(run: LiveRun, key: str, policy: Any, pending: PendingCall) -> Decision:
+    """Run one policy and return its decision; an error of the policy is logged and denies the call."""
     redact = run.redacts_errors_of(pending.call)
     try:
         form = partial(_format_decision, redact=redact)

@@ -105,6 +105,7 @@ async def run_call(live: LiveCall) -> None:
 
 
 async def _run(live: LiveCall, task: object) -> None:
+    """Run the call and settle it by its body result, by the cancellation of the run, or by an error around the body."""
     count = cancelling()
     try:
         if (deadline := anyio.current_effective_deadline()) < math.inf:
@@ -156,6 +157,12 @@ def _restore_result(live: LiveCall) -> end.Ending:
 
 
 async def _run_in_scope(live: LiveCall, count: int, task: object) -> end.Ending:
+    """Do steps 8 to 12 in the call's own scope and return the body result.
+
+    An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step.
+
+    Cancellation: raised only if a scope around the call is cancelled, or the loop ends.
+    """
     result: end.Ending | None = None
     try:
         with live.scope:
@@ -275,13 +282,13 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
 
 
 def _is_exposed(live: LiveCall) -> bool:
-    """Step 8: tell whether the turn still has the tool; it may have been removed while the call waited."""
+    """Tell whether the turn still has the tool (step 8): it may have been removed while the call waited."""
     view, call = live.run.view, live.entry.call
     return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
 
 
 async def _check_enabled(live: LiveCall) -> bool:
-    """Step 8: call the tool's `is_enabled` again; it may have been disabled while the call waited."""
+    """Call the tool's `is_enabled` again (step 8): it may have been disabled while the call waited."""
     run, fn = live.run, live.tool.is_enabled
     if not callable(fn):
         return False
@@ -289,7 +296,7 @@ async def _check_enabled(live: LiveCall) -> bool:
 
 
 async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
-    """Step 9: run the input guardrails in order; return the body result if the call ends or waits, else None.
+    """Run the input guardrails in order (step 9); return the body result if the call ends or waits, else None.
 
     Rewritten arguments are parsed again and pass the policies again; an equal call may have answered them already.
     """
@@ -422,6 +429,7 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
 
 
 async def _settle(live: LiveCall, result: end.Ending) -> None:
+    """Do steps 13 to 17: give the permit back, convert *result* to an outcome, call the end hooks, settle."""
     live.phase = "post"
     if not isinstance(result, end.Returned) and _surely_raises(live, result):
         live.batch.halt()  # before the permit is given back: the calls that wait for it must not start any more
@@ -476,6 +484,7 @@ async def _finish(live: LiveCall, converted: Converted) -> None:
 
 
 def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
+    """Return *outcome* with the fields that the call knows: times, cleanup, secrecy and `body_finished`."""
     # Every field by hand: `attrs.evolve`, which looks each field up by its name, costs three times as much.
     return CallOutcome(
         status=outcome.status,
@@ -503,7 +512,7 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
     context = live.context or call_context(live)
 
     async def deliver() -> None:
-        for hooks in reversed(hooked):  # the later hooks of one event are not started once one has failed
+        for hooks in reversed(hooked):  # once one has failed, the later hooks are not called
             await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
 
     task = own_task()

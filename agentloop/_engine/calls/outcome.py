@@ -96,6 +96,7 @@ def _convert_raised(live: LiveCall, outcome: CallOutcome, error: BaseException) 
 
 
 async def _convert_value(live: LiveCall, value: Any) -> Converted:
+    """Convert the body's *value*: extract custom data, render it, then judge and bound the output."""
     tool = live.tool
     custom = None
     if tool.custom_data_extractor is not None:

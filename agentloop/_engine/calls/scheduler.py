@@ -707,6 +707,7 @@ class Batch:
         return min(expiry, self.pump.alarm_of(self._wake_for)) + CLOCK_SLACK
 
     def _report_running(self) -> None:
+        """Report each call that runs past the cleanup deadline, at most once a second; settle those not begun."""
         deadline = self.run.cleanup.deadline
         now = anyio.current_time()
         if deadline is None or now < max(deadline, self._report_next):

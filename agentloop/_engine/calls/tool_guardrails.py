@@ -101,6 +101,12 @@ async def _run_guardrail(
     guardrail: ToolInputGuardrail | ToolOutputGuardrail,
     data: ToolInputData | ToolOutputData,
 ) -> ToolGuardrailResult:
+    """Run one guardrail as an effect, append its verdict to the log, and return the result.
+
+    Raises:
+        UserTypeError: it returned no verdict of its stage.
+        Exception: its error.
+    """
     run = live.run
     began = anyio.current_time()
     effect = e.Guard(run.path, stage, guardrail.name, live.call_id, lambda: call_user(guardrail.fn, data))

@@ -290,6 +290,7 @@ class _OwnTask:
 
 @uninterrupted
 async def _run_own_task(job: _OwnTask) -> None:
+    """Do the work of *job* in the current task and store its error. Scopes' cancellations are raised."""
     job.begun = True
     task = own_task()
     try:

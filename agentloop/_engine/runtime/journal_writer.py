@@ -127,6 +127,10 @@ class JournalWriter:
                 self._failed()
 
     async def _write(self) -> None:
+        """Append one batch of all records due; on failure set `error`.
+
+        Cancellation: raised if by a scope; a native one sets `error`.
+        """
         due, self._due = self._due, []
         try:
             lines = [self._encode(record) for record in due]

@@ -128,7 +128,7 @@ class Resources:
                 held.scope.cancel()
             with cleanup.section() as section:
                 await wait_out_cancellations(held.left.wait)
-            if section.cancelled_caught or (entering and held.ready):  # entered although cancelled, and left so
+            if section.cancelled_caught or (entering and held.ready):  # entered although cancelled: its exit was cut
                 cut("resource exit")
             held.scope.cancel()
             with anyio.CancelScope(shield=True):

@@ -162,6 +162,7 @@ class Threads:
             self.leave(call)
 
     async def _wait(self, waiter: _Waiter) -> ThreadSlot | str:
+        """Queue *waiter*, refuse calls that would wait without end, and return its slot or refusal."""
         ticket = Ticket(self._limits, waiter)
         self._pump.add([ticket])
         if (answer := waiter.answer()) is not None:
