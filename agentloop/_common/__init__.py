@@ -1,1 +1,1 @@
-"""What every other module may use: errors that values raise, checks of fields, names, digests, words for errors."""
+"""Helpers that every other module may import: errors of values, checks of fields, names, digests, texts of errors."""

@@ -1,4 +1,4 @@
-"""Bytes to make digests of: the same for equal values, in every process."""
+"""Bytes to hash for digests: the same for equal values, in every process. Knows no class but attrs'."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 
 def digestible(value: Any) -> bytes:
-    """Return *value* (JSON values, attrs objects, else by `repr`) as bytes that stand for it."""
+    """Return *value* as bytes for a digest: JSON values and attrs objects as JSON, anything else as its `repr`."""
     try:
         return msgspec.json.encode(value, enc_hook=repr, order="deterministic")
-    except UnicodeEncodeError:  # half a surrogate pair, which models and tools may come up with
+    except UnicodeEncodeError:  # half a surrogate pair, which models and tools may produce
         return json.dumps(value, default=_plain, sort_keys=True).encode()
 
 

@@ -1,4 +1,7 @@
-"""Errors in words a model may see: one line, bounded, without secrets."""
+"""Texts of errors that a model or a log may show: one line, bounded, without secrets.
+
+Works on any exception; knows only `EarlierFailure` of the library's own.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ REDACTED = "[redacted]"
 _MARK = "_agentloop_redacted"
 
 _SECRETS = (
-    # name=value and name: value, where the name says that the value is secret
-    # (what the name begins with needn't match, as it stays: each start would be tried with each of its lengths)
+    # name=value and name: value, if the name says that the value is secret
+    # (a prefix of the name is not matched: it is kept anyway, and matching it would cost quadratic time)
     re.compile(
         r"(?i)((?:api[_-]?key|secret|token|passw(?:or)?d|credential|authorization)[\w-]{0,40}+[\"']?\s*[=:]\s*)"
         r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|(?!\[redacted\])[^\s,;&)}\]]+)"
@@ -27,30 +30,30 @@ _SECRETS = (
 
 
 def redact(text: str) -> str:
-    """Return *text* with what looks like a secret replaced by `[redacted]`."""
+    """Return *text* with everything that looks like a secret replaced by `[redacted]`."""
     for pattern in _SECRETS:
         text = pattern.sub(r"\1[redacted]", text)
     return text
 
 
 def bounded(text: str, limit: int = MAX_CHARS) -> str:
-    """Return *text*, cut to *limit* characters with an ellipsis in the last place."""
+    """Return *text*, cut to *limit* characters, with an ellipsis as the last one if it was cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 _NURSERY_WORDS = ("unhandled errors in a TaskGroup", "Exceptions from Trio nursery")
-"""What a backend says of any group that leaves a nursery: nothing that the model, or a log's reader, could use."""
+"""Messages that a backend gives every group that leaves a nursery: no use to the model or to a reader of logs."""
 
 
 def first_line(text: str) -> str:
-    """Return the first line that says something."""
+    """Return the first line that isn't blank."""
     return text.strip().partition("\n")[0].rstrip()
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Give the errors of a group, nested groups opened; an error that is no group gives itself."""
+    """Yield the errors of a group and of its nested groups; for an error that is no group, yield that error."""
     left = [error]
-    while left:  # not by recursion: groups may be nested deeper than that goes
+    while left:  # no recursion: groups may be nested deeper than the interpreter's limit
         each = left.pop()
         if isinstance(each, BaseExceptionGroup):
             left.extend(reversed(_members_of(each)))
@@ -59,22 +62,22 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def redact_message(error: BaseException) -> None:
-    """Mark *error* (of a group, every leaf as well) so that its message stands in no text: `TYPE([redacted])`.
+    """Mark *error* (of a group, every leaf as well) so that every text shows it as `TYPE([redacted])`.
 
-    For the errors of a call with secret arguments: what of their words repeats an argument, and in which form, can't be
-    told. The exception itself stays as it is: it is its raiser's.
+    For the errors of a call with secret arguments: no search can find which words repeat an argument, or in which form.
+    The message itself isn't changed: the exception belongs to the code that raised it.
     """
     for each in (error, *leaves(error)):
         each.__dict__[_MARK] = True  # a class may refuse `setattr`, as a frozen one does
 
 
 def is_redacted(error: BaseException) -> bool:
-    """Tell whether the message of *error* may stand in no text."""
+    """Tell whether no text may show the message of *error*."""
     return _MARK in error.__dict__
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of *error*, all of it, or `[redacted]`."""
+    """Return the whole message of *error*, or `[redacted]`."""
     if is_redacted(error):
         return REDACTED
     try:
@@ -83,7 +86,7 @@ def message_of(error: BaseException) -> str:
         return "(its message can't be shown)"
 
 
-# A subclass of a group may give these names another meaning, so they are read past it.
+# A subclass of a group may override these attributes, so they are read from the base class.
 
 
 def _members_of(group: BaseExceptionGroup[BaseException]) -> tuple[BaseException, ...]:
@@ -98,7 +101,7 @@ def _group_message_of(group: BaseExceptionGroup[BaseException]) -> str:
 
 def _line(text: str) -> str:
     """Return the first line of *text*, bounded and without secrets."""
-    # Cut before searched: what is never shown needs no search, and a hostile message may be megabytes long.
+    # Cut before searching: text that is never shown needs no search, and a hostile message may be megabytes long.
     return redact(bounded(first_line(text)))
 
 
@@ -107,7 +110,7 @@ def _one(error: BaseException) -> str:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Tell whether no policy may answer *error*: it is no `Exception`, or what was kept of one that wasn't."""
+    """Tell whether no policy may answer *error*: it is no `Exception`, or the stored summary of such an error."""
     return not isinstance(error, Exception) or (isinstance(error, EarlierFailure) and error.fatal)
 
 
@@ -115,7 +118,7 @@ _SUMMARY = re.compile(r"(?P<name>\w+)\((?P<message>.*?)\)?\Z", re.DOTALL)
 
 
 def summary_parts(summary: str) -> tuple[str, str]:
-    """Return the name of the type and the message that a summary is made of."""
+    """Return the type's name and the message in a summary."""
     match = _SUMMARY.match(summary)
     if match is None:
         return "Exception", summary
@@ -123,7 +126,7 @@ def summary_parts(summary: str) -> tuple[str, str]:
 
 
 def tool_failure(tool: str, name: str, message: str) -> str:
-    """Return what a `ToolCallError` says of an error of type *name*."""
+    """Return the message of the `ToolCallError` for an error of type *name*."""
     return f"Error running tool {tool}: {name}: {message}"
 
 
@@ -135,11 +138,11 @@ def error_summary(error: BaseException) -> str:
         return bounded(_one(error))
     message = _group_message_of(error)
     said = "" if is_redacted(error) or message in _NURSERY_WORDS else f"{_line(message)}: "
-    return bounded(f"{type(error).__name__}({said}{_told(leaves(error))})")
+    return bounded(f"{type(error).__name__}({said}{_join_summaries(leaves(error))})")
 
 
-def _told(errors: Iterator[BaseException]) -> str:
-    """Return the words of as many of *errors* as are shown: a group may have any number of leaves."""
+def _join_summaries(errors: Iterator[BaseException]) -> str:
+    """Return the summaries of the first *errors*, up to the size of a text: a group may have any number of leaves."""
     words: list[str] = []
     size = 0
     for error in errors:
@@ -154,7 +157,7 @@ def _told(errors: Iterator[BaseException]) -> str:
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Give *error*, its cause or else its context, and so on."""
+    """Yield *error*, its cause or else its context, and so on, each once."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -164,25 +167,24 @@ def _chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def leads_to_redacted(error: BaseException) -> bool:
-    """Tell whether *error*, or one of those that led to it, may not stand in a text with its message."""
+    """Tell whether the message of *error*, or of one that led to it, may not be shown."""
     return any(map(is_redacted, _chain_of(error)))
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the frames of *error* and of those that led to it, the first cause first, each with its summary.
+    """Return the frames of *error* and of the errors that led to it, the first cause first, each with its summary.
 
-    From the first redacted one on, only types are shown: what led to an error that may repeat a secret may repeat it,
-    too.
+    A redacted error and all that led to it are shown by type alone, since each of them may repeat the secret.
     """
     told: list[str] = []
     types_alone = False
     for each in _chain_of(error):
         types_alone = types_alone or is_redacted(each)
         words = f"{type(each).__name__}({REDACTED})" if types_alone else error_summary(each)
-        told.append("\n".join([*map(_place_of, traceback.extract_tb(each.__traceback__)), words]))
+        told.append("\n".join([*map(_format_frame, traceback.extract_tb(each.__traceback__)), words]))
     return "\n\n".join(reversed(told))
 
 
-def _place_of(frame: traceback.FrameSummary) -> str:
-    """Return where *frame* stands; its line of source may show a literal that looks like a secret, or is one."""
+def _format_frame(frame: traceback.FrameSummary) -> str:
+    """Return the location and the source line of *frame*, redacted, as the line may hold a secret literal."""
     return redact(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}\n    {frame.line}')

@@ -1,4 +1,7 @@
-"""The errors that values raise themselves: all of `agentloop.exceptions` that holds no value of theirs."""
+"""Errors that values themselves may raise: the part of `agentloop.exceptions` whose classes hold no such value.
+
+Imports nothing of the library, so that every other module can raise them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any, Protocol
 
 
 class RunProgress(Protocol):
-    """What a run had achieved, as an error knows it: the fields of `agentloop.RunData`, which is above the errors."""
+    """The progress of a run, as errors see it: the fields of `agentloop.RunData`, which errors can't import."""
 
     @property
     def input(self) -> tuple[Any, ...]: ...
@@ -30,15 +33,14 @@ class RunProgress(Protocol):
 class AgentLoopError(Exception):
     """Base of all errors of the library.
 
-    `run_data` holds what the run had achieved when the error left it (`agentloop.RunData`), or None where no run was
-    under way.
+    `run_data` holds the run's progress when the error left it (`agentloop.RunData`), or None if no run was active.
     """
 
     run_data: RunProgress | None = None
 
 
 class UserError(AgentLoopError):
-    """The library was used wrongly: a definition, an argument or a callback's result is not what it must be."""
+    """The library was used wrongly: a definition, an argument or a callback's result is not acceptable."""
 
 
 class UserTypeError(UserError, TypeError):
@@ -50,7 +52,7 @@ class UserValueError(UserError, ValueError):
 
 
 class MaxTurnsExceeded(AgentLoopError):
-    """The model was due to be asked once more than `max_turns` allows."""
+    """The run needs another turn, but it has had `max_turns`."""
 
     def __init__(self, max_turns: int) -> None:
         super().__init__(f"Max turns ({max_turns}) exceeded")
@@ -70,7 +72,7 @@ class UsageLimitExceeded(AgentLoopError):
 
 
 class ToolLoopDetected(AgentLoopError):
-    """The model repeats one call with one result, after it was warned."""
+    """The model repeats one call with one result, although the history holds a warning."""
 
 
 class ModelBehaviorError(AgentLoopError):
@@ -97,10 +99,10 @@ class ModelTransportError(AgentLoopError):
     """The model couldn't be reached, or answered with an error.
 
     Attributes:
-        status: HTTP status, or None where no response came.
-        code: The provider's own error code, if it gave one; `silence_timeout` where an answer fell silent.
-        retry_after: Seconds the provider asked to wait, clamped to a sane range, or None.
-        should_retry: The provider's explicit advice, or None where it gave none.
+        status: HTTP status, or None if no response came.
+        code: The provider's own error code, if it gave one; `silence_timeout` if no more data came in time.
+        retry_after: Seconds to wait before the next request, as the provider asks, clamped to a sane range, or None.
+        should_retry: The provider's explicit advice, or None if it gave none.
         request_id: The provider's id of the request, for its support.
     """
 
@@ -164,10 +166,10 @@ class JournalError(AgentLoopError):
 
 
 class EarlierFailure(AgentLoopError):
-    """A body failed in an earlier entry of the run; the message is all that was kept of its error: `TYPE(MESSAGE)`.
+    """A body failed in an earlier run segment. Only the summary of its error was kept: the message `TYPE(MESSAGE)`.
 
     Attributes:
-        fatal: Whether that error was no `Exception`; no policy of a tool answers it.
+        fatal: True if that error was no `Exception`; no policy of a tool answers it.
     """
 
     def __init__(self, message: str, *, fatal: bool = False) -> None:
@@ -180,13 +182,13 @@ class SessionConflict(AgentLoopError):
 
 
 class ReplayDivergence(AgentLoopError):
-    """A replay came to another record than the recorded run.
+    """A replay made another record than the recorded run.
 
     Attributes:
-        n: The record's place in the log, from 0 on.
-        wanted: The record there; None where the log ends.
-        got: What the replay came to; None where it came to nothing.
-        why: What is different, and what that may come from, in words.
+        n: The record's position in the log, from 0.
+        wanted: The record there; None if the log ends before.
+        got: The record that the replay made; None if it made none.
+        why: The difference and its possible cause, in words.
     """
 
     def __init__(self, n: int, wanted: object, got: object, why: str | None = None) -> None:

@@ -1,4 +1,7 @@
-"""Secret arguments in a call's JSON text: where they stand, and how reprs mask them."""
+"""Secret arguments in a call's JSON text: their positions, and masks for reprs.
+
+For texts that people read. `_storage/withholding` hides secrets in stores; neither knows which values are secret.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ import attrs
 
 MASK = "[secret]"
 ALL_ARGUMENTS = "*"
-"""Stands among the names of a call's secret arguments where all of them are secret, their names too."""
+"""The name, among a call's secret arguments, that means all of them, their names included."""
 _BLANK = " \t\n\r"
 _DECODER = json.JSONDecoder()
 
 
 class TextSpan(NamedTuple):
-    """One value in an object's text: under which key, and from where to where."""
+    """One value in an object's text: its key, its first index, and the index after its last."""
 
     key: str
     start: int
@@ -24,7 +27,7 @@ class TextSpan(NamedTuple):
 
 
 def spans_of(text: str) -> list[TextSpan] | None:
-    """Return the values of the JSON object that *text* is; None where it isn't one."""
+    """Return the positions of the values in *text*, a JSON object; None if *text* isn't one."""
     try:
         return list(_spans(text))
     except (ValueError, IndexError, RecursionError):
@@ -59,7 +62,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _expect(text: str, at: int, char: str) -> int:
-    """Return where what follows *char* begins."""
+    """Return the index of the first character, other than a blank, after *char*, which must come next."""
     at = _skip(text, at)
     if text[at] != char:
         raise ValueError
@@ -67,7 +70,7 @@ def _expect(text: str, at: int, char: str) -> int:
 
 
 def replaced(text: str, spans: Iterable[TextSpan], new: Callable[[str], str]) -> str:
-    """Return *text* with the text of each of *spans*, given in order, replaced by what *new* makes of it."""
+    """Return *text* with the text of each of *spans*, given in order, replaced by the result of *new* for it."""
     pieces, at = [], 0
     for span in spans:
         pieces += [text[at : span.start], new(text[span.start : span.end])]
@@ -76,7 +79,7 @@ def replaced(text: str, spans: Iterable[TextSpan], new: Callable[[str], str]) ->
 
 
 def masked_arguments(text: str, names: Collection[str]) -> str:
-    """Return a call's JSON text with the values of the arguments *names* masked; all of it where it doesn't parse."""
+    """Return a call's JSON text with the values of the arguments *names* masked; the mask alone if it doesn't parse."""
     if not names or not text.strip():
         return text
     spans = None if ALL_ARGUMENTS in names else spans_of(text)
@@ -89,19 +92,21 @@ def masked_arguments(text: str, names: Collection[str]) -> str:
 
 
 def masked_repr(value: Any, masks: Mapping[str, str]) -> str:
-    """Return the repr of an attrs value as attrs makes it, the fields in *masks* shown as the text given there."""
+    """Return the repr of an attrs value as attrs makes it, but with the texts in *masks* for the fields named there."""
     cls = type(value)
     fields = (
-        f"{field.name}={masks.get(field.name) or _shown(field, value)}" for field in attrs.fields(cls) if field.repr
+        f"{field.name}={masks.get(field.name) or _repr_field(field, value)}"
+        for field in attrs.fields(cls)
+        if field.repr
     )
     return f"{cls.__qualname__.rpartition('>.')[2]}({', '.join(fields)})"
 
 
-def _shown(field: attrs.Attribute[Any], value: Any) -> str:
+def _repr_field(field: attrs.Attribute[Any], value: Any) -> str:
     show: Callable[[Any], str] = repr if field.repr is True else field.repr  # type: ignore[assignment]
     return show(getattr(value, field.name))
 
 
 def error_repr(error: BaseException | None) -> str:
-    """Return what a repr shows of a call's error: its words may repeat an argument that is secret."""
+    """Return the type of a call's error, for a repr: its message may repeat a secret argument."""
     return "None" if error is None else f"<{type(error).__name__}>"

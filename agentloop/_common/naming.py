@@ -1,4 +1,4 @@
-"""Names made from names, and what a callable takes: small checks that definitions share."""
+"""Tool names made from other names, and a check of a callable's arguments: helpers that definitions share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def snake_case(name: str) -> str:
 
 
 def takes(value: object, arguments: int) -> bool:
-    """Tell whether *value* can be called with that many positional arguments."""
+    """Tell whether *value* can be called with *arguments* positional arguments."""
     try:
         inspect.signature(value).bind(*[None] * arguments)  # type: ignore[arg-type]  # a non-callable raises TypeError
     except TypeError:
         return False
-    except ValueError:  # a builtin without a signature: calling will tell
+    except ValueError:  # a builtin without a signature: only a call can show it
         return callable(value)
     return True

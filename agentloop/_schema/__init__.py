@@ -1,1 +1,1 @@
-"""Signatures, docstrings and types as JSON schema, and a model's JSON as values."""
+"""JSON schemas from signatures, docstrings and types, and values from a model's JSON."""

@@ -1,6 +1,7 @@
-"""What a docstring says about a function and its parameters, in Google, NumPy or Sphinx style.
+"""The description and the parameters in a docstring, in Google, NumPy or Sphinx style.
 
-Pure text work. A docstring in no known style is all description; nothing here ever fails.
+Pure text work: does not know about functions. A docstring in no known style is all description; nothing here ever
+fails.
 """
 
 from __future__ import annotations
@@ -25,34 +26,37 @@ _SPHINX_PARAMETER = {"param", "parameter", "arg", "argument", "key", "keyword", 
 
 @attrs.frozen
 class Documented:
-    """`description`: all before the first section. `parameters`: name (without stars) to its text on one line."""
+    """The content of a docstring.
+
+    `description` is the text outside of sections. `parameters` maps a name (without stars) to its text on one line.
+    """
 
     description: str
     parameters: Mapping[str, str]
 
 
 def read_docstring(text: str | None) -> Documented:
-    """Return what docstring *text* says; empty where there is none."""
+    """Return the content of docstring *text*; empty if there is none."""
     lines = inspect.cleandoc(text or "").splitlines()
     description: list[str] = []
     parameters: dict[str, str] = {}
     start = 0
     while start < len(lines):
         if field := _SPHINX_FIELD.fullmatch(lines[start]):
-            body = _indented(lines, start + 1)
-            parameters.update(_sphinx_entry(field, body))
+            body = _read_indented(lines, start + 1)
+            parameters.update(_read_sphinx_field(field, body))
             start += 1 + len(body)
-        elif section := _section(lines, start):
+        elif section := _read_section(lines, start):
             title, body, start = section
             if title in _PARAMETERS:
-                parameters.update(_entries(body))
+                parameters.update(_read_entries(body))
         else:
             description.append(lines[start])
             start += 1
     return Documented("\n".join(description).strip(), parameters)
 
 
-def _section(lines: Sequence[str], start: int) -> tuple[str, list[str], int] | None:
+def _read_section(lines: Sequence[str], start: int) -> tuple[str, list[str], int] | None:
     """Return (title, body, index after it) of the section that begins at *start*, if one does."""
     title = lines[start].strip().lower()
     following = lines[start + 1].strip() if start + 1 < len(lines) else ""
@@ -60,7 +64,7 @@ def _section(lines: Sequence[str], start: int) -> tuple[str, list[str], int] | N
         body = list(_until_next_heading(lines, start + 2))
         return title, body, start + 2 + len(body)
     if title.endswith(":") and title[:-1] in _SECTIONS:
-        body = _indented(lines, start + 1)
+        body = _read_indented(lines, start + 1)
         return (title[:-1], body, start + 1 + len(body)) if any(body) else None
     return None
 
@@ -73,41 +77,41 @@ def _until_next_heading(lines: Sequence[str], start: int) -> Iterator[str]:
         yield lines[index]
 
 
-def _indented(lines: Sequence[str], start: int) -> list[str]:
+def _read_indented(lines: Sequence[str], start: int) -> list[str]:
     end = start
     while end < len(lines) and (not lines[end].strip() or lines[end][0].isspace()):
         end += 1
     return list(lines[start:end])
 
 
-def _entries(body: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of a section's entries: heads are at the least indentation, their text is deeper."""
+def _read_entries(body: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of a section's entries. A head has the least indentation; its text is deeper."""
     dedented = inspect.cleandoc("\n" + "\n".join(body)).splitlines()
     for head, rest in _groups(dedented):
         if google := _GOOGLE_ENTRY.fullmatch(head):
             name, first = google.groups()
-            # `name : type` is a NumPy head: its text stands below. A Google entry has its text on the head's line.
+            # `name : type` is a NumPy head, with its text below. A Google entry has its text on the head's line.
             if not rest or not re.match(r"\*{0,2}\w+\s+:", head):
-                yield name, _joined([first, *rest])
+                yield name, _join([first, *rest])
                 continue
         if names := _NUMPY_NAMES.fullmatch(head):
             for name in names.group(1).split(","):
-                yield name.strip().lstrip("*"), _joined(rest)
+                yield name.strip().lstrip("*"), _join(rest)
 
 
 def _groups(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     start = 0
     while start < len(lines):
-        rest = _indented(lines, start + 1)
+        rest = _read_indented(lines, start + 1)
         yield lines[start], rest
         start += 1 + len(rest)
 
 
-def _sphinx_entry(field: re.Match[str], body: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _read_sphinx_field(field: re.Match[str], body: Sequence[str]) -> Iterator[tuple[str, str]]:
     kind, about, first = field.groups()
     if kind in _SPHINX_PARAMETER and about.strip():
-        yield about.split()[-1].lstrip("*\\"), _joined([first, *body])
+        yield about.split()[-1].lstrip("*\\"), _join([first, *body])
 
 
-def _joined(lines: Iterable[str]) -> str:
+def _join(lines: Iterable[str]) -> str:
     return " ".join(" ".join(lines).split())

@@ -1,7 +1,8 @@
 """A function's JSON schema, and the binding of a model's arguments to its parameters.
 
-msgspec decides what a type means in JSON; a parameter whose type is pydantic's is left to pydantic, which is never
-imported here: whoever made such a type has imported it. `agentloop._schema.json_text` parses the text beforehand.
+msgspec decides how a type is written in JSON; a parameter with a pydantic type is left to pydantic, which is never
+imported here: the module that made such a type has imported it. `agentloop._schema.json_text` parses the text before.
+Does not know about tools or calls.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of
 
 @attrs.frozen(kw_only=True)
 class _Parameter:
-    """One parameter that the model fills. `hint` is msgspec's; pydantic's `adapter` decides instead where there is one.
+    """One parameter that the model fills. `hint` is for msgspec; a pydantic `adapter` decides instead if there is one.
 
-    A `*args` parameter stands here as a list with the default `()`.
+    A `*args` parameter is a list with the default `()`.
     """
 
     name: str
@@ -65,13 +66,13 @@ class _Parameter:
         return self.default is _EMPTY
 
     def structure(self, value: Any) -> Any:
-        """Return the value of this parameter for a JSON value; raises whatever the engines or a user's hook raise."""
+        """Return the value of this parameter for a JSON value. Any exception means that the value doesn't fit."""
         if self.adapter is not None:
             return self.adapter.validate_python(value)
         return msgspec.convert(value, self.hint, str_keys=True, dec_hook=dec_hook)
 
     def unstructure(self, value: Any) -> Any:
-        """Return the JSON value of a value of this parameter."""
+        """Return *value*, of this parameter, as a JSON value."""
         if self.adapter is not None:
             return self.adapter.dump_python(value, mode="json")
         return to_json_value(value)
@@ -79,27 +80,27 @@ class _Parameter:
 
 @attrs.frozen(kw_only=True)
 class _Binder:
-    """All that binding needs, prepared once per function."""
+    """The prepared binding of one function's arguments. Immutable, made once per function."""
 
     tool: str
     parameters: tuple[_Parameter, ...]
     extra: _Parameter | None
-    """`**kwargs`: the type of each value."""
+    """The parameter `**kwargs`, with the type of each value."""
     taken: frozenset[str]
     context: str | None
     context_index: int | None
     struct: type[msgspec.Struct]
-    """The parameters as fields in order, UNSET where none came; tried first, since it is one call for all."""
+    """The parameters as fields in order, UNSET for a missing one. Tried first, since it converts all in one call."""
     null_means_default: frozenset[str]
     schemas: Mapping[str, Any]
-    """Of each parameter, before strict mode closed it; empty where strict mode is off."""
+    """Each parameter's schema before the change to strict mode; empty if strict mode is off."""
     names: tuple[str, ...]
     has_adapters: bool
     by_keyword: bool
-    """Whether `values` are the keyword arguments as they are."""
+    """True if `values` can be used as the keyword arguments unchanged."""
     defs: Schema
     default_keys: Mapping[str, Any]
-    """JSON values of the defaults, as they would be had the model sent them."""
+    """JSON values of the defaults, the same as if the model had sent them."""
 
     def row(self, arguments: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Return the parameters' values in order, or None if something doesn't fit."""
@@ -112,15 +113,15 @@ class _Binder:
                 for parameter, value in zip(self.parameters, row, strict=True)
             )
         except Exception:
-            return None  # the slow pass finds out what is wrong, and with how much
+            return None  # `slow_row` then collects all faults, each with its parameter
 
     def slow_row(self, arguments: Mapping[str, Any], faults: list[str]) -> tuple[Any, ...]:
-        """Return the values as `row` does, one parameter at a time, adding what doesn't fit to *faults*."""
+        """Return the values as `row` does, one parameter at a time; append each fault to *faults*."""
         row: list[Any] = []
         for parameter in self.parameters:
             value = msgspec.UNSET
             if parameter.name in arguments:
-                value = self._structured(parameter, parameter.name, arguments[parameter.name], faults)
+                value = self._structure_or_fault(parameter, parameter.name, arguments[parameter.name], faults)
             row.append(value)
         missing = [p.name for p in self.parameters if p.required and p.name not in arguments]
         if missing:
@@ -128,7 +129,7 @@ class _Binder:
         return tuple(row)
 
     def extras(self, arguments: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
-        """Return the values for `**kwargs` among *arguments*, adding what doesn't fit to *faults*."""
+        """Return the values for `**kwargs` among *arguments*; append each fault to *faults*."""
         if self.extra is None:
             return {}
         found: dict[str, Any] = {}
@@ -151,20 +152,21 @@ class _Binder:
             value = drop_nulls(value, self.schemas[parameter.name], self.defs)
         return parameter.structure(value)
 
-    def _structured(self, parameter: _Parameter, path: str, value: Any, faults: list[str]) -> Any:
+    def _structure_or_fault(self, parameter: _Parameter, path: str, value: Any, faults: list[str]) -> Any:
         try:
             return self._structure(parameter, value)
         except Exception as error:
-            # Not only the engines' own: a user's validator may raise anything, and it is the value that is wrong.
+            # Any exception means a wrong value: a user's validator may raise other ones than msgspec and pydantic do.
             faults.append(_fault(path, error))
             return msgspec.UNSET
 
 
 @attrs.frozen
 class BoundArguments:
-    """Arguments that fit a function. `args` and `kwargs` call it, the context apart; `values` has them by name.
+    """Arguments that fit a function. `args` and `kwargs` are those of the call, without the context.
 
-    `values` is in signature order with defaults filled in; `*args` is one tuple in it and `**kwargs` one dict.
+    `values` maps names to values, in signature order with defaults filled in; it holds `*args` as one tuple and
+    `**kwargs` as one dict.
     """
 
     args: tuple[Any, ...]
@@ -174,7 +176,7 @@ class BoundArguments:
     _binder: _Binder = attrs.field(repr=False, eq=False)
 
     def call(self, fn: Callable[..., Any], context: Any = None) -> Any:
-        """Call *fn* with these arguments, and with *context* where the function asks for one; returns its result."""
+        """Call *fn* with these arguments, and with *context* if it has a parameter for it. Return its result."""
         args, kwargs = self.args, self.kwargs
         if self._binder.context_index is not None:
             index = self._binder.context_index
@@ -184,11 +186,11 @@ class BoundArguments:
         return fn(*args, **kwargs)
 
     def key(self) -> str:
-        """Return canonical JSON of the values: equal for calls that mean the same, however the model wrote them."""
+        """Return canonical JSON of the values, equal for equal calls even if the model wrote them differently."""
         form = {parameter.name: self._json_value(parameter) for parameter in self._binder.parameters}
         if (extra := self._binder.extra) is not None:
             for name, value in self.values[extra.name].items():
-                # The star can't begin a parameter's name, so an extra argument is never taken for one.
+                # No parameter's name begins with a star, so an extra argument can't collide with one.
                 form[f"*{name}"] = _json_value_or(extra, value, self._sent[name])
         return canonical(form)
 
@@ -200,12 +202,12 @@ class BoundArguments:
 
 @attrs.frozen(kw_only=True)
 class FunctionSchema:
-    """What a model is told of a function, and how its arguments are bound to it.
+    """A function's description for a model, and the binding of arguments to it. Immutable; owned by its tool.
 
     Attributes:
         params_json_schema: JSON schema (draft 2020-12) of the arguments, an object at its root, types in `$defs`.
         context_parameter: Name of the parameter that takes the run's context and is hidden from the model, or None.
-        is_async: Whether calling it gives something to await.
+        is_async: True if a call returns an awaitable.
     """
 
     name: str
@@ -218,15 +220,15 @@ class FunctionSchema:
 
     @property
     def extra_parameter(self) -> str | None:
-        """Name of the parameter that takes what no other does (`**kwargs`), or None."""
+        """Name of the parameter for arguments that no other parameter takes (`**kwargs`), or None."""
         return None if self._binder.extra is None else self._binder.extra.name
 
     def bind(self, arguments: dict[str, Any]) -> BoundArguments:
         """Return *arguments* (a parsed JSON object) fitted to the parameters.
 
         Raises:
-            ModelBehaviorError: naming the tool and everything wrong: each value that doesn't fit with its path, the
-                parameters that are missing, and the names that are unknown.
+            ModelBehaviorError: naming the tool and every fault: each value that doesn't fit with its path, the missing
+                parameters, and the unknown names.
         """
         binder = self._binder
         sent = arguments
@@ -234,7 +236,7 @@ class FunctionSchema:
             unset = binder.null_means_default
             sent = {name: value for name, value in arguments.items() if value is not None or name not in unset}
         if binder.extra is None and (fitting := binder.row(sent)) is not None:
-            return _assembled(binder, fitting, {}, sent)
+            return _assemble(binder, fitting, {}, sent)
         faults: list[str] = []
         known = {parameter.name for parameter in binder.parameters}
         rest = {name: value for name, value in sent.items() if name not in known}
@@ -245,10 +247,10 @@ class FunctionSchema:
             faults.append(f"unknown: {_cut(', '.join(unknown))}")
         if faults:
             raise ModelBehaviorError(f"Arguments of tool {self.name} don't fit: {'; '.join(faults)}")
-        return _assembled(binder, row, extras, sent)
+        return _assemble(binder, row, extras, sent)
 
 
-def _assembled(binder: _Binder, row: Sequence[Any], extras: dict[str, Any], sent: Mapping[str, Any]) -> BoundArguments:
+def _assemble(binder: _Binder, row: Sequence[Any], extras: dict[str, Any], sent: Mapping[str, Any]) -> BoundArguments:
     values: dict[str, Any] = dict(zip(binder.names, row, strict=True))
     if msgspec.UNSET in row:
         values |= {p.name: p.default for p in binder.parameters if values[p.name] is msgspec.UNSET}
@@ -279,10 +281,10 @@ def function_schema(
     strict: bool = True,
     context_types: tuple[type, ...],
 ) -> FunctionSchema:
-    """Return the schema of *fn* from its signature and its docstring (Google, NumPy or Sphinx style).
+    """Return the schema of *fn*, made from its signature and its docstring (Google, NumPy or Sphinx style).
 
     The signature is read through `functools.wraps`, partials, bound methods and callable objects. The one parameter
-    annotated with one of *context_types* (or a subclass, generic or optional form of it) is hidden from the schema.
+    annotated with one of *context_types* (or a subclass, generic or optional form of it) is not part of the schema.
 
     Raises:
         UserTypeError: naming the tool and the parameter: no annotation or one without a JSON form, a default that JSON
@@ -291,7 +293,7 @@ def function_schema(
     signature = read_signature(fn, name, context_types)
     documented = read_docstring(signature.doc)
     tool = signature.name
-    parameters, extra = _parameters(signature)
+    parameters, extra = _make_parameters(signature)
     every = [*parameters, *([extra] if extra else [])]
     schemas, defs = _schemas(tool, every)
     if strict:
@@ -325,7 +327,7 @@ def function_schema(
     )
 
 
-def _parameters(signature: Signature) -> tuple[list[_Parameter], _Parameter | None]:
+def _make_parameters(signature: Signature) -> tuple[list[_Parameter], _Parameter | None]:
     found: list[_Parameter] = []
     extra: _Parameter | None = None
     for parameter in signature.parameters:
@@ -337,7 +339,7 @@ def _parameters(signature: Signature) -> tuple[list[_Parameter], _Parameter | No
         made = _Parameter(
             name=parameter.name,
             hint=hint,
-            adapter=_adapter(signature.name, parameter.name, hint),
+            adapter=_make_adapter(signature.name, parameter.name, hint),
             default=default,
             by_position=goes_by_position(parameter, signature.parameters),
             starred=starred,
@@ -349,15 +351,15 @@ def _parameters(signature: Signature) -> tuple[list[_Parameter], _Parameter | No
     return found, extra
 
 
-def _adapter(tool: str, name: str, hint: Any) -> Any:
+def _make_adapter(tool: str, name: str, hint: Any) -> Any:
     try:
         return pydantic_adapter(hint)
     except Exception as error:
-        raise _unsupported(tool, name, hint, error) from error
+        raise _make_type_error(tool, name, hint, error) from error
 
 
 def _struct(tool: str, parameters: Sequence[_Parameter]) -> type[msgspec.Struct]:
-    # Fields have names of their own: a parameter may be called what a Struct can't have (`__x`).
+    # Fields have generated names: a parameter may have a name that a Struct can't have (`__x`).
     fields: list[Any] = []
     for index, parameter in enumerate(parameters):
         hint = Any if parameter.adapter is not None else parameter.hint
@@ -365,19 +367,19 @@ def _struct(tool: str, parameters: Sequence[_Parameter]) -> type[msgspec.Struct]
     names = {f"f{index}": parameter.name for index, parameter in enumerate(parameters)}
     struct = msgspec.defstruct(f"Arguments_{tool}", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
     with contextlib.suppress(msgspec.ValidationError):
-        msgspec.convert({}, struct)  # prepares it now, not in the first call
+        msgspec.convert({}, struct)  # the first conversion is slow: it prepares the type
     return struct
 
 
 def _schemas(tool: str, parameters: Sequence[_Parameter]) -> tuple[dict[str, Any], Schema]:
-    """Return each parameter's schema, and the definitions they share."""
+    """Return each parameter's schema by name, and the definitions that they share."""
     native = [parameter for parameter in parameters if parameter.adapter is None]
     for parameter in native:
         try:
             msgspec.json.Decoder(parameter.hint, dec_hook=dec_hook)
             _components([parameter.hint])
         except Exception as error:
-            raise _unsupported(tool, parameter.name, parameter.hint, error) from error
+            raise _make_type_error(tool, parameter.name, parameter.hint, error) from error
     schemas, defs = _components([parameter.hint for parameter in native])
     by_name = {parameter.name: schema for parameter, schema in zip(native, schemas, strict=True)}
     for parameter in parameters:
@@ -385,7 +387,7 @@ def _schemas(tool: str, parameters: Sequence[_Parameter]) -> tuple[dict[str, Any
             try:
                 by_name[parameter.name] = adapter_schema(parameter.adapter)
             except Exception as error:
-                raise _unsupported(tool, parameter.name, parameter.hint, error) from error
+                raise _make_type_error(tool, parameter.name, parameter.hint, error) from error
     hoisted: Schema = {}
     for key, schema in defs.items():
         hoisted[key] = hoist(schema, hoisted)
@@ -399,7 +401,7 @@ def _components(hints: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
     return msgspec.json.schema_components(hints, schema_hook=schema_hook, ref_template=REF_TEMPLATE)
 
 
-def _unsupported(tool: str, name: str, hint: Any, error: Exception) -> UserTypeError:
+def _make_type_error(tool: str, name: str, hint: Any, error: Exception) -> UserTypeError:
     shown = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
     reason = str(error).rpartition("\n")[2]
     return UserTypeError(f"Tool {tool}: parameter {name} has a type without a JSON form, {shown}: {reason}")
@@ -435,7 +437,7 @@ def _default_value(tool: str, parameter: _Parameter) -> Any:
 def _root(binder: _Binder, schemas: Mapping[str, Any], documented: Mapping[str, str], strict: bool) -> Schema:
     properties: Schema = {}
     for parameter in binder.parameters:
-        member = _described(schemas, parameter.name, documented)
+        member = _add_description(schemas, parameter.name, documented)
         if not parameter.required and not parameter.starred:
             member["default"] = binder.default_keys[parameter.name]
         properties[parameter.name] = member
@@ -443,20 +445,20 @@ def _root(binder: _Binder, schemas: Mapping[str, Any], documented: Mapping[str, 
         "type": "object",
         "properties": properties,
         "required": [parameter.name for parameter in binder.parameters if parameter.required],
-        "additionalProperties": _described(schemas, binder.extra.name, documented) if binder.extra else False,
+        "additionalProperties": _add_description(schemas, binder.extra.name, documented) if binder.extra else False,
     }
     if binder.defs:
         root["$defs"] = binder.defs
     return typing.cast(Schema, strict_form(root, binder.defs)) if strict else root
 
 
-def _described(schemas: Mapping[str, Any], name: str, documented: Mapping[str, str]) -> Schema:
+def _add_description(schemas: Mapping[str, Any], name: str, documented: Mapping[str, str]) -> Schema:
     description = {"description": documented[name]} if documented.get(name) else {}
     return {**description, **schemas[name]}
 
 
 def to_json_value(value: Any) -> Any:
-    """Return the JSON value (dicts, lists or tuples, and scalars) of what msgspec or pydantic can write.
+    """Return *value* as a JSON value (dicts, lists or tuples, and scalars), if msgspec or pydantic can write it.
 
     Raises:
         TypeError, ValueError: if *value* has no JSON form.
@@ -468,7 +470,7 @@ def _json_value_or(parameter: _Parameter, value: Any, sent: Any) -> Any:
     try:
         return parameter.unstructure(value)
     except (TypeError, ValueError, RecursionError):
-        return sent  # a user's own class may hold what JSON can't
+        return sent  # an object of a user's class may hold values that JSON can't
 
 
 def _fault(path: str, error: Exception) -> str:

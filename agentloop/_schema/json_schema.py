@@ -1,7 +1,7 @@
-"""JSON schema (draft 2020-12) as plain data: tidy it, join definitions, and close it for strict mode.
+"""JSON schema (draft 2020-12) as plain data: functions that tidy it, join definitions, and make it strict.
 
 Strict mode is the subset that providers enforce while the model writes: every object lists all its properties as
-required and allows no others; what may be left out is nullable instead. A schema with an open map has no such form.
+required and allows no others; an optional property is nullable instead. A schema with an open map has no strict form.
 Pure; reads the schemas that msgspec and pydantic make and knows neither.
 """
 
@@ -22,7 +22,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def each_child(schema: Schema, change: Callable[[Any], Any]) -> Schema:
-    """Return a copy of *schema* with *change* applied to every direct subschema; other keywords stay as they are."""
+    """Return a copy of *schema* with *change* applied to every direct subschema; other keywords are unchanged."""
     out: Schema = {}
     for keyword, value in schema.items():
         if keyword in _MAPS:
@@ -35,7 +35,7 @@ def each_child(schema: Schema, change: Callable[[Any], Any]) -> Schema:
 
 
 def tidy(schema: Any, name: str = "") -> Any:
-    """Return *schema* without the titles that only repeat the name they stand under."""
+    """Return *schema* without the titles that only repeat the name of their property or definition."""
     if not isinstance(schema, dict):
         return schema
     out = each_child(schema, tidy)
@@ -52,14 +52,14 @@ def _plain(name: str) -> str:
 
 
 def hoist(schema: Any, defs: Schema) -> Any:
-    """Return *schema* with every nested `$defs` moved into *defs*; a taken name gets a number."""
+    """Return *schema* with every nested `$defs` moved into *defs*, which is mutated; a taken name gets a number."""
     if not isinstance(schema, dict):
         return schema
     own = schema.get("$defs", {})
     renamed = {name: _free_name(name, own, defs) for name in own}
-    schema = _renamed({key: value for key, value in schema.items() if key != "$defs"}, renamed)
+    schema = _rename_refs({key: value for key, value in schema.items() if key != "$defs"}, renamed)
     for name, member in own.items():
-        defs[renamed[name]] = _renamed(member, renamed)
+        defs[renamed[name]] = _rename_refs(member, renamed)
     return each_child(schema, lambda child: hoist(child, defs))
 
 
@@ -70,15 +70,15 @@ def _free_name(name: str, own: Mapping[str, Any], defs: Mapping[str, Any]) -> st
     return free
 
 
-def _renamed(schema: Any, names: Mapping[str, str]) -> Any:
+def _rename_refs(schema: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(schema, dict):
         return schema
-    out = each_child(schema, lambda child: _renamed(child, names))
+    out = each_child(schema, lambda child: _rename_refs(child, names))
     if (target := ref_name(out)) in names:
         out["$ref"] = REF_TEMPLATE.format(name=names[target])
     if "discriminator" in out:
         mapping = out["discriminator"].get("mapping", {})
-        moved = {tag: _renamed({"$ref": ref}, names)["$ref"] for tag, ref in mapping.items()}
+        moved = {tag: _rename_refs({"$ref": ref}, names)["$ref"] for tag, ref in mapping.items()}
         out["discriminator"] = {**out["discriminator"], "mapping": moved}
     return out
 
@@ -89,7 +89,7 @@ def ref_name(schema: Mapping[str, Any]) -> str:
 
 
 def choices(schema: Any, defs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the plain schemas (no `$ref`, no union at their top) of which a value must fit one."""
+    """Yield the plain schemas (no `$ref`, no union at their top); a value must fit one of them."""
     if not isinstance(schema, dict):
         yield schema
     elif "$ref" in schema:
@@ -118,7 +118,7 @@ def _plain_admits_null(schema: Any) -> bool:
 
 
 def obstacle(schema: Any, defs: Mapping[str, Any], seen: set[str] | None = None) -> str | None:
-    """Return why *schema* has no strict form, or None where it has one."""
+    """Return the reason, as a noun phrase, that *schema* has no strict form, or None if it has one."""
     seen = set() if seen is None else seen
     if not isinstance(schema, dict):
         return _ANYTHING if schema else None
@@ -169,7 +169,7 @@ def strict_form(schema: Any, defs: Mapping[str, Any]) -> Any:
 
 
 def lone_ref(schema: Schema) -> Schema:
-    """Return *schema* with its `$ref` moved into an `anyOf` where it has company, which strict mode forbids."""
+    """Return *schema* with its `$ref` moved into an `anyOf` if it has sibling keywords, which strict mode forbids."""
     if "$ref" not in schema or len(schema) == 1:
         return schema
     rest = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
@@ -177,7 +177,7 @@ def lone_ref(schema: Schema) -> Schema:
 
 
 def nullable(schema: Schema) -> Schema:
-    """Return *schema* widened by null; its description stays on the outside."""
+    """Return *schema* widened by null; its title and description remain at the top."""
     outer = {keyword: value for keyword, value in schema.items() if keyword in ("title", "description")}
     inner = {keyword: value for keyword, value in schema.items() if keyword not in outer}
     members = inner["anyOf"] if set(inner) == {"anyOf"} else [inner]
@@ -185,7 +185,7 @@ def nullable(schema: Schema) -> Schema:
 
 
 def drop_nulls(value: Any, schema: Any, defs: Mapping[str, Any]) -> Any:
-    """Return *value* without the nulls that strict mode made the model send for members it would have left out."""
+    """Return *value* without the nulls of omitted members, which strict mode forces the model to send."""
     if isinstance(value, list):
         return [drop_nulls(member, _of_item(schema, index, defs), defs) for index, member in enumerate(value)]
     if not isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""JSON text that a model wrote: parsed strictly within limits, and brought into one canonical form.
+"""JSON text that a model wrote: a strict parser within limits, and a canonical form.
 
 Pure and without I/O. Sizes, depth and digits are checked by scanning before anything is built, so that hostile text
-costs time linear in its length, however it nests. Does not know about types:
-`agentloop._schema.function_schema` fits the parsed value to a signature.
+costs time linear in its length, with any nesting. Does not know about types: `agentloop._schema.function_schema` fits
+the parsed value to a signature.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from agentloop.settings import JsonLimits
 _QUOTED = 200
 """Characters of the model's text that a message may quote."""
 
-# An unterminated string matches up to the end of the text: were it no match, the search would start anew at each quote
-# inside it, in quadratic time.
+# An unterminated string matches up to the end of the text. If it didn't match, the search would start again at each
+# quote inside it, in quadratic time.
 _STRING = r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
 _TOKEN = re.compile(rf"{_STRING}|[-0-9][0-9.eE+-]*+", re.DOTALL)
-# All up to the next bracket outside of strings, or up to the end, so that there is a match wherever a search begins.
+# Everything up to the next bracket outside of strings, or to the end: a search at any position finds a match at once.
 _TO_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_STRING})*+([\[{{]|[\]}}]|\Z)', re.DOTALL)
 _LIKE_A_NUMBER = re.compile(r"[0-9.eE+-]++")
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
@@ -35,7 +35,7 @@ class _Fault(Exception):
 
 
 class _Repeated(_Fault):
-    """A key that stands twice, quoted."""
+    """A repeated key; the text quotes it."""
 
 
 def quote(text: str, most: int = _QUOTED) -> str:
@@ -47,7 +47,7 @@ def quote(text: str, most: int = _QUOTED) -> str:
 def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = True) -> dict[str, Any]:
     """Return the JSON object that the model wrote as arguments of *tool*; blank text counts as `{}`.
 
-    Surrogates without a partner become U+FFFD, since they could never be sent on.
+    Surrogates without a partner become U+FFFD, since no UTF-8 text, such as a request, can hold them.
 
     Raises:
         ModelBehaviorError: not JSON, not an object, beyond *limits*, a repeated key, or a number that isn't finite.
@@ -68,7 +68,7 @@ def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = Tru
 
 
 def canonical(value: Any) -> str:
-    """Return the one JSON text (ASCII, sorted keys, no blanks) of a JSON value; `1`, `1.0` and `true` stay distinct.
+    """Return the canonical JSON text (ASCII, sorted keys, no blanks) of a value; `1`, `1.0` and `true` stay distinct.
 
     Raises:
         TypeError, ValueError: if *value* is not a JSON value (NaN and infinities aren't).
@@ -77,14 +77,14 @@ def canonical(value: Any) -> str:
 
 
 def canonical_arguments(text: str, limits: JsonLimits) -> str:
-    """Return the canonical JSON of argument text, or `raw:` and the text itself where it is refused.
+    """Return the canonical JSON of argument text, or `raw:` and the text itself if the text is refused.
 
-    Two texts have one result only if they are the same arguments; no JSON text begins with `raw`.
+    Two texts have the same result only if they are the same arguments; no JSON text begins with `raw`.
     """
     try:
         return canonical(_parse(text, limits))
     except (_Fault, ValueError, RecursionError):
-        # Escaped where it couldn't be encoded as it is; `rawx:` keeps the two forms apart.
+        # A text with a lone surrogate can't be encoded, so it is escaped; `rawx:` keeps the two forms distinct.
         return f"rawx:{canonical(text)}" if _holds_surrogate(text) else f"raw:{text}"
 
 
@@ -95,12 +95,12 @@ def _parse(text: str, limits: JsonLimits) -> Any:
     _check_tokens(text, limits)
     try:
         value = _DECODER.decode(text)
-        return _mended(value) if _MAYBE_SURROGATE.search(text) else value
+        return _replace_surrogates(value) if _MAYBE_SURROGATE.search(text) else value
     except RecursionError:
         raise _Fault("are nested too deeply") from None
     except json.JSONDecodeError:
         raise
-    except ValueError:  # of `int`: the interpreter's own limit, where JsonLimits sets none
+    except ValueError:  # from `int`: the interpreter's own limit, if JsonLimits sets none
         raise _Fault("hold a number with too many digits") from None
 
 
@@ -113,7 +113,7 @@ def _check_size(text: str, most: int | None) -> None:
 
 
 def _check_tokens(text: str, limits: JsonLimits) -> None:
-    # Nearly all arguments are too small to break a limit, which counts tell without a look at each token.
+    # Nearly all arguments are too small to break a limit. Cheap counts show that without a scan of the tokens.
     if limits.max_depth is not None and text.count("{") + text.count("[") > limits.max_depth:
         _check_depth(text, limits.max_depth)
     most = limits.max_digits
@@ -139,7 +139,7 @@ def _check_digits(text: str, most: int) -> None:
             raise _Fault(f"hold a number with too many digits (the limit is {most})")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
@@ -148,32 +148,36 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _finite(literal: str) -> float:
+def _read_finite(literal: str) -> float:
     number = float(literal)
     if math.isinf(number):
         raise _Fault("hold a number beyond the range of a float")
     return number
 
 
-def _not_a_number(literal: str) -> Never:
+def _reject_constant(literal: str) -> Never:
     raise _Fault(f"hold {literal}, which isn't JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_a_number)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_reject_repeated_keys, parse_float=_read_finite, parse_constant=_reject_constant
+)
 
 
 def _holds_surrogate(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _mended(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     """Return *value* with every surrogate that has no partner replaced by U+FFFD."""
     match value:
         case str():
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         case list():
-            return [_mended(member) for member in value]
+            return [_replace_surrogates(member) for member in value]
         case dict():
-            return _unique([(_mended(key), _mended(member)) for key, member in value.items()])
+            return _reject_repeated_keys(
+                [(_replace_surrogates(key), _replace_surrogates(member)) for key, member in value.items()]
+            )
         case _:
             return value

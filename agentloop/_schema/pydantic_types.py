@@ -1,7 +1,7 @@
-"""Support for pydantic's types in signatures where the application uses them; pydantic is never imported here.
+"""Support for pydantic's types in signatures, if the application uses them; pydantic is never imported here.
 
-A type of pydantic's can only reach a signature once somebody has imported pydantic, so it is found in `sys.modules`.
-What a type accepts is pydantic's own decision (`model_validate`, lax unless the model says strict).
+A pydantic type in a signature proves that the application has imported pydantic, so it is found in `sys.modules`.
+Pydantic alone decides which values a type accepts (`model_validate`, lax unless the model is strict).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _REF = REF_TEMPLATE.format(name="{model}")
 
 
 def pydantic_adapter(hint: Any) -> Any:
-    """Return a `pydantic.TypeAdapter` of *hint* if anything in it is pydantic's, else None.
+    """Return a `pydantic.TypeAdapter` of *hint* if a part of it is pydantic's, else None.
 
     Raises:
         TypeError: constraints of `annotated_types` on a type that isn't pydantic's: msgspec would drop them silently.
-        Exception: whatever pydantic raises for a type it can't handle.
+        Exception: from pydantic, for a type that it can't handle.
     """
     modules = {_root_module(part) for part in _parts(hint)}
     if "pydantic" in modules:
@@ -32,7 +32,7 @@ def pydantic_adapter(hint: Any) -> Any:
 
 
 def adapter_schema(adapter: Any) -> Schema:
-    """Return the JSON schema of what *adapter* accepts, its definitions nested in `$defs`."""
+    """Return the JSON schema of the values that *adapter* accepts, its definitions nested in `$defs`."""
     return typing.cast(Schema, adapter.json_schema(ref_template=_REF))
 
 
@@ -49,14 +49,14 @@ def pydantic_errors(error: Exception) -> list[tuple[str, str]] | None:
 
 
 def schema_hook(cls: Any) -> Schema:
-    """Give msgspec the schema of a pydantic class that stands inside another class."""
+    """Return the schema of a pydantic class inside another class, for msgspec."""
     if not _is_pydantic(cls):
         raise NotImplementedError
     return adapter_schema(pydantic_adapter(cls))
 
 
 def dec_hook(cls: Any, value: Any) -> Any:
-    """Structure a pydantic class that stands inside another class, for msgspec."""
+    """Return *value* as an instance of a pydantic class inside another class, for msgspec."""
     try:
         return pydantic_adapter(cls).validate_python(value)
     except ValueError as error:
@@ -65,14 +65,14 @@ def dec_hook(cls: Any, value: Any) -> Any:
 
 
 def enc_hook(value: Any) -> Any:
-    """Turn a pydantic value into a JSON value, for msgspec; raises TypeError for what isn't pydantic's."""
+    """Return a pydantic value as a JSON value, for msgspec; raises TypeError for any other value."""
     if not _is_pydantic(type(value)):
         raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
     return pydantic_adapter(type(value)).dump_python(value, mode="json")
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Yield every type and every piece of metadata that *hint* is built of."""
+    """Yield every type, and the type of every piece of metadata, that *hint* consists of."""
     if typing.get_origin(hint) is typing.Annotated:
         yield from (type(piece) for piece in hint.__metadata__)
     if (inner := getattr(hint, "__supertype__", None) or _alias_value(hint)) is not None:
@@ -83,7 +83,7 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 
 def _alias_value(hint: Any) -> Any:
-    """Return what a `type X = …` statement of Python 3.12 stands for."""
+    """Return the type behind an alias of Python 3.12 (`type X = …`), else None."""
     return hint.__value__ if type(hint).__name__ == "TypeAliasType" else None
 
 
@@ -92,7 +92,7 @@ def _root_module(part: Any) -> str:
 
 
 def _is_pydantic(part: Any) -> bool:
-    """Tell a model or dataclass of pydantic's from any other type."""
+    """Tell whether *part* is a model or dataclass of pydantic's."""
     return isinstance(part, type) and hasattr(part, "__pydantic_validator__")
 
 

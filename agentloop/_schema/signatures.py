@@ -1,7 +1,7 @@
-"""What a callable asks for, read through wrappers, partials, bound methods and callable objects.
+"""Signatures of callables, read through wrappers, partials, bound methods and callable objects.
 
-Does not know about JSON: `agentloop._schema.function_schema` turns what is found here into a schema.
-Nothing is ever called.
+Does not know about JSON: `agentloop._schema.function_schema` turns a signature into a schema. No callable is ever
+called here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _UNIONS = (typing.Union, types.UnionType)
 
 @attrs.frozen
 class Signature:
-    """What a callable asks for. `parameters`: those a caller may give, the context apart, annotations resolved.
+    """The signature of a callable.
 
-    `taken`: names that some layer fills itself, so that no caller may pass them, not even into `**kwargs`.
+    `parameters`: those that a caller may pass, without the context, annotations resolved. `taken`: names that a layer
+    fills itself, so that no caller may pass them, not even into `**kwargs`.
     """
 
     name: str
@@ -34,12 +35,12 @@ class Signature:
     parameters: tuple[inspect.Parameter, ...]
     context: inspect.Parameter | None
     context_index: int | None
-    """Where the context stands among the positional arguments; None where it goes by keyword."""
+    """Index of the context among the positional arguments; None if it is passed by keyword."""
     taken: frozenset[str]
 
 
 def read_signature(fn: Callable[..., Any], name: str | None, context_types: tuple[type, ...]) -> Signature:
-    """Return what *fn* asks for; the signature is the innermost function's, sync or async the outermost's.
+    """Return the signature of *fn*: parameters of the innermost function, `is_async` of the outermost layer.
 
     Raises:
         UserTypeError: no signature, a missing or unresolvable annotation, two context parameters, no usable name.
@@ -47,7 +48,7 @@ def read_signature(fn: Callable[..., Any], name: str | None, context_types: tupl
     if isinstance(fn, type) or not callable(fn):
         raise UserTypeError(f"A tool needs a function or a callable object, not {fn!r}")
     layers = list(_layers(fn))
-    name = name or _name(layers)
+    name = name or _find_name(layers)
     try:
         found = inspect.signature(fn).parameters
     except (ValueError, TypeError) as error:
@@ -73,19 +74,19 @@ def read_signature(fn: Callable[..., Any], name: str | None, context_types: tupl
 
 
 def goes_by_position(parameter: inspect.Parameter, parameters: Sequence[inspect.Parameter]) -> bool:
-    """Tell whether *parameter* has to be passed by position: before `*args` all have to."""
+    """Tell whether *parameter* has to be passed by position; every parameter before `*args` has to."""
     if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
         return any(other.kind is other.VAR_POSITIONAL for other in parameters)
     return parameter.kind is parameter.POSITIONAL_ONLY
 
 
 def _layers(fn: Any) -> Iterator[Any]:
-    """Yield *fn* and what it wraps, down to the function that does the work."""
+    """Yield *fn* and each layer that it wraps, down to the function that does the work."""
     while True:
         yield fn
         if isinstance(fn, functools.partial):
             fn = fn.func
-        elif inspect.ismethod(fn):  # before `__wrapped__`, which a method shows of its function
+        elif inspect.ismethod(fn):  # before `__wrapped__`: a method shows the one of its function
             fn = fn.__func__
         elif hasattr(fn, "__wrapped__"):
             fn = fn.__wrapped__
@@ -95,8 +96,8 @@ def _layers(fn: Any) -> Iterator[Any]:
             fn = type(fn).__call__
 
 
-def _name(layers: Sequence[Any]) -> str:
-    # A callable object without a name of its own is called by what it wraps, or else by its class.
+def _find_name(layers: Sequence[Any]) -> str:
+    # A callable object without a name of its own gets the name of the layer that it wraps, or else of its class.
     named = next(layer for layer in layers if hasattr(layer, "__name__") or not _wraps(layer))
     name = getattr(named, "__name__", type(named).__name__)
     if not name.isidentifier():
@@ -162,12 +163,12 @@ def _is_context(hint: Any, context_types: tuple[type, ...]) -> bool:
 
 
 class _Scope:
-    """The names that annotations of one function may use: its module's, its closure's, those of functions around it."""
+    """The names that annotations of one function may use: of its module, its closure, and the functions around it."""
 
     def __init__(self, fn: Any, contexts: Mapping[str, type]) -> None:
         self._globals: dict[str, Any] = getattr(fn, "__globals__", {})
         self._code_names = getattr(fn, "__qualname__", "").split(".")
-        self._closure = self._closed_over(fn)
+        self._closure = self._read_closure(fn)
         self._contexts = contexts
 
     def resolve(self, tool: str, parameter: inspect.Parameter, annotation: Any) -> Any:
@@ -178,18 +179,18 @@ class _Scope:
         except NameError:
             pass
         except Exception as error:
-            raise self._unresolved(tool, parameter, error) from error
+            raise self._make_error(tool, parameter, error) from error
         try:
             return self._evaluate(annotation, {**self._enclosing_locals(), **self._closure})
         except Exception as error:
-            # A context type is often imported for type checkers only; its name alone says what it is.
+            # A context type is often imported for type checkers only, so its name alone has to do.
             head = str(annotation).partition("[")[0].rpartition(".")[2].strip()
             if head in self._contexts:
                 return self._contexts[head]
-            raise self._unresolved(tool, parameter, error) from error
+            raise self._make_error(tool, parameter, error) from error
 
     @staticmethod
-    def _unresolved(tool: str, parameter: inspect.Parameter, error: Exception) -> UserTypeError:
+    def _make_error(tool: str, parameter: inspect.Parameter, error: Exception) -> UserTypeError:
         return UserTypeError(
             f"Tool {tool}: the annotation {parameter.annotation!r} of parameter {parameter.name} "
             f"can't be resolved: {error}"
@@ -204,7 +205,7 @@ class _Scope:
         return hints["it"]
 
     @staticmethod
-    def _closed_over(fn: Any) -> dict[str, Any]:
+    def _read_closure(fn: Any) -> dict[str, Any]:
         cells = getattr(fn, "__closure__", None) or ()
         names = fn.__code__.co_freevars if cells else ()
         found = {}
@@ -216,7 +217,7 @@ class _Scope:
         return found
 
     def _enclosing_locals(self) -> dict[str, Any]:
-        """Return the locals of the functions around the definition that are still running, the inner ones first."""
+        """Return the locals of the functions around the definition that are still running; an inner one overrides."""
         found: dict[str, Any] = {}
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
