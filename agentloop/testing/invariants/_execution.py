@@ -69,6 +69,7 @@ def every_record_has_its_place(seen: Reading) -> Findings:
 
 
 _NEVER_RAN = ("rejected", "failed", "replayed", "skipped", "cancelled", "unknown")
+"""Statuses that a call may have without a start."""
 
 
 @law("execution")

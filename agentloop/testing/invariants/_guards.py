@@ -268,7 +268,7 @@ def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
             continue
         resumed = _find_segment_start(seen, call.path, call.started[-1][0])
         if resumed < call.requested[-1][0]:
-            continue  # the verdict came while the run was under way
+            continue  # the verdict came during the run segment, without a pause
         judged = [n for n, one in call.guards if one.stage == "tool_input" and resumed < n < call.started[-1][0]]
         if len(judged) < len(tool.tool_input_guardrails):
             yield broken(f"call {call.call_id} started after a pause, judged {len(judged)} times", call.started[-1][0])

@@ -383,6 +383,7 @@ def _read_number(arguments: str) -> object:
 
 
 _ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelResponded, r.BatchEnded, r.HandedOff)
+"""Kinds of records after which earlier answers of `is_enabled` in the same run no longer count."""
 
 
 @law("execution")
