@@ -1,4 +1,4 @@
-"""What any journal must do, as a test class: subclass it, say how one is opened, and pytest runs the rest.
+"""The conformance suite of journals: subclass `JournalConformance`, define `open_journal`, and pytest runs its tests.
 
 The suites of models and sessions are imported from here too.
 
@@ -13,10 +13,10 @@ class TestOurJournal(JournalConformance):
         return OurJournal(self.path)
 ```
 
-Nothing here imports pytest: what fails is an AssertionError that says what was expected. Every test opens what it needs
-and closes it.
+Nothing here imports pytest. A failed test raises an AssertionError that says what was expected. Every test opens the
+journals it needs and closes them.
 
-PYTEST_DONT_REWRITE: what is asserted has words of its own; a difference of megabytes takes pytest minutes to show.
+PYTEST_DONT_REWRITE: each assertion has its own message; pytest would need minutes to show a difference of megabytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def records(*names: str) -> list[bytes]:
 
 
 async def refused(call: Awaitable[Any], why: str) -> None:
-    """Await *call*, which must raise JournalError."""
+    """Await *call*, and require that it raises JournalError.
+
+    Raises:
+        AssertionError: if it returns; *why* says why the journal had to refuse.
+    """
     try:
         await call
     except JournalError:
@@ -52,21 +56,21 @@ async def refused(call: Awaitable[Any], why: str) -> None:
 
 
 class JournalConformance:
-    """Tests of what `Journal` promises. A subclass gives `open_journal`.
+    """Tests of the protocol `Journal`. A subclass defines `open_journal`.
 
-    `lasting`: whether a journal outlives its object, so that `open_journal` gives another object for the same journal.
-    Tests that need it pass without looking where it is False.
+    `lasting` is True if a journal outlives its object, so that `open_journal` returns another object for the same
+    journal. Tests that need this pass without a check if it is False.
     """
 
     lasting = True
 
     def open_journal(self) -> Journal:
-        """Return a journal for this test's place: another object for the same one each time it is called in a test."""
+        """Return the journal of the current test: each call in one test gives another object for the same journal."""
         raise NotImplementedError
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Journal]:
-        """Open a journal for a block and close it, however the block is left."""
+        """Open a journal for a block, and close it when the block is left, also by an error or a cancellation."""
         journal = self.open_journal()
         try:
             yield journal
@@ -74,30 +78,30 @@ class JournalConformance:
             with anyio.CancelScope(shield=True):
                 await journal.aclose()
 
-    # ------------------------------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------------------------------ contents
 
     async def test_it_is_a_journal(self) -> None:
-        """It has the methods; one without the others is found before a run is."""
+        """The journal has all methods of the protocol. A missing one is found here, before a run needs it."""
         async with self.opened() as journal:
             assert isinstance(journal, Journal), f"{journal!r} lacks methods of agentloop.abc.Journal"
 
     async def test_a_new_journal_is_empty(self) -> None:
-        """Reading what was never written gives nothing, twice."""
+        """Reading a new journal gives no records, and changes nothing."""
         async with self.opened() as journal:
-            await self._holds(journal, [])
-            await self._holds(journal, [])
+            await self._check_holds(journal, [])
+            await self._check_holds(journal, [])
 
     async def test_what_was_appended_is_read_in_order(self) -> None:
-        """Within batches, between them, and between readings."""
+        """Records come back in the order of appending: within a batch, between batches, and after a read."""
         async with self.opened() as journal:
             await journal.append(records("a"))
             await journal.append(records("b", "c"))
-            await self._holds(journal, records("a", "b", "c"))
+            await self._check_holds(journal, records("a", "b", "c"))
             await journal.append(records("d"))
-            await self._holds(journal, records("a", "b", "c", "d"))
+            await self._check_holds(journal, records("a", "b", "c", "d"))
 
     async def test_records_come_back_as_they_were_given(self) -> None:
-        """To the byte: spaces, escapes, other scripts, order of keys, equal records, and names the journal may use."""
+        """Records come back equal to the byte: spaces, escapes, scripts, order of keys, names of envelope fields."""
         given = [
             b'{"b": 1,  "a": [ ] }',
             b"{}",
@@ -109,37 +113,37 @@ class JournalConformance:
         ]
         async with self.opened() as journal:
             await journal.append(given)
-            await self._holds(journal, given)
+            await self._check_holds(journal, given)
 
     async def test_a_batch_may_be_large(self) -> None:
-        """Two thousand records are one batch like any other."""
+        """A batch may have two thousand records."""
         many = records(*map(str, range(2000)))
         async with self.opened() as journal:
             await journal.append(many)
-            await self._holds(journal, many)
+            await self._check_holds(journal, many)
 
     async def test_an_empty_batch_changes_nothing(self) -> None:
-        """Neither before the first record nor after it."""
+        """An empty batch adds nothing, neither before the first record nor after it."""
         async with self.opened() as journal:
             await journal.append([])
-            await self._holds(journal, [])
+            await self._check_holds(journal, [])
             await journal.append(records("a"))
             await journal.append([])
-            await self._holds(journal, records("a"))
+            await self._check_holds(journal, records("a"))
 
     async def test_lists_are_the_callers_own(self) -> None:
-        """What is done to the list that was given, or to the one that was got, doesn't reach the journal."""
+        """Changes to an appended list, or to a list that was read, don't change the journal."""
         given = records("a")
         async with self.opened() as journal:
             await journal.append(given)
             given.clear()
             (await journal.read()).clear()
-            await self._holds(journal, records("a"))
+            await self._check_holds(journal, records("a"))
 
     # ------------------------------------------------------------------------------------------ other objects
 
     async def test_it_outlives_its_object(self) -> None:
-        """Another object finds everything and goes on."""
+        """Another object for the same journal reads all records, and appends further ones."""
         if not self.lasting:
             return
         for index, batch in enumerate([records("a", "b"), records("c"), records("d", "e")]):
@@ -148,37 +152,37 @@ class JournalConformance:
                     await journal.read()
                 await journal.append(batch)
         async with self.opened() as journal:
-            await self._holds(journal, records("a", "b", "c", "d", "e"))
+            await self._check_holds(journal, records("a", "b", "c", "d", "e"))
 
     async def test_a_writer_that_others_have_overtaken_is_refused(self) -> None:
-        """Of two that read the same, one appends; the other goes on from something that is no longer so."""
+        """Two objects have read the same records and one appends: an append of the other is refused."""
         if not self.lasting:
             return
         async with self.opened() as first, self.opened() as second:
             await first.append(records("a"))
-            await self._holds(second, records("a"))
+            await self._check_holds(second, records("a"))
             await first.append(records("b"))
             await refused(second.append(records("x")), "another object appended since this one read")
             await refused(second.append(records("y")), "a journal that failed takes no more")
             await first.append(records("c"))
-            await self._holds(first, records("a", "b", "c"))
+            await self._check_holds(first, records("a", "b", "c"))
 
     async def test_that_holds_when_the_other_has_closed(self) -> None:
-        """A lock that was given back in between doesn't hide it."""
+        """The append of the other object is refused also if the first one has released its lock in between."""
         if not self.lasting:
             return
         async with self.opened() as second:
-            await self._holds(second, [])
+            await self._check_holds(second, [])
             async with self.opened() as first:
                 await first.append(records("a"))
             await refused(second.append(records("x")), "another object appended since this one read")
         async with self.opened() as journal:
-            await self._holds(journal, records("a"))
+            await self._check_holds(journal, records("a"))
 
     # ------------------------------------------------------------------------------------------ concurrency
 
     async def test_batches_of_several_tasks_stay_whole(self) -> None:
-        """Whichever comes first, the records of one batch stand side by side."""
+        """Several tasks append at once: the records of each batch stay together, in any order of batches."""
         batches = [records(*(f"{number}.{part}" for part in range(3))) for number in range(8)]
         async with self.opened() as journal:
             async with anyio.create_task_group() as group:
@@ -189,18 +193,21 @@ class JournalConformance:
         assert sorted(whole) == sorted(batches), f"batches were mixed or lost: {found}"
 
     async def test_a_cancelled_append_is_whole_or_nothing(self) -> None:
-        """Cancelled before it, and while it may be under way; what returned is there."""
+        """An append that is cancelled, before or while it runs, adds its whole batch or nothing.
+
+        If it returned, the batch is in the journal.
+        """
         async with self.opened() as journal:
             await journal.append(records("a"))
             returned = await self._append_cancelled(journal, records("b", "c"), at_once=True)
-            found = await self._is_one_of(journal, records("a"), records("b", "c"), returned)
+            found = await self._check_one_of(journal, records("a"), records("b", "c"), returned)
             returned = await self._append_cancelled(journal, records("d", "e"), at_once=False)
-            await self._is_one_of(journal, found, records("d", "e"), returned)
+            await self._check_one_of(journal, found, records("d", "e"), returned)
             await journal.append(records("f"))
             assert (await journal.read())[-1:] == records("f"), "it must go on after a cancelled append"
 
     def test_it_serves_one_event_loop_after_the_other(self) -> None:
-        """Nothing of a loop that has ended holds it back."""
+        """The journal works on a second event loop after the first has ended."""
         journal = self.open_journal()
         for name in ("a", "b"):
             anyio.run(journal.append, records(name))
@@ -211,7 +218,7 @@ class JournalConformance:
     # ------------------------------------------------------------------------------------------ closing
 
     async def test_a_closed_journal_takes_nothing(self) -> None:
-        """Closing twice is closing once."""
+        """A closed journal refuses an append; closing it again does nothing."""
         journal = self.open_journal()
         await journal.append(records("a"))
         await journal.aclose()
@@ -219,18 +226,18 @@ class JournalConformance:
         await refused(journal.append(records("b")), "the journal is closed")
 
     async def test_closing_what_was_never_used(self) -> None:
-        """Does nothing, and leaves nothing that reads as a record."""
+        """Closing an unused journal adds no record to it."""
         await self.open_journal().aclose()
         async with self.opened() as journal:
-            await self._holds(journal, [])
+            await self._check_holds(journal, [])
 
     # ------------------------------------------------------------------------------------------ parts
 
-    async def _holds(self, journal: Journal, expected: list[bytes]) -> None:
+    async def _check_holds(self, journal: Journal, expected: list[bytes]) -> None:
         found = await journal.read()
         assert found == expected, f"expected {len(expected)} records, got {len(found)} or others: {str(found)[:500]}"
 
-    async def _is_one_of(
+    async def _check_one_of(
         self, journal: Journal, before: Sequence[bytes], batch: Sequence[bytes], returned: bool
     ) -> list[bytes]:
         found = await journal.read()
@@ -240,7 +247,10 @@ class JournalConformance:
         return found
 
     async def _append_cancelled(self, journal: Journal, batch: list[bytes], *, at_once: bool) -> bool:
-        """Append *batch* in a scope cancelled before it or while it is under way; return whether it returned."""
+        """Append *batch* in a scope that is cancelled before it (*at_once*) or while it runs.
+
+        Return True if the append returned.
+        """
         returned = False
 
         async def append() -> None:
@@ -252,7 +262,7 @@ class JournalConformance:
             if at_once:
                 group.cancel_scope.cancel()
             group.start_soon(append)
-            for _ in range(3):  # far enough for it to have begun, on any backend
+            for _ in range(3):  # enough for the append to have begun on any backend
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         return returned

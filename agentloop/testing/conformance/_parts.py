@@ -1,6 +1,6 @@
-"""What the conformance suites share. Knows no pytest; everything here is called inside an event loop.
+"""Helpers of the conformance suites. Does not know pytest; every function is called inside an event loop.
 
-PYTEST_DONT_REWRITE: what is asserted has words of its own; a difference of megabytes takes pytest minutes to show.
+PYTEST_DONT_REWRITE: each assertion has its own message; pytest would need minutes to show a difference of megabytes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 STEPS = (*range(20), *range(1, 6), *range(1, 6))
-"""Points of cancellation that a suite tries: past whatever a call does without waiting for the outside.
+"""Points of cancellation that a suite tries, in passes of the loop: beyond all steps that need no outside event.
 
-The first ones come again: trio takes the tasks of a pass in random order, so that what lasts one pass may be missed.
+The first ones are repeated: trio runs the tasks of a pass in random order, so one try may miss a state that lasts a
+single pass.
 """
 
 
 async def cancelled_after(steps: int, work: Callable[[], Awaitable[Any]]) -> bool:
-    """Run *work* in a scope that is cancelled after *steps* passes of the loop; return whether it returned.
+    """Run *work* in a scope that is cancelled after *steps* passes of the loop. Return True if *work* returned.
 
     With 0 the scope is cancelled before *work* begins.
     """
@@ -43,7 +44,7 @@ async def cancelled_after(steps: int, work: Callable[[], Awaitable[Any]]) -> boo
 
 @contextmanager
 def within(seconds: float, what: str) -> Iterator[None]:
-    """Raise AssertionError where the block takes longer than *seconds*; *what* says what should have happened."""
+    """Cancel the block after *seconds*, and raise AssertionError then; *what* names the expected event."""
     with anyio.move_on_after(seconds) as scope:
         yield
     assert not scope.cancelled_caught, f"within {seconds:g} s {what}"
