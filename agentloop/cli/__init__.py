@@ -1,4 +1,7 @@
-"""The command line: `agentloop run`, `agentloop model`. Needs the extra `cli`."""
+"""The command line: `agentloop run`, `resume`, `pending`, `approve`, `reject` and `model`. Needs the extra `cli`.
+
+Built on the public API and a few private helpers of the library, which does not know about the command line.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,17 @@ _NEEDED = ("click", "rich")
 
 
 def main() -> None:
-    """Run the command line on the process's arguments, and end the process with its exit code."""
+    """Run the command line with the arguments of the process, and end the process with its exit code.
+
+    Raises:
+        SystemExit: always; with 2 if the packages of the extra are missing.
+    """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         print(
             f'The command line needs {" and ".join(missing)}. Run: pip install "agentloop[cli]"',
             file=sys.stderr,
         )
         sys.exit(2)
-    from agentloop.cli.app import app  # only now: it needs what was looked for
+    from agentloop.cli.app import app  # imported here, since it needs the packages checked above
 
     app(prog_name="agentloop")

@@ -1,4 +1,4 @@
-"""`python -m agentloop.cli`: the command line of this very interpreter."""
+"""`python -m agentloop.cli`: the command line, run by this interpreter."""
 
 from agentloop.cli import main
 

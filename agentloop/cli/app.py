@@ -1,4 +1,8 @@
-"""The commands and their options; SIGINT and SIGTERM cancel once, a second one ends the process at once."""
+"""The commands and their options, and the handling of signals.
+
+The first SIGINT or SIGTERM cancels the work and waits for its end; the second one ends the process at once. The
+commands check their arguments and report errors; `runs` does the work in the event loop.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from agentloop.exceptions import UserError
 from agentloop.models import _install
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
@@ -42,8 +46,8 @@ def model() -> None:
 @model.command()
 def install() -> None:
     """Install the local model (about 130 MB) into this Python environment, and check it."""
-    # As an exception it also ends the installer that is waited for.
-    signal.signal(signal.SIGTERM, _end)
+    # SystemExit unwinds the stack, so it also ends the installer process that this one waits for.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         _install.install(echo=click.echo)
     except UserError as error:
@@ -63,12 +67,15 @@ def path() -> None:
 
 T = TypeVar("T")
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @attrs.define
 class Supervised(Generic[T]):
-    """How supervised work ended: its value, its error, and the signal that cancelled it, each None where not."""
+    """The end of supervised work: its value, its error, and the signal that cancelled it; each may be None.
+
+    Made and filled by `supervised`.
+    """
 
     value: T | None = None
     error: Exception | None = None
@@ -76,10 +83,10 @@ class Supervised(Generic[T]):
 
 
 async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Supervised[T]:
-    """Do *work*, cancelled by the first SIGINT or SIGTERM; *announce* is told of it before.
+    """Do *work*, and cancel it at the first SIGINT or SIGTERM, after calling *announce* with the signal.
 
-    Everything the work had started has ended when this returns. A signal this process was told to ignore (as shells do
-    for background jobs) stays ignored.
+    When this returns, all tasks that the work had started have ended. A signal that this process ignores (as shells set
+    up for background jobs) stays ignored. An error of the work is returned, not raised.
     """
     ended: Supervised[T] = Supervised()
     scope = anyio.CancelScope()
@@ -89,7 +96,7 @@ async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int],
             try:
                 ended.value = await work()
             except Exception as error:
-                # Carried as a value: the group would wrap it.
+                # Returned as a value: the task group would wrap a raised error in a group.
                 ended.error = error
         watchers.cancel_scope.cancel()
     return ended
@@ -102,7 +109,7 @@ async def _cancel_on_signal(
     *,
     task_status: TaskStatus[None],
 ) -> None:
-    wanted = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    wanted = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     if not wanted:
         task_status.started()
         return
@@ -116,10 +123,10 @@ async def _cancel_on_signal(
 
 
 def _hand_back_after_first(numbers: Sequence[signal.Signals]) -> None:
-    """Make the first of the signals give them all back to the system, which then ends the process at the second.
+    """Make the first signal restore the default handlers, so that the second one ends the process.
 
-    Not the receiver's own business, which needs a running event loop: a body that blocks the loop must not be able to
-    keep the second signal away.
+    The receiver of anyio could do this only while the event loop runs: a body that blocks the loop would then delay the
+    second signal.
     """
     receivers = {number: signal.getsignal(number) for number in numbers}
 
@@ -142,7 +149,7 @@ class _App(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # outside the event loop, where no signal is awaited; click's own code for it is 1
+        except KeyboardInterrupt:  # raised outside the event loop, where no receiver runs; click would exit with 1
             sys.exit(128 + signal.SIGINT)
 
 
@@ -156,8 +163,8 @@ for command in (model, pending, approve, reject):
     app.add_command(command)
 
 
-def _running(command: _Command) -> _Command:
-    """Give *command* the options of every command that runs agents."""
+def _add_run_options(command: _Command) -> _Command:
+    """Add the options that `run` and `resume` share to *command*."""
     options = [
         click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True),
         click.option("--model", metavar="STRING", help="Model string used in place of the agent's model."),
@@ -182,22 +189,22 @@ def _running(command: _Command) -> _Command:
 @click.option("--input", "source", type=click.File("rb"), help="File of requests, one a line; - is standard input.")
 @click.option("--journal", "folder", metavar="DIR", help="Folder in which every run is kept, to go on after a crash.")
 @click.option("--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Turns of one run.")
-@_running
+@_add_run_options
 def run(
     target: str, request: str | None, source: BinaryIO | None, folder: str | None, max_turns: int, **options: Any
 ) -> None:
     """Run the agent at TARGET (module:agent or file.py:agent) on REQUEST.
 
-    Without REQUEST, or with -, requests are read from standard input, one a line. What happens goes to standard
-    error, the answers go to standard output.
+    Without REQUEST, or with -, requests are read from standard input, one a line. Progress goes to standard error, the
+    answers go to standard output.
 
-    With --journal, the same command or `agentloop resume DIR` goes on where a crash, a signal, or a call that waits for
-    approval ended it.
+    With --journal, the same command or `agentloop resume DIR` continues where a crash, a signal, or a call that waits
+    for approval ended it.
 
     Exit codes: 0 all went well, 1 a run failed, 2 wrong use or something missing, 3 calls wait for approval,
-    130 SIGINT, 143 SIGTERM, 141 nobody reads the output.
+    130 SIGINT, 143 SIGTERM, 141 the output is closed.
     """
-    source = _source(request, source)
+    source = _choose_source(request, source)
     order = Order(
         target=target if folder is None else absolute_target(target),
         folder=str(Path.cwd()),
@@ -205,18 +212,18 @@ def run(
         model=options["model"],
         max_turns=max_turns,
     )
-    _work(order, None if folder is None else Folder.at(folder), source, is_new=True, **options)
+    _perform_order(order, None if folder is None else Folder.at(folder), source, is_new=True, **options)
 
 
 @app.command()
 @click.argument("folder", metavar="DIR")
 @click.option("--max-turns", type=click.IntRange(min=1), help="Turns of one run, those before included.")
-@_running
+@_add_run_options
 def resume(folder: str, max_turns: int | None, **options: Any) -> None:
-    """Go on with the job that `agentloop run --journal DIR` began.
+    """Continue the job that `agentloop run --journal DIR` began.
 
-    It works in the folder, with the model and turns, it was begun in, unless told otherwise. Requests whose runs have
-    ended are answered from their journals. What is printed, and the exit codes, are those of `run`.
+    It uses the working folder of that command, and its model and turns unless options replace them. Requests whose runs
+    have ended are answered from their journals. Output and exit codes are those of `run`.
     """
     kept = Folder.at(folder)
     try:
@@ -226,10 +233,10 @@ def resume(folder: str, max_turns: int | None, **options: Any) -> None:
     except FolderError as error:
         _refuse(Output(sys.stderr), error, options["traceback"])
     with contextlib.chdir(order.folder):
-        _work(order, kept, None, is_new=False, more_turns=max_turns, **options)
+        _perform_order(order, kept, None, is_new=False, more_turns=max_turns, **options)
 
 
-def _work(
+def _perform_order(
     order: Order,
     folder: Folder | None,
     source: BinaryIO | None,
@@ -242,14 +249,14 @@ def _work(
     more_turns: int | None = None,
     **options: Any,
 ) -> None:
-    """Do what *order* says, and end the process with its exit code."""
+    """Run the requests of *order*, and end the process with the exit code. Raises SystemExit."""
     out, err = Output(sys.stdout), Output(sys.stderr)
     asks = can_ask(err, input_is_taken=source is not None and _is_standard_input(source))
     if approve == "ask" and not asks:
         raise click.UsageError("--approve ask needs a terminal, to ask and to be answered at.")
     with contextlib.ExitStack() as held:
         if traceback:
-            held.enter_context(_tracebacks_of_tools())
+            held.enter_context(_log_tool_tracebacks())
         try:
             _check_backend(options["backend"])
             job = CliOptions(
@@ -277,8 +284,8 @@ def _work(
 
 
 @contextlib.contextmanager
-def _tracebacks_of_tools() -> Iterator[None]:
-    """Show on standard error what the log says of tools that fail, which the model alone is told of."""
+def _log_tool_tracebacks() -> Iterator[None]:
+    """Write the log messages about failed tools to standard error: otherwise only the model receives these errors."""
     tools, handler = logging.getLogger("agentloop.tools"), logging.StreamHandler()
     before = tools.level, tools.propagate
     tools.setLevel(logging.DEBUG)
@@ -297,15 +304,15 @@ def _is_standard_input(source: BinaryIO) -> bool:
 
 
 def _refuse(err: Output, error: UserError, traceback: bool) -> NoReturn:
-    _tell(err, errors.words_for(error, with_traceback=traceback))
+    _write_message(err, errors.words_for(error, with_traceback=traceback))
     sys.exit(errors.code_of(error))
 
 
-def _source(request: str | None, source: BinaryIO | None) -> BinaryIO | None:
-    """Return where requests are read from, or None for the one given.
+def _choose_source(request: str | None, source: BinaryIO | None) -> BinaryIO | None:
+    """Return the file from which requests are read, or None if *request* is the only one.
 
     Raises:
-        click.UsageError: if there is none, or one too many.
+        click.UsageError: if there is no source of requests, or more than one.
     """
     if request not in (None, "-"):
         if source is not None:
@@ -332,15 +339,15 @@ def _run_one(job: CliOptions, request: str) -> int:
 
     def cancelled() -> None:
         show.cancelled()
-        _tell_how_to_go_on(job)
+        _tell_resume_command(job)
 
-    return _perform(job, lambda: run_one(job, request, show), lambda number: _announce(job), cancelled)
+    return _perform(job, lambda: run_one(job, request, show), lambda number: _announce_cancellation(job), cancelled)
 
 
 def _run_batch(job: CliOptions, source: BinaryIO | None) -> int:
-    """Answer the requests of *source*, or those that the job's folder has."""
+    """Answer the requests of *source*, or those of the job's folder, and return the exit code."""
     shown = job.err.is_terminal
-    file = None if source is None else _file_of(source)
+    file = None if source is None else _find_file(source)
     bar = Bar(shown=shown, total=count_lines(file) if shown and file is not None else None)
     given = None if source is None else Lines(source)
     kept = None if job.folder is None else KeptRequests(job.folder, given)
@@ -350,45 +357,45 @@ def _run_batch(job: CliOptions, source: BinaryIO | None) -> int:
 
     async def work() -> int:
         if kept is not None and file is not None:
-            await kept.keep_all()  # so that all of it can be answered later, the file gone or changed
+            await kept.keep_all()  # before the first run: a resume must not depend on the file
         return await batch.run()
 
     def announce(number: int) -> None:
-        bar.close()  # the second signal leaves no time to give the terminal its cursor back
-        _announce(job)
+        bar.close()  # now, since after a second signal nothing can restore the terminal's cursor
+        _announce_cancellation(job)
 
     def cancelled() -> None:
-        _tell(job.err, f"Cancelled after {batch.answered} answers.\n")
-        _tell_how_to_go_on(job)
+        _write_message(job.err, f"Cancelled after {batch.answered} answers.\n")
+        _tell_resume_command(job)
 
     return _perform(job, work, announce, cancelled)
 
 
-def _file_of(source: BinaryIO) -> str | None:
-    """Return the path of the file that *source* reads, or None where it is a pipe or a terminal."""
+def _find_file(source: BinaryIO) -> str | None:
+    """Return the path of the file that *source* reads, or None if it is a pipe or a terminal."""
     name: object = getattr(source, "name", None)
     return name if isinstance(name, str) and os.path.isfile(name) else None
 
 
-def _announce(job: CliOptions) -> None:
-    _tell(job.err, "Cancelling; once more ends at once.\n")
+def _announce_cancellation(job: CliOptions) -> None:
+    _write_message(job.err, "Cancelling; once more ends at once.\n")
 
 
-def _tell_how_to_go_on(job: CliOptions) -> None:
+def _tell_resume_command(job: CliOptions) -> None:
     if job.folder is not None:
-        _tell(job.err, f"To go on: agentloop resume {job.folder.name}\n")
+        _write_message(job.err, f"To go on: agentloop resume {job.folder.name}\n")
 
 
 def _perform(
     job: CliOptions, work: Callable[[], Awaitable[int]], announce: Callable[[int], None], cancelled: Callable[[], None]
 ) -> int:
-    """Run *work* in an event loop, under signals, and return the exit code; tells of what it raised."""
+    """Run *work* in an event loop, supervised for signals, report its error, and return the exit code."""
     ended = anyio.run(supervised, work, announce, backend=job.backend)
     if isinstance(ended.error, OutputClosed):
         _give_up_output()
         return errors.OUTPUT_CLOSED
     if ended.error is not None:
-        _tell(job.err, errors.words_for(ended.error, with_traceback=job.traceback))
+        _write_message(job.err, errors.words_for(ended.error, with_traceback=job.traceback))
     if ended.signal is not None:
         with contextlib.suppress(OutputClosed):
             cancelled()
@@ -399,12 +406,12 @@ def _perform(
     return ended.value
 
 
-def _tell(err: Output, text: str) -> None:
+def _write_message(err: Output, text: str) -> None:
     with contextlib.suppress(OutputClosed):
         err.write_last(text)
 
 
 def _give_up_output() -> None:
-    """Point the standard output elsewhere, so that the interpreter's own flush at its end finds no closed pipe."""
+    """Redirect standard output to the null device: the interpreter flushes it at exit, and the pipe is closed."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Exit codes, and errors in words for a terminal."""
+"""Exit codes, and the texts of errors for a terminal. Does not write them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ OK = 0
 FAILED = 1
 USAGE = 2
 PENDING = 3
-"""Calls wait for approval, and nothing else is amiss."""
+"""Calls wait for approval, and nothing has failed."""
 OUTPUT_CLOSED = 141
-"""What a shell reports of a program ended by SIGPIPE."""
+"""The exit code that a shell reports for a program ended by SIGPIPE."""
 
 _MAX_CHARS = 4_000
 
 
 class PastError(Exception):
-    """What ended a run in an earlier process, as its journal tells of it: `kind` is the name of the error's class."""
+    """The error that ended a run in an earlier process, read from its journal. `kind` is the name of its class."""
 
     kind = "PastError"
 
     @classmethod
     def of(cls, summary: str, details: Mapping[str, Any] | None) -> Self:
-        """Return the error of a `RunEnded` that says *summary*, `TYPE(MESSAGE)`."""
+        """Return the error of a `RunEnded` record with the error *summary*, `TYPE(MESSAGE)`, and its *details*."""
         kind, opening, rest = summary.partition("(")
         error = cls(rest.removesuffix(")") if opening else "")
         error.kind = kind
@@ -39,46 +39,46 @@ class PastError(Exception):
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the name of the error's class."""
+    """Return the name of the error's class; of a `PastError`, that of the original class."""
     return error.kind if isinstance(error, PastError) else type(error).__name__
 
 
-def _is_of_user(error: BaseException) -> bool:
+def _is_user_error(error: BaseException) -> bool:
     kind = getattr(exceptions, error.kind, None) if isinstance(error, PastError) else type(error)
     return isinstance(kind, type) and issubclass(kind, UserError)
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code that *error* means: 2 where the user's own set-up is at fault, else 1."""
-    return USAGE if _is_of_user(error) else FAILED
+    """Return the exit code for *error*: 2 if the user's own set-up is at fault, else 1."""
+    return USAGE if _is_user_error(error) else FAILED
 
 
 def message_of(error: BaseException) -> str:
-    """Return the error's whole message, without secrets, bounded; the class's name where there is none."""
+    """Return the error's message, redacted and bounded to 4,000 characters; the class's name if it has none."""
     text = whole_message_of(error)
-    # What the journal tells has been through it already.
+    # Texts of a journal were redacted when they were written.
     told = text.strip() if isinstance(error, PastError) else redact(text.strip())
     return bounded(told, _MAX_CHARS) or kind_of(error)
 
 
 def words_for(error: BaseException, *, with_traceback: bool = False) -> str:
-    """Return the lines that tell a user of *error*, ended by a newline."""
+    """Return the lines that report *error* to a user, ended by a newline."""
     if with_traceback:
         return _traceback_for(error)
     message = message_of(error)
     kind = kind_of(error)
-    named = message if _is_of_user(error) or message == kind else f"{kind}: {message}"
+    named = message if _is_user_error(error) or message == kind else f"{kind}: {message}"
     notes = [f"  {redact(note)}" for note in _notes_of(error)]
     return "\n".join([f"Error: {named}", *notes]) + "\n"
 
 
 def _traceback_for(error: BaseException) -> str:
-    if leads_to_redacted(error):  # Python's own would show the messages of all that led to it
+    if leads_to_redacted(error):  # Python's own traceback would show the messages of all causes
         return f"Traceback:\n{traceback_of(error)}\n"
     return redact("".join(traceback.format_exception(error)))
 
 
 def _notes_of(error: BaseException) -> list[str]:
-    """Return the notes of *error*; of one whose message is redacted, those alone that the library has made."""
+    """Return the notes of *error*; if its message is redacted, only the notes that the library has made."""
     notes: list[str] = list(getattr(error, "__notes__", ()))
     return [note for note in notes if note.startswith("also failed: ")] if is_redacted(error) else notes

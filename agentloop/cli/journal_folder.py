@@ -1,6 +1,7 @@
-"""The folder of `--journal`: what its requests are, which process works on it, and a journal for each request.
+"""The folder of `--journal`: the order and its requests, a lock for the working process, a journal for each request.
 
-The requests are kept before they are answered, so that `agentloop resume` needs nobody who gave them.
+Requests are stored before they are answered, so that `agentloop resume` doesn't need their source. This module knows
+files; it does not run agents.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _LINE = re.compile(r"line-(\d{6,18})\.journal")
 
 
 class FolderError(UserError):
-    """The folder isn't what the command needs: another job's, in use, or not one of ours."""
+    """The folder can't be used for the command: it is another job's, in use, or no folder of a job."""
 
 
 @attrs.frozen(kw_only=True)
 class Order:
-    """What a job is: all that `agentloop resume` must know to go on with it.
+    """The definition of a job: everything that `agentloop resume` needs to continue it.
 
-    `folder` is the folder it works in, which its tools and imports may rely on. `request` is None where the requests
-    are many; they stand in a file of their own.
+    `folder` is the working folder, on which tools and imports may rely. `request` is None if the job has many requests;
+    these are in a file of their own.
     """
 
     target: str
@@ -51,14 +52,14 @@ class Order:
 
 @attrs.frozen
 class Folder:
-    """The folder as it is on the disk. `name` is how the user called it, for the commands he is told of."""
+    """A job's folder on the disk. `name` is the user's own name for it, quoted for the commands shown to the user."""
 
     path: Path
     name: str
 
     @classmethod
     def at(cls, given: str) -> Folder:
-        """Return the folder at *given*, wherever this process will be working later."""
+        """Return the folder at *given*. Its path is absolute, since this process may change its working folder."""
         return cls(Path(given).absolute(), shlex.quote(given))
 
     @property
@@ -67,25 +68,26 @@ class Folder:
         return self.path / _REQUESTS
 
     def journal(self, line: int | None = None) -> Path:
-        """Return where the journal of the one request is, or of the one in *line*."""
+        """Return the path of the journal of the only request, or of the request in *line*."""
         return self.path / (_ONE if line is None else f"line-{line:06}.journal")
 
     def journals(self) -> list[tuple[int | None, Path]]:
-        """Return every journal there is, with its line, in order of lines."""
+        """Return the path of every existing journal with its line number (None for the only one), in order of lines."""
         found = [(int(match[1]), path) for path in self.path.iterdir() if (match := _LINE.fullmatch(path.name))]
         one = [(None, self.journal())] if self.journal().exists() else []
         return [*one, *sorted(found)]
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep every other `run` and `resume` away, until the block is left or the process dies.
+        """Lock the folder against every other `run` and `resume`, until the block is left or the process dies.
 
         Raises:
-            FolderError: if one is at work already.
+            FolderError: if another process has locked it.
         """
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
+                # Not a file with a process id: the kernel releases this lock also if the process is killed.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._refuse("another agentloop is at work on it")
@@ -94,10 +96,10 @@ class Folder:
             os.close(descriptor)
 
     def make(self) -> None:
-        """Make the folder where there is none; what runs keep is nobody else's to read.
+        """Create the folder if it doesn't exist, readable by its owner only, since journals hold private data.
 
         Raises:
-            FolderError: if there is something else, or it can't be made.
+            FolderError: if the path is no folder, or it can't be created.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,10 +107,10 @@ class Folder:
             self._refuse(f"it can't be made a folder: {error.strerror or error}")
 
     def begin(self, order: Order) -> None:
-        """Write *order*, or find that the folder holds that very one; the folder must be held.
+        """Write *order*, or check that the folder has an equal one. The folder must be locked (`held`).
 
         Raises:
-            FolderError: naming what differs, or that other things are there.
+            FolderError: if the folder has another order (it names the difference), or other files.
         """
         if (self.path / _JOB).exists():
             known = self.read()
@@ -116,7 +118,7 @@ class Folder:
                 old, new = getattr(known, field.name), getattr(order, field.name)
                 if old != new:
                     self._refuse(
-                        f"it is another job's: {_difference(field.name, old, new)}. "
+                        f"it is another job's: {_describe_difference(field.name, old, new)}. "
                         f"Give another folder, or go on with that job: agentloop resume {self.name}"
                     )
             return
@@ -126,7 +128,7 @@ class Folder:
         self._write(order)
 
     def _write(self, order: Order) -> None:
-        """Put the order there whole or not at all, and on the disk, before anything of the job happens."""
+        """Write the order atomically and durably: after a crash the file is complete or missing."""
         new = self.path / _NEW_JOB
         with new.open("w", encoding="utf-8") as file:
             json.dump({"version": _VERSION, **attrs.asdict(order)}, file, ensure_ascii=True, indent=1)
@@ -137,10 +139,10 @@ class Folder:
         sync_folder(self.path.parent)
 
     def read(self) -> Order:
-        """Return what the job is.
+        """Return the order of the job in this folder.
 
         Raises:
-            FolderError: if no job is there, or what is there can't be read.
+            FolderError: if there is no job, or its order can't be read.
         """
         try:
             data = json.loads((self.path / _JOB).read_bytes())
@@ -150,9 +152,9 @@ class Folder:
             self._refuse(f"its {_JOB} can't be read: {error}")
         if isinstance(data, dict) and data.get("version") != _VERSION:
             self._refuse(f"its {_JOB} is of version {data.get('version')!r}; version {_VERSION} is known")
-        return self._order(data)
+        return self._to_order(data)
 
-    def _order(self, data: Any) -> Order:
+    def _to_order(self, data: Any) -> Order:
         optional = (str, type(None))
         kinds: dict[str, Any] = {"target": str, "folder": str, "request": optional, "model": optional, "max_turns": int}
         if isinstance(data, dict) and set(data) == {"version", *kinds}:
@@ -162,21 +164,21 @@ class Folder:
         self._refuse(f"its {_JOB} isn't what `agentloop run` wrote")
 
     def refusal(self, words: str) -> FolderError:
-        """Return the error that says of this folder what *words* say."""
+        """Return an error with the path of this folder and *words*."""
         return FolderError(f"{self.path}: {words}")
 
     def _refuse(self, words: str) -> NoReturn:
         raise self.refusal(words) from None
 
 
-def _difference(name: str, old: object, new: object) -> str:
+def _describe_difference(name: str, old: object, new: object) -> str:
     if name == "request" and None in (old, new):
         return "it answers one request, not many" if new is None else "it answers many requests, not one"
     return f"its {name} is {old!r}, not {new!r}"
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in the folder outlive a power failure."""
+    """Flush the file names of a folder to the disk, so that they survive a power failure. Blocks."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,45 +187,45 @@ def sync_folder(path: Path) -> None:
 
 
 class Requests(Protocol):
-    """Where a batch has its requests from."""
+    """A source of requests for a batch."""
 
     async def next(self) -> InputLine | None:
-        """Return the next line that says something, or None after the last."""
+        """Wait for the next line that isn't blank, and return it; None after the last."""
         ...
 
 
 class KeptRequests:
-    """Requests that stand in a folder's file, as far as they have been read; more are read from *given* and kept.
+    """Requests of a job: first those in the folder's file, then further ones from *given*, which it stores in the file.
 
-    What *given* says again must be what stands there. Used by one process at a time, which holds the folder.
+    *given* must begin with the stored requests. Used by one process at a time, which has locked the folder.
 
     Attributes:
-        is_whole: Whether the input has been read to its end, now or by an earlier process.
+        is_whole: True once the input was read to its end, in this or an earlier process.
     """
 
     def __init__(self, folder: Folder, given: Lines | None) -> None:
         self.is_whole = False
         self._folder = folder
         self._given = given
-        self._known = self._stored()
+        self._known = self._read_stored()
         self._size = 0
         self._count = 0
 
     async def keep_all(self) -> None:
-        """Read all of the input and keep it, or find that it is the one that stands there.
+        """Read and store the whole input, or check that the stored one is equal; then start again with the first line.
 
         Raises:
-            FolderError: if it is another one.
+            FolderError: if the input differs from the stored one.
         """
         while await self.next() is not None:
             pass
-        self._given, self._known, self._count = None, self._stored(), 0
+        self._given, self._known, self._count = None, self._read_stored(), 0
 
     async def next(self) -> InputLine | None:
-        """Return the next line, which is durable then.
+        """Wait for the next line, store it durably, and return it; None after the last.
 
         Raises:
-            FolderError: if the input says something else than it did.
+            FolderError: if the input differs from the stored one.
         """
         known = next(self._known, None)
         if known is not None:
@@ -255,8 +257,8 @@ class KeptRequests:
             number = min(line.number, known.number)
             raise self._folder.refusal(f"it is another input's: line {number} was another one")
 
-    def _stored(self) -> Iterator[InputLine]:
-        """Yield the lines that stand in the file. A last one that a crash has torn is left out."""
+    def _read_stored(self) -> Iterator[InputLine]:
+        """Yield the stored lines, and set `_size` to their bytes. A last line that a crash has torn is dropped."""
         try:
             file = self._folder.requests.open("rb")
         except FileNotFoundError:
@@ -267,13 +269,13 @@ class KeptRequests:
                 if not raw.endswith(b"\n"):
                     return
                 self._size += len(raw)
-                data = self._parsed(raw)
+                data = self._parse(raw)
                 if "end" in data:
                     self.is_whole = True
                     return
                 yield InputLine(data["line"], data["text"], data.get("error"))
 
-    def _parsed(self, raw: bytes) -> dict[str, Any]:
+    def _parse(self, raw: bytes) -> dict[str, Any]:
         try:
             data = json.loads(raw)
             if "end" in data or (isinstance(data["line"], int) and isinstance(data["text"], str)):
@@ -283,7 +285,7 @@ class KeptRequests:
         raise self._folder.refusal(f"its {self._folder.requests.name} is damaged")
 
     def _append(self, data: dict[str, Any]) -> None:
-        """Write one line durably, in the place of a torn one."""
+        """Append one line durably, over a torn last line if there is one. Blocks: call it in a thread."""
         path = self._folder.requests
         is_new = not path.exists()
         text = json.dumps(data).encode() + b"\n"

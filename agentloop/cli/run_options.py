@@ -1,4 +1,4 @@
-"""The options of `agentloop run` and `resume`: the agent, its backend, where to write, and who approves calls."""
+"""The options of `agentloop run` and `resume`: the agent, its backend, the outputs, and the approver of calls."""
 
 from __future__ import annotations
 
@@ -23,59 +23,63 @@ from agentloop.items import ApprovalRequest
 from agentloop.runtime import Runtime
 from agentloop.state import RunState
 
+# Unicode categories of characters that are invisible, or that control a terminal.
 _HIDDEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 _CHUNK = 4_096
 
 
 class Approver(Protocol):
-    """Decides on what a run waits for."""
+    """Decides on the calls of a run that wait for a verdict."""
 
     async def decide(self, state: RunState, where: str) -> bool:
-        """Give verdicts on calls that wait; False where none was given. *where* tells runs side by side apart."""
+        """Give verdicts on the waiting calls of *state*. Return False if none was given.
+
+        *where* names the run among several concurrent ones.
+        """
         ...
 
 
 class Nobody:
-    """Leaves everything pending."""
+    """An approver that gives no verdict: every call stays pending."""
 
     async def decide(self, state: RunState, where: str) -> bool:
-        """Decide nothing."""
+        """Return False."""
         return False
 
 
 class Everything:
-    """Approves whatever is asked."""
+    """An approver that approves every call."""
 
     async def decide(self, state: RunState, where: str) -> bool:
-        """Approve every call that waits."""
+        """Approve every waiting call. Return True."""
         for request in state.interruptions:
             state.approve(request)
         return True
 
 
 def exact(text: str) -> str:
-    """Return *text* on one line, with every character written out that could hide what it says or steer a terminal."""
-    return "".join(_escaped(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
+    """Return *text* on one line, and escape every character that could hide a part of it or control a terminal."""
+    return "".join(_escape(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def call_name(request: ApprovalRequest) -> str:
-    """Return how a call that waits is called on the command line: its id, after those of the calls around it."""
+    """Return the name of a waiting call on the command line: its id, after the ids of the calls around it."""
     return "/".join((*request.path, request.call.call_id))
 
 
 def described(request: ApprovalRequest) -> str:
-    """Return what *request* asks for: tool and arguments, all of them, those that are secret masked."""
+    """Format the call of *request*: its tool and its complete arguments, with secret ones masked."""
     call = request.call
     tool = f"{call.namespace}.{call.name}" if call.namespace else call.name
     return exact(f"{tool} {masked_arguments(call.arguments, call.secret)}")
 
 
 def asked_because(request: ApprovalRequest) -> str:
-    """Return which policy asks about *request*, and why; an empty text where the tool itself does."""
+    """Return the policy that requires approval of *request*, and its reason; an empty text if the tool requires it."""
     if request.policy is None:
         return ""
     return exact(request.policy if request.reason is None else f"{request.policy}: {request.reason}")
@@ -83,24 +87,28 @@ def asked_because(request: ApprovalRequest) -> str:
 
 @attrs.define(eq=False)
 class Questions:
-    """Asks at the terminal, one call at a time, while other runs go on.
+    """An approver that asks the user at the terminal, one call at a time, while other runs continue.
 
-    `hidden` takes the progress bar off the terminal while a question stands there.
+    Owned by the command; concurrent runs share it. `hidden` removes the progress bar from the terminal while a question
+    is shown.
     """
 
     err: Output
     hidden: Callable[[], AbstractContextManager[None]] = nullcontext
     screen: anyio.Lock = attrs.field(factory=anyio.Lock)
-    """Whoever holds it has the terminal for himself."""
+    """The lock of the terminal: only its holder writes there."""
     _typed: bytearray = attrs.field(factory=bytearray)
     _later: set[tuple[str, tuple[str, ...], str]] = attrs.field(factory=set)
 
     async def decide(self, state: RunState, where: str) -> bool:
-        """Ask about each call that waits, but those that were put off before."""
+        """Ask about each waiting call, except those that the user has put off. Return True if any verdict was given.
+
+        Cancellation: a checkpoint while it waits for the terminal or for input; a cut question gives no verdict.
+        """
         decided = False
         for request in state.interruptions:
             place = (where, request.path, request.call.call_id)
-            # An answer of "always" may have decided on the next ones too.
+            # An answer of "always" may have decided on later calls too.
             if place in self._later or request not in state.interruptions:
                 continue
             async with self.screen:
@@ -154,7 +162,7 @@ class Questions:
         return True
 
     async def _line(self) -> str | None:
-        """Return what was typed up to Return; None at the end of the input (Ctrl-D)."""
+        """Wait for a typed line, and return it without its newline; None at the end of the input (Ctrl-D)."""
         descriptor = sys.stdin.fileno()
         while b"\n" not in self._typed:
             await anyio.wait_readable(descriptor)
@@ -169,7 +177,7 @@ class Questions:
 
 
 def can_ask(err: Output, *, input_is_taken: bool) -> bool:
-    """Tell whether somebody sits at a terminal who can be asked; not where the requests come from it."""
+    """Tell whether a user at a terminal can be asked: not if standard input gives the requests (*input_is_taken*)."""
     if input_is_taken or not err.is_terminal:
         return False
     try:
@@ -179,7 +187,7 @@ def can_ask(err: Output, *, input_is_taken: bool) -> bool:
 
 
 def approver_for(choice: Literal["ask", "never", "always"] | None, err: Output, *, can_ask: bool) -> Approver:
-    """Return who decides: by *choice*, or where None was made, the user if he can be asked, else nobody yet."""
+    """Return the approver for *choice*. With None it asks the user if that is possible, else calls stay pending."""
     if choice == "always":
         return Everything()
     return Questions(err) if choice == "ask" or (choice is None and can_ask) else Nobody()
@@ -187,9 +195,9 @@ def approver_for(choice: Literal["ask", "never", "always"] | None, err: Output, 
 
 @attrs.frozen(kw_only=True)
 class CliOptions:
-    """The agent, how to run it, where to write, who approves, and where runs are kept.
+    """The options of one command: the agent and its model, the backend, the outputs, the approver and the folder.
 
-    `max_turns` holds for runs that begin, `more_turns`, where given, for those that go on.
+    Immutable; the command makes it. `max_turns` limits new runs, `more_turns`, if given, resumed ones.
     """
 
     agent: Agent[Any, Any]
@@ -206,23 +214,23 @@ class CliOptions:
     folder: Folder | None = None
 
     def options(self, *, is_fresh: bool, journal: Journal | None) -> dict[str, Any]:
-        """Return the options of `Runner`'s methods for a run that begins, or for one that goes on."""
+        """Return the options of `Runner`'s methods for a new run (*is_fresh*), or for a resumed one."""
         turns = self.max_turns if is_fresh else self.more_turns
         limit = {} if turns is None else {"max_turns": turns}
         return {"run_config": RunConfig(model=self.model), "journal": journal, **limit}
 
     async def open_model(self, runtime: Runtime) -> None:
-        """Open the model now, so that a missing key or model is told of before anything runs, and once.
+        """Open the model before the first run, so that a missing key or model is reported once, and before any effect.
 
         Raises:
-            UserError: what is missing, and what to do about it.
+            UserError: if something is missing; it says what to do.
         """
         name = self.model or self.agent.model
         if isinstance(name, str):
             await runtime.providers.open(name)
 
     def advice(self, lines: int | None) -> str:
-        """Return what to do about calls that wait: of the one request, or of that many *lines*."""
+        """Return the advice on waiting calls: of the only request (None), or of that many *lines*."""
         if self.folder is None:
             return "Nothing of it was kept: run again with --journal DIR to decide later, or with --approve always."
         name = self.folder.name

@@ -1,4 +1,7 @@
-"""Running requests: one, shown as it happens, or one a line, many at once, answered in the order of the requests."""
+"""Runs the requests of a command: a single one with its events shown, or many at once, printed in order of requests.
+
+Knows the runner, the outputs and the progress bar; signals and exit of the process belong to `app`.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ from agentloop.state import RunState
 
 
 class Bar:
-    """Shows how many requests have ended and how many run. Without a terminal it only counts.
+    """The progress bar: shows how many requests have ended and how many run. Without a terminal it only counts.
 
-    Redrawn when something happens, not by a thread of its own.
+    It is redrawn at each event, without a thread of its own.
     """
 
     def __init__(self, *, shown: bool, total: int | None = None) -> None:
@@ -63,13 +66,13 @@ class Bar:
         self.close()
 
     def close(self) -> None:
-        """Take the bar off the terminal for good."""
+        """Remove the bar from the terminal for good."""
         self._progress.stop()
         self._progress.disable = True
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Take the bar off the terminal while something else is written; blocks of several tasks may overlap."""
+        """Remove the bar from the terminal while the block writes; blocks of several tasks may overlap."""
         self._hidden += 1
         self._progress.stop()
         try:
@@ -80,21 +83,21 @@ class Bar:
                 self._progress.start()
 
     def started(self) -> None:
-        """Count a run that starts."""
+        """Count a started run."""
         self._started += 1
         self._draw()
 
     def ended(self) -> None:
-        """Count a run that ended, however it did."""
+        """Count an ended run, with any status."""
         self._ended += 1
         self._draw()
 
     def read(self) -> None:
-        """Count a request that was read."""
+        """Count a read request."""
         self._read += 1
 
     def all_read(self) -> None:
-        """Learn that no further request will come."""
+        """Set the total to the number of read requests: no further one will come."""
         self._progress.update(self._task, total=self._read, refresh=True)
 
     def _draw(self) -> None:
@@ -103,15 +106,15 @@ class Bar:
 
 
 _AHEAD = 64
-"""Requests that may be read and not yet answered in print, per run in flight: bounds memory behind a slow one."""
+"""Requests read ahead of the last printed one, per run in flight: bounds the memory behind a slow run."""
 
 
 class BadLine(UserError):
-    """A line of the input is no request."""
+    """A line of the input can't be read as a request."""
 
 
 class NoModel(Exception):
-    """The model can't be opened, which no line could be answered without."""
+    """The model can't be opened, so that no line can be answered. `why` is the original error."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(str(why))
@@ -119,8 +122,8 @@ class NoModel(Exception):
 
 
 @attrs.define(eq=False)
-class _OutputSlot:
-    """One request's place in the output."""
+class _PrintSlot:
+    """The output of one request. Its run fills it and sets `done`; the printer waits for `done`, in order of lines."""
 
     line: InputLine
     done: anyio.Event = attrs.field(factory=anyio.Event)
@@ -130,9 +133,10 @@ class _OutputSlot:
 
 @attrs.define(eq=False)
 class BatchRun:
-    """Answers every line of *lines* in one runtime. `answered`, `failed` and `waiting` count what was printed.
+    """Answers every line of *lines* in one runtime. `answered`, `failed` and `waiting` count printed answers.
 
-    Where the job has a folder, every line has a journal there: what has ended for good is printed from it.
+    If the job has a folder, every line has a journal there; the answer of a run that has ended for good is printed from
+    it. `run` is called once; its tasks alone change the object.
     """
 
     job: CliOptions
@@ -145,18 +149,18 @@ class BatchRun:
     _model: anyio.Lock = attrs.field(factory=anyio.Lock)
     _model_is_open: bool = False
     _broken: Exception | None = None
-    """What ended it all: nobody reads the output, there is no model, or it is another job's input."""
+    """The error that ended the whole batch: a closed output, a missing model, or the input of another job."""
     _screen: anyio.Lock = attrs.field(factory=anyio.Lock)
 
     async def run(self) -> int:
-        """Answer all lines and return the exit code: 1 if any of them failed, 3 if any waits for approval.
+        """Answer all lines, and return the exit code: 1 if any failed, else 3 if any waits for approval, else 0.
 
-        Concurrency: at most `job.concurrency` runs at once. Reading waits for a free place, printing for its turn.
-        Cancellation: runs in flight are cancelled and joined; what was printed stays.
+        Concurrency: at most `job.concurrency` runs at once. Reading waits for a free run, printing for earlier lines.
+        Cancellation: runs in flight are cancelled and joined; printed answers stay.
 
         Raises:
-            OutputClosed: if nobody reads the output any more.
-            UserError: if the model can't be opened, no line being answered then; or the folder is of other input.
+            OutputClosed: if the output is closed.
+            UserError: if the model can't be opened (no line is answered then), or the folder has another input.
         """
         if isinstance(self.job.approver, Questions):
             self.job.approver.hidden = self.bar.hidden
@@ -169,9 +173,9 @@ class BatchRun:
                 await self._run_lines()
         if self._broken is not None:
             raise self._broken
-        return await self._code()
+        return await self._report_and_get_code()
 
-    async def _code(self) -> int:
+    async def _report_and_get_code(self) -> int:
         if self.failed:
             await self.job.err.write(f"{self.failed} of {self.answered} requests failed.\n")
         if self.waiting:
@@ -189,33 +193,33 @@ class BatchRun:
 
     async def _run_lines(self) -> None:
         free = anyio.Semaphore(self.job.concurrency)
-        send, receive = anyio.create_memory_object_stream[_OutputSlot](self.job.concurrency * _AHEAD)
+        send, receive = anyio.create_memory_object_stream[_PrintSlot](self.job.concurrency * _AHEAD)
         async with anyio.create_task_group() as group, send:
             group.start_soon(self._print_in_order, receive, group.cancel_scope)
-            while (line := await self._next(group.cancel_scope)) is not None:
+            while (line := await self._read_next(group.cancel_scope)) is not None:
                 self.bar.read()
-                slot = _OutputSlot(line)
-                await send.send(slot)
+                slot = _PrintSlot(line)
+                await send.send(slot)  # before the run starts: the printer gets the slots in order of lines
                 await free.acquire()
                 group.start_soon(self._answer, slot, free, group.cancel_scope, name=f"request of line {line.number}")
             self.bar.all_read()
 
-    async def _next(self, scope: anyio.CancelScope) -> InputLine | None:
+    async def _read_next(self, scope: anyio.CancelScope) -> InputLine | None:
         try:
             return await self.lines.next()
         except FolderError as error:
-            self._break(error, scope)
+            self._fail_batch(error, scope)
             return None
 
-    async def _answer(self, slot: _OutputSlot, free: anyio.Semaphore, scope: anyio.CancelScope) -> None:
+    async def _answer(self, slot: _PrintSlot, free: anyio.Semaphore, scope: anyio.CancelScope) -> None:
         line = slot.line
         self.bar.started()
         try:
             if line.error is not None:
                 raise BadLine(line.error)
-            slot.ending = await SavedRun(self.job, line.text, line.number).run(self._entry, self._open_model)
+            slot.ending = await SavedRun(self.job, line.text, line.number).run(self._run_agent, self._open_model)
         except NoModel as error:
-            self._break(error.why, scope)
+            self._fail_batch(error.why, scope)
             return
         except Exception as error:
             slot.error = error
@@ -224,11 +228,11 @@ class BatchRun:
         self.bar.ended()
         slot.done.set()
 
-    async def _entry(self, given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
+    async def _run_agent(self, given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
         return await Runner.run(self.job.agent, given, **options)
 
     async def _open_model(self) -> None:
-        """Open the model for the first run that needs it: where all have ended it isn't asked for."""
+        """Open the model for the first run that needs it: if all runs have ended, a missing model is no error."""
         assert self._runtime is not None
         async with self._model:
             if self._model_is_open:
@@ -241,20 +245,20 @@ class BatchRun:
                 raise NoModel(error) from error
             self._model_is_open = True
 
-    def _break(self, error: Exception, scope: anyio.CancelScope) -> None:
+    def _fail_batch(self, error: Exception, scope: anyio.CancelScope) -> None:
         self._broken = self._broken or error
         scope.cancel()
 
-    async def _print_in_order(self, slots: ObjectReceiveStream[_OutputSlot], scope: anyio.CancelScope) -> None:
+    async def _print_in_order(self, slots: ObjectReceiveStream[_PrintSlot], scope: anyio.CancelScope) -> None:
         async with slots:
             async for slot in slots:
                 await slot.done.wait()
                 try:
                     await self._print(slot)
                 except OutputClosed as error:
-                    self._break(error, scope)
+                    self._fail_batch(error, scope)
 
-    async def _print(self, slot: _OutputSlot) -> None:
+    async def _print(self, slot: _PrintSlot) -> None:
         trouble = unfinished(slot.ending) if slot.ending is not None else None
         self.answered += 1
         waits = slot.ending is not None and bool(slot.ending.waiting)
@@ -270,7 +274,7 @@ class BatchRun:
                 text = self._json(slot) if self.job.json else self._text(slot, trouble)
                 await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
 
-    def _text(self, slot: _OutputSlot, trouble: str | None) -> str:
+    def _text(self, slot: _PrintSlot, trouble: str | None) -> str:
         if slot.error is not None:
             return f"Error: {errors.message_of(slot.error).splitlines()[0]}\n"
         assert slot.ending is not None
@@ -278,7 +282,7 @@ class BatchRun:
             return f"{'Pending' if slot.ending.waiting else 'Error'}: {trouble}\n"
         return f"{answer_of(slot.ending)}\n"
 
-    def _json(self, slot: _OutputSlot) -> str:
+    def _json(self, slot: _PrintSlot) -> str:
         if slot.error is not None:
             value = error_json(slot.error)
         else:
@@ -287,15 +291,18 @@ class BatchRun:
 
 
 def show_for(job: CliOptions) -> Show:
-    """Return what shows the run: JSON lines where the job asks for them."""
+    """Return the display of a single run: JSON lines if the job has the option, else text."""
     kind = JsonLines if job.json else Narrator
     return kind(job.out, job.err, with_traceback=job.traceback)
 
 
 async def run_one(job: CliOptions, request: str, show: Show) -> int:
-    """Run *request*, or go on with it, show it, and return the exit code.
+    """Run or resume *request*, show its events and its result, and return the exit code.
 
-    Cancellation: the run is cancelled and joined first; what was shown stays.
+    Cancellation: the run is cancelled and joined; the shown events stay.
+
+    Raises:
+        OutputClosed: if the output is closed.
     """
 
     async def entry(given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:

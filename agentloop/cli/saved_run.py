@@ -1,4 +1,7 @@
-"""One request from where its journal stands to an end, run after run, with verdicts in between; and how it ended."""
+"""One request: resumed from its journal or begun, run segment after run segment with verdicts between, and its result.
+
+Does not know how events are shown: the caller passes a function that runs one segment.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from agentloop.usage import Usage
 
 @attrs.frozen(kw_only=True)
 class RunSummary:
-    """What came of a run that raised nothing. `agent` is the name of the last one at work."""
+    """The result of a run that raised nothing. `agent` is the name of the last active agent."""
 
     status: str
     final_output: Any
@@ -34,7 +37,7 @@ class RunSummary:
 
 
 def summary_of(result: RunResult[Any]) -> RunSummary:
-    """Return how the run of *result* ended."""
+    """Return the summary of *result*."""
     return RunSummary(
         status=result.status,
         final_output=result.final_output,
@@ -46,10 +49,10 @@ def summary_of(result: RunResult[Any]) -> RunSummary:
 
 
 def stored_summary(state: RunState) -> RunSummary | None:
-    """Return how the run of *state* ended for good, or None where it can go on.
+    """Return the summary of a run that has completed, or None if it can be resumed.
 
     Raises:
-        PastError: if it failed for good.
+        PastError: if it has ended for good without completing.
     """
     fold = state.fold
     end = fold.ended
@@ -69,27 +72,28 @@ def stored_summary(state: RunState) -> RunSummary | None:
 
 
 Entry = Callable[[str | RunState, dict[str, Any]], Awaitable[RunResult[Any]]]
-"""Runs an agent on what is given, with options of `Runner`, and returns the result."""
+"""Runs one segment: an agent on an input or a state, with options of `Runner`. Returns the result."""
 
 
 @attrs.frozen
 class SavedRun:
-    """One request of *job*. `line` is None where it is the only one."""
+    """One request of *job*. `line` is None if it is the only one."""
 
     job: CliOptions
     request: str
     line: int | None = None
 
     async def run(self, entry: Entry, ready: Callable[[], Awaitable[None]]) -> RunSummary:
-        """Bring the request to its end, or to where verdicts are missing; *ready* is awaited before an agent runs.
+        """Run the request to its end, or until verdicts are missing. *ready* is awaited before an agent runs.
 
-        What has ended for good in an earlier process is told of again, and not run.
+        A run that has ended for good in an earlier process is not run again: its stored result is returned.
 
         Raises:
-            Exception: what the run raised, now or then.
+            FolderError: if the journal is of another request.
+            Exception: the error of the run, of this or an earlier process.
         """
         if self.job.folder is None:
-            return await self._go_on(self.request, None, entry, ready)
+            return await self._run_until_settled(self.request, None, entry, ready)
         path = self.job.folder.journal(self.line)
         async with FileJournal(path) as journal:
             given: str | RunState = self.request
@@ -98,13 +102,13 @@ class SavedRun:
                 self._check(given, path)
                 if (ending := stored_summary(given)) is not None:
                     return ending
-            return await self._go_on(given, journal, entry, ready)
+            return await self._run_until_settled(given, journal, entry, ready)
 
     def _check(self, state: RunState, path: Path) -> None:
         if state.fold.input != tuple(to_items(self.request)):
             raise FolderError(f"{path} is the journal of another request")
 
-    async def _go_on(
+    async def _run_until_settled(
         self, given: str | RunState, journal: FileJournal | None, entry: Entry, ready: Callable[[], Awaitable[None]]
     ) -> RunSummary:
         await ready()

@@ -1,4 +1,7 @@
-"""One run as its events come: in words for people, or in JSON lines for programs."""
+"""The display of one run from its events: as text for people, or as JSON lines for programs.
+
+Secrets are masked here. Does not run agents.
+"""
 
 from __future__ import annotations
 
@@ -42,40 +45,40 @@ _MARKS = {"succeeded": ("✓", "green"), "replayed": ("✓", "green"), "cancelle
 
 
 class Show(Protocol):
-    """What becomes of one run on the outputs."""
+    """The display of one run. The task that reads the run's events calls it."""
 
     async def event(self, event: ev.Event) -> None:
         """Show one event."""
 
     async def ended(self, ending: RunSummary) -> None:
-        """Show the ending, completed or not."""
+        """Show the result, of a completed run or another."""
 
     async def failed(self, error: Exception) -> None:
-        """Show what ended the run."""
+        """Show the error that ended the run."""
 
     def cancelled(self) -> None:
-        """Show that a signal ended the run; called after the event loop has ended."""
+        """Show that a signal ended the run. Called after the event loop has ended."""
 
 
 def harmless(text: str) -> str:
-    """Return *text* with control characters written out, so that it can't steer the terminal."""
+    """Return *text* with escaped control characters, so that it can't control the terminal."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def text_of(content: Content) -> str:
-    """Return the text of an output; a part that is none is named."""
+    """Return the text of an output, with the name of the type in place of each part that is no text."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, Text) else f"[{type(part).__name__}]" for part in content)
 
 
 def answer_of(ending: RunSummary) -> str:
-    """Return the final output as text: text as it is, other values as JSON."""
+    """Return the final output as text: a string unchanged, other values as JSON."""
     return text_of(render(ending.final_output))
 
 
 def unfinished(ending: RunSummary) -> str | None:
-    """Return what kept a run from being completed, or None where it is."""
+    """Return the reason why a run is not completed, or None if it is."""
     if ending.status == "completed":
         return None
     if ending.waiting:
@@ -89,10 +92,10 @@ def unfinished(ending: RunSummary) -> str | None:
 
 
 class Narrator:
-    """Tells on the error output what happens, and gives the answer on the output.
+    """Writes the events of a run to the error output, and its answer to the output.
 
-    Where the output is a terminal the answer's text appears there as it comes, otherwise on the error output. Where
-    both lead to one place it appears once.
+    The text of the answer appears as it comes: on the output if that is a terminal, otherwise on the error output. If
+    both lead to the same file, the answer appears once.
     """
 
     def __init__(self, out: Output, err: Output, *, with_traceback: bool = False) -> None:
@@ -102,7 +105,7 @@ class Narrator:
         self._with_traceback = with_traceback
         self._live = out if out.is_terminal or out.goes_where(err) else err
         self._said = ""
-        """The root run's text of this turn, as far as it was shown."""
+        """The text of the root run in this turn that was shown so far."""
 
     async def event(self, event: ev.Event) -> None:
         """Show calls as they start and settle, and the answer's text."""
@@ -111,15 +114,17 @@ class Narrator:
                 self._said += text
                 await self._live.write(harmless(text) if self._live.is_terminal else text)
             case ev.CallStarted(call):
-                await self._line(event, "→", "cyan", call, _arguments(call))
+                await self._line(event, "→", "cyan", call, _format_arguments(call))
             case ev.CallProgress(call):
                 of = "" if event.total is None else f" of {event.total:g}"
                 await self._line(event, "…", "cyan", call, shown(f"{event.progress:g}{of} {event.message or ''}"))
             case ev.ApprovalRequested(request):
-                await self._line(event, "?", "yellow", request.call, f"{_arguments(request.call)} waits for approval")
+                await self._line(
+                    event, "?", "yellow", request.call, f"{_format_arguments(request.call)} waits for approval"
+                )
             case ev.CallSettled(call, outcome):
                 mark, style = _MARKS.get(outcome.status, ("✗", "red"))
-                await self._line(event, mark, style, call, _outcome_words(outcome))
+                await self._line(event, mark, style, call, _format_outcome(outcome))
             case ev.TurnStarted() if not event.path:
                 await self._end_line()
                 self._said = ""
@@ -127,25 +132,25 @@ class Narrator:
                 pass
 
     async def ended(self, ending: RunSummary) -> None:
-        """Give the answer on the output."""
+        """Write the answer to the output, or the reason why there is none to the error output."""
         if (reason := unfinished(ending)) is not None:
             await self._end_line()
             await self._err.write(f"{reason}\n")
             return
         answer = answer_of(ending)
-        # On a terminal, or with both outputs in one, the answer stands there already, if the model said it last.
+        # On a terminal, or with both outputs in one file, an answer that was the model's last text is already shown.
         already = self._live is self._out and bool(self._said) and answer == self._said
         await self._end_line()
         if not already:
             await self._out.write((harmless(answer) if self._out.is_terminal else answer) + "\n")
 
     async def failed(self, error: Exception) -> None:
-        """Tell of the error."""
+        """Write the error to the error output."""
         await self._end_line()
         await self._err.write(errors.words_for(error, with_traceback=self._with_traceback))
 
     def cancelled(self) -> None:
-        """Say nothing more: the signal was answered when it came."""
+        """Do nothing: `app` announced the cancellation when the signal came."""
 
     async def _line(self, event: ev.Event, mark: str, style: str, call: ToolCall, words: str) -> None:
         await self._end_line()
@@ -162,15 +167,15 @@ class Narrator:
 
 
 def shown(text: str) -> str:
-    """Return *text* as a part of one line on a terminal."""
+    """Return *text* on one line, harmless for a terminal and of at most 200 characters."""
     return bounded(harmless(" ".join(text.split())), _SHOWN_CHARS)
 
 
-def _arguments(call: ToolCall) -> str:
+def _format_arguments(call: ToolCall) -> str:
     return shown(masked_arguments(call.arguments, call.secret))
 
 
-def _outcome_words(outcome: CallOutcome) -> str:
+def _format_outcome(outcome: CallOutcome) -> str:
     words = [] if outcome.status == "succeeded" else [outcome.status.replace("_", " ")]
     if outcome.cancelled_by is not None:
         words.append(f"by {outcome.cancelled_by}")
@@ -182,18 +187,18 @@ def _outcome_words(outcome: CallOutcome) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the unit that suits it."""
+    """Format a duration given in seconds: below one second in milliseconds."""
     return f"{max(seconds, 0) * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 # ------------------------------------------------------------------------------------------------ for programs
 
-# Live objects of this process, what only the provider understands, and what says what to mask.
+# Fields left out of JSON: live objects of this process, data of a provider, and the flags that select what to mask.
 _LEFT_OUT = frozenset({"value", "custom_data", "provider_data", "secret", "secret_output"})
 
 
 class JsonLines:
-    """Writes one JSON object a line: every event, then the result. Error texts come without secrets."""
+    """Writes one JSON object a line: every event, then the result. Texts of errors are redacted."""
 
     def __init__(self, out: Output, err: Output, *, with_traceback: bool = False) -> None:
         self._out = out
@@ -201,12 +206,12 @@ class JsonLines:
         self._with_traceback = with_traceback
         self._over = False
         self._secretive: dict[tuple[str, ...], bool] = {}
-        """By path, whether the agent at work has tools with secret arguments."""
+        """By path, True if the active agent has tools with secret arguments."""
 
     async def event(self, event: ev.Event) -> None:
-        """Write the event. Left out are a provider's raw ones, and pieces of arguments that may be secret.
+        """Write the event, unless it is a raw event of a provider or a piece of arguments that may be secret.
 
-        What those say comes in others too.
+        Other events have the content of those.
         """
         if isinstance(event, ev.AgentUpdated):
             self._secretive[event.path] = any(tool.secret for tool in event.agent.tools)
@@ -220,14 +225,14 @@ class JsonLines:
         await self._write(result_json(ending))
 
     async def failed(self, error: Exception) -> None:
-        """Write a result with the error, and tell of it on the error output."""
+        """Write a result with the error, and the error to the error output."""
         if not self._over:
             self._over = True
             await self._write(error_json(error))
         await self._err.write(errors.words_for(error, with_traceback=self._with_traceback))
 
     def cancelled(self) -> None:
-        """Write a result that says so."""
+        """Write a result with the status `"cancelled"`, if none was written."""
         if not self._over:
             self._out.write_last(json_line(cancelled_json()), encoding="utf-8")
 
@@ -243,9 +248,9 @@ def json_line(value: Mapping[str, Any]) -> str:
 def result_json(ending: RunSummary) -> dict[str, Any]:
     """Return a run's result as a JSON object."""
     usage = {name: value for name, value in attrs.asdict(ending.usage, recurse=False).items() if name != "entries"}
-    return _result(
+    return _build_result(
         ending.status,
-        _json_value(ending.final_output),
+        _to_plain_json(ending.final_output),
         stop_reason=ending.stop_reason,
         agent=ending.agent,
         usage=usage,
@@ -254,7 +259,7 @@ def result_json(ending: RunSummary) -> dict[str, Any]:
 
 
 def request_json(request: ApprovalRequest) -> dict[str, Any]:
-    """Return a call that waits as a JSON object; secret arguments masked."""
+    """Return a waiting call as a JSON object with masked secret arguments."""
     call = request.call
     return {
         "call": call_name(request),
@@ -270,24 +275,24 @@ def request_json(request: ApprovalRequest) -> dict[str, Any]:
 def error_json(error: Exception) -> dict[str, Any]:
     """Return the result object of a run that failed."""
     said = {"type": errors.kind_of(error), "message": errors.message_of(error)}
-    return _result("failed", None, error=said)
+    return _build_result("failed", None, error=said)
 
 
 def cancelled_json() -> dict[str, Any]:
     """Return the result object of a run that a signal ended."""
-    return _result("cancelled", None)
+    return _build_result("cancelled", None)
 
 
-def _result(status: str, output: Any, **more: Any) -> dict[str, Any]:
+def _build_result(status: str, output: Any, **more: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {"stop_reason": None, "agent": None, "usage": None, "error": None, "interruptions": []}
     return {"kind": "RunResult", "status": status, "final_output": output, **fields, **more}
 
 
 def plain(value: Any) -> Any:
-    """Return a record-like value as JSON: attrs values by field, agents and guardrails by name, errors in words."""
+    """Return a value of an event as JSON: attrs values by field, agents and guardrails by name, errors as summaries."""
     if isinstance(value, Agent | ToolInputGuardrail | ToolOutputGuardrail):
         return value.name
-    value = _masked(value)
+    value = _mask_secrets(value)
     if attrs.has(type(value)):
         fields = {
             field.name: plain(getattr(value, field.name))
@@ -301,11 +306,11 @@ def plain(value: Any) -> Any:
         return [plain(member) for member in value]
     if value is not None and not isinstance(value, str | int | float | Mapping):
         return type(value).__name__
-    return _json_value(value)
+    return _to_plain_json(value)
 
 
-def _masked(value: Any) -> Any:
-    """Return *value* without what its tool says is secret."""
+def _mask_secrets(value: Any) -> Any:
+    """Return *value* with everything masked that is marked as secret."""
     if isinstance(value, ToolCall) and value.secret:
         return attrs.evolve(value, arguments=masked_arguments(value.arguments, value.secret))
     if isinstance(value, ToolOutput | CallOutcome) and value.secret and value.output is not None:
@@ -316,15 +321,15 @@ def _masked(value: Any) -> Any:
         isinstance(value, ToolGuardrailResult) and (value.call.secret or value.call.secret_output)
     )
     if judged_secret:
-        masked: Any = MASK  # the whole answer, which may quote it anywhere
+        masked: Any = MASK  # the whole output of the guardrail, which may quote the secret anywhere
         return attrs.evolve(value, output=masked)
     return value
 
 
-def _json_value(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     try:
         found = to_json_value(value)
         json.dumps(found, allow_nan=False)
-    except Exception:  # whatever a value's own conversion raises: it has a text
+    except Exception:  # a value's own conversion may raise any error; its text is always available
         return text_of(render(value))
     return found

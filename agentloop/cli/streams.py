@@ -1,7 +1,8 @@
-"""Standard input and output without holding up the event loop.
+"""Standard input and output that don't block the event loop.
 
-A pipe nobody reads, or a terminal nobody types at, makes an ordinary read or write wait, and with it every run of the
-process and the signal that is to end them. Here one waits for the descriptor instead, which a cancellation ends.
+An ordinary write to a pipe without an active reader blocks, and so does a read from a terminal without input. Every run
+of the process would wait with it, and the signal that should end them. These classes wait for the descriptor in the
+event loop instead, where a cancellation can end the wait. Knows bytes and lines, nothing of runs.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import attrs
 MAX_LINE = 1_000_000
 _CHUNK = 65_536
 _ATOMIC = 4_096  # PIPE_BUF of Linux: as much as a writable pipe takes without waiting
-_PATIENCE = 1.0
+_PATIENCE = 1.0  # seconds that `write_last` waits for the reader
 
 
 class OutputClosed(Exception):
-    """Nobody reads the output any more."""
+    """The reader of the output has closed it."""
 
 
-def _descriptor(stream: TextIO | BinaryIO | None) -> int | None:
+def _get_descriptor(stream: TextIO | BinaryIO | None) -> int | None:
     try:
         return stream.fileno() if stream is not None else None
     except (OSError, ValueError):  # a stream in memory, or a closed one
@@ -32,20 +33,20 @@ def _descriptor(stream: TextIO | BinaryIO | None) -> int | None:
 
 
 def _may_wait(descriptor: int) -> bool:
-    """Tell whether *descriptor* is a pipe, a socket or a terminal; a file never waits, and can't be waited for."""
+    """Tell whether *descriptor* is a pipe, a socket or a terminal; a file never blocks, and can't be waited for."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
 
 
 class Output:
-    """One of the process's text outputs. Several tasks may write; each text comes out whole and in order.
+    """One of the process's text outputs. Several tasks may write; each text is written completely, in order of calls.
 
-    A text cut by a cancellation stays pending, and goes out before the next one.
+    The rest of a text that a cancellation cut stays pending, and is written before the next text.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self._descriptor = _descriptor(stream)
+        self._descriptor = _get_descriptor(stream)
         self._waits = self._descriptor is not None and _may_wait(self._descriptor)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._pending = bytearray()
@@ -53,16 +54,18 @@ class Output:
         self.is_terminal = self._descriptor is not None and os.isatty(self._descriptor)
 
     def goes_where(self, other: Output) -> bool:
-        """Tell whether both outputs lead to one place, as with `2>&1`."""
+        """Tell whether both outputs lead to the same file, as with `2>&1`."""
         if self._descriptor is None or other._descriptor is None:
             return False
         return os.path.sameopenfile(self._descriptor, other._descriptor)
 
     async def write(self, text: str, *, encoding: str | None = None) -> None:
-        """Write *text*; what the encoding lacks goes out as a backslash escape.
+        """Write *text*, with backslash escapes for characters that the encoding lacks.
+
+        Cancellation: a checkpoint; the rest of the text stays pending.
 
         Raises:
-            OutputClosed: if nobody reads any more.
+            OutputClosed: if the reader has closed the output.
         """
         self._take(text, encoding)
         async with self._lock:
@@ -73,7 +76,11 @@ class Output:
                 self._write_some()
 
     def write_last(self, text: str, *, encoding: str | None = None) -> None:
-        """Write *text* from outside the event loop, giving up when the reader stands still for a second."""
+        """Write *text* from outside the event loop. Give up if the reader takes nothing for a second.
+
+        Raises:
+            OutputClosed: if the reader has closed the output.
+        """
         self._take(text, encoding)
         while self._pending:
             if not self._writable(within=_PATIENCE):
@@ -94,7 +101,7 @@ class Output:
         assert self._descriptor is not None
         try:
             written = os.write(self._descriptor, self._pending[:_ATOMIC])
-        except BlockingIOError:  # another process made the shared descriptor a non-blocking one, and it is full
+        except BlockingIOError:  # another process has made the shared descriptor non-blocking, and the pipe is full
             return
         except (BrokenPipeError, ConnectionResetError):
             self._pending.clear()
@@ -104,7 +111,7 @@ class Output:
 
 @attrs.frozen
 class InputLine:
-    """One line of input: its number, counted from 1, and its text; `error` says why there is no text."""
+    """One line of input: its number, counted from 1, and its text. `error` is the reason if the text can't be read."""
 
     number: int
     text: str
@@ -112,14 +119,15 @@ class InputLine:
 
 
 class Lines:
-    """Reads a binary stream line by line; lines that hold only blanks are left out, but counted.
+    """Reads a binary stream line by line. Blank lines are counted but not returned. Used by one task.
 
-    A line that isn't UTF-8, or is longer than *limit* bytes, is given as an error, and the next ones as ever.
+    A line that isn't UTF-8, or has more than *limit* bytes, is returned with an error; the following lines are read as
+    usual.
     """
 
     def __init__(self, stream: BinaryIO, *, limit: int = MAX_LINE) -> None:
         self._stream = stream
-        self._descriptor = _descriptor(stream)
+        self._descriptor = _get_descriptor(stream)
         self._waits = self._descriptor is not None and _may_wait(self._descriptor)
         self._limit = limit
         self._buffer = bytearray()
@@ -129,16 +137,19 @@ class Lines:
         self._number = 0
 
     async def next(self) -> InputLine | None:
-        """Return the next line, or None after the last."""
-        while (line := self._buffered()) is None and not self._ended:
+        """Wait for the next line that isn't blank, and return it; None after the last.
+
+        Cancellation: a checkpoint only while it waits for a pipe or a terminal; no input is lost.
+        """
+        while (line := self._take_buffered()) is None and not self._ended:
             await self._fill()
         return line
 
-    def _buffered(self) -> InputLine | None:
-        """Return the next line that says something off the buffer, or None where none is complete."""
-        while (raw := self._taken()) is not None:
+    def _take_buffered(self) -> InputLine | None:
+        """Take the next line that isn't blank from the buffer, and return it; None if none is complete."""
+        while (raw := self._take_raw()) is not None:
             self._number += 1
-            line = self._line(raw)
+            line = self._decode(raw)
             if line.error is not None or line.text:
                 return line
         return None
@@ -153,8 +164,11 @@ class Lines:
         self._buffer += chunk
         self._ended = not chunk
 
-    def _taken(self) -> bytes | None:
-        """Return the next raw line off the buffer, blank or not."""
+    def _take_raw(self) -> bytes | None:
+        """Take the next raw line from the buffer, blank or not, and return it; None if none is complete.
+
+        Drops the beginning of a line longer than the limit, so that the buffer stays bounded.
+        """
         end = self._buffer.find(b"\n", self._searched)
         if end < 0 and not (self._ended and (self._buffer or self._cut)):
             self._searched = len(self._buffer)
@@ -170,7 +184,7 @@ class Lines:
         self._searched = 0
         return raw
 
-    def _line(self, raw: bytes) -> InputLine:
+    def _decode(self, raw: bytes) -> InputLine:
         cut, self._cut = self._cut or len(raw) > self._limit, False
         if cut:
             return InputLine(self._number, "", f"line {self._number} is longer than {self._limit:,} bytes")
@@ -183,7 +197,7 @@ class Lines:
 
 
 def count_lines(path: str) -> int:
-    """Return how many lines of the file hold more than blanks, in bounded memory."""
+    """Return the number of lines of the file that aren't blank. Uses bounded memory; blocks."""
     count = 0
     filled = False
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""TARGET: where on the command line the agent stands, `module:agent` or `file.py:agent`."""
+"""TARGET, the command line's name of an agent: `module:agent` or `file.py:agent`. Imports it, and does not run it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_CHARS = 2_000
 
 
 class TargetError(UserError):
-    """TARGET means no agent: says what is wrong with it, and where."""
+    """TARGET names no agent. The message says why."""
 
 
 def _is_file(place: str) -> bool:
@@ -29,15 +29,16 @@ def _is_file(place: str) -> bool:
 
 
 def absolute_target(target: str) -> str:
-    """Return *target* so that it means the same file from every folder; a malformed one stays as it is."""
+    """Return *target* with an absolute file path, so that it is valid in every folder; a malformed one is unchanged."""
     place, colon, name = target.rpartition(":")
     return f"{Path(place).absolute()}{colon}{name}" if _is_file(place) else target
 
 
 def load_agent(target: str) -> Agent[Any, Any]:
-    """Return the agent that *target* means, its module imported.
+    """Import the module of *target*, and return its agent.
 
-    The current folder can be imported from, as with `python -m`; a file's own folder too, as with `python file.py`.
+    Adds a folder to `sys.path`: the current one for a module, as `python -m` does, or the file's own, as
+    `python file.py` does.
 
     Raises:
         TargetError: if the target is malformed, its module can't be imported, or there is no agent of that name.
@@ -49,15 +50,17 @@ def load_agent(target: str) -> Agent[Any, Any]:
     found: object = module
     for step in name.split("."):
         if not hasattr(found, step):
-            raise TargetError(f"TARGET {target!r}: {place!r} has no attribute {name!r}.{_advice(module, name)}")
+            raise TargetError(f"TARGET {target!r}: {place!r} has no attribute {name!r}.{_suggest_agents(module, name)}")
         found = getattr(found, step)
     if not isinstance(found, Agent):
         kind = type(found).__name__
-        raise TargetError(f"TARGET {target!r}: {name!r} is of type {kind}, not an Agent.{_advice(module, name)}")
+        raise TargetError(
+            f"TARGET {target!r}: {name!r} is of type {kind}, not an Agent.{_suggest_agents(module, name)}"
+        )
     return found
 
 
-def _advice(module: ModuleType, name: str) -> str:
+def _suggest_agents(module: ModuleType, name: str) -> str:
     agents = sorted(key for key, value in vars(module).items() if isinstance(value, Agent))
     near = difflib.get_close_matches(name, agents, n=1)
     if near:
@@ -80,15 +83,15 @@ def _import_module(target: str, name: str) -> ModuleType:
             raise TargetError(
                 f"TARGET {target!r}: there is no module {error.name!r}, neither installed nor in the current folder"
             ) from None
-        raise _broken(target, name, error) from error
+        raise _build_import_error(target, name, error) from error
     except (Exception, SystemExit) as error:
-        raise _broken(target, name, error) from error
+        raise _build_import_error(target, name, error) from error
 
 
 def _import_file(target: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise TargetError(f"TARGET {target!r}: there is no file {str(path)!r}")
-    # A name that no module has: a file called json.py must not stand in for the real one.
+    # A name that no other module has: a file called json.py must not replace the real json.
     name = f"agentloop_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -100,15 +103,15 @@ def _import_file(target: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise _broken(target, str(path), error) from error
+        raise _build_import_error(target, str(path), error) from error
     except BaseException:
         del sys.modules[name]
         raise
     return module
 
 
-def _broken(target: str, place: str, error: BaseException) -> TargetError:
-    """Return the error for a module whose own code raised, with the last lines of its traceback."""
+def _build_import_error(target: str, place: str, error: BaseException) -> TargetError:
+    """Return the error for a module whose own code raised, with the last frames of its traceback."""
     ours = ("<frozen importlib", __file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     lines = [*traceback.format_list(frames[-_FRAMES:]), *traceback.format_exception_only(error)]

@@ -1,7 +1,7 @@
-"""`agentloop pending`, `approve` and `reject`: what kept runs wait for, and verdicts on it.
+"""`agentloop pending`, `approve` and `reject`: the waiting calls of saved runs, and verdicts on them.
 
-A verdict is appended to the run's own journal, so that it is there whoever goes on with the run, and when. Nothing of
-the agent is imported for it.
+A verdict is appended to the run's own journal, so that every later resume of the run finds it. The agent is not
+imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_LINE = re.compile(r"(\d+):(.+)", re.DOTALL)
 
 @attrs.frozen
 class WaitingCall:
-    """A call of a kept run that waits for a verdict. `line` is None where the run is the only one."""
+    """A call of a saved run that waits for a verdict. `line` is None if the run is the only one."""
 
     line: int | None
     path: Path
@@ -40,28 +40,28 @@ class WaitingCall:
 
     @property
     def name(self) -> str:
-        """How the call is called on the command line."""
+        """The name of the call on the command line."""
         name = call_name(self.request)
         return name if self.line is None else f"{self.line}:{name}"
 
 
-async def _state_of(journal: FileJournal) -> RunState:
-    """Return the run's state as its log alone tells it: a verdict needs no agent, and imports none."""
+async def _load_state(journal: FileJournal) -> RunState:
+    """Return the run's state with a placeholder for its agent: a verdict needs only the log."""
     return RunState(Agent("undecided"), (await state_from_journal(journal)).records)
 
 
-async def _all_waiting(folder: Folder) -> list[WaitingCall]:
+async def _list_waiting(folder: Folder) -> list[WaitingCall]:
     found: list[WaitingCall] = []
     for line, path in folder.journals():
         async with FileJournal(path) as journal:
             if await journal.read():
-                state = await _state_of(journal)
+                state = await _load_state(journal)
                 found += [WaitingCall(line, path, request) for request in state.interruptions]
     return found
 
 
 def _perform(folder: str, work: Callable[[Folder], Awaitable[None]]) -> None:
-    """Do *work* on the job in the folder; an error ends the process with its exit code."""
+    """Do *work* on the job in *folder*; on an error, report it and end the process with its exit code."""
     kept = Folder.at(folder)
     try:
         kept.read()
@@ -78,7 +78,7 @@ def pending(folder: str, as_json: bool) -> None:
     """List the calls of the job in DIR that wait for approval."""
 
     async def work(kept: Folder) -> None:
-        found = await _all_waiting(kept)
+        found = await _list_waiting(kept)
         for one in found:
             if as_json:
                 data = {"line": one.line, **request_json(one.request), "call": one.name}
@@ -118,15 +118,15 @@ Verdict = Callable[[RunState, ApprovalRequest | str], None]
 
 def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
     async def work(kept: Folder) -> None:
-        waiting = await _all_waiting(kept)
-        path, given, name = _found(kept, waiting, call)
+        waiting = await _list_waiting(kept)
+        path, given, name = _find_call(kept, waiting, call)
         async with FileJournal(path) as journal:
-            state = await _state_of(journal)
+            state = await _load_state(journal)
             known = len(state.records)
             try:
                 give(state, given)
-            except StateError as error:  # the call was named wrongly: no run has failed
-                raise kept.refusal(f"{error} (those that wait: {_names(waiting)})") from None
+            except StateError as error:  # a wrong name of a call is an error of the user, not of the run
+                raise kept.refusal(f"{error} (those that wait: {_format_names(waiting)})") from None
             await journal.append([record_line(record, journal.codec) for record in state.records[known:]])
         left = sum(one.name != name for one in waiting)
         click.echo(f"{exact(name)} is {decided}.")
@@ -136,10 +136,10 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
     _perform(folder, work)
 
 
-def _found(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path, ApprovalRequest | str, str]:
-    """Return the journal of *call*, what to decide on, and its whole name.
+def _find_call(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path, ApprovalRequest | str, str]:
+    """Return the journal of *call*, its request or its id, and its full name.
 
-    A call that has been decided on already can be decided on anew, by its whole name.
+    A call that already has a verdict can get another one, by its full name.
 
     Raises:
         FolderError: if no such call waits, or several do.
@@ -154,9 +154,9 @@ def _found(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path,
     of_line = _OF_LINE.fullmatch(call)
     path, call_id = (folder.journal(int(of_line[1])), of_line[2]) if of_line else (folder.journal(), call)
     if not path.exists():
-        raise folder.refusal(f"no call {call!r} waits for approval (those that do: {_names(waiting)})")
+        raise folder.refusal(f"no call {call!r} waits for approval (those that do: {_format_names(waiting)})")
     return path, call_id, call
 
 
-def _names(waiting: list[WaitingCall]) -> str:
+def _format_names(waiting: list[WaitingCall]) -> str:
     return ", ".join(exact(one.name) for one in waiting) or "none"
