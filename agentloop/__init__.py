@@ -9,7 +9,7 @@ from agentloop._engine.run_stream import RunStream
 from agentloop._schema.output_schema import OutputType
 from agentloop._storage.signing import SealKey
 from agentloop.abc import Instrument
-from agentloop.agents import Agent, StopAtTools, ToolResult, ToolsToFinalOutput
+from agentloop.agents import Agent
 from agentloop.budget import UsageLimits
 from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult, ModelInputData, RunConfig, ToolErrorArgs
@@ -39,20 +39,18 @@ from agentloop.exceptions import (
     UserTypeError,
     UserValueError,
 )
-from agentloop.guardrail_results import (
+from agentloop.guardrails import (
     Allow,
     GuardrailFunctionOutput,
+    InputGuardrail,
     InputGuardrailResult,
+    OutputGuardrail,
     OutputGuardrailResult,
     RaiseException,
     RejectContent,
     ReplaceOutput,
     Rewrite,
     ToolGuardrailResult,
-)
-from agentloop.guardrails import (
-    InputGuardrail,
-    OutputGuardrail,
     ToolInputData,
     ToolInputGuardrail,
     ToolOutputData,
@@ -81,7 +79,7 @@ from agentloop.settings import (
 )
 from agentloop.spans import Span, Trace, current_span, trace
 from agentloop.state import RunState
-from agentloop.tools import FunctionTool, default_tool_error_function, tool
+from agentloop.tools import FunctionTool, StopAtTools, ToolResult, ToolsToFinalOutput, default_tool_error_function, tool
 from agentloop.usage import RequestUsage, Usage
 
 __version__ = "0.1.0"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 import attrs
 from attrs.validators import in_
 
 from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, is_a, optional
-from agentloop._common.masking import MASK, masked_repr
+from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.naming import snake_case
 from agentloop._common.type_parameters import ContextT, OutputT
@@ -19,52 +19,20 @@ from agentloop._schema.output_schema import OutputType, TypedOutput, output_sche
 from agentloop.abc import Model, Session
 from agentloop.config import RunConfig, check_run_config
 from agentloop.context import Callback
-from agentloop.exceptions import UserError, UserTypeError
 from agentloop.guardrails import InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
-from agentloop.items import Content, ToolCall
 from agentloop.settings import ModelSettings
-from agentloop.tools import CONTEXT_TYPES, AgentCall, FunctionTool, default_tool_error_function
+from agentloop.tools import (
+    CONTEXT_TYPES,
+    AgentCall,
+    FunctionTool,
+    StopAtTools,
+    ToolUseBehavior,
+    default_tool_error_function,
+)
 
 OtherT = TypeVar("OtherT")
-
-
-def _to_names(names: str | Iterable[str]) -> tuple[str, ...]:
-    given: Any = names
-    return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
-
-
-@attrs.frozen
-class StopAtTools:
-    """Finish with the output of the first called tool that is one of *names*."""
-
-    names: tuple[str, ...] = attrs.field(converter=_to_names, validator=FIELDS.texts("names of tools are needed"))
-
-
-@attrs.frozen(kw_only=True)
-class ToolsToFinalOutput:
-    """What a callable `tool_use_behavior` answers: whether the tools' outputs end the run, and with what."""
-
-    is_final: bool
-    output: Any = None
-
-
-@attrs.frozen(kw_only=True, repr=False)
-class ToolResult:
-    """One settled call, as a callable `tool_use_behavior` is given it: the Python `value` and the model's `output`."""
-
-    tool: FunctionTool | None
-    call: ToolCall
-    value: Any
-    output: Content | None
-
-    def __repr__(self) -> str:
-        masks = {"value": repr(MASK), "output": repr(MASK)} if self.call.secret_output else {}
-        return masked_repr(self, masks)
-
-
-ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools | Callback
 
 
 def _ask(input: str) -> str:

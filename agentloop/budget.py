@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import attrs
 
 from agentloop._common.checks import FIELDS, optional
-from agentloop.exceptions import UsageLimitExceeded, UserTypeError, UserValueError
+from agentloop._common.errors import UsageLimitExceeded, UserTypeError, UserValueError
 from agentloop.records import CallStarted, Record
 
 Amount: TypeAlias = Decimal | int | float

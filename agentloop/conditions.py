@@ -16,9 +16,9 @@ from typing import Any, TypeAlias, final
 import attrs
 
 from agentloop._common.checks import FIELDS
+from agentloop._common.errors import UserTypeError
 from agentloop._common.naming import takes
 from agentloop.context import RunContext
-from agentloop.exceptions import UserTypeError
 
 PredicateFunction: TypeAlias = Callable[[RunContext[Any]], bool | Awaitable[bool]]
 Answers: TypeAlias = Mapping[PredicateFunction, bool]

@@ -12,12 +12,11 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional
-from agentloop._common.errors import RunProgress
+from agentloop._common.errors import RunProgress, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
 from agentloop.budget import Amount, UsageLimits
 from agentloop.conditions import Condition, PredicateFunction, as_condition
-from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import Item

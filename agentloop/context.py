@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
+from agentloop._common.errors import UserError
 from agentloop._common.masking import MASK, masked_arguments, masked_repr
 from agentloop._common.type_parameters import ContextT_co
-from agentloop.exceptions import UserError
 from agentloop.items import Item
 from agentloop.usage import Usage
 

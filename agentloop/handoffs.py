@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 
 from agentloop._common.checks import FIELDS, Fields, Validator, fits, optional
+from agentloop._common.errors import UserTypeError, UserValueError
 from agentloop._common.naming import snake_case, takes
 from agentloop._schema.output_schema import TypedOutput, typed_output
 from agentloop.context import Callback, RunContext
-from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item
 from agentloop.settings import JsonLimits
 

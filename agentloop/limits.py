@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from agentloop._common.checks import NAMES, check, check_count, check_seconds, optional
-from agentloop.exceptions import UserError, UserTypeError
+from agentloop._common.errors import UserError, UserTypeError
 
 
 class Limit:

@@ -9,7 +9,7 @@ import attrs
 
 from agentloop._common.masking import MASK, masked_repr
 from agentloop.context import RunContext
-from agentloop.guardrail_results import Allow
+from agentloop.guardrails import Allow
 from agentloop.items import ToolCall
 from agentloop.tools import FunctionTool
 

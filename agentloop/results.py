@@ -12,7 +12,7 @@ from agentloop._common.masking import MASK, masked_repr
 from agentloop._common.type_parameters import OutputT
 from agentloop.agents import Agent
 from agentloop.events import CallSettled
-from agentloop.guardrail_results import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
+from agentloop.guardrails import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
 from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
 from agentloop.records import Record, RunEnded

@@ -15,10 +15,11 @@ from agentloop._core.run_fold import CallState, RunFold
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
-from agentloop.agents import Agent, StopAtTools
+from agentloop.agents import Agent
 from agentloop.exceptions import ModelBehaviorError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import ApprovalRequest, Item, ToolCall, to_items
 from agentloop.settings import JsonLimits
+from agentloop.tools import StopAtTools
 
 if TYPE_CHECKING:
     from agentloop._storage.state_codec import Stored

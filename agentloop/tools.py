@@ -16,14 +16,15 @@ from attrs.validators import and_, matches_re
 
 from agentloop._common.checks import FIELDS, Fields, fits, has, is_a, optional
 from agentloop._common.error_text import error_summary, is_redacted
-from agentloop._common.masking import ALL_ARGUMENTS
+from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
+from agentloop._common.masking import ALL_ARGUMENTS, MASK, masked_repr
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
 from agentloop._schema.function_schema import FunctionSchema, function_schema
 from agentloop._schema.json_text import parse_object
 from agentloop._schema.output_schema import TypedOutput
 from agentloop.context import Callback, RunContext, ToolContext
-from agentloop.exceptions import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
+from agentloop.items import Content, ToolCall
 from agentloop.limits import Capacity, Limit, Rate
 from agentloop.settings import JsonLimits
 
@@ -386,3 +387,45 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         return _tool_from(function, options)
 
     return make if fn is None else make(fn)
+
+
+# -- when a tool's output ends the run
+
+
+def _to_name_or_names(names: str | Iterable[str]) -> tuple[str, ...]:
+    given: Any = names
+    return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+
+
+@attrs.frozen
+class StopAtTools:
+    """Finish with the output of the first called tool that is one of *names*."""
+
+    names: tuple[str, ...] = attrs.field(
+        converter=_to_name_or_names, validator=FIELDS.texts("names of tools are needed")
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ToolsToFinalOutput:
+    """What a callable `tool_use_behavior` answers: whether the tools' outputs end the run, and with what."""
+
+    is_final: bool
+    output: Any = None
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class ToolResult:
+    """One settled call, as a callable `tool_use_behavior` is given it: the Python `value` and the model's `output`."""
+
+    tool: FunctionTool | None
+    call: ToolCall
+    value: Any
+    output: Content | None
+
+    def __repr__(self) -> str:
+        masks = {"value": repr(MASK), "output": repr(MASK)} if self.call.secret_output else {}
+        return masked_repr(self, masks)
+
+
+ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools | Callback

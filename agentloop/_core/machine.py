@@ -19,10 +19,10 @@ import attrs
 from agentloop._core.client_calls import is_call
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop.agents import StopAtTools
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelRefusalError
 from agentloop.items import AssistantMessage, HandoffCall
 from agentloop.records import RunEnded
+from agentloop.tools import StopAtTools
 
 
 @attrs.frozen

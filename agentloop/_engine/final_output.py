@@ -14,11 +14,11 @@ from agentloop._engine.run_guardrails import judge_final_output
 from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.agents import ToolResult, ToolsToFinalOutput
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
 from agentloop.items import AssistantMessage, ToolOutput
 from agentloop.records import HistoryReplaced
+from agentloop.tools import ToolResult, ToolsToFinalOutput
 
 WITHHELD = "Output withheld by an output guardrail."
 

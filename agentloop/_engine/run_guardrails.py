@@ -36,8 +36,13 @@ from agentloop.exceptions import (
     OutputGuardrailTripwireTriggered,
     UserTypeError,
 )
-from agentloop.guardrail_results import GuardrailFunctionOutput, InputGuardrailResult, OutputGuardrailResult
-from agentloop.guardrails import InputGuardrail, OutputGuardrail
+from agentloop.guardrails import (
+    GuardrailFunctionOutput,
+    InputGuardrail,
+    InputGuardrailResult,
+    OutputGuardrail,
+    OutputGuardrailResult,
+)
 from agentloop.items import Item
 from agentloop.records import GuardrailSettled
 

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.guardrail_results import (
+from agentloop.guardrails import (
     Allow,
     GuardrailFunctionOutput,
     InputGuardrailResult,

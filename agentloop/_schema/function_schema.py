@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from agentloop._common.errors import ModelBehaviorError, UserTypeError
 from agentloop._schema.docstrings import read_docstring
 from agentloop._schema.json_schema import (
     REF_TEMPLATE,
@@ -39,7 +40,6 @@ from agentloop._schema.pydantic_types import (
     schema_hook,
 )
 from agentloop._schema.signatures import Signature, goes_by_position, read_signature
-from agentloop.exceptions import ModelBehaviorError, UserTypeError
 
 _MOST_QUOTED = 200
 _MOST_EXTRA_FAULTS = 10

@@ -12,7 +12,7 @@ import math
 import re
 from typing import Any, Never
 
-from agentloop.exceptions import ModelBehaviorError
+from agentloop._common.errors import ModelBehaviorError
 from agentloop.settings import JsonLimits
 
 _QUOTED = 200

@@ -17,12 +17,12 @@ from typing import Any, Generic, overload
 import attrs
 
 from agentloop._common.checks import FIELDS, optional
+from agentloop._common.errors import ModelBehaviorError, UserTypeError
 from agentloop._common.type_parameters import OutputT
 from agentloop._schema.function_schema import _fault, _Parameter, _schemas, to_json_value
 from agentloop._schema.json_schema import Schema, drop_nulls, each_child, obstacle, ref_name, strict_form
 from agentloop._schema.json_text import _Fault, _parse, quote
 from agentloop._schema.pydantic_types import pydantic_adapter
-from agentloop.exceptions import ModelBehaviorError, UserTypeError
 from agentloop.model_events import OutputSchema
 from agentloop.settings import JsonLimits
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from agentloop.exceptions import UserTypeError
+from agentloop._common.errors import UserTypeError
 
 _UNIONS = (typing.Union, types.UnionType)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentloop import items as i
+from agentloop._common.errors import StateError, UserTypeError
 from agentloop._storage.json_bytes import decode, encode
 from agentloop._storage.typed_codec import (
     CodecError,
@@ -28,7 +29,6 @@ from agentloop._storage.typed_codec import (
     tagged,
 )
 from agentloop._storage.withholding import WithheldText, is_mark
-from agentloop.exceptions import StateError, UserTypeError
 
 _ITEM_KINDS: Mapping[type, str] = {
     i.SystemMessage: "system_message",

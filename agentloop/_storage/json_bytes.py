@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from agentloop.exceptions import StateError
+from agentloop._common.errors import StateError
 
 
 class _InvalidJson(ValueError):

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from agentloop import items as i
 from agentloop import records as r
+from agentloop._common.errors import StateError, UserTypeError
 from agentloop._storage.item_codec import item_forms
 from agentloop._storage.json_bytes import decode as decode
 from agentloop._storage.json_bytes import encode as encode
@@ -30,7 +31,6 @@ from agentloop._storage.typed_codec import (
 )
 from agentloop._storage.value_codec import read_value, value_to_json
 from agentloop._storage.withholding import DIGESTS, Secrets
-from agentloop.exceptions import StateError, UserTypeError
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage

@@ -15,7 +15,7 @@ import attrs
 from attrs.validators import and_, min_len
 
 from agentloop._common.checks import FIELDS, is_a, optional
-from agentloop.exceptions import StateError, UserTypeError
+from agentloop._common.errors import StateError, UserTypeError
 
 ALGORITHM = "HMAC-SHA256"
 LEAST_BYTES = 16

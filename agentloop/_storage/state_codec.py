@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
+from agentloop._common.errors import JournalError, StateError, UserTypeError
 from agentloop._storage.record_codec import SCHEMA_VERSION, decode, encode, record_from_json, record_to_json, upgrade
 from agentloop._storage.signing import Keys, check_seal, make_seal
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop._storage.withholding import Secrets
 from agentloop.abc import Codec, Journal, SealingJournal
-from agentloop.exceptions import JournalError, StateError, UserTypeError
 
 logger = logging.getLogger("agentloop")
 

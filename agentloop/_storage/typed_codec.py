@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 import attrs
 
 from agentloop._common.error_text import bounded
+from agentloop._common.errors import StateError
 from agentloop._storage.withholding import Secrets, hide_arguments, reveal_arguments
-from agentloop.exceptions import StateError
 
 MOST_FAULTS = 3
 _HEX = re.compile(r"-?0x[0-9a-f]+")

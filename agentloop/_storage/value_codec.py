@@ -32,9 +32,10 @@ from typing import Any
 
 import attrs
 
-from agentloop import guardrail_results as g
+from agentloop import guardrails as g
 from agentloop import items as i
 from agentloop._common.error_text import bounded
+from agentloop._common.errors import StateError
 from agentloop._storage.item_codec import item_forms
 from agentloop._storage.typed_codec import (
     FLAG,
@@ -56,10 +57,9 @@ from agentloop._storage.typed_codec import (
     write_whole,
 )
 from agentloop._storage.withholding import DIGESTS, Secrets, Withheld, WithheldText
-from agentloop.agents import ToolsToFinalOutput
 from agentloop.config import ErrorHandlerResult, ModelInputData
-from agentloop.exceptions import StateError
 from agentloop.handoffs import HandoffInputData
+from agentloop.tools import ToolsToFinalOutput
 
 MAX_DEPTH = 64
 """Levels of nesting that are kept; deeper values become a repr."""

@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeGuard
 
 import attrs
 
+from agentloop._common.errors import StateError
 from agentloop._common.masking import ALL_ARGUMENTS, TextSpan, replaced, spans_of
 from agentloop._storage.json_bytes import decode, encode
-from agentloop.exceptions import StateError
 from agentloop.items import ToolCall
 
 Mark: TypeAlias = Literal["$digest", "$sealed"]

@@ -24,8 +24,7 @@ from agentloop.cli import errors
 from agentloop.cli.run_options import call_name
 from agentloop.cli.saved_run import RunSummary
 from agentloop.cli.streams import Output
-from agentloop.guardrail_results import InputGuardrailResult, ToolGuardrailResult
-from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
+from agentloop.guardrails import InputGuardrailResult, ToolGuardrailResult, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import (
     ITEM_TYPES,
     ApprovalRequest,

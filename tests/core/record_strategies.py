@@ -10,14 +10,14 @@ from definitions.item_strategies import BY_TYPE as ITEM_STRATEGIES
 from definitions.item_strategies import ITEMS, JSON_VALUES, PARTS, TEXT
 from hypothesis import strategies as st
 
-from agentloop import guardrail_results as g
+from agentloop import guardrails as g
 from agentloop import items as i
 from agentloop import records as r
-from agentloop.agents import ToolsToFinalOutput
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
+from agentloop.tools import ToolsToFinalOutput
 from agentloop.usage import RequestUsage
 
 # Keys the codec itself uses, and texts that no encoding takes.

@@ -19,9 +19,9 @@ from agentloop._core.machine import (
     tool_output,
     turn_or_give_up,
 )
-from agentloop.agents import StopAtTools
 from agentloop.exceptions import MaxTurnsExceeded, ModelRefusalError
 from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Reasoning, Refusal, Text
+from agentloop.tools import StopAtTools
 
 VIEW = view_of()
 TYPED = view_of(output=object())

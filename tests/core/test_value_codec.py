@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop import Agent, RunContext, tool
-from agentloop import guardrail_results as g
+from agentloop import guardrails as g
 from agentloop import items as i
 from agentloop._storage.record_codec import decode, encode
 from agentloop._storage.value_codec import MAX_DEPTH, value_from_json, value_to_json

@@ -10,7 +10,7 @@ import pytest
 from agentloop import Agent, tool, tool_input_guardrail
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserTypeError, UserValueError
-from agentloop.guardrail_results import Allow
+from agentloop.guardrails import Allow
 from agentloop.limits import Capacity, Rate
 from agentloop.tools import FunctionTool, ToolOptions, default_tool_error_function
 

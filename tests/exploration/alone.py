@@ -27,8 +27,7 @@ from agentloop.config import RunConfig
 from agentloop.context import ToolContext
 from agentloop.events import CallProgress
 from agentloop.exceptions import AgentLoopError, StateError
-from agentloop.guardrail_results import Allow
-from agentloop.guardrails import ToolOutputData, ToolOutputGuardrail
+from agentloop.guardrails import Allow, ToolOutputData, ToolOutputGuardrail
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,

@@ -20,7 +20,7 @@ from agentloop import records as r
 from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns, TokenLimit, ToolCalled
 from agentloop.config import RunConfig
-from agentloop.guardrail_results import Allow
+from agentloop.guardrails import Allow
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall

@@ -32,7 +32,7 @@ from agentloop import (
     tool_output_guardrail,
 )
 from agentloop.exceptions import ModelTransportError
-from agentloop.guardrail_results import Allow
+from agentloop.guardrails import Allow
 from agentloop.items import Reasoning, ToolCall
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, respond, say

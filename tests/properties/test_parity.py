@@ -34,7 +34,7 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop.abc import Instrument
 from agentloop.exceptions import ModelTransportError
-from agentloop.guardrail_results import Allow, RaiseException, RejectContent, ReplaceOutput, Rewrite
+from agentloop.guardrails import Allow, RaiseException, RejectContent, ReplaceOutput, Rewrite
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, fail, normal, reason, say, wait
 

@@ -22,7 +22,7 @@ from agentloop import (
     tool_input_guardrail,
 )
 from agentloop import records as r
-from agentloop.guardrail_results import Allow
+from agentloop.guardrails import Allow
 from agentloop.journal import MemoryJournal
 from agentloop.testing import FunctionModel, call, say
 from agentloop.testing.replaying import replay

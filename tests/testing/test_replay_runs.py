@@ -36,9 +36,8 @@ from agentloop import (
 from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.abc import Instrument
-from agentloop.agents import ToolsToFinalOutput
 from agentloop.config import ModelInputData
-from agentloop.guardrail_results import Allow, RejectContent, ReplaceOutput, Rewrite
+from agentloop.guardrails import Allow, RejectContent, ReplaceOutput, Rewrite
 from agentloop.handoffs import HandoffInputData
 from agentloop.items import UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
@@ -49,6 +48,7 @@ from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, call, fail, respond, say
 from agentloop.testing.fixtures import VirtualClock
 from agentloop.testing.replaying import Replayed, replay
+from agentloop.tools import ToolsToFinalOutput
 from agentloop.usage import RequestUsage
 
 BACKENDS: Any = ("asyncio", "trio")

@@ -22,7 +22,7 @@ from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserTypeError
-from agentloop.guardrail_results import Allow
+from agentloop.guardrails import Allow
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Decision, Deny, PendingCall
 from agentloop.records import ApprovalRequested, VerdictGiven

@@ -24,15 +24,18 @@ from agentloop.exceptions import (
     ToolOutputGuardrailTripwireTriggered,
     UserTypeError,
 )
-from agentloop.guardrail_results import (
+from agentloop.guardrails import (
     Allow,
     RaiseException,
     RejectContent,
     ReplaceOutput,
     Rewrite,
     ToolGuardrailResult,
+    ToolInputData,
+    ToolInputGuardrail,
+    ToolOutputData,
+    ToolOutputGuardrail,
 )
-from agentloop.guardrails import ToolInputData, ToolInputGuardrail, ToolOutputData, ToolOutputGuardrail
 from agentloop.items import Content
 from agentloop.outcomes import CallOutcome
 from agentloop.records import GuardrailSettled

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from agentloop import records as r
-from agentloop.agents import StopAtTools
 from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
@@ -16,7 +15,7 @@ from agentloop.testing.invariants._execution import paused
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
 from agentloop.testing.invariants._limits import one_at_a_time
 from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, Reading, RunSeen, TurnSeen
-from agentloop.tools import AgentCall, FunctionTool
+from agentloop.tools import AgentCall, FunctionTool, StopAtTools
 
 EPSILON = 1e-6
 """Maximum difference in seconds of two measurements of one moment."""

@@ -9,17 +9,17 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, Protocol
 
-from agentloop import guardrail_results as g
+from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.error_text import REDACTED
 from agentloop._core.run_fold import handoff_outputs
-from agentloop.agents import ToolsToFinalOutput
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
 from agentloop.policies import Ask, Deny
 from agentloop.testing.replaying._comparison import CUT_OFF
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun
 from agentloop.testing.replaying._recorded_errors import rebuilt
+from agentloop.tools import ToolsToFinalOutput
 
 _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL)
 

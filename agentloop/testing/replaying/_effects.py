@@ -15,7 +15,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
-from agentloop import guardrail_results as g
+from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._core.failure_choice import class_of_summary
 from agentloop._engine.calls.output_text import render

@@ -15,20 +15,18 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentloop.agents import Agent, StopAtTools
+from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.context import ToolContext
-from agentloop.guardrail_results import (
+from agentloop.guardrails import (
     Allow,
     GuardrailFunctionOutput,
+    InputGuardrail,
+    OutputGuardrail,
     RaiseException,
     RejectContent,
     ReplaceOutput,
     Rewrite,
-)
-from agentloop.guardrails import (
-    InputGuardrail,
-    OutputGuardrail,
     ToolInputData,
     ToolInputGuardrail,
     ToolOutputData,
@@ -41,7 +39,7 @@ from agentloop.settings import ModelSettings
 from agentloop.testing.scripted import ScriptedModel
 from agentloop.testing.simulation._faults import playing
 from agentloop.testing.simulation._observers import AgentHookLog, Listener
-from agentloop.tools import FunctionTool, tool
+from agentloop.tools import FunctionTool, StopAtTools, tool
 
 InputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "rewrite odd"]
 OutputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "replace odd"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentloop import Agent, RunConfig, RunState, ToolCallError, UserError, tool, tool_output_guardrail
-from agentloop.guardrail_results import ReplaceOutput
+from agentloop.guardrails import ReplaceOutput
 from agentloop.items import Image, Text, ToolOutput
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say

@@ -37,7 +37,7 @@ from agentloop import (
     tool_input_guardrail,
 )
 from agentloop import records as r
-from agentloop.guardrail_results import RejectContent
+from agentloop.guardrails import RejectContent
 from agentloop.items import SystemMessage, ToolCall
 from agentloop.testing import ScriptedModel, call, respond, say, wait
 from agentloop.usage import RequestUsage

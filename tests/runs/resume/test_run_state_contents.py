@@ -29,7 +29,7 @@ from agentloop import (
     tool_output_guardrail,
 )
 from agentloop import records as r
-from agentloop.guardrail_results import Allow
+from agentloop.guardrails import Allow
 from agentloop.items import AssistantMessage, Reasoning, ToolCall
 from agentloop.testing import call, respond, say
 

@@ -37,7 +37,7 @@ from agentloop import Agent, RejectContent, Runner, ToolCallError, ToolContext, 
 from agentloop import records as r
 from agentloop.abc import Instrument
 from agentloop.exceptions import EarlierFailure
-from agentloop.guardrail_results import ReplaceOutput
+from agentloop.guardrails import ReplaceOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say
 

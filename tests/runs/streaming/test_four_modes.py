@@ -29,7 +29,7 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.guardrail_results import Allow, ReplaceOutput
+from agentloop.guardrails import Allow, ReplaceOutput
 from agentloop.items import Item
 from agentloop.sessions import MemorySession, SQLiteSession
 from agentloop.testing import ScriptedModel, call, normal, reason, say, wait

@@ -43,7 +43,7 @@ from agentloop.exceptions import (
     OutputGuardrailTripwireTriggered,
     ToolInputGuardrailTripwireTriggered,
 )
-from agentloop.guardrail_results import RaiseException, ReplaceOutput
+from agentloop.guardrails import RaiseException, ReplaceOutput
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.models import OpenAIChatModel
 from agentloop.sessions import MemorySession
