@@ -269,13 +269,13 @@ class ReplayModel(Model):
         self, request: ModelRequest, index: int, found: tuple[tuple[str, Any, Any], ...]
     ) -> CassetteDivergence:
         where = tapes.in_words(tuple(request.path), request.turn)
-        told = "".join(
+        changes = "".join(
             f"\n  {place}: recorded {tapes.short(was)}, now {tapes.short(now)}" for place, was, now in found[:8]
         )
         more = f"\n  and {len(found) - 8} more" if len(found) > 8 else ""
         return CassetteDivergence(
             f"{self._path}: the model is asked something else in {where} than it was for answer {index + 1} of the "
-            f"cassette:{told}{more}\nRecord it again if the change is meant, or name the part in `ignore`",
+            f"cassette:{changes}{more}\nRecord it again if the change is meant, or name the part in `ignore`",
             tuple(request.path),
             request.turn,
             found,

@@ -367,6 +367,8 @@ class _Player:
 
 @attrs.define(eq=False)
 class _Body:
+    """One execution of a body, for the observation. `began` and `ended` are numbers of records."""
+
     call_id: str
     tool: str
     began: int
@@ -390,6 +392,8 @@ class _Body:
 
 @attrs.define(eq=False)
 class _Running:
+    """A running call: its plan entry, arguments, limits and body. `_Batch` owns it."""
+
     entry: PlanEntry
     arguments: Arguments
     ticket: Ticket
@@ -568,7 +572,7 @@ def every_world(world: CoreWorld, most: int | None = None) -> Iterator[CoreRun]:
         cut += 1
 
 
-# ---------------------------------------------------------------------------------------------- drawing worlds
+# ---------------------------------------------------------------------------------------------- generating worlds
 
 _ARGUMENTS = ('{"n": 1}', '{"n": 2}', '{"n":1}', '{"n": 1.0}', '{"n": ', "[]", '{"m": 1}', '{"n": 1, "n": 2}')
 _ENDS: tuple[End, ...] = ("return", "return", "return", "return", "fail", "cancel")

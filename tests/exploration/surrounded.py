@@ -72,7 +72,7 @@ Change = Callable[[Role], Role]
 
 
 def _change_all_roles(cast: FixtureAgents, change: Change) -> FixtureAgents:
-    """Return *cast* with every role, nested ones too, changed."""
+    """Return the fixture agents *cast* with *change* applied to every agent, nested ones too."""
 
     def changed(role: Role) -> Role:
         actors = (

@@ -398,10 +398,10 @@ def _texts() -> tuple[Values, ...]:
         st.datetimes().map(lambda moment: moment.isoformat()),
     )
     naive_times = st.times().map(lambda moment: moment.isoformat())
-    told = [naive, formats["date-time"], naive_times, formats["time"], formats["date"], formats["uuid"]]
-    told += [formats["decimal"], formats["uri"]]
-    mixed = st.one_of(told[:5])
-    return (_text(0, math.inf), st.one_of(told[:2]), *told, *[mixed] * MIXTURES)
+    specific = [naive, formats["date-time"], naive_times, formats["time"], formats["date"], formats["uuid"]]
+    specific += [formats["decimal"], formats["uri"]]
+    mixed = st.one_of(specific[:5])
+    return (_text(0, math.inf), st.one_of(specific[:2]), *specific, *[mixed] * MIXTURES)
 
 
 _ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

@@ -175,6 +175,7 @@ class ClockworkLoop(asyncio.SelectorEventLoop):
             self._run_pass()
 
     def _drop_cancelled(self) -> None:
+        # asyncio counts the cancelled timers in its heap, and `TimerHandle.cancel` adds to the count.
         while self._scheduled and self._scheduled[0]._cancelled:
             heapq.heappop(self._scheduled)._scheduled = False
             self._timer_cancelled_count -= 1

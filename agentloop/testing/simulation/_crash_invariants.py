@@ -252,6 +252,7 @@ def _find_raced_calls(run: CrashRun) -> set[Name]:
 
 
 def _find_cut_calls(run: WorldRun) -> set[Name]:
+    """Return the calls that a sibling's failure cancelled."""
     settled = (one for one in run.records if isinstance(one, r.CallSettled))
     return {_name(one) for one in settled if one.outcome.cancelled_by == "sibling"}
 
@@ -276,6 +277,7 @@ def _assert_equal(what: str, got: Any, wanted: Any) -> None:
 
 
 def _hide_output(item: Item, hidden: set[str]) -> Any:
+    """Return *item* for comparison: for an output of a *hidden* call its id alone."""
     if isinstance(item, ToolOutput) and item.call_id in hidden:
         return item.call_id
     return item

@@ -216,7 +216,7 @@ def draw_actor(chance: Chance, taste: GeneratorConfig, name: str) -> Actor:
     return actor
 
 
-# ---------------------------------------------------------------------------------------------- what models say
+# ---------------------------------------------------------------------------------------------- scripts
 
 
 @attrs.define

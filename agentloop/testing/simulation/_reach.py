@@ -54,8 +54,8 @@ class Reach:
         outcomes = self.outcomes.get(tool, Counter())
         if not outcomes:
             return f"no world ran the body of tool {tool!r}: none of them called it"
-        told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in outcomes.most_common())
-        sentence = f"no world ran the body of tool {tool!r}, though worlds called it: {told}"
+        counts = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in outcomes.most_common())
+        sentence = f"no world ran the body of tool {tool!r}, though worlds called it: {counts}"
         if tool in self.refused:
             sentence += f". It refused arguments that its schema allows: {_quote(self.refused[tool])}"
         if "waited for approval" in outcomes:

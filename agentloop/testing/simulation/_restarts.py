@@ -114,14 +114,14 @@ def run_crashing(
 
 def _join_runs(lives: _Lives, whole: WorldRun, crashes: tuple[CrashAt, ...]) -> CrashRun:
     last = lives.runs[-1]
-    told = {field.name: getattr(last, field.name) for field in attrs.fields(WorldRun)}
-    told["bodies"] = tuple(body for life in lives.runs for body in life.bodies)
-    told["requests"] = tuple(request for life in lives.runs for request in life.requests)
+    fields = {field.name: getattr(last, field.name) for field in attrs.fields(WorldRun)}
+    fields["bodies"] = tuple(body for life in lives.runs for body in life.bodies)
+    fields["requests"] = tuple(request for life in lives.runs for request in life.requests)
     if lives.over:
-        told |= {"records": lives.held, "result": whole.result, "error": whole.error, "calls": whole.calls}
-    told |= {"world": lives.world, "entries": sum(life.entries for life in lives.runs)}
+        fields |= {"records": lives.held, "result": whole.result, "error": whole.error, "calls": whole.calls}
+    fields |= {"world": lives.world, "entries": sum(life.entries for life in lives.runs)}
     kept = tuple(lives.kept)
-    return CrashRun(**told, crashes=crashes, lives=tuple(lives.runs), kept=kept, whole=whole, over=lives.over)
+    return CrashRun(**fields, crashes=crashes, lives=tuple(lives.runs), kept=kept, whole=whole, over=lives.over)
 
 
 class _Lives:

@@ -56,8 +56,8 @@ def _is_the_same(finding: Finding, before: Finding) -> bool:
     world without any call, unless the check's error is just the same: the check may be one that demands a call.
     """
     if finding.is_of_a_check and makes_calls(before.run) and not makes_calls(finding.run):
-        told = first_line(str(finding.error))
-        if not told or told != first_line(str(before.error)):
+        message = first_line(str(finding.error))
+        if not message or message != first_line(str(before.error)):
             return False
     return finding.key == before.key and finding.run.script_ran_out <= before.run.script_ran_out
 

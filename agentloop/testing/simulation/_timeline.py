@@ -26,19 +26,19 @@ def timeline(run: WorldRun) -> str:
     lines: list[str] = []
     for index, record in enumerate(run.records):
         lines += _describe_choices(run, chosen, index)
-        told = _describe_record(record)
-        if told:
+        line = _describe_record(record)
+        if line:
             where = f"[{'/'.join(record.path)}] " if record.path else ""
-            lines.append(f"{record.at - EPOCH:8.3f}  {where}{told}")
+            lines.append(f"{record.at - EPOCH:8.3f}  {where}{line}")
     return "\n".join([*lines, *_describe_choices(run, chosen, len(run.records))])
 
 
 def _describe_choices(run: WorldRun, chosen: Mapping[int, Sequence[str]], index: int) -> list[str]:
-    told = [f"          - the schedule lets go on: {label}" for label in chosen.get(index, ())]
-    told += [f"          - {line}" for place, line in run.lines if place == index]
+    lines = [f"          - the schedule lets go on: {label}" for label in chosen.get(index, ())]
+    lines += [f"          - {line}" for place, line in run.lines if place == index]
     if run.cancelled_at is not None and run.mark == index:
-        told.append(f"          - the caller cancels (step {run.cancelled_at})")
-    return told
+        lines.append(f"          - the caller cancels (step {run.cancelled_at})")
+    return lines
 
 
 def _describe_record(record: r.Record) -> str:

@@ -260,13 +260,15 @@ class TrioClockwork:
 
 
 class _Steps(trio.abc.Instrument):
+    """Calls the run's `before_step` before each step of the program's own tasks."""
+
     def __init__(self, clockwork: TrioClockwork) -> None:
         self._clockwork = clockwork
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        told = self._clockwork.before_step
-        if told is not None and self._clockwork.is_ours(task):
-            told(task)
+        before_step = self._clockwork.before_step
+        if before_step is not None and self._clockwork.is_ours(task):
+            before_step(task)
 
 
 def _runner() -> Any:

@@ -256,6 +256,7 @@ class _Search:
         rest = self.most - self.schedules
         for index in range(rest):
             backend = self.backends[index % len(self.backends)]
+            # Numbers of two seeds never overlap, so another seed gives other schedules.
             number = self.seed * self.most + index
             yield from self._run_and_judge(backend, self._draw_scheduler(index / rest, number, lengths[backend]))
 
@@ -276,20 +277,21 @@ class _Search:
         return Priorities(number, depth=2 if part < 0.75 else 3, length=length, owner=owner)
 
     def _search_exhaustively(self, backend: Backend, most: int) -> Iterator[Finding]:
+        """Run schedules in the order of `Exhaustive`; `complete` turns False if *most* runs don't reach the end."""
         search = Exhaustive()
         for tape in search:
             if most <= 0:
                 self.complete = False
                 return
             most -= 1
-            seen = self._run(backend, Tape(tape))
-            search.ran(seen.choices)
-            if (finding := self.judge(seen)) is not None:
+            run = self._run(backend, Tape(tape))
+            search.ran(run.choices)
+            if (finding := self.judge(run)) is not None:
                 yield finding
 
     def _run_and_judge(self, backend: Backend, scheduler: Scheduler) -> Iterator[Finding]:
-        seen = self._run(backend, scheduler)
-        if (finding := self.judge(seen)) is not None:
+        run = self._run(backend, scheduler)
+        if (finding := self.judge(run)) is not None:
             yield finding
 
     def _run(self, backend: Backend, scheduler: Scheduler) -> WorldRun:
@@ -299,16 +301,16 @@ class _Search:
     def _run_and_note(self, backend: Backend, scheduler: Scheduler | None = None) -> WorldRun:
         """Run the world once, and note the threads that keep the search from being complete."""
         began = time.monotonic()
-        seen = run_one(self.world, backend=backend, streamed=self.streamed, scheduler=scheduler)
-        self.one_step.update(dict.fromkeys(seen.one_step))
-        if seen.waited_at:
+        run = run_one(self.world, backend=backend, streamed=self.streamed, scheduler=scheduler)
+        self.one_step.update(dict.fromkeys(run.one_step))
+        if run.waited_at:
             self.dropped += 1
             self.waited += time.monotonic() - began
-            self.waited_at.update(dict.fromkeys(seen.waited_at))
-            if seen.stuck_at or self.dropped >= MOST_DROPPED or self.waited > MOST_WAITED:
+            self.waited_at.update(dict.fromkeys(run.waited_at))
+            if run.stuck_at or self.dropped >= MOST_DROPPED or self.waited > MOST_WAITED:
                 self.gave_up = True
                 self.world = attrs.evolve(self.world, switch_lines=False)
-        return seen
+        return run
 
     def _run_natural_twice(self, backend: Backend) -> WorldRun:
         """Run the natural schedule twice, and return the first run.
@@ -346,10 +348,10 @@ class _CancelSweep:
 
     def runs(self, world: World) -> Iterator[WorldRun]:
         for step in count() if self.at is None else (self.at,):
-            there = CancelAt(step, self.kind, self.waiting)
-            seen = run_one(attrs.evolve(world, cancel=there), backend=self.backend, streamed=self.streamed)
-            yield seen
-            if seen.cancelled_at is None:
+            cancel = CancelAt(step, self.kind, self.waiting)
+            run = run_one(attrs.evolve(world, cancel=cancel), backend=self.backend, streamed=self.streamed)
+            yield run
+            if run.cancelled_at is None:
                 return
 
     def findings(self, world: World) -> Iterator[Finding | None]:
@@ -406,10 +408,10 @@ def kill_sweep(
         if backend not in BACKENDS:
             continue
         sweep = _CancelSweep(FindingJudge(check, allow, whole(kind)), backend, kind, streamed, waiting, at)
-        for seen in sweep.runs(world):
+        for run in sweep.runs(world):
             points += 1
-            cancelled += seen.cancelled
-            if (finding := sweep.judge(seen)) is not None:
+            cancelled += run.cancelled
+            if (finding := sweep.judge(run)) is not None:
                 finding, spent = shrunk_in_sweeps(finding, sweep.findings) if at is None else (finding, 0)
                 raise ExplorationFailure(finding, found_after=points, shrunk_in=spent)
     return Swept(points=points, cancelled=cancelled)

@@ -86,6 +86,7 @@ class Priorities:
         self._random = random.Random(seed)
         self._owner = owner
         self._priority: dict[str, float] = {}
+        # `sample` needs at least as many positions as drops, also for a run without any choice.
         self._drops = frozenset(self._random.sample(range(max(length, depth - 1)), depth - 1))
         self._at = 0
 
@@ -96,6 +97,7 @@ class Priorities:
                 self._priority[owner] = 1 + self._random.random()
         best = self._highest(owners)
         if self._at in self._drops:
+            # Lower than every first priority (these begin at 1) and than every earlier drop.
             self._priority[owners[best]] = -self._at
             best = self._highest(owners)
         self._at += 1
