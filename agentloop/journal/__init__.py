@@ -1,4 +1,4 @@
-"""Journals: logs of runs that outlive a crash. What is here is loaded at first use.
+"""Journals: logs of runs that outlive a crash. The classes are imported at first use.
 
 Any object with `Journal`'s methods is a journal.
 """

@@ -1,4 +1,4 @@
-"""What every journal asks of its arguments."""
+"""Checks of the arguments that all journals take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_records(records: Sequence[bytes]) -> list[bytes]:
     """Return *records* as a list, if each is the JSON text of one object on one line.
 
     Raises:
-        UserTypeError, UserValueError: naming the position of what isn't; its content isn't quoted.
+        UserTypeError, UserValueError: naming the position of the first wrong one; its content isn't quoted.
     """
     if isinstance(records, (bytes, bytearray, memoryview, str)) or not isinstance(records, Sequence):
         raise UserTypeError(f"records: a sequence of bytes is needed, not {type(records).__name__}")
@@ -28,15 +28,15 @@ def check_records(records: Sequence[bytes]) -> list[bytes]:
 
 
 def _is_json(record: bytes) -> bool:
-    # The standard library's, since msgspec refuses escaped lone surrogates, which tools' outputs may hold.
+    # The standard library's decoder, as msgspec refuses escaped lone surrogates, which outputs of tools may hold.
     try:
-        json.loads(record.decode(), parse_constant=_no_constant)
+        json.loads(record.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return False
     return True
 
 
-def _no_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
@@ -61,7 +61,7 @@ def check_codec(codec: Codec | None) -> Codec | None:
     Raises:
         UserTypeError: naming the argument.
     """
-    wrong: Any = codec  # whatever was handed over, whatever the hint says
+    wrong: Any = codec  # at run time it may be any object
     if codec is not None and not (callable(getattr(wrong, "seal", None)) and callable(getattr(wrong, "open", None))):
         raise UserTypeError(f"codec: an object with `seal` and `open` is needed, not {type(wrong).__name__}")
     return codec

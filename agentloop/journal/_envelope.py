@@ -5,15 +5,17 @@ A line is canonical JSON of a fixed shape, so that it is read by one pattern and
     {"h":"…","kept":4,"key":"…","last":true,"n":5,"prev":"…","record":{…},"t":1700000000.5}
 
 `h` is a truncated SHA-256 over the line without `h`; with a key it is HMAC-SHA256, and `key` names that key. `prev` is
-the `h` of the line before, `n` the line's number from 0 on, `t` the wall-clock time of writing in seconds. `last`
-stands on the last line of each batch: a batch without it never became part of the journal. `kept` is how many records
-no crash could take any more when the line was written.
+the `h` of the line before, `n` the line's number from 0, `t` the wall-clock time of writing in seconds. `last` marks
+the last line of each batch: a batch without it never became part of the journal. `kept` is the number of records that
+no crash could lose any more when the line was written.
 
-`kept` tells the two kinds of broken ends apart. A crash can tear what was being written: the rest of the file then
-holds pieces of the batch that was under way (of several where syncs were put off), with zeros where blocks never
-reached the disk. But where a line says that the journal had kept more than can be read before it, something whole has
-been damaged since, and cutting it off would forget what happened. The same goes for a complete line without zeros in
-it that has another digest or another place: nothing tears like that.
+`kept` distinguishes the two kinds of broken ends. A crash can tear the batch being written: the rest of the file then
+holds pieces of that batch (of several batches if syncs were delayed), with zeros where blocks never reached the disk.
+But if a line says that the journal had kept more records than can be read before it, a whole line has been damaged
+since, and cutting it off would lose facts. The same is true for a complete line without zeros that has another digest
+or another position: no crash tears a file like that.
+
+Pure: bytes in, bytes out. Does not know about files, locks or the contents of records.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _REST = (
     rb'"record":(?P<record>\{.*\}),"t":-?[0-9]+\.[0-9]+\}'
 )
 _head = re.compile(_HEAD)
-_whole_head = re.compile(_HEAD + rb'"(?:last|n)"')  # not one cut off before its key
+_whole_head = re.compile(_HEAD + rb'"(?:last|n)"')  # excludes a head that was cut off before its key
 _line = re.compile(_HEAD + _REST)
 _OPENING = b'{"h":"'
 _AFTER_DIGEST = len(_OPENING) + 32 + len(b'",')
@@ -41,7 +43,7 @@ _AFTER_DIGEST = len(_OPENING) + 32 + len(b'",')
 
 @attrs.frozen
 class End:
-    """Where a chain stands: how many records it has, and the digest of its last line."""
+    """The end of a chain: the number of its records, and the digest of its last line."""
 
     count: int
     digest: bytes
@@ -52,7 +54,10 @@ START = End(0, b"0" * 32)
 
 @attrs.frozen
 class Scan:
-    """What was found: the records of all whole batches, the chain's end, the bytes they take, and how many follow."""
+    """The result of a scan: the records of all whole batches, the chain's end, and sizes in bytes.
+
+    `size` is the length of the whole batches, `torn` the length of the rest.
+    """
 
     records: list[bytes]
     end: End
@@ -70,7 +75,7 @@ class _Envelope:
 
 
 class Seal:
-    """Makes the digests of lines: plain ones see accidents, keyed ones see forgers too."""
+    """Makes the digests of lines. Plain ones reveal accidents, keyed ones reveal forgeries too. Immutable."""
 
     def __init__(self, key: bytes | None) -> None:
         if key is not None and not isinstance(key, bytes):
@@ -80,7 +85,7 @@ class Seal:
         self._mac: hmac.HMAC | None = None
         self.key_id: bytes | None = None
         if key is not None:
-            # A key of our own derived from the user's, who may use theirs elsewhere too.
+            # A key derived from the user's, as the user may use that one for other data too.
             derived = hmac.digest(key, b"agentloop journal", "sha256")
             self._mac = hmac.new(derived, digestmod="sha256")
             self.key_id = hmac.digest(derived, b"key id", "sha256").hex()[:8].encode()
@@ -119,11 +124,11 @@ def write_batch(records: Sequence[bytes], end: End, *, kept: int, now: float, se
 
 
 def scan(data: bytes, seal: Seal, name: str) -> Scan:
-    """Return the longest prefix of *data* that is whole batches, if what follows is no more than a torn end.
+    """Return the longest prefix of *data* that is whole batches, if the rest can be the torn end of a crash.
 
     Raises:
-        JournalError: naming *name* and the line, from 1 on: it was damaged or changed, or the key isn't the one it was
-            sealed with.
+        JournalError: naming *name* and the line, from 1: the line was damaged or changed, or the journal was sealed
+            with another key.
     """
     _check_key(data, seal, name)
     records: list[bytes] = []
@@ -131,7 +136,7 @@ def scan(data: bytes, seal: Seal, name: str) -> Scan:
     whole = chain = START
     at = size = 0
     while (stop := data.find(b"\n", at)) >= 0:
-        entry = _entry(data[at:stop], seal)
+        entry = _read_line(data[at:stop], seal)
         if entry is None or (entry.n, entry.prev) != (chain.count, chain.digest):
             break
         chain, at = End(chain.count + 1, entry.digest), stop + 1
@@ -144,8 +149,8 @@ def scan(data: bytes, seal: Seal, name: str) -> Scan:
     return Scan(records, whole, size, len(data) - size)
 
 
-def _entry(line: bytes, seal: Seal) -> _Envelope | None:
-    """Return what *line* says if it is one and has the right digest."""
+def _read_line(line: bytes, seal: Seal) -> _Envelope | None:
+    """Return the fields of *line*, or None if it is no line of a journal or has a wrong digest."""
     found = _line.fullmatch(line)
     if found is None:
         return None
@@ -158,7 +163,7 @@ def _entry(line: bytes, seal: Seal) -> _Envelope | None:
 def _check_key(data: bytes, seal: Seal, name: str) -> None:
     first = _whole_head.match(data)
     if first is None:
-        # An end torn before there was any line begins as a line does, or with a block that never came.
+        # The torn end of a file without a whole line begins like a line, or with zeros of a block never written.
         if not (data.startswith((_OPENING, b"\0")) or _OPENING.startswith(data)):
             raise JournalError(f"{name}: line 1 is no line of a journal")
     elif first["key"] != seal.key_id:
@@ -169,12 +174,12 @@ def _check_key(data: bytes, seal: Seal, name: str) -> None:
 
 
 def _check_torn(rest: bytes, whole: End, seal: Seal, name: str) -> None:
-    """Raise JournalError unless *rest*, what follows the last whole batch, can come of a crash while writing."""
+    """Raise JournalError unless *rest*, the bytes after the last whole batch, can result from a crash while writing."""
     chain, holed = whole, False
     *lines, unfinished = rest.split(b"\n")
     for number, piece in enumerate(lines, whole.count + 1):
         _check_kept(piece, whole, chain, name)
-        entry = _entry(piece, seal)
+        entry = _read_line(piece, seal)
         if b"\0" in piece:
             holed = True
         elif entry is None:

@@ -1,4 +1,7 @@
-"""The disk under a journal's file, as the few operations it needs: tests put one there that crashes."""
+"""The storage under a journal's file, as the few operations it needs. Tests replace it by one that crashes.
+
+Does not know about lines or records.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,27 @@ from typing import Protocol
 
 
 class Storage(Protocol):
-    """One file. Every method blocks; they are called one at a time. All but `close` raise OSError."""
+    """One file, owned by one journal. Every method blocks; they are called one at a time.
+
+    All but `close` raise OSError.
+    """
 
     def read(self) -> bytes:
-        """Return all that is there, nothing where there is no file. Needs no `open`."""
+        """Return all bytes of the file, none if there is no file. Needs no `open`."""
         ...
 
     def open(self, *, durable: bool) -> None:
-        """Open the file to append to it, and make it where there is none; alone, until `close` or the process's death.
+        """Open the file for appending, create it if missing, and lock it until `close` or the process's death.
 
-        *durable*: see to it that the file's own entry in its folder survives a power failure.
+        *durable*: the file's own entry in its folder must survive a power failure.
 
         Raises:
-            BlockingIOError: if somebody else has it open.
+            BlockingIOError: if another object or process has it open.
         """
         ...
 
     def write(self, data: bytes) -> None:
-        """Append *data*: it outlives the process from here on."""
+        """Append *data*. After the return it outlives the process."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -33,16 +39,16 @@ class Storage(Protocol):
         ...
 
     def sync(self) -> None:
-        """Wait until all of the file outlives a power failure."""
+        """Wait until the whole file would outlive a power failure."""
         ...
 
     def close(self) -> None:
-        """Let go of the file. Does nothing where it isn't open."""
+        """Close and unlock the file. Does nothing if it isn't open."""
         ...
 
 
 class FileStorage:
-    """A file of the operating system, held by an advisory lock while it is open."""
+    """A file of the operating system, under an advisory lock while it is open."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -68,32 +74,32 @@ class FileStorage:
         self._descriptor = descriptor
 
     def write(self, data: bytes) -> None:
-        descriptor = self._opened()
+        descriptor = self._require_open()
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._opened(), size)
+        os.ftruncate(self._require_open(), size)
 
     def sync(self) -> None:
-        _sync(self._opened())
+        _sync(self._require_open())
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
-    def _opened(self) -> int:
+    def _require_open(self) -> int:
         if self._descriptor is None:
             raise ValueError("I/O operation on a closed file")
         return self._descriptor
 
 
-if sys.platform == "win32":  # pragma: no cover - other platforms' ways, not those of the tests
+if sys.platform == "win32":  # pragma: no cover - another platform than that of the tests
     import msvcrt
 
-    # Far behind any end: this lock keeps others from reading what it covers.
+    # Far behind any end of file, since this lock also prevents others from reading the bytes it covers.
     _LOCKED_AT = 1 << 62
 
     def _lock(descriptor: int) -> None:
@@ -107,17 +113,17 @@ if sys.platform == "win32":  # pragma: no cover - other platforms' ways, not tho
         os.fsync(descriptor)
 
     def _sync_folder(path: str) -> None:
-        """Do nothing: a folder can't be opened there, and its entries are journaled by the file system."""
+        """Do nothing: Windows can't open a folder, and its file system journals the entries."""
 
 else:
     import fcntl
 
     def _lock(descriptor: int) -> None:
-        # Not `lockf`: that lock is the process's, so a second journal in it would get it too, and closing any other
-        # descriptor of the file, such as a reader's, would give it up.
+        # Not `lockf`: that lock belongs to the process, so a second journal in it would get it too, and closing any
+        # other descriptor of the file, such as a reader's, would release it.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    if sys.platform == "darwin":  # pragma: no cover - another platform's way
+    if sys.platform == "darwin":  # pragma: no cover - another platform than that of the tests
 
         def _sync(descriptor: int) -> None:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync leaves the data in the drive's own cache there

@@ -1,4 +1,4 @@
-"""Worker threads for what blocks: one piece of work at a time, whichever event loop asks."""
+"""Worker threads for blocking work: one function at a time, for any number of event loops."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ResultT = TypeVar("ResultT")
 
 
 class OneAtATime:
-    """Runs functions in worker threads, one after the other.
+    """Runs functions in worker threads, one after the other. Owned by one journal; safe for several event loops.
 
-    Two locks see to that: a limiter of one, bound to the event loop that is running, lets further calls wait without a
-    thread; the lock inside the thread is what counts, since a native cancellation on asyncio, or a second loop, can get
-    past the first.
+    It needs two locks. A limiter of one, bound to the running event loop, lets further calls wait without a thread. The
+    lock inside the thread gives the guarantee, since a native cancellation on asyncio, or a second loop, can get past
+    the limiter.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class OneAtATime:
         self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Return `work()`.
+        """Return `work()`, run in a worker thread.
 
-        Cancellation: before the thread has begun nothing is done; then it is awaited, and its result is given.
-            Cancelled natively on asyncio this raises at once, and the thread goes on by itself.
+        Cancellation: a checkpoint. Before the thread has begun, *work* doesn't run; after that the thread is awaited
+            and its result returned. A native cancellation on asyncio raises at once, and the thread continues alone.
         """
-        return await anyio.to_thread.run_sync(self._alone, work, limiter=self._limiter_here())
+        return await anyio.to_thread.run_sync(self._run_locked, work, limiter=self._limiter_here())
 
-    def _alone(self, work: Callable[[], ResultT]) -> ResultT:
+    def _run_locked(self, work: Callable[[], ResultT]) -> ResultT:
         with self._in_thread:
             return work()
 

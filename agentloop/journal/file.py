@@ -1,8 +1,20 @@
-"""A journal in a file of lines, written by worker threads and held by a lock.
+"""A journal in a file of lines, written by worker threads under a lock on the file.
 
-Two things are known at any time: where the chain stood when this object last read or wrote it, and how much of it is
-past losing. The first sees a second writer that came and went, the second stands in every line (see the envelope). All
-work happens in the thread, under one lock, so a cancelled caller never leaves the two and the file apart.
+Three layers: `_envelope` turns records into lines and back, `_storage` is the file, and this module decides when to
+open, recover, write and sync. It doesn't know what a record holds.
+
+States: unopened (reads need no lock), opened by the first append (the lock is held, a torn end is cut off), broken by
+the first failure of an append or sync, closed. Broken is final: after a failed sync it is unknown which bytes are on
+the disk, and the success of a second sync would prove nothing.
+
+Facts, all about the file: `_end` is the chain's end when this object last read or wrote it; another end found later
+proves a second writer. `_kept` is the number of records that no crash can lose; every line stores it (see the
+envelope). `_unsynced` is True while written bytes are not synced, `_synced_at` the time of the last sync.
+
+An append, in order: check, open and recover if unopened, write one batch in a single call, sync if the policy says so,
+then set `_end` and `_kept`. Invariants: `_kept` never exceeds the count of `_end`; `_end` changes only after a read or
+a write that succeeded. All of it happens in the thread, under one lock, and a cancelled caller can't interrupt it, so
+these attributes and the file never disagree.
 """
 
 from __future__ import annotations
@@ -33,26 +45,26 @@ _SYNC_EVERY = 0.1  # seconds, under "batch"
 
 
 class FileJournal:
-    """A journal in a file of JSON lines; the file is made at the first append, its folder must exist.
+    """A journal in a file of JSON lines. The first append creates the file; its folder must exist.
 
     Close it by `aclose` or use it as `async with`; afterwards it can't be used. From the first append until it is
     closed or the process ends it holds a lock on the file, so that a second writer, in this process or another, is
-    refused; `read` needs no lock. Safe to share between tasks, event loops and threads. The lock is advisory (`flock`),
-    and as good as the file system's.
+    refused; `read` needs no lock. Safe to share between tasks, event loops and threads. The lock is advisory (`flock`)
+    and only as reliable as the file system's.
 
     Args:
         path: The file.
-        fsync: What an append waits for. When the process dies, no policy loses an append that returned. When the power
-            fails or the operating system crashes, "always" loses none either; "batch" loses what was appended since the
-            last sync (an append syncs if 0.1 seconds have passed since that, and so does closing); "never" loses
-            whatever the system held back, and the file may be refused as damaged.
-        key: Seals every line by HMAC-SHA256, so that whoever hasn't got it can't change one unseen. Cutting off whole
-            batches at the end can't be seen by any seal.
-        codec: What the run seals secrets with; the journal itself doesn't use it.
-        storage: What to keep the bytes on in the place of the file, for tests.
+        fsync: The durability that an append waits for. When the process dies, no policy loses an append that returned.
+            When the power fails or the operating system crashes, "always" loses none either; "batch" loses the appends
+            since the last sync (an append syncs if 0.1 seconds have passed since that, and so does closing); "never"
+            loses the bytes that the system had not written, and the file may be refused as damaged.
+        key: Seals every line by HMAC-SHA256, so that a line can't be changed unnoticed without the key. No seal can
+            reveal that whole batches were cut off at the end.
+        codec: The codec by which the run seals secrets; the journal itself doesn't use it.
+        storage: Replaces the file, for tests.
 
-    A batch that a crash has torn is left out by `read`. The next append cuts it off before it writes, with a warning in
-    the log; nothing of it had ever been reported as durable.
+    `read` leaves out a batch that a crash has torn. The next append cuts it off before it writes, with a warning in the
+    log; no part of it had ever been reported as durable.
     """
 
     def __init__(
@@ -72,42 +84,46 @@ class FileJournal:
         self.codec = check_codec(codec)
         self._storage = FileStorage(self._path) if storage is None else storage
         self._thread = OneAtATime()
-        self._end: End | None = None  # as last read or written
+        self._end: End | None = None  # when this object last read or wrote; None before that
         self._kept = 0
         self._synced_at = 0.0
         self._unsynced = False
         self._opened = False
         self._broken: str | None = None
         self._closed = False
-        # For who forgets to close; the lock would be held until the process ends.
+        # If the application forgets to close it, the lock would be held until the process ends.
         weakref.finalize(self, self._storage.close)
 
     def __repr__(self) -> str:
         return f"FileJournal({self._path!r})"
 
     async def append(self, records: Sequence[bytes]) -> None:
-        """Append *records* as one batch, durable as `fsync` says when this returns.
+        """Append *records* as one batch. When this returns they are as durable as `fsync` says.
+
+        Cancellation: a checkpoint. Before the thread has begun, nothing is appended; after that the write completes. A
+            native cancellation on asyncio raises at once, and the write continues.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of what is no record; nothing is appended.
-            JournalError: if the disk refuses, another writer is there or has been, or what stands there is damaged.
-                The journal takes no more then: whether a sync that failed took place is open, and a second one would
-                get a yes that means nothing. Read what is there by a new one.
+            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+                appended.
+            JournalError: if the disk refuses, another writer is active or was, or the file is damaged. The journal then
+                takes no more records: a failed sync may or may not have written, and the success of a second one would
+                prove nothing. Read the file by a new journal.
         """
         added = check_records(records)
         await self._thread.run(lambda: self._append(added))
 
     async def read(self) -> list[bytes]:
-        """Return every record appended so far; none where there is no file.
+        """Return every record appended so far; none if there is no file.
 
         Raises:
-            JournalError: naming the line that was damaged or changed; or the key isn't the one it was sealed with, or
-                the file can't be read.
+            JournalError: naming the line that was damaged or changed; or the file was sealed with another key, or it
+                can't be read.
         """
         return await self._thread.run(self._read)
 
     async def aclose(self) -> None:
-        """Sync what isn't, unless the policy is "never", and let go of the file. Does nothing the second time.
+        """Sync the rest, unless the policy is "never", and close the file. Does nothing the second time.
 
         Raises:
             JournalError: if the sync fails; the file is closed nevertheless.
@@ -120,7 +136,7 @@ class FileJournal:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):  # a write in progress and one sync are all it waits for
+        with anyio.CancelScope(shield=True):  # bounded: it waits for a write in progress and one sync
             await self.aclose()
 
     # ------------------------------------------------------------------------------------------ in the thread
@@ -131,7 +147,7 @@ class FileJournal:
             raise JournalError(f"{self!r} takes no more records since it failed: {self._broken}")
         if not records:
             return
-        with self._or_broken():
+        with self._break_on_error():
             start = self._open()
             lines, end = write_batch(records, start, kept=self._kept, now=time.time(), seal=self._seal)
             self._storage.write(b"".join(lines))
@@ -153,19 +169,20 @@ class FileJournal:
         self._synced_at = time.monotonic()
 
     def _open(self) -> End:
-        """Return where to go on writing; open the file first where it isn't."""
+        """Return the end to append to. Open the file and recover it first, if that has not been done."""
         if self._opened and self._end is not None:
             return self._end
         try:
             self._storage.open(durable=self._fsync != "never")
-            found = self._recovered()
+            found = self._recover()
         except BaseException:
             self._storage.close()
             raise
         self._end, self._kept, self._opened = found.end, found.end.count, True
         return found.end
 
-    def _recovered(self) -> Scan:
+    def _recover(self) -> Scan:
+        """Cut off a torn end, sync the rest, and return the scan. The lock is held."""
         found = self._scan()
         if self._end is not None and found.end != self._end:
             raise JournalError(
@@ -175,8 +192,8 @@ class FileJournal:
         if found.torn:
             logger.warning("%r: %d bytes of a batch that a crash cut off are dropped", self, found.torn)
             self._storage.truncate(found.size)
-        # What a process wrote and died over may be in the system's memory alone. The cut must be on the disk before
-        # anything follows it, or a crash could leave the new end in the middle of the old one.
+        # The bytes of a process that died may be in the system's memory alone. The cut must be on the disk before new
+        # lines follow it, or a crash could leave the new end in the middle of the old one.
         if found.torn or (self._fsync != "never" and found.size):
             self._sync()
         return found
@@ -198,7 +215,7 @@ class FileJournal:
         self._closed = True
         try:
             if self._unsynced and self._fsync != "never" and self._broken is None:
-                with self._or_broken():
+                with self._break_on_error():
                     self._sync()
         finally:
             self._storage.close()
@@ -208,7 +225,7 @@ class FileJournal:
             raise JournalError(f"{self!r} is closed")
 
     @contextmanager
-    def _or_broken(self) -> Iterator[None]:
+    def _break_on_error(self) -> Iterator[None]:
         try:
             with self._as_journal_error():
                 yield

@@ -14,9 +14,9 @@ from agentloop.journal._checks import check_codec, check_records
 
 
 class MemoryJournal:
-    """A journal that lives as long as its object. For one event loop at a time; not thread-safe.
+    """A journal that exists as long as its object. For one event loop at a time; not thread-safe.
 
-    Durable means nothing here: what is appended is gone with the process.
+    Nothing is durable here: the records are lost with the process.
     """
 
     def __init__(self, *, codec: Codec | None = None) -> None:
@@ -28,10 +28,11 @@ class MemoryJournal:
         return "MemoryJournal()"
 
     async def append(self, records: Sequence[bytes]) -> None:
-        """Append *records*; a cancelled call has done nothing.
+        """Append *records*. A checkpoint; a cancelled call has appended nothing.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of what is no record; nothing is appended.
+            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+                appended.
             JournalError: if the journal is closed.
         """
         added = check_records(records)
@@ -50,7 +51,7 @@ class MemoryJournal:
         return self._records[:]
 
     async def aclose(self) -> None:
-        """Let go of the records. Does nothing the second time."""
+        """Release the records. Does nothing the second time."""
         self._closed = True
         self._records.clear()
         await checkpoint()

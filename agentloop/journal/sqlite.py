@@ -1,7 +1,7 @@
-"""Journals in a SQLite file, one row a record, by the standard library's module in worker threads.
+"""Journals in a SQLite file, one row for each record, by the standard library's module in worker threads.
 
-A batch is one transaction, so nothing is ever torn; each commit is synced. The rows hold the same lines as a file does,
-which is what shows that one was changed, and what a key seals.
+A batch is one transaction, so no batch is ever torn; each commit is synced. The rows hold the same lines as a file
+does: their digests reveal a changed one, and a key seals them. Does not know what a record holds.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ _INSERT = "INSERT INTO agentloop_journal_lines (run_id, n, line) VALUES (?, ?, ?
 
 
 class SQLiteJournal:
-    """The journal of one run in a SQLite file, which may hold many; `":memory:"` lives as long as this object.
+    """The journal of one run in a SQLite file, which may hold many; `":memory:"` exists as long as this object.
 
     Close it by `aclose` or use it as `async with`; afterwards it can't be used. Each append is one transaction, synced
     when it returns: neither the death of the process nor a power failure loses one. Safe to share between tasks, event
-    loops and threads. Works on whatever file system SQLite's write-ahead log does.
+    loops and threads. Works on every file system on which SQLite's write-ahead log works.
 
-    No lock is held between appends. Of two writers of one run that both go on from the same record, the first to append
-    goes on and the other is refused: who resumes a run elsewhere takes it over, and the one before can't write on.
+    No lock is held between appends. If two writers of one run continue from the same record, the first to append
+    continues and the other is refused: a process that resumes the run takes it over, and the earlier process can't
+    append any more.
 
     Args:
-        path: The database; made where there is none.
-        run_id: Which run's journal this is.
-        key: Seals every line by HMAC-SHA256, so that whoever hasn't got it can't change one unseen. Removing whole
-            batches at the end can't be seen by any seal.
-        codec: What the run seals secrets with; the journal itself doesn't use it.
-        busy_timeout: Seconds an append waits for those of other connections.
+        path: The database; created if missing.
+        run_id: The id of the journal's run.
+        key: Seals every line by HMAC-SHA256, so that a line can't be changed unnoticed without the key. No seal can
+            reveal that whole batches were removed at the end.
+        codec: The codec by which the run seals secrets; the journal itself doesn't use it.
+        busy_timeout: Seconds that an append waits for those of other connections.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class SQLiteJournal:
         self._thread = OneAtATime()
         self._connection: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize[..., object] | None = None
-        self._end: End | None = None  # as last read or written
+        self._end: End | None = None  # when this object last read or wrote; None before that
         self._writing = False
         self._broken: str | None = None
         self._closed = False
@@ -80,10 +81,14 @@ class SQLiteJournal:
     async def append(self, records: Sequence[bytes]) -> None:
         """Append *records* as one transaction.
 
+        Cancellation: a checkpoint. Before the thread has begun, nothing is appended; after that the transaction
+            completes. A native cancellation on asyncio raises at once, and the transaction continues.
+
         Raises:
-            UserTypeError, UserValueError: naming the position of what is no record; nothing is appended.
-            JournalError: if the database refuses or stays locked, another writer has been there, or what stands there
-                is damaged. The journal takes no more then: read what is there by a new one.
+            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+                appended.
+            JournalError: if the database refuses or stays locked, another writer has appended, or the rows are damaged.
+                The journal then takes no more records: read the database by a new one.
         """
         added = check_records(records)
         await self._thread.run(lambda: self._append(added))
@@ -92,8 +97,8 @@ class SQLiteJournal:
         """Return every record appended so far.
 
         Raises:
-            JournalError: naming the line (row *n* is line *n* + 1) that was damaged, changed or removed; or the key
-                isn't the one it was sealed with, or the database can't be read.
+            JournalError: naming the line (row *n* is line *n* + 1) that was damaged, changed or removed; or the journal
+                was sealed with another key, or the database can't be read.
         """
         return await self._thread.run(self._read)
 
@@ -107,7 +112,7 @@ class SQLiteJournal:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):  # bounded by busy_timeout: only a call in progress is waited for
+        with anyio.CancelScope(shield=True):  # bounded by busy_timeout: it waits only for a call in progress
             await self.aclose()
 
     # ------------------------------------------------------------------------------------------ in the thread
@@ -120,7 +125,7 @@ class SQLiteJournal:
             return
         try:
             with self._as_journal_error():
-                connection = self._connected()
+                connection = self._connect()
                 with transaction(connection):
                     end = self._insert(connection, records)
         except BaseException as error:
@@ -150,14 +155,14 @@ class SQLiteJournal:
                 raise JournalError(f"{self!r}: line {index + 1} is damaged or missing")
             lines.append(line + b"\n")
         found = scan(b"".join(lines), self._seal, repr(self))
-        if found.torn:  # a transaction never is
+        if found.torn:  # a transaction is never torn, so the rows were changed
             raise JournalError(f"{self!r}: the batch that begins at line {found.end.count + 1} isn't whole")
         return found
 
     def _read(self) -> list[bytes]:
         self._check_usable()
         with self._as_journal_error():
-            found = self._scan(self._connected())
+            found = self._scan(self._connect())
         if self._writing and self._broken is None and found.end != self._end:
             raise self._other_writer()
         if not self._writing:
@@ -170,10 +175,10 @@ class SQLiteJournal:
             self._finalizer()
         self._connection = None
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = connection = opened(self._path, _SCHEMA, busy_timeout=self._busy_timeout, synced=True)
-            # For who forgets to close; a connection the collector finds open is a warning.
+            # If the application forgets to close it, Python warns when it collects an open connection.
             self._finalizer = weakref.finalize(self, connection.close)
         return self._connection
 

@@ -1,6 +1,6 @@
-"""Models: what a run asks. The protocol a provider writes, and the models that come with the library.
+"""Models: the protocol that a provider implements, and the models that come with the library.
 
-`OpenAIChatModel` and `LocalModel` are loaded at first use. Any object with `Model`'s methods is a model.
+`OpenAIChatModel` and `LocalModel` are imported at first use. Any object with `Model`'s methods is a model.
 """
 
 from __future__ import annotations

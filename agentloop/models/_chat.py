@@ -1,6 +1,6 @@
 """The Chat Completions codec: a request to its JSON body, the chunks of a response to model events. Pure.
 
-Does not know about HTTP: `encode` gives what is posted, `ChatDecoder` takes the text of one event at a time.
+Does not know about HTTP: `encode` returns the body to post, `ChatDecoder` takes the text of one event at a time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
 WIRE_ID = "chat_call_id"
-"""Under which `provider_data` of a call keeps the server's own id, where the run knows the call by another."""
+"""Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
 
 # ---------------------------------------------------------------------------------------------- request
 
@@ -72,13 +72,13 @@ def encode(
     stream: bool = True,
     max_tokens_field: str = "max_tokens",
 ) -> JsonDict:
-    """Return the body that asks *model_name* what *request* says.
+    """Return the body that sends *request* to *model_name*.
 
-    `truncation`, `include` and `reasoning` beside its effort have no field here and are left out: they don't change
-    what is asked. `extra_body` is laid over the result.
+    `truncation`, `include`, and `reasoning` except its effort have no field here and are left out, as they don't change
+    the question. `extra_body` overrides fields of the result.
 
     Raises:
-        UserError: for what Chat Completions can't express; names the place.
+        UserError: for a part that Chat Completions can't express; names its place in the request.
         UserTypeError: if `extra_args` holds a field that is already set.
     """
     _refuse_server_state(request)
@@ -91,7 +91,7 @@ def encode(
     body |= _setting_fields(request.settings, max_tokens_field)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return _with_extras(body, request.settings)
+    return _add_extras(body, request.settings)
 
 
 def _refuse_server_state(request: ModelRequest) -> None:
@@ -156,7 +156,7 @@ def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _with_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
+def _add_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
     extra = dict(settings.extra_args or {})
     if taken := sorted(body.keys() & extra.keys()):
         raise UserTypeError(f"extra_args: already set by the request: {', '.join(taken)}")
@@ -164,12 +164,12 @@ def _with_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
 
 
 class _Messages:
-    """Collects messages. Calls that follow each other, and the text before them, share one assistant message."""
+    """Collects messages. Successive calls, and the text before them, share one assistant message."""
 
     def __init__(self) -> None:
         self.done: list[JsonDict] = []
-        self._wire_ids: dict[str, str] = {}  # of calls that the run knows by another id than the server
-        self._open: JsonDict | None = None  # the assistant message that calls may yet join
+        self._wire_ids: dict[str, str] = {}  # the server's id by the run's, for calls where the two differ
+        self._open: JsonDict | None = None  # the assistant message to which following calls are added
 
     def add(self, item: Item, place: str) -> None:
         match item:
@@ -231,7 +231,7 @@ class _PartialCall:
     name: str
     arguments: list[str] = attrs.field(factory=list)
     known_as: str | None = None
-    """The id that the run knows it by."""
+    """The id that the run uses for it."""
 
     @property
     def text(self) -> str:
@@ -241,8 +241,8 @@ class _PartialCall:
 class ChatDecoder:
     """Turns the events of one response into model events. Use: `feed` each event's data, then `finish` once.
 
-    Owned by the call that reads the response. *request* is what was asked; it only serves to make up call ids where
-    the server gives none. `done` says that `[DONE]` has come: nothing of use follows.
+    Owned by the call that reads the response. *request* serves only to generate call ids if the server gives none, and
+    to know the tools of constrained mode. `done` is True once `[DONE]` has come: nothing of use follows.
     """
 
     def __init__(self, request: ModelRequest, *, constrained: bool = False) -> None:
@@ -252,7 +252,7 @@ class ChatDecoder:
         self._constrained_id = made_call_id(request, "local") if self._constrained else ""
         self._started = False
         self.shown = False
-        """Whether anything came that the caller has seen."""
+        """True once a part of the answer was returned to the caller."""
         self._id: str | None = None
         self._model: str | None = None
         self._text: list[str] = []
@@ -266,8 +266,8 @@ class ChatDecoder:
         """Return the model events of one event's *data*.
 
         Raises:
-            ModelBehaviorError: if it is no chunk, or reports an error of the server within an answer.
-            ModelTransportError: if it reports an error of the server in place of an answer.
+            ModelBehaviorError: if *data* is no chunk, or reports an error of the server in the middle of an answer.
+            ModelTransportError: if *data* reports an error of the server instead of an answer.
         """
         data = data.strip()
         if self.done or not data:
@@ -278,10 +278,10 @@ class ChatDecoder:
         return self.feed_chunk(parse_object(data, "A chunk of the response"))
 
     def feed_chunk(self, chunk: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one parsed chunk, or of a whole response that came unstreamed."""
+        """Return the model events of one parsed chunk, or of a whole response that was not streamed."""
         if chunk.get("error") or chunk.get("object") == "error":
-            # What was shown can't be taken back, so only an answer that hasn't begun may be asked for again.
-            raise _broken_off(chunk) if self.shown else _server_error(chunk)
+            # The caller has seen the beginning of an answer, so a retry is possible only if there was none.
+            raise _broken_answer_error(chunk) if self.shown else _server_error(chunk)
         events: list[ModelEvent] = []
         if isinstance(chunk.get("id"), str) and self._id is None:
             self._id = chunk["id"]
@@ -301,11 +301,11 @@ class ChatDecoder:
         return events
 
     def finish(self, request_id: str | None = None) -> list[ModelEvent]:
-        """Return the last events, `ResponseDone` at the end, once the response has ended.
+        """Return the last events, with `ResponseDone` at the end. Call it once, after the end of the response.
 
         Raises:
-            ModelBehaviorError: if it was cut: no finish reason came, or the token limit or a content filter left
-                nothing usable or half a call.
+            ModelBehaviorError: if the response was cut: no finish reason came, or the token limit or a content filter
+                left nothing usable or half a call.
         """
         if self._finish_reason is None:
             raise ModelBehaviorError("The response ended before it was complete.")
@@ -339,8 +339,8 @@ class ChatDecoder:
         elif piece := self._constrained.feed(text):
             yield ArgumentsDelta(self._constrained_id, piece)
 
-    # Calls. Normally a call is known by its index, and id and name come in its first part. Real servers leave out the
-    # index, repeat id and name in every part, give all parallel calls index 0, or send arguments as an object.
+    # Calls. The index identifies a call, and its first part holds id and name: so the specification. Real servers leave
+    # out the index, repeat id and name in every part, give all parallel calls index 0, or send arguments as an object.
 
     def _call_part(self, part: Mapping[str, Any]) -> Iterator[ModelEvent]:
         function = part.get("function") or {}
@@ -348,7 +348,7 @@ class ChatDecoder:
             raise ModelBehaviorError(f"A call's function isn't an object: {str(function)[:QUOTED]!r}")
         name = _words(function.get("name"), "name")
         given_id = _words(part.get("id"), "id") or None
-        call = self._known(part.get("index"), given_id, name)
+        call = self._find_call(part.get("index"), given_id, name)
         if call is None:
             call = _PartialCall(part.get("index"), given_id, name)
             self._calls.append(call)
@@ -365,9 +365,9 @@ class ChatDecoder:
         return taken_call_ids(self._request)  # most responses have no call
 
     def _call_id(self, call: _PartialCall, number: int) -> str:
-        """Return the id that the run knows *call* by: the server's, unless it has none or has given that one before.
+        """Return the run's id for *call*: the server's, or a generated one if that is missing or already used.
 
-        Some servers number the calls of each response anew.
+        Some servers number the calls of each response from the same start.
         """
         if call.known_as is None:
             if call.id is None:
@@ -378,7 +378,7 @@ class ChatDecoder:
                 call.known_as = call.id
         return call.known_as
 
-    def _known(self, index: object, given_id: str | None, name: str) -> _PartialCall | None:
+    def _find_call(self, index: object, given_id: str | None, name: str) -> _PartialCall | None:
         """Return the call that a part continues, or None if it begins one."""
         if index is not None:
             same = [call for call in self._calls if call.index == index]
@@ -386,7 +386,8 @@ class ChatDecoder:
                 return None
             if given_id is None:
                 return same[-1]
-            # Another id under a known index begins a call if it comes with a name; else it is the id, late.
+            # Another id under a known index begins a call if a name comes with it; else it is the missing id, sent
+            # late.
             return next((call for call in same if call.id == given_id), None if name and same[-1].id else same[-1])
         if given_id is not None:
             return next((call for call in self._calls if call.id == given_id), None)
@@ -403,7 +404,7 @@ class ChatDecoder:
         calls = [self._tool_call(call, number, cut) for number, call in enumerate(self._calls, 1)]
         if self._constrained is not None and not self._refusal and not calls:
             calls = self._constrained_call(self._constrained, cut)
-        # Reasoning belongs to what follows it, and isn't kept without it.
+        # Reasoning belongs to the item after it, and isn't kept alone.
         if self._reasoning and (said or calls):
             yield Reasoning(content=("".join(self._reasoning),))
         if said:
@@ -476,22 +477,22 @@ def _is_json(text: str) -> bool:
 
 
 def _server_error(chunk: Mapping[str, Any]) -> ModelTransportError:
-    """Return the error that a chunk reports where an answer was due."""
-    words, code, named = _reported(chunk)
+    """Return the error that a chunk reports instead of an answer."""
+    words, code, named = _read_error(chunk)
     status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else None
     return ModelTransportError(f"The server answered with an error: {words}", status=status, code=named)
 
 
-def _broken_off(chunk: Mapping[str, Any]) -> ModelBehaviorError:
-    """Return the error that a chunk reports where an answer was to go on."""
-    words, code, named = _reported(chunk)
+def _broken_answer_error(chunk: Mapping[str, Any]) -> ModelBehaviorError:
+    """Return the error that a chunk reports in the middle of an answer."""
+    words, code, named = _read_error(chunk)
     known = [str(part) for part in (named, code) if isinstance(part, str | int) and not isinstance(part, bool)]
     said = f" ({', '.join(dict.fromkeys(known))[:QUOTED]})" if known else ""
     return ModelBehaviorError(f"The server broke the response off: {words}{said}")
 
 
-def _reported(chunk: Mapping[str, Any]) -> tuple[str, object, str | None]:
-    """Return what a chunk's error says: its words, its code as it came, and its code or type by name."""
+def _read_error(chunk: Mapping[str, Any]) -> tuple[str, object, str | None]:
+    """Return the parts of a chunk's error: its message, its code unchanged, and its code or type if that is text."""
     error = chunk.get("error")
     details: Mapping[str, Any] = error if isinstance(error, Mapping) else chunk
     words = error if isinstance(error, str) else details.get("message")

@@ -1,4 +1,7 @@
-"""What the Chat Completions codec and its constrained mode share: contents, tool choice, made-up call ids. Pure."""
+"""Helpers of the Chat Completions codec and its constrained mode: contents, tool choice, generated call ids.
+
+Pure; does not know about HTTP.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from agentloop.model_events import ModelRequest
 
 JsonDict = dict[str, Any]
 QUOTED = 200
-"""Characters of a model's or server's words that a message quotes at most."""
+"""Most characters of a model's or server's text that a message quotes."""
 
 
 def no_form(place: str, what: object) -> UserError:
-    """Return the error for *what* standing at *place*, which Chat Completions can't express."""
+    """Return the error for *what*, at *place* in the request, which Chat Completions can't express."""
     return UserError(f"{place}: {type(what).__name__} has no form in Chat Completions.")
 
 
@@ -63,7 +66,7 @@ def plain_text(parts: Iterable[Part], place: str) -> str:
 
 
 def output_text(output: Content) -> str:
-    """Return a tool's output as text. A part that can't be shown leaves its mark, so that the model knows of it."""
+    """Return a tool's output as text. A mark replaces a part that can't be shown, so that the model knows of it."""
     if isinstance(output, str):
         return output
     return "".join(_output_part(part) for part in output)
@@ -80,15 +83,15 @@ def _output_part(part: Part) -> str:
 
 
 def tool_choice(request: ModelRequest) -> str | Mapping[str, Any] | None:
-    """Return the request's tool choice, else its settings'."""
+    """Return the tool choice of the request, else of its settings."""
     return request.tool_choice if request.tool_choice is not None else request.settings.tool_choice
 
 
 def chosen_name(choice: str | Mapping[str, Any] | None) -> str | None:
-    """Return the name of the function that *choice* forces, or None where it forces none.
+    """Return the name of the function that *choice* forces, or None if it forces none.
 
     Raises:
-        UserTypeError: if *choice* is of no known shape.
+        UserTypeError: if *choice* has no known form.
         UserError: if it names something other than a function.
     """
     match choice:
@@ -105,20 +108,21 @@ def chosen_name(choice: str | Mapping[str, Any] | None) -> str | None:
 
 
 def made_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:
-    """Return an id for a call that came without one: the same for equal requests, and not yet in the conversation.
+    """Return an id for a call without one: the same for equal requests, and not yet in the conversation.
 
-    The turn makes it unique in a run, the path among nested runs; items of earlier runs may hold it already.
+    The turn makes it unique in a run, the path makes it unique among nested runs. Items of earlier runs may hold such
+    an id already, so those are skipped.
     """
     base = f"{prefix}_{request.turn}" + (f"_{number}" if number else "")
-    return _untaken(request, base, taken_call_ids(request))
+    return _find_free_id(request, base, taken_call_ids(request))
 
 
 def renamed_call_id(request: ModelRequest, given: str, taken: frozenset[str]) -> str:
-    """Return another id for a call whose id the server has *given* to another call of the run before."""
-    return _untaken(request, f"{given}_{request.turn}", taken)
+    """Return a new id for a call, because the server has *given* its id to an earlier call of the run."""
+    return _find_free_id(request, f"{given}_{request.turn}", taken)
 
 
-def _untaken(request: ModelRequest, made: str, taken: frozenset[str]) -> str:
+def _find_free_id(request: ModelRequest, made: str, taken: frozenset[str]) -> str:
     base = "".join(f"{call}." for call in request.path) + made
     made, again = base, 1
     while made in taken:
@@ -128,16 +132,16 @@ def _untaken(request: ModelRequest, made: str, taken: frozenset[str]) -> str:
 
 
 def taken_call_ids(request: ModelRequest) -> frozenset[str]:
-    """Return the ids of calls of the run, and of those in the request's items, which earlier runs may have made."""
+    """Return the ids of the run's calls, and of the calls in the request's items, which may be of earlier runs."""
     shown = (item.call_id for item in request.items if isinstance(item, ToolCall | HandoffCall))
     return frozenset((*shown, *request.call_ids))
 
 
 def parse_object(text: str, what: str) -> JsonDict:
-    """Return the JSON object that *text* is.
+    """Return the JSON object in *text*.
 
     Raises:
-        ModelBehaviorError: if it isn't one; quotes its beginning.
+        ModelBehaviorError: if *text* is no JSON object; quotes its beginning.
     """
     try:
         data = json.loads(text)

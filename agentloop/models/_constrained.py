@@ -1,8 +1,9 @@
-"""Constrained mode: how a model too small for a tool protocol is made to call tools.
+"""Constrained mode: tool calls by a model that is too small for a tool protocol.
 
-The answer is held to one JSON schema, an `anyOf` over the tools, and turned into one call. The tools stand in the
-system text, and up to six worked examples stand before the conversation. One call per turn, on purpose: small models
-get single calls right and several at once wrong. Pure, like the codec that uses it.
+The server forces the answer into one JSON schema, an `anyOf` over the tools, and the answer becomes one call. The
+system text lists the tools, and up to six worked examples precede the conversation. One call per turn, on purpose:
+small models get single calls right and several at once wrong. Pure, like the codec that uses it; does not know about
+HTTP.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MAX_SHOTS = 6
 
 
 def offered(request: ModelRequest) -> tuple[ToolDefinition, ...]:
-    """Return the tools and handoffs of which the answer must call one: none if the tool choice is `"none"`.
+    """Return the tools and handoffs; the answer must call one of them. None if the tool choice is `"none"`.
 
     Raises:
         UserValueError: if the tool choice names none of them.
@@ -63,7 +64,7 @@ def offered(request: ModelRequest) -> tuple[ToolDefinition, ...]:
 
 
 def call_schema(tools: Sequence[ToolDefinition]) -> JsonDict:
-    """Return the schema of one call of any of *tools*. What a tool's schema refers to moves to the root with it."""
+    """Return the schema of one call of any of *tools*. Definitions in a tool's schema move to the root."""
     definitions: JsonDict = {}
     branches = [_branch(f"t{index}", tool, definitions) for index, tool in enumerate(tools)]
     return {"anyOf": branches} | ({"$defs": definitions} if definitions else {})
@@ -72,44 +73,47 @@ def call_schema(tools: Sequence[ToolDefinition]) -> JsonDict:
 def _branch(key: str, tool: ToolDefinition, definitions: JsonDict) -> JsonDict:
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": _hoisted(key, tool.params_json_schema, definitions)},
+        "properties": {
+            "name": {"const": tool.name},
+            "arguments": _hoist_definitions(key, tool.params_json_schema, definitions),
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _hoisted(key: str, schema: Mapping[str, Any], definitions: JsonDict) -> JsonDict:
+def _hoist_definitions(key: str, schema: Mapping[str, Any], definitions: JsonDict) -> JsonDict:
     """Return *schema* without its definitions, which go to *definitions* under names that begin with *key*."""
     refs: set[str] = set()
     local = {**schema.get("definitions", {}), **schema.get("$defs", {})}
     body = {name: value for name, value in schema.items() if name not in ("definitions", "$defs")}
-    moved: JsonDict = _rewritten(body, key, refs)
+    moved: JsonDict = _rewrite_refs(body, key, refs)
     for name, value in local.items():
-        definitions[f"{key}_{name}"] = _rewritten(value, key, refs)
+        definitions[f"{key}_{name}"] = _rewrite_refs(value, key, refs)
     if any(ref == f"#/$defs/{key}" or ref.startswith(f"#/$defs/{key}/") for ref in refs):
         definitions[key] = moved
     return moved
 
 
-_DATA = frozenset({"const", "enum", "default", "examples"})  # keywords that hold values, in which "$ref" is no keyword
+_DATA = frozenset({"const", "enum", "default", "examples"})  # keywords with values, in which "$ref" is no keyword
 
 
-def _rewritten(value: Any, key: str, refs: set[str]) -> Any:
+def _rewrite_refs(value: Any, key: str, refs: set[str]) -> Any:
     if isinstance(value, Mapping):
         return {
-            name: _moved_ref(inner, key, refs)
+            name: _rewrite_ref(inner, key, refs)
             if name == "$ref" and isinstance(inner, str)
             else inner
             if name in _DATA
-            else _rewritten(inner, key, refs)
+            else _rewrite_refs(inner, key, refs)
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_rewritten(inner, key, refs) for inner in value]
+        return [_rewrite_refs(inner, key, refs) for inner in value]
     return value
 
 
-def _moved_ref(ref: str, key: str, refs: set[str]) -> str:
+def _rewrite_ref(ref: str, key: str, refs: set[str]) -> str:
     if not ref.startswith("#"):
         return ref
     for home in ("#/$defs/", "#/definitions/"):
@@ -126,19 +130,19 @@ def _moved_ref(ref: str, key: str, refs: set[str]) -> str:
 
 
 def call_text(name: str, arguments: object) -> str:
-    """Return a call as the model writes it."""
+    """Return a call as the text that the model writes for it."""
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def messages(request: ModelRequest, tools: Sequence[ToolDefinition]) -> list[JsonDict]:
-    """Return the conversation as messages that need no tool protocol, examples of *tools* before it."""
+    """Return the conversation as messages that need no tool protocol, after examples of *tools*."""
     system = [request.system] if request.system else []
     if tools:
         system.append("Choose the function to call.\n" + "\n".join(f"- {t.name}: {t.description}" for t in tools))
     turns: list[JsonDict] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     for question, answer in _shots(tools):
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return turns + _merged(_history(request.items))
+    return turns + _merge(_history(request.items))
 
 
 def _shots(tools: Sequence[ToolDefinition]) -> list[tuple[str, str]]:
@@ -183,8 +187,8 @@ def _arguments(text: str) -> object:
         return text
 
 
-def _merged(turns: Iterator[JsonDict]) -> list[JsonDict]:
-    """Return *turns* with neighbours of one role joined: many chat templates insist that roles alternate."""
+def _merge(turns: Iterator[JsonDict]) -> list[JsonDict]:
+    """Return *turns* with neighbours of one role joined, as many chat templates require that roles alternate."""
     merged: list[JsonDict] = []
     for turn in turns:
         last: JsonDict = merged[-1] if merged else {"role": None, "content": None}
@@ -203,14 +207,15 @@ _HEAD_MAX = 1_000
 
 
 class CallText:
-    """Reads the answer as it streams in, and gives the arguments' own text as soon as it can be told apart.
+    """Reads the answer while it streams in, and returns the arguments' own text as soon as it can be recognized.
 
-    Without the expected beginning it gives nothing before the end; `call` then decides.
+    Owned by one `ChatDecoder`. If the answer doesn't begin as expected, `feed` returns nothing and `call` decides at
+    the end.
     """
 
     def __init__(self) -> None:
         self._all: list[str] = []
-        self._waiting: str | None = ""  # what came before the arguments; None once they began or can't be found
+        self._waiting: str | None = ""  # the text before the arguments; None once they began or can't be found
         self._name: str | None = None
         self._arguments: list[str] = []
         self._depth = 0
@@ -220,7 +225,7 @@ class CallText:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing but blanks has come."""
+        """True if the answer so far is blank."""
         return not "".join(self._all).strip()
 
     def feed(self, text: str) -> str:
@@ -261,10 +266,10 @@ class CallText:
         return len(text)
 
     def call(self) -> tuple[str, str]:
-        """Return the name and the arguments' text of the call that the whole answer is.
+        """Return the name and the arguments' text of the call, read from the whole answer.
 
         Raises:
-            ModelBehaviorError: if it is none.
+            ModelBehaviorError: if the answer is no call.
         """
         answer = "".join(self._all)
         data = parse_object(answer, "The constrained answer")

@@ -1,7 +1,21 @@
-"""The HTTP driver: the one module that knows httpx. It posts JSON and gives the bytes of the answer.
+"""The HTTP driver: the one module that knows httpx. It posts JSON and returns the bytes of the answer.
 
-Any client with httpx's interface will do (`httpx2` has it), so failures are told by the names of their classes, which
-the forks share. Does not know what the bytes mean.
+Any client with httpx's interface will do (`httpx2` has it), so failures are recognized by the names of their classes,
+which the forks share. Does not know what the bytes mean.
+
+One request: `HttpDriver.post` sends it (`_send`, and `_attempt` once or twice), raises the error of an answer without
+success, and gives a `Reply` whose head has come. The reader calls `Reply.receive` or `read`, and sets two flags that
+only it can know: `begun` once the answer shows output, `complete` once it needs no more bytes. Leaving the block drains
+a complete reply, so that its connection can be reused, and closes every reply.
+
+States of a reply: waiting for the first output (each piece may take `Patience.first`), begun (each piece may take
+`Patience.silence`), ended. `begun` depends on output and not on bytes, so the reader sets it. httpx's own timeouts
+bound the connection and the head, a cancel scope here bounds each piece of the body. Neither applies to a client that
+the caller has given other timeouts.
+
+Invariants: a request is sent a second time only if a reused connection died before any byte of an answer, and only
+once; every answer is closed, also when cancelled, within `CLOSE_TIMEOUT`; no message holds the value of a secret header
+or query field; redirects are not followed, since they would get the key.
 """
 
 from __future__ import annotations
@@ -26,7 +40,7 @@ import httpx
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
 
 SILENT = "silence_timeout"
-"""The code of the error for an answer that fell silent."""
+"""Code of the error for an answer of which no more data came in time."""
 CLOSE_TIMEOUT = 2.0
 MAX_RETRY_AFTER = 3600.0
 _WRITE_TIMEOUT = 60.0
@@ -39,11 +53,11 @@ _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 @attrs.frozen
 class Patience:
-    """How long one request waits, in seconds; None = no limit. `ModelSettings.timeout` bounds the whole.
+    """The timeouts of one request, in seconds; None = no limit. `ModelSettings.timeout` bounds the whole.
 
     Attributes:
-        connect: For a connection.
-        first: For the answer's first output. Reasoning models are silent for minutes.
+        connect: Until there is a connection.
+        first: Until the answer's first output. Reasoning models are silent for minutes.
         silence: Between two pieces of an answer that has begun.
     """
 
@@ -52,13 +66,13 @@ class Patience:
     silence: float | None
 
 
-# ---------------------------------------------------------------------------------------------- what headers say
+# ---------------------------------------------------------------------------------------------- headers
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return how many seconds the server asks to wait, at most `MAX_RETRY_AFTER`; None where it says nothing sensible.
+    """Return the seconds to wait that the server asks for, at most `MAX_RETRY_AFTER`; None without a valid value.
 
-    Units: *now* is wall-clock seconds since the epoch, against which an HTTP date is read.
+    Units: *now* is wall-clock seconds since the epoch; an HTTP date is compared with it.
     """
     seconds = _number(headers.get("retry-after-ms"))
     if seconds is not None:
@@ -95,13 +109,13 @@ def _is_http_error(error: Exception) -> bool:
     return _is_named(error, "HTTPError", "StreamError", "InvalidURL")
 
 
-def _failure(error: Exception, host: str, redact: Callable[[str], str]) -> ModelTransportError:
-    """Return the error that says in the library's terms what the client's *error* is."""
+def _transport_error(error: Exception, host: str, redact: Callable[[str], str]) -> ModelTransportError:
+    """Return the library's error for the HTTP client's *error*."""
     why = "it took too long" if _is_named(error, "TimeoutException") else str(error) or "the connection broke"
     return ModelTransportError(redact(f"No answer from {host}: {why[:_QUOTED]} ({type(error).__name__})"))
 
 
-def _silence(host: str, seconds: float | None) -> ModelTransportError:
+def _silence_error(host: str, seconds: float | None) -> ModelTransportError:
     return ModelTransportError(
         f"No answer from {host}: it took too long, silent for {seconds:g} s (ReadTimeout)", code=SILENT
     )
@@ -110,8 +124,8 @@ def _silence(host: str, seconds: float | None) -> ModelTransportError:
 _SECRET_NAMES = ("auth", "cookie", "key", "password", "secret", "token")
 
 
-def _redactor(fields: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that takes the secrets among *fields* out of a text."""
+def _make_redactor(fields: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that masks the values of secret *fields*, known by their names, in a text."""
     secrets: set[str] = set()
     for name, value in fields.items():
         if any(word in name.lower() for word in _SECRET_NAMES):
@@ -128,7 +142,7 @@ def _redactor(fields: Mapping[str, str]) -> Callable[[str], str]:
 
 @attrs.define(eq=False)
 class _TransportTrace:
-    """Notes what the connection pool did for one request, to tell a reused connection from a new one."""
+    """Notes the steps of the connection pool for one request, to distinguish a reused connection from a new one."""
 
     sent: bool = False
     connected: bool = False
@@ -143,7 +157,7 @@ class _TransportTrace:
             self.answered = True
 
     def died_on_reuse(self, error: Exception) -> bool:
-        """Whether a kept-alive connection turned out dead before any byte of an answer."""
+        """Tell whether *error* means that a kept-alive connection was dead before any byte of an answer."""
         broken = _is_named(error, "RemoteProtocolError", "ReadError", "WriteError", "CloseError")
         return broken and self.sent and not self.connected and not self.answered
 
@@ -157,7 +171,7 @@ class _Plain:
 
 
 class _Gzip:
-    """Unpacks in pieces of a bounded size, so that a small body can't become a huge one in a single step."""
+    """Unpacks in pieces of a bounded size, so that a small body can't become huge in a single step."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
@@ -173,7 +187,7 @@ class _Gzip:
             data = self._inflate.unconsumed_tail
 
 
-def _unpacker(encoding: str) -> _Plain | _Gzip:
+def _make_unpacker(encoding: str) -> _Plain | _Gzip:
     match encoding.strip().lower():
         case "" | "identity":
             return _Plain()
@@ -184,38 +198,40 @@ def _unpacker(encoding: str) -> _Plain | _Gzip:
 
 
 class Reply:
-    """One answer, being read. Owned by `HttpDriver.post`, which closes it."""
+    """One answer while it is read. Owned by `HttpDriver.post`, which closes it; the reader sets `begun`, `complete`."""
 
     def __init__(self, response: Any, url: str, redact: Callable[[str], str], patience: Patience | None) -> None:
         self.begun = False
-        """Set by the reader once the answer shows something: from then on it may be silent for less long."""
+        """True once the answer has shown output, set by the reader; from then on `Patience.silence` applies."""
         self._patience = patience
         self._response = response
         self._host = urlsplit(url).hostname or url
         self.place = _place(url)
-        """Host and path of what was asked."""
+        """Host and path of the request's URL."""
         self.redact = redact
         self._raw: Any = None
         self._unpack: _Plain | _Gzip = _Plain()
         self._unpacked: Iterator[bytes] = iter(())
         self._ended = False
         self.complete = False
-        """Set by the reader once it has what it needs; only then is the rest worth reading."""
+        """True once the reader needs no more bytes, set by the reader; only then the rest is drained."""
         self.status: int = response.status_code
         self.headers: Mapping[str, str] = response.headers
         self.request_id: str | None = response.headers.get("x-request-id")
         self.content_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def told_as_page(self) -> str:
-        """Return what is said of an answer that comes from a web site, not from a model."""
-        return f"{self.place} answered with {self.content_type}, not with a model's response.{_maybe_v1(self.place)}"
+        """Return the error message for an answer that is a web page and not a model's response."""
+        return f"{self.place} answered with {self.content_type}, not with a model's response.{_hint_v1(self.place)}"
 
     async def receive(self) -> bytes:
         """Return the next piece of the unpacked body, at most a few tens of kilobytes; `b""` at its end.
 
+        A checkpoint only if it has to wait for the connection.
+
         Raises:
-            ModelTransportError: if the connection breaks or falls silent.
-            ModelBehaviorError: if the body isn't packed as it says.
+            ModelTransportError: if the connection breaks, or no more data comes in time.
+            ModelBehaviorError: if the body has another encoding than its header says, or an unknown one.
         """
         while not self._ended:
             piece: bytes = next(self._unpacked, b"")
@@ -226,10 +242,10 @@ class Reply:
 
     async def _next_raw(self) -> Iterable[bytes]:
         if self._raw is None:
-            if self._response.is_stream_consumed:  # a mock transport's ready answer, already read and unpacked
+            if self._response.is_stream_consumed:  # the ready answer of a mock transport, already read and unpacked
                 self._raw = _once(self._response.content)
             else:
-                self._unpack = _unpacker(self.headers.get("content-encoding", ""))
+                self._unpack = _make_unpacker(self.headers.get("content-encoding", ""))
                 self._raw = self._response.aiter_raw()
         patience = self._patience
         limit = None if patience is None else patience.silence if self.begun else patience.first
@@ -240,16 +256,16 @@ class Reply:
             except Exception as error:
                 if not _is_http_error(error):
                     raise
-                raise _failure(error, self._host, self.redact) from error
+                raise _transport_error(error, self._host, self.redact) from error
         if scope.cancelled_caught:
-            raise _silence(self._host, limit)
+            raise _silence_error(self._host, limit)
         if data is None:
             self._ended = True
             return ()
         return self._unpack.feed(data)
 
     async def read(self, most: int) -> tuple[bytes, bool]:
-        """Return at most *most* bytes of the body, and whether that was all."""
+        """Return at most *most* bytes of the body, and True if that is the whole body."""
         body = bytearray()
         while piece := await self.receive():
             body += piece
@@ -258,7 +274,7 @@ class Reply:
         return bytes(body), True
 
     async def drain(self) -> None:
-        """Read what little follows a complete answer, so that the connection can serve again."""
+        """Read the few bytes after a complete answer, for at most 0.25 s, so that the connection can be reused."""
         with anyio.move_on_after(0.25), suppress(ModelTransportError, ModelBehaviorError):
             await self.read(_PIECE)
 
@@ -271,8 +287,8 @@ class Reply:
                 await self._exhaust()  # noqa: ASYNC102 - inside the shielded scope above
 
     async def _exhaust(self) -> None:
-        # httpx reads through a chain of async generators, of which closing the outermost leaves the others to the
-        # garbage collector. After the response is closed, going on reading fails at once and ends them all.
+        # httpx reads through a chain of async generators. Closing the outermost leaves the others to the garbage
+        # collector. After the response is closed, one more read fails at once and ends them all.
         if self._raw is not None:
             with suppress(Exception):
                 while True:
@@ -287,10 +303,10 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:  # noqa: ASYNC900 - hol
 
 
 class HttpDriver:
-    """Posts JSON over one client.
+    """Posts JSON over one client. For one event loop.
 
-    A client that is given stays its giver's and is never closed here; without one the driver makes its own when
-    entered and closes it when left.
+    The caller owns a client that it gives: it is never closed here. Without one the driver makes a client when entered,
+    and closes it when left.
     """
 
     def __init__(self, client: Any = None) -> None:
@@ -299,7 +315,7 @@ class HttpDriver:
 
     async def __aenter__(self) -> Self:
         if not self._given:
-            # A proxy from the environment must not come between this process and its own machine.
+            # A proxy from the environment must not handle requests to this machine itself.
             self._client = httpx.AsyncClient(mounts=dict.fromkeys(_LOOPBACK))
         return self
 
@@ -321,25 +337,25 @@ class HttpDriver:
         query: Mapping[str, str] | None = None,
         patience: Patience,
     ) -> AsyncIterator[Reply]:
-        """Post *body* as JSON and give the answer, whose head has come; leaving closes it, also when cancelled.
+        """Post *body* as JSON and give the answer after its head; leaving closes it, also when cancelled.
 
-        A kept-alive connection that proves dead before any byte of an answer is replaced by another, once. No message
-        holds the value of a header or query field whose name tells that it is a secret.
+        If a kept-alive connection proves dead before any byte of an answer, the request is sent once more. No message
+        holds the value of a header or query field whose name marks a secret.
 
         Raises:
             UserTypeError, UserValueError: if *body* or *headers* can't be sent.
-            ModelTransportError: if no answer comes, or one that isn't a success.
+            ModelTransportError: if no answer comes, or one without success.
         """
         host = urlsplit(url).hostname or url
-        options = {"content": _json(body), "headers": _checked(headers), "params": dict(query) if query else None}
-        redact = _redactor({**headers, **(query or {})})
-        # A client made without a thought for timeouts has five seconds, less than most models need. One that was given
-        # others keeps them.
+        options = {"content": _json(body), "headers": _check_headers(headers), "params": dict(query) if query else None}
+        redact = _make_redactor({**headers, **(query or {})})
+        # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
+        # Other timeouts are the application's choice and remain.
         patient = patience if self._default_timeouts() else None
         reply = Reply(await self._send(url, host, options, redact, patient), url, redact, patient)
         try:
             if not 200 <= reply.status < 300:
-                raise await _refusal(reply, host)
+                raise await _read_failed_answer(reply, host)
             yield reply
             if reply.complete:
                 await reply.drain()
@@ -361,8 +377,8 @@ class HttpDriver:
             if not _is_http_error(error):
                 raise
             if patience is not None and _is_named(error, "ReadTimeout"):
-                raise _silence(host, patience.first) from error
-            raise _failure(error, host, redact) from error
+                raise _silence_error(host, patience.first) from error
+            raise _transport_error(error, host, redact) from error
 
     async def _attempt(
         self, url: str, options: Mapping[str, Any], trace: _TransportTrace, patience: Patience | None
@@ -381,9 +397,9 @@ class HttpDriver:
 
 @functools.cache
 def _in_one_piece(stream: Any) -> Any:
-    """Return the client's class of bodies, iterated without a generator.
+    """Return a subclass of the client's class for request bodies, iterated without a generator.
 
-    A generator that a cancellation leaves in the middle is closed by the collector, and trio warns of it.
+    The garbage collector closes a generator that a cancellation leaves unfinished, and trio warns about that.
     """
 
     class InOnePiece(stream):  # type: ignore[misc]  # the client's own, whichever client it is
@@ -410,10 +426,10 @@ class _Pieces:
         return self._pieces.pop()
 
 
-async def _refusal(reply: Reply, host: str) -> ModelTransportError:
-    """Return the error that an answer without success is."""
+async def _read_failed_answer(reply: Reply, host: str) -> ModelTransportError:
+    """Return the error for an answer without success, with the message and code in its body."""
     body = b""
-    # The status says the most; a body that drips or breaks must not hold it back.
+    # The status is the main fact; a body that comes slowly or breaks must not delay it.
     with anyio.move_on_after(5.0), suppress(ModelTransportError, ModelBehaviorError):
         body, _ = await reply.read(_ERROR_BODY)
     words, code = _error_body(body)
@@ -421,7 +437,7 @@ async def _refusal(reply: Reply, host: str) -> ModelTransportError:
         place = _place(urljoin(f"//{reply.place}", reply.headers.get("location", "")))
         said = f"{reply.content_type}, " if reply.content_type else ""
         words = f"{said}sent on from {reply.place} to {place}, where nothing is sent, as the key would go along"
-        words = f"{words}.{_maybe_v1(reply.place)}"
+        words = f"{words}.{_hint_v1(reply.place)}"
     return ModelTransportError(
         reply.redact(f"{host} answered {reply.status}: {words}"),
         status=reply.status,
@@ -433,7 +449,7 @@ async def _refusal(reply: Reply, host: str) -> ModelTransportError:
 
 
 def _place(url: str) -> str:
-    """Return host and path of *url*: its query and its user may be secret."""
+    """Return host and path of *url*, without its query and its user, which may be secret."""
     try:
         parts = urlsplit(url)
         return f"{parts.hostname or ''}{parts.path}"
@@ -441,12 +457,12 @@ def _place(url: str) -> str:
         return "a place that is no URL"
 
 
-def _maybe_v1(place: str) -> str:
+def _hint_v1(place: str) -> str:
     return "" if "/v1/" in place else " The base URL may lack /v1."
 
 
 def _error_body(body: bytes) -> tuple[str, str | None]:
-    """Return an error body's message, bounded, and its code."""
+    """Return the message in an error's body, bounded, and its code, or None."""
     text = body.decode("utf-8", "replace").strip()
     try:
         data = json.loads(text)
@@ -474,8 +490,8 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _checked(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers that can be sent. The client's own complaint would quote a value, which may be a secret."""
+def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return *headers* if they can be sent. Checked here, as the client's error would quote a value, maybe a secret."""
     for name, value in headers.items():
         if not isinstance(value, str):
             raise UserTypeError(f"Header {name!r}: text is needed, not {type(value).__name__}")

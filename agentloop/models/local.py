@@ -1,4 +1,7 @@
-"""`LocalModel`: a small model of one's own machine, run by a child process that lives as long as its block."""
+"""`LocalModel`: a small model on the user's own machine, in a child process that exists as long as the block.
+
+Owns the process and its log; `OpenAIChatModel` talks to the server in it. Does not know about the engine's interface.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _SERVER = Path(__file__).with_name("_local_server.py")
 
 @attrs.frozen(eq=False)
 class _Child:
-    """The running child, and the model that talks to it."""
+    """The running child, and the model that sends requests to it."""
 
     process: Process
     log: IO[bytes]
@@ -45,12 +48,12 @@ class LocalModel(Model):
     """A model on this machine, without a network: the embedded one, or a GGUF file at `path`.
 
     Entering starts a child process (about half a second, 250 MiB for the embedded model) that serves on the loopback
-    interface with one thread; leaving ends it, as does the death of this process in any way. Several runs may enter
-    one model at once and share the child; the last to leave ends it. `n_ctx` is the context in tokens that
-    `n_parallel` answers at a time share; further requests wait.
+    interface with one thread. Leaving ends the child, and so does any death of this process. Several runs may enter one
+    model at once and share the child; the last to leave ends it. `n_ctx` is the context in tokens that at most
+    `n_parallel` simultaneous answers share; further requests wait.
 
-    `constrained` makes every answer a call of one of the request's tools (`OpenAIChatModel` says more): the way that
-    works for a model this small. With `constrained=False` tools are refused unless the file's chat template has them.
+    `constrained` makes every answer a call of one of the request's tools (see `OpenAIChatModel`), which works for a
+    model this small. With `constrained=False` tools are refused unless the file's chat template supports them.
     """
 
     holds_resources: bool = True
@@ -80,12 +83,12 @@ class LocalModel(Model):
 
     @property
     def is_entered(self) -> bool:
-        """Whether the child runs for the running event loop."""
+        """True if the child runs for the current event loop."""
         return self._children.current() is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked as it is."""
+        """True if the model can be called now."""
         return self.is_entered
 
     @property
@@ -104,11 +107,11 @@ class LocalModel(Model):
         await self._children.leave()  # noqa: ASYNC102 - shielded inside
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
-        """Ask the model. Leaving early frees its place at once.
+        """Call the model. Leaving early frees the server for another request at once.
 
         Raises:
-            UserError: if the model isn't entered, or tools are sent that it would silently ignore.
-            ModelTransportError: if the child has died; says what its last words were.
+            UserError: if the model isn't entered, or the request has tools that it would silently ignore.
+            ModelTransportError: if the child has died; quotes its last lines.
             ModelBehaviorError: the response breaks the protocol, or ended before it was complete.
         """
         return self._stream(request)
@@ -132,7 +135,7 @@ class LocalModel(Model):
         """Return the file to load.
 
         Raises:
-            UserError: if it or the engine is missing; says what to run.
+            UserError: if the file or the engine is missing; names the command to run.
         """
         file = self.path or find_weights()
         if not has_engine() or file is None:
@@ -144,11 +147,11 @@ class LocalModel(Model):
 
     async def _start(self) -> _Child:
         file = self._weights()
-        # Not a pipe: that would have to be read all the time, or the child would block on it.
+        # Not a pipe: a pipe would have to be read all the time, or the child would block on it.
         log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
         process: Process | None = None
         try:
-            # Its own session: a Ctrl-C in the terminal is for this process, which then ends the child in order.
+            # Its own session, so that a Ctrl-C in the terminal reaches this process alone, which then ends the child.
             process = await anyio.open_process(
                 self._command(file), stdin=PIPE, stdout=PIPE, stderr=log, start_new_session=True
             )
@@ -169,12 +172,16 @@ class LocalModel(Model):
             "--n-ctx": self.n_ctx,
             "--n-parallel": self.n_parallel,
         }
-        # -P: the script's own folder is no place to import from.
+        # -P: no imports from the script's own folder.
         return [sys.executable, "-P", str(_SERVER), *(f"{name}={value}" for name, value in options.items())]
 
 
 async def _first_line(process: Process, log: IO[bytes]) -> dict[str, Any]:
-    """Return what the child says of itself when it is ready."""
+    """Return the child's report, the first line of its output: `url` and `supports_tools`.
+
+    Raises:
+        ModelTransportError: if the report is an error, or the child ends or takes too long before it.
+    """
     assert process.stdout is not None
     line = b""
     try:
@@ -192,7 +199,7 @@ async def _first_line(process: Process, log: IO[bytes]) -> dict[str, Any]:
 
 
 def _tail(log: IO[bytes]) -> str:
-    """Return the last lines the child wrote to standard error."""
+    """Return the last lines that the child wrote to standard error, with an introduction."""
     log.seek(0, 2)
     log.seek(max(0, log.tell() - 4096))
     lines = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
@@ -207,7 +214,7 @@ async def _stop(child: _Child) -> None:
 
 
 async def _end(process: Process) -> None:
-    """End the child and wait for it: asked first, then made to. Bounded, and not to be cancelled."""
+    """End the child and wait for it: by a signal to terminate, then by a kill. Bounded, and shielded."""
     try:
         with anyio.move_on_after(STOP_TIMEOUT, shield=True):
             if process.returncode is None:
@@ -221,5 +228,5 @@ async def _end(process: Process) -> None:
 
 
 def model_by_name(name: str, *, http_client: Any = None) -> LocalModel:
-    """Return the model that `local:NAME` means; an empty name is the embedded one. It keeps a connection of its own."""
+    """Return the model for `local:NAME`; an empty name is the embedded one. It opens a connection pool of its own."""
     return LocalModel(name or DEFAULT_NAME)

@@ -1,4 +1,8 @@
-"""`OpenAIChatModel`: models behind the Chat Completions interface, the vendor's and the many that speak it."""
+"""`OpenAIChatModel`: models behind the Chat Completions interface, of the vendor and of many other servers.
+
+Joins the codec (`_chat`), the event decoder (`_sse`) and the HTTP driver (`_http`). Does not know about runs or
+retries.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +31,20 @@ _MAX_BODY = 64_000_000
 
 
 class OpenAIChatModel(Model):
-    """A model that speaks Chat Completions.
+    """A model behind a Chat Completions server.
 
-    `base_url` is the vendor's unless OPENAI_BASE_URL or the argument says otherwise. Without `api_key` the key of
-    OPENAI_API_KEY is used, but only where it belongs: for the vendor, or the server that OPENAI_BASE_URL names. A
-    server that wants no key gets none. `http_client` is an `httpx.AsyncClient` or one of its interface; it stays the
-    caller's, is never closed here, and the model needs no entering then. `constrained=True` makes small models call
-    tools: one call per turn, held to a schema (`"none"` as tool choice gives a text answer).
+    `base_url` is the argument, else OPENAI_BASE_URL, else the vendor's. Without `api_key` the key in OPENAI_API_KEY is
+    used, but only for the vendor or the server that OPENAI_BASE_URL names; other servers get no key. `http_client` is
+    an `httpx.AsyncClient` or an object with its interface. The caller owns it, it is never closed here, and the model
+    then need not be entered. `constrained=True` lets small models call tools: one call per turn, forced into a schema
+    (the tool choice `"none"` gives a text answer).
 
     Entering opens a connection pool. Several runs may enter one model at once; the last to leave closes the pool.
 
-    Timeouts are seconds, None = no limit, and each begins anew: `connect_timeout` for a connection,
-    `first_output_timeout` for the first output of an answer (not given: 300, and 600 where `ModelSettings.reasoning`
-    asks for effort), `silence_timeout` between two pieces of an answer that has begun. `ModelSettings.timeout` bounds a
-    whole attempt. An `http_client` that was given timeouts of its own keeps those.
+    Timeouts are seconds, None = no limit, and each is counted on its own: `connect_timeout` for a connection,
+    `first_output_timeout` until the first output of an answer (not given: 300, or 600 if `ModelSettings.reasoning`
+    requests effort), `silence_timeout` between two pieces of an answer that has begun. `ModelSettings.timeout` bounds a
+    whole attempt. An `http_client` with timeouts of its own keeps those.
     """
 
     holds_resources: bool = True
@@ -82,12 +86,12 @@ class OpenAIChatModel(Model):
 
     @property
     def is_entered(self) -> bool:
-        """Whether the model is open in the running event loop."""
+        """True if the model is entered in the running event loop."""
         return self._drivers.current() is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked as it is: entered, or with an HTTP client of the application's."""
+        """True if the model can be called now: it is entered, or has an HTTP client of the application."""
         return self.is_entered or not self.holds_resources
 
     async def __aenter__(self) -> Self:
@@ -101,10 +105,10 @@ class OpenAIChatModel(Model):
         await self._drivers.leave()  # noqa: ASYNC102 - shielded inside
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
-        """Ask the model. Entering posts the request, leaving closes the response, also when cancelled.
+        """Call the model. Entering posts the request, leaving closes the response, also when cancelled.
 
         Raises:
-            UserError: if the model isn't entered, its key is missing, or the request has no form here.
+            UserError: if the model isn't entered, its key is missing, or Chat Completions can't express the request.
             ModelTransportError: the server wasn't reached, or answered with an error.
             ModelBehaviorError: the response breaks the protocol, or ended before it was complete.
         """
@@ -129,7 +133,7 @@ class OpenAIChatModel(Model):
             yield _Events(reply, decoder)
 
     def _patience(self, request: ModelRequest) -> Patience:
-        from agentloop.models._http import Patience  # as below
+        from agentloop.models._http import Patience  # imported late, as in `_new_driver`
 
         first = self.first_output_timeout
         if first is ...:
@@ -146,7 +150,7 @@ class OpenAIChatModel(Model):
         return self._new_driver()
 
     def _new_driver(self) -> HttpDriver:
-        from agentloop.models._http import HttpDriver  # httpx costs an import that most programs don't need at once
+        from agentloop.models._http import HttpDriver  # importing httpx is slow, and most programs need it later
 
         return HttpDriver(self._http_client)
 
@@ -173,7 +177,7 @@ _Failure: TypeAlias = ModelTransportError | ModelBehaviorError
 
 
 class _Events:
-    """The events of one response, read as they are asked for."""
+    """The events of one response, read from the reply only as the consumer needs them. Owned by one `_stream`."""
 
     def __init__(self, reply: Reply, decoder: ChatDecoder) -> None:
         self._reply = reply
@@ -195,21 +199,21 @@ class _Events:
             if self._ended:
                 raise StopAsyncIteration
             try:
-                await self._more()
+                await self._read_more()
             except (ModelTransportError, ModelBehaviorError) as error:
-                # What came before it, maybe in the same piece, is given first.
-                self._failure = self._without_secrets(error)
+                # Events from before the error, maybe in the same piece, are returned first.
+                self._failure = self._redact_error(error)
         return self._pending.popleft()
 
-    def _without_secrets(self, error: _Failure) -> _Failure:
+    def _redact_error(self, error: _Failure) -> _Failure:
         error.args = (self._reply.redact(str(error)),)
         if isinstance(error, ModelTransportError) and error.code is not None:
             error.code = self._reply.redact(error.code)
         return error
 
-    async def _more(self) -> None:
+    async def _read_more(self) -> None:
         if self._reply.content_type == "application/json":
-            # The server doesn't stream, whatever it was asked.
+            # The server doesn't stream, although the request says so.
             body, complete = await self._reply.read(_MAX_BODY)
             words = body.decode("utf-8", "replace") if complete else "(too long)"
             self._pending.extend(self._decoder.feed_chunk(parse_object(words, "The response")))
@@ -230,7 +234,7 @@ class _Events:
 
 
 _PAGES = ("text/html", "application/xhtml+xml")
-"""What a web server answers with where there is no model server. Streams may come as any other type."""
+"""Content types of a web page: the answer of a URL without a model server. A stream may have any other type."""
 
 
 def _env(name: str) -> str | None:
@@ -243,7 +247,7 @@ def _is_vendor(url: str) -> bool:
 
 def _split_url(url: str) -> tuple[str, dict[str, str]]:
     """Return *url* without its query and trailing slash, and the query, which every request repeats."""
-    if "@" in url:  # what stands before it may be a password, so it isn't quoted
+    if "@" in url:  # the part before it may be a password, so the URL isn't quoted
         raise UserValueError("base_url: credentials don't belong in the URL; give `api_key`")
     parts = _http_parts(url)
     if parts is None:
@@ -278,5 +282,5 @@ def _headers(key: str | None, organization: str | None, project: str | None) -> 
 
 
 def model_by_name(name: str, *, http_client: Any = None) -> OpenAIChatModel:
-    """Return the model that `openai-chat:NAME` means."""
+    """Return the model for the model string `openai-chat:NAME`."""
     return OpenAIChatModel(name, http_client=http_client)

@@ -1,11 +1,11 @@
-"""Model strings: which model `provider:name` means, and who keeps the models that several runs share.
+"""Model strings: the model for `provider:name`, and the owner of models that several runs share.
 
 * `openai-chat:NAME`: the vendor's Chat Completions, or the server that OPENAI_BASE_URL names
 * `local:NAME`, `local:`: the model that runs on this machine
 * `URL#NAME`: any OpenAI-compatible server, by its base URL: `http://127.0.0.1:8080/v1#qwen`. `URL:NAME` means the
-  same where the URL has a path, and a URL alone asks for the model `default`, for servers that hold just one.
+  same if the URL has a path, and a URL alone names the model `default`, for servers with a single model.
 
-A provider's module is imported when one of its models is first asked for.
+A provider's module is imported when one of its models is first needed. Does not know about runs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _PREFIXES = {
     "openai-chat": "agentloop.models.openai_chat",
     "local": "agentloop.models.local",
 }
-"""Prefix -> module; its `model_by_name(name, *, http_client)` gives the model."""
+"""Prefix -> module; its `model_by_name(name, *, http_client)` returns the model."""
 _URL_MODULE = "agentloop.models.openai_chat"
 
 
 def resolve_model(name: str, *, http_client: Any = None) -> Model:
-    """Return the model that a model string means, not yet entered. Each call makes another.
+    """Return a new model for a model string, not yet entered.
 
     Raises:
         UserTypeError: if *name* isn't text.
-        UserValueError: if its prefix is unknown; lists those there are.
-        UserError: whatever the provider finds wrong with the rest.
+        UserValueError: if its prefix is unknown; lists the known ones.
+        UserError: from the provider, if the rest of the string is wrong.
     """
     if not isinstance(name, str):
         raise UserTypeError(f"model: a Model or a model string is needed, not {type(name).__name__}")
@@ -49,23 +49,23 @@ def resolve_model(name: str, *, http_client: Any = None) -> Model:
         prefix, colon, model_name = name.partition(":")
         module = _PREFIXES.get(prefix)
         if module is None or not colon:
-            raise UserValueError(_unknown(name, prefix))
+            raise UserValueError(_format_unknown(name, prefix))
         make, options = import_module(module).model_by_name, {}
     try:
         model: Model = make(model_name, http_client=http_client, **options)
     except UserValueError as error:
-        # The provider names an argument of its own, which who wrote a model string has never seen.
-        raise UserValueError(f"model {_shown(name)!r}: {error}") from None
+        # The provider's error names one of its own arguments, which the author of a model string doesn't know.
+        raise UserValueError(f"model {_quote_name(name)!r}: {error}") from None
     return model
 
 
-def _shown(name: str) -> str:
-    # What stands before an @ may be a password, and a query may hold a key.
+def _quote_name(name: str) -> str:
+    # The part before an @ may be a password, and a query may hold a key.
     return "…" if "@" in name or "?" in name or len(name) > 200 else name
 
 
-def _unknown(name: str, prefix: str) -> str:
-    if (name := _shown(name)) == "…":
+def _format_unknown(name: str, prefix: str) -> str:
+    if (name := _quote_name(name)) == "…":
         prefix = name
     known = ", ".join(f"{known}:NAME" for known in _PREFIXES)
     near = difflib.get_close_matches(prefix, _PREFIXES, n=1)
@@ -94,10 +94,11 @@ class _HeldModel:
 
 
 class Providers:
-    """Keeps the models that model strings mean: each entered once, all left at the end of the block.
+    """Owns the models of model strings: enters each once, and leaves all at the end of the block.
 
-    Every model is entered and left in one task of its own, so that it may hold anything; it outlives the block's body,
-    also when that is cancelled. Owned by what opens it (`open_runtime`); use from one event loop.
+    Every model is entered and left in one task of its own, so that it may hold anything, cancel scopes included; it
+    outlives the block's body, also when that is cancelled. Owned by the code that opens it (`open_runtime`); for one
+    event loop.
     """
 
     def __init__(self, *, http_client: Any = None) -> None:
@@ -114,11 +115,11 @@ class Providers:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Leave every model. Their errors are raised, the first with the others as notes, unless the body failed."""
+        """Leave every model. Raise the first of their errors, with the others as notes, unless the body failed."""
         assert self._tasks is not None
         tasks, self._tasks = self._tasks, None
         self._over.set()
-        # The body's own exception isn't the group's business: passed on, it would come back wrapped.
+        # The nursery doesn't get the body's own exception, as it would raise it again in a group.
         await tasks.__aexit__(None, None, None)  # noqa: ASYNC102 - joins; the tasks end by themselves
         if self._errors and exc is None:
             first, *others = self._errors
@@ -127,7 +128,7 @@ class Providers:
             raise first
 
     async def open(self, name: str) -> Model:
-        """Return the model that *name* means, entered. The same string gives the same model.
+        """Return the entered model for *name*; the same string gives the same model. Waits until it is entered.
 
         Raises:
             UserError: as `resolve_model`; also outside the block.

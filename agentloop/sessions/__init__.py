@@ -1,4 +1,4 @@
-"""Sessions: conversations that outlive their runs. What is here is loaded at first use.
+"""Sessions: conversations that outlive their runs. The classes are imported at first use.
 
 Any object with `Session`'s methods is a session.
 """

@@ -1,4 +1,4 @@
-"""What every session asks of its arguments, and what it says when they aren't right."""
+"""Checks of the arguments that all sessions take, and the error of a late replacement."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def check_items(name: str, items: object) -> tuple[Item, ...]:
     """Return *items* as a tuple.
 
     Raises:
-        UserTypeError: naming the argument, and the position of what is no item.
+        UserTypeError: naming the argument, and the position of the first value that is no item.
     """
-    # A lone item or a text would be iterable or nearly so, and is never meant.
+    # A text is iterable, and a single item is an easy mistake: neither is meant as a sequence of items.
     if isinstance(items, (str, *ITEM_TYPES)) or not isinstance(items, Iterable):
         raise UserTypeError(f"{name}: a sequence of items is needed, not {type(items).__name__}")
     found: tuple[Any, ...] = tuple(items)
@@ -36,7 +36,7 @@ def check_items(name: str, items: object) -> tuple[Item, ...]:
 
 
 def conflict(session_id: str, expected: int, found: int) -> SessionConflict:
-    """Return the error of a replacement that came too late."""
+    """Return the error of a replacement after another change of the session."""
     return SessionConflict(
         f"Session {session_id!r} has changed since its items were read: {expected} were expected, it holds {found}"
         if expected != found

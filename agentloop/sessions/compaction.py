@@ -1,4 +1,7 @@
-"""Compaction: the older part of a session exchanged for something shorter, in one step, parting nothing."""
+"""Compaction: replaces the older part of a session by a shorter one, in one step, and splits no call from its output.
+
+Works on any session with `replace`; does not know about stores.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ Summarize = Callable[[list[Item]], Iterable[Item] | str | Awaitable[Iterable[Ite
 
 
 async def compact(session: ReplaceableSession, summarize: Summarize, *, keep: int) -> bool:
-    """Exchange all but about the latest *keep* items of *session* for what *summarize* makes of them.
+    """Replace all but about the latest *keep* items of *session* by the result of *summarize* for them.
 
-    A call is never parted from its output, nor reasoning from what follows it: where the cut would do that, more than
-    *keep* items stay.
+    A call is never split from its output, nor reasoning from the item after it: if the cut would do that, more than
+    *keep* items remain. If this is cancelled, the session is unchanged unless its `replace` had begun.
 
     Args:
         session: A session with `replace`.
-        summarize: Given the older items, sync or async; returns items, or text for one user message.
-        keep: How many of the latest items stay at least.
+        summarize: Called with the older items, sync or async; returns items, or text for one user message.
+        keep: Least number of the latest items that remain.
 
     Returns:
-        Whether anything was exchanged.
+        True if the session was changed.
 
     Raises:
-        SessionConflict: if the session changed meanwhile; it is left as it is.
+        SessionConflict: if the session changed in between; this then changes nothing.
         UserTypeError: if the session can't replace its items.
     """
     check_count("keep", keep, least=0)
@@ -45,7 +48,10 @@ async def compact(session: ReplaceableSession, summarize: Summarize, *, keep: in
 
 
 def safe_cut(items: Sequence[Item], wanted: int) -> int:
-    """Return the last place at or before *wanted* where *items* can be cut without parting what belongs together."""
+    """Return the last index, at most *wanted*, at which *items* can be cut.
+
+    A cut there splits no call from its output, and no reasoning from the item after it.
+    """
     cut = max(min(wanted, len(items)), 0)
     called_at = {item.call_id: at for at, item in enumerate(items) if isinstance(item, ToolCall | HandoffCall)}
     answered_at = {item.call_id: at for at, item in enumerate(items) if isinstance(item, ToolOutput | HandoffOutput)}

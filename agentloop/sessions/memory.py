@@ -1,4 +1,4 @@
-"""A session in memory: it lives as long as its object."""
+"""A session in memory: it exists as long as its object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentloop.sessions._checks import check_items, check_limit, conflict
 class MemorySession:
     """A conversation in memory. For one event loop at a time; not thread-safe.
 
-    Every method is a checkpoint, taken before anything is changed: a cancelled call has done nothing.
+    Every method is a checkpoint before its first change, so a cancelled call has done nothing.
     """
 
     def __init__(self, session_id: str = "default") -> None:
@@ -38,28 +38,28 @@ class MemorySession:
         """Append *items*.
 
         Raises:
-            UserTypeError: naming the position of what is no item; nothing is added.
+            UserTypeError: naming the position of the first value that is no item; nothing is added.
         """
         added = check_items("items", items)
         await checkpoint()
         self._items += added
 
     async def pop_item(self) -> Item | None:
-        """Remove the latest item and return it; None where there is none."""
+        """Remove the latest item and return it; None if there is none."""
         await checkpoint()
         return self._items.pop() if self._items else None
 
     async def clear(self) -> None:
-        """Remove everything."""
+        """Remove all items."""
         await checkpoint()
         self._items.clear()
 
     async def replace(self, items: Sequence[Item], *, expect: Sequence[Item]) -> None:
-        """Put *items* in the place of all items, if these still are *expect* (as `get_items()` gave them).
+        """Replace all items by *items*, if they still are *expect* (the result of `get_items()`).
 
         Raises:
-            SessionConflict: if the session has changed; it is left as it is.
-            UserTypeError: naming the position of what is no item.
+            SessionConflict: if the session has changed since; this then changes nothing.
+            UserTypeError: naming the position of the first value that is no item.
         """
         new, expected = check_items("items", items), check_items("expect", expect)
         await checkpoint()

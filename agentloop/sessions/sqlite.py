@@ -1,13 +1,13 @@
 """Sessions in a SQLite file, by the standard library's module in worker threads.
 
-One connection per object, used by one thread at a time. Two locks see to that: a limiter of one, bound to the event
-loop that is running, lets further calls wait without a thread; the lock inside the thread is what counts, since a
-native cancellation on asyncio, or a second loop, can get past the first. Every change is one transaction begun by
-BEGIN IMMEDIATE, so writers of several processes stand in line (`busy_timeout`) and a crash leaves all of a batch or
-nothing of it.
+One connection per object, used by one thread at a time. That needs two locks: a limiter of one, bound to the running
+event loop, lets further calls wait without a thread; the lock inside the thread gives the guarantee, since a native
+cancellation on asyncio, or a second loop, can get past the limiter. Every change is one transaction that begins by
+BEGIN IMMEDIATE, so writers of several processes wait for each other (`busy_timeout`), and a crash leaves a whole batch
+or none of it.
 
-A row that can't be read (cut off, written by something else, of a later format) is left out and named once in the log;
-it stays in the file until `clear`, and no other row suffers from it.
+A row that can't be read (cut off, written by other software, of a later format) is left out and named once in the log;
+it remains in the file until `clear`, and no other row is affected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SCHEMA = (
     "id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, item TEXT NOT NULL)",
     "CREATE INDEX IF NOT EXISTS agentloop_session_items_by_session ON agentloop_session_items (session_id, id)",
 )
-# The cast gives the bytes of whatever stands there, so that no foreign value can fail inside SQLite's own decoding.
+# The cast gives the bytes of any value, so that no foreign one can fail inside SQLite's own decoding.
 _LATEST_FIRST = "SELECT id, CAST(item AS BLOB) FROM agentloop_session_items WHERE session_id = ? ORDER BY id DESC"
 _INSERT = "INSERT INTO agentloop_session_items (session_id, item) VALUES (?, ?)"
 _DELETE_ROW = "DELETE FROM agentloop_session_items WHERE id = ?"
@@ -56,13 +56,15 @@ class _Row:
 
 
 class SQLiteSession:
-    """A conversation in a SQLite file, which may hold many; `":memory:"` lives as long as this object.
+    """A conversation in a SQLite file, which may hold many; `":memory:"` exists as long as this object.
 
     Close it by `aclose` or use it as `async with`; afterwards it can't be used. Safe to share between tasks, event
-    loops, threads and, by other objects for the same file, processes. Works on whatever filesystem SQLite's WAL does.
+    loops, threads and, by other objects for the same file, processes. Works on every file system on which SQLite's WAL
+    works.
 
-    Units: busy_timeout in seconds, how long a change waits for those of other connections.
-    Cancellation: a call waiting for its turn does nothing; one that has begun is awaited and completes.
+    Units: busy_timeout is the seconds that a change waits for those of other connections.
+    Cancellation: every method is a checkpoint. A call that waits for its turn does nothing; one that has begun is
+        awaited and completes.
     Raises (all methods): StateError if the file can't be opened, isn't such a database, or stays locked; UserError
         once closed.
     """
@@ -96,12 +98,13 @@ class SQLiteSession:
         return await self._run(lambda connection: [row.item for row in self._rows(connection, limit)])
 
     async def add_items(self, items: Sequence[Item]) -> None:
-        """Append *items* side by side, as one transaction.
+        """Append *items* next to each other, as one transaction.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of what is no item or has no JSON form; nothing is added.
+            UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form;
+                nothing is added.
         """
-        texts = _texts("items", items)
+        texts = _write_items("items", items)
 
         def add(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -110,7 +113,7 @@ class SQLiteSession:
         await self._run(add)
 
     async def pop_item(self) -> Item | None:
-        """Remove the latest readable item and return it; None where there is none."""
+        """Remove the latest readable item and return it; None if there is none."""
 
         def pop(connection: sqlite3.Connection) -> Item | None:
             with transaction(connection):
@@ -122,7 +125,7 @@ class SQLiteSession:
         return await self._run(pop)
 
     async def clear(self) -> None:
-        """Remove everything of this session, unreadable rows included."""
+        """Remove all rows of this session, unreadable ones included."""
 
         def clear(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -131,15 +134,15 @@ class SQLiteSession:
         await self._run(clear)
 
     async def replace(self, items: Sequence[Item], *, expect: Sequence[Item]) -> None:
-        """Put *items* in the place of all readable items, if these still are *expect* (as `get_items()` gave them).
+        """Replace all readable items by *items*, if they still are *expect* (the result of `get_items()`).
 
         Raises:
-            SessionConflict: if the session has changed; it is left as it is.
-            UserTypeError, UserValueError: naming the position of what is no item or has no JSON form.
+            SessionConflict: if the session has changed since; this then changes nothing.
+            UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form.
         """
-        texts = _texts("items", items)
-        # As they come back from the file, where an array is a list whatever it was.
-        expected = [item_from_json(json.loads(text)) for text in _texts("expect", expect)]
+        texts = _write_items("items", items)
+        # Compared in the form that the file returns, in which every array is a list.
+        expected = [item_from_json(json.loads(text)) for text in _write_items("expect", expect)]
 
         def replace(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -152,7 +155,7 @@ class SQLiteSession:
         await self._run(replace)
 
     async def aclose(self) -> None:
-        """Close the connection once the call in progress is over. Does nothing the second time."""
+        """Close the connection after the call in progress. Does nothing the second time."""
         await anyio.to_thread.run_sync(self._close, limiter=self._limiter_here())
 
     async def __aenter__(self) -> Self:
@@ -161,7 +164,7 @@ class SQLiteSession:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):  # bounded by busy_timeout: only a call in progress is waited for
+        with anyio.CancelScope(shield=True):  # bounded by busy_timeout: it waits only for a call in progress
             await self.aclose()
 
     # ------------------------------------------------------------------------------------------ in the thread
@@ -180,7 +183,7 @@ class SQLiteSession:
             if self._closed:
                 raise UserError(f"{self!r} is closed")
             try:
-                return work(self._opened())
+                return work(self._connect())
             except sqlite3.Error as error:
                 raise StateError(f"Session {self.session_id!r} in {self._path}: {error}") from error
 
@@ -191,10 +194,10 @@ class SQLiteSession:
                 self._finalizer()
             self._connection = None
 
-    def _opened(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = connection = opened(self._path, _SCHEMA, busy_timeout=self._busy_timeout)
-            # For who forgets to close; a connection the collector finds open is a warning.
+            # If the application forgets to close it, Python warns when it collects an open connection.
             self._finalizer = weakref.finalize(self, connection.close)
         return self._connection
 
@@ -202,7 +205,7 @@ class SQLiteSession:
         connection.executemany(_INSERT, [(self.session_id, text) for text in texts])
 
     def _rows(self, connection: sqlite3.Connection, limit: int | None) -> list[_Row]:
-        """Return the latest *limit* readable rows, oldest first. Reads no more rows than it takes."""
+        """Return the latest *limit* readable rows, oldest first. Reads no more rows than necessary."""
         if limit == 0:
             return []
         found: list[_Row] = []
@@ -231,7 +234,7 @@ class SQLiteSession:
         return None
 
 
-def _texts(name: str, items: Sequence[Item]) -> list[str]:
+def _write_items(name: str, items: Sequence[Item]) -> list[str]:
     return [_to_text(f"{name}[{index}]", item) for index, item in enumerate(check_items(name, items))]
 
 

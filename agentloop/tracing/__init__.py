@@ -1,4 +1,4 @@
-"""Watching runs: spans folded from records."""
+"""Spans of runs, folded from records."""
 
 from agentloop.spans import Span, Trace, current_span, current_trace, trace
 from agentloop.tracing.fold import SpanFold

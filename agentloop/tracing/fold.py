@@ -1,6 +1,7 @@
-"""Spans from records: a fold that opens a span where one record begins a piece of work, and closes it at another.
+"""Spans from records: a fold that opens a span at the record that begins a piece of work, and closes it at another.
 
-It knows nothing but records, so a streamed run, a resumed one and a replayed log give the same tree.
+It reads records alone, so a streamed run, a resumed one and a replayed log give the same tree. Does not know about
+states, tasks or clocks: all times are those of the records.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BEGINNINGS = (r.RunStarted, r.RunResumed)
 
 @attrs.define(eq=False)
 class _Open:
-    """The open spans of one run of the tree."""
+    """The open spans of one run of the tree. Mutated by its `SpanFold` alone."""
 
     run: Span
     agent: Span
@@ -37,10 +38,10 @@ class _Open:
 
 
 class SpanFold:
-    """Folds the records of one tree of runs into spans and tells *started* and *ended* of each.
+    """Folds the records of one tree of runs into spans; calls *started* and *ended* with each of them.
 
-    With *sensitive* false, arguments, outputs and messages of errors stay out of spans; what a tool says is secret
-    always does. With *turns* false there are no spans for turns.
+    With *sensitive* false, spans hold no arguments, outputs and messages of errors; they never hold values that a tool
+    marks secret. With *turns* false there are no spans for turns.
     """
 
     def __init__(
@@ -60,14 +61,14 @@ class SpanFold:
         self._runs: dict[tuple[str, ...], _Open] = {}
 
     def call_span(self, path: tuple[str, ...], call_id: str) -> Span | None:
-        """Return the open span of one call."""
+        """Return the open span of one call, or None."""
         opened = self._runs.get(path)
         return opened.calls.get(call_id) if opened is not None else None
 
     def record(self, record: r.Record) -> None:
-        """Fold one record."""
+        """Fold one record; records have to come in the order of the log."""
         if isinstance(record, _BEGINNINGS):
-            parent = self._around(record.path)
+            parent = self._find_parent(record.path)
             run = self._open("run", self.trace.workflow_name if parent is None else record.agent, record, parent)
             self._runs[record.path] = _Open(run, self._open("agent", record.agent, record, run))
             return
@@ -75,8 +76,11 @@ class SpanFold:
         if found is not None:
             self._fold(found, record)
 
-    def _around(self, path: tuple[str, ...]) -> Span | None:
-        """Return the span that a nested run stands in: its call's, else (that began in an earlier entry) its run's."""
+    def _find_parent(self, path: tuple[str, ...]) -> Span | None:
+        """Return the parent of the span of the run at *path*; None for the outermost run.
+
+        It is the span of the call, or of the outer run if the call started in an earlier run segment.
+        """
         if not path:
             return None
         outer = self._runs.get(path[:-1])
@@ -108,7 +112,7 @@ class SpanFold:
             case _:
                 pass
 
-    # -- pieces
+    # -- kinds of records
 
     def _open(self, kind: SpanKind, name: str, record: r.Record, parent: Span | None) -> Span:
         span = Span(trace=self.trace, kind=kind, name=name, started_at=record.at, parent=parent, path=record.path)
@@ -141,7 +145,7 @@ class SpanFold:
 
     def _end_call(self, opened: _Open, record: r.CallSettled) -> None:
         outcome = record.outcome
-        # A call that never started has a span too: it was asked for, and answered.
+        # A call that never started gets a span too: the model requested it, and it was answered.
         span = opened.calls.pop(record.call_id, None) or self._open("tool", record.tool, record, opened.top())
         span.data["status"] = outcome.status
         if self._sensitive and outcome.output is not None:
