@@ -27,8 +27,8 @@ moves to the line of another limit.
 Passes are counted when they happen: a start visits the earlier, still patient tickets of its limits. A ticket is
 visited at most `PATIENCE` times this way, so a start costs a constant number of steps on average, however many wait.
 
-Who calls what: the dispatcher adds and withdraws tickets and calls `admit` after each change; `next_room` tells it when
-time alone can make room. A limit marks its own line (`_LimitQueue.mark`) when it gets a token back.
+Callers: the dispatcher adds and withdraws tickets and calls `admit` after each change; `next_room` gives it the time at
+which room appears without a call's end. A limit marks its own line (`_LimitQueue.mark`) when it gets a token back.
 
 State: `Limit` counts its own free tokens, and `Ticket.seq`, `waiting` and `passed` are the facts about a ticket. All
 else is an index: `_lanes` by limits, `queue` by the head that waits, `patient` and `kept` by limit, `_due` by time,

@@ -26,7 +26,7 @@ def _neighbours(agent: Agent[Any, Any]) -> Iterator[Agent[Any, Any]]:
             yield tool.body.agent
 
 
-def _reachable(root: Agent[Any, Any]) -> list[Agent[Any, Any]]:
+def _find_reachable(root: Agent[Any, Any]) -> list[Agent[Any, Any]]:
     found: dict[int, Agent[Any, Any]] = {id(root): root}
     waiting = [root]
     while waiting:
@@ -97,10 +97,10 @@ class AgentGraph:
 
     def agents(self) -> list[Agent[Any, Any]]:
         """Return every agent reachable now."""
-        return _reachable(self.root)
+        return _find_reachable(self.root)
 
     def _add_keys(self, agent: Agent[Any, Any]) -> None:
-        agents = {id(one): one for one in (*_reachable(self.root), agent)}
+        agents = {id(one): one for one in (*_find_reachable(self.root), agent)}
         alike: defaultdict[str, list[Agent[Any, Any]]] = defaultdict(list)
         for one in agents.values():
             alike[one.name].append(one)
@@ -119,12 +119,12 @@ class AgentGraph:
 
     def describe(self) -> dict[str, Any]:
         """Return the graph as JSON: agents by key, with digests of their tools' schemas and policies."""
-        agents = {self.key(agent): agent for agent in _reachable(self.root)}
+        agents = {self.key(agent): agent for agent in _find_reachable(self.root)}
         return {
             "root": self.key(self.root),
             "agents": {
                 key: {
-                    "tools": {tool.lookup_key: _tool(tool) for tool in agent.tools},
+                    "tools": {tool.lookup_key: _describe_tool(tool) for tool in agent.tools},
                     "handoffs": {target_of(entry).name: self.key(target_of(entry).agent) for entry in agent.handoffs},
                 }
                 for key, agent in agents.items()
@@ -132,7 +132,7 @@ class AgentGraph:
         }
 
 
-def _tool(tool: FunctionTool) -> dict[str, str]:
+def _describe_tool(tool: FunctionTool) -> dict[str, str]:
     policy = [
         tool.needs_approval if isinstance(tool.needs_approval, bool) else "asked",
         tool.idempotent,
@@ -157,13 +157,13 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, .
     found += [f"agent {key!r} is new" for key in new if key not in old]
     for key in old:
         if key in new:
-            found += _tool_changes(key, old[key].get("tools") or {}, new[key].get("tools") or {})
+            found += _find_tool_changes(key, old[key].get("tools") or {}, new[key].get("tools") or {})
             if (old[key].get("handoffs") or {}) != (new[key].get("handoffs") or {}):
                 found.append(f"agent {key!r}: other handoffs")
     return tuple(found)
 
 
-def _tool_changes(agent: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _find_tool_changes(agent: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     found = [f"agent {agent!r}: tool {key!r} is gone" for key in old if key not in new]
     found += [f"agent {agent!r}: tool {key!r} is new" for key in new if key not in old]
     for key in old:

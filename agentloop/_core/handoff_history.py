@@ -59,13 +59,13 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     for item in items:
         if isinstance(item, Reasoning):
             continue
-        if not begun and not lines and (summary := _entries_of_summary(item)) is not None:
+        if not begun and not lines and (summary := _read_numbered_summary(item)) is not None:
             entries, count = summary
             begun = (entries,)
             secret = isinstance(item, _MESSAGES) and item.secret
             continue
-        found = _lines_of_summary(item)
-        if found is None and (line := _line(item)) is not None:
+        found = _read_summary_lines(item)
+        if found is None and (line := _format_line(item)) is not None:
             found = [line]
         if found is None:
             close()
@@ -78,7 +78,7 @@ def nest_history(items: Iterable[Item], wrapper: tuple[str, str] = DEFAULT_WRAPP
     return tuple(nested)
 
 
-def _entries_of_summary(item: Item) -> tuple[str, int] | None:
+def _read_numbered_summary(item: Item) -> tuple[str, int] | None:
     """Return the text and the number of a summary's entries if they are numbered as `nest_history` does it, else None.
 
     It takes the same few steps for a summary of any length, since each handoff makes one from the one before.
@@ -96,7 +96,7 @@ def _entries_of_summary(item: Item) -> tuple[str, int] | None:
     return entries, len(numbers)
 
 
-def _lines_of_summary(item: Item) -> list[str] | None:
+def _read_summary_lines(item: Item) -> list[str] | None:
     if not isinstance(item, AssistantMessage) or not item.text.startswith(f"{_INTRO}\n"):
         return None
     _, _opening, *entries = item.text.split("\n")
@@ -111,7 +111,7 @@ def _lines_of_summary(item: Item) -> list[str] | None:
     return lines
 
 
-def _line(item: Item) -> str | None:
+def _format_line(item: Item) -> str | None:
     match item:
         case SystemMessage() | UserMessage() | AssistantMessage():
             if not all(isinstance(part, Text) for part in item.content):

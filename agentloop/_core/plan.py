@@ -1,9 +1,9 @@
 """The plan of a response: one disposition for each of its due calls, decided before the first side effect.
 
-The engine calls `plan_response` when `next_action` returns `Settle`; it then asks policies and approvals, which may
-replace a disposition, calls `check_secrets`, and only then starts bodies. Planning has no side effects and is complete
-for the whole batch before the first body starts, so a call id used twice with other arguments is found before anything
-has run. The plan is a value; its `str` is a table a person can read.
+The engine calls `plan_response` when `next_action` returns `Settle`; it then calls policies and reads verdicts, which
+may replace a disposition, calls `check_secrets`, and only then starts bodies. Planning has no side effects and is
+complete for the whole batch before the first body starts, so a call id used twice with other arguments is found before
+anything has run. The plan is a value; its `str` is a table a person can read.
 
 How a call gets its disposition; the first rule that fits decides:
 
@@ -68,7 +68,7 @@ class Execute:
     """Run the body with these arguments (or convert their fault).
 
     `attempt` counts starts. `resumed`: an agent tool that started in an earlier run segment continues its nested run.
-    `decided`: policies and approvals were asked in an earlier run segment, and are not asked again.
+    `decided`: policies and approvals have decided in an earlier run segment, and are not consulted again.
     """
 
     arguments: Arguments

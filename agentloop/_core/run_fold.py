@@ -2,9 +2,10 @@
 
 `RunFold.apply` is the only method that changes a run's state. It appends one record and folds it in the same
 synchronous step, so log and state never disagree. A running run applies through the engine's log, a stored one through
-`RunState`; both then ask `machine.next_action` for the next step, so a resumed run needs no code of its own.
+`RunState`. In both cases the engine calls `machine.next_action` with the fold, so a resumed run needs no code of its
+own.
 
-Facts and indices. The root's `records` is the one fact: it is what is stored, and folding it again gives every other
+Facts and indices. The root's `records` is the one fact: it alone is stored, and folding it again gives every other
 attribute. Those are of two kinds:
 
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
@@ -493,7 +494,7 @@ class RunFold:
         self.begun = True
         if not self.batch_open:
             return
-        # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts anew.
+        # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts again.
         for call in self.batch:
             if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
                 call.cut, call.outcome, call.released = call.outcome, None, False

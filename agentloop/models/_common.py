@@ -20,7 +20,7 @@ QUOTED = 200
 
 
 def no_form(place: str, what: object) -> UserError:
-    """Return the error for *what*, at *place* in the request, which Chat Completions can't express."""
+    """Return the error for *what*, a part of the request at *place* that Chat Completions can't express."""
     return UserError(f"{place}: {type(what).__name__} has no form in Chat Completions.")
 
 

@@ -24,7 +24,7 @@ class ServerSentEvent:
 
 
 class SSEDecoder:
-    """Turns the bytes of one response into its events.
+    """Turns the bytes of one response into its events. Owned by the reader of that response.
 
     Units: `max_line` is bytes of one line, `max_event` bytes of one event's data, `max_total` bytes of the response.
     """
@@ -35,7 +35,7 @@ class SSEDecoder:
         self._max_total = max_total
         self._total = 0
         self._line = bytearray()
-        self._head: bytes | None = b""  # what may yet turn out to be a byte order mark; None once that is settled
+        self._head: bytes | None = b""  # bytes that may be the beginning of a byte order mark; None once that is known
         self._after_cr = False
         self._event = ""
         self._data: list[str] = []
@@ -54,7 +54,7 @@ class SSEDecoder:
         return [event for line in self._lines(self._without_bom(data)) if (event := self._take(line)) is not None]
 
     def close(self) -> None:
-        """Say that the stream has ended. An event that its blank line didn't complete is dropped."""
+        """End the stream. An event without its final blank line is dropped."""
         self._line.clear()
         self._data = []
 
