@@ -277,6 +277,7 @@ def lint(session: nox.Session) -> None:
     # `--isolated`, and nothing but these rules: everything else is ruff's.
     rules = ["--select", "ASYNC", "--enable", "ASYNC", "--disable", ",".join(NOT_OURS), "--anyio"]
     session.run("flake8", "--isolated", *rules, "agentloop")
+    session.run("python", "tests/wording.py")
     if wrong := [path.name for path in Path("changes").iterdir() if path.suffix != ".md"]:
         session.error(f"changes/ holds Markdown files alone, not {', '.join(sorted(wrong))}")
     # It fails on a type that pyproject.toml doesn't name.

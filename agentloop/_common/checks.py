@@ -1,7 +1,7 @@
-"""What the values of fields and arguments must be: attrs' validators decide, the messages are ours.
+"""Validators of fields and arguments: attrs' validators decide, the messages are ours.
 
-What a validator refuses with a TypeError or a ValueError is a `UserTypeError` or `UserValueError` that says where the
-value was given and what is needed there. `Fields` makes the validators of a class; `check` asks one about an argument.
+A TypeError or ValueError of a validator becomes a `UserTypeError` or `UserValueError` that names the field and the kind
+of value that is needed. `Fields` makes the validators of a class; `check` applies one to an argument.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Named:
 
 
 def _named(name: str) -> Any:
-    """Return what stands for an attribute where there is none: for an argument, and for a member of a sequence.
+    """Return a substitute for an attribute where there is none: for an argument, or for a member of a sequence.
 
     Validators ask an attribute for nothing but its name.
     """
@@ -104,7 +104,7 @@ def either(*validators: Validator) -> Validator:
 
 
 def has(*methods: str) -> Validator:
-    """Return the validator of an object that has all of *methods*, whatever its class."""
+    """Return the validator of an object of any class that has all of *methods*."""
     return fits(lambda value: all(callable(getattr(value, method, None)) for method in methods))
 
 

@@ -14,7 +14,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ClassT = TypeVar("ClassT", bound=type)
 
 _places: dict[str, tuple[inspect.Signature, str]] = {}
-"""What takes options, by its name: its signature, and how one writes that an option is given there."""
+"""Each callable that takes options, by name: its signature, and the text that says how to give it an option."""
 
 
 def takes_options(written: str) -> Callable[[ClassT], ClassT]:
@@ -73,7 +73,7 @@ def _telling(function: FunctionT, name: str, written: str | None, unpacked: type
 
 
 def _unpack(signature: inspect.Signature, options: type) -> inspect.Signature:
-    """Return *signature* with each of *options* in the place of `**options`; `...` stands for what is left out."""
+    """Return *signature* with each of *options* in place of `**options`; a default that is left out shows as `...`."""
     kind = inspect.Parameter.KEYWORD_ONLY
     unpacked = [
         inspect.Parameter(name, kind, default=..., annotation=getattr(annotation, "__forward_arg__", annotation))

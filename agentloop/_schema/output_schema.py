@@ -1,8 +1,8 @@
 """The type of an agent's final output: the schema a model is shown, and its answer turned into a value.
 
-What is an object in JSON (attrs classes, dataclasses, TypedDicts, dicts, pydantic's models) is the answer itself; any
-other type stands in an object under the key `response`, since providers take only objects at the root. Types mean what
-they mean in a tool's signature; `agentloop.schema` decides.
+A type that is an object in JSON (attrs classes, dataclasses, TypedDicts, dicts, pydantic's models) is the answer itself.
+Any other type is wrapped in an object under the key `response`, since providers take only objects at the root. Types
+mean the same as in a tool's signature: `function_schema` decides.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TypedOutput:
 
     Attributes:
         schema: What the model is shown.
-        wrapped: Whether the value stands under the key `response`.
+        wrapped: True if the value is wrapped under the key `response`.
         what: Of what it is the type, at the beginning of a message.
         type_name: The type, for messages.
     """
@@ -72,7 +72,7 @@ class TypedOutput:
     _defs: Schema = attrs.field(alias="defs", repr=False)
 
     def parse(self, text: str, limits: JsonLimits = _LIMITS) -> Any:
-        """Return the value that the model's *text* stands for.
+        """Return the value of the model's *text*.
 
         Raises:
             ModelBehaviorError: no JSON, JSON beyond *limits*, or a value that doesn't fit; names each fault with its

@@ -40,9 +40,9 @@ class CodecError(ValueError):
 
 def gathered(faults: list[tuple[str, str]]) -> CodecError:
     """Return one error that holds several faults."""
-    misfit = CodecError("")
-    misfit.faults = faults
-    return misfit
+    fault = CodecError("")
+    fault.faults = faults
+    return fault
 
 
 def faults_in(error: Exception, place: str) -> list[tuple[str, str]]:

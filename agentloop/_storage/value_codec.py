@@ -303,8 +303,8 @@ def _read_list(data: Any, secrets: Context, depth: int) -> list[Any]:
     for index, member in enumerate(data):
         try:
             values.append(read_value(member, secrets, depth))
-        except CodecError as misfit:
-            raise gathered(faults_in(misfit, f"[{index}]")) from None
+        except CodecError as fault:
+            raise gathered(faults_in(fault, f"[{index}]")) from None
     return values
 
 
@@ -317,8 +317,8 @@ def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
             return _read_marked(data, secrets, depth)
         try:
             values[key] = read_value(member, secrets, depth)
-        except CodecError as misfit:
-            raise gathered(faults_in(misfit, _path_of_key(key))) from None
+        except CodecError as fault:
+            raise gathered(faults_in(fault, _path_of_key(key))) from None
     return values
 
 
@@ -340,8 +340,8 @@ def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
         if form is None:
             raise CodecError("unknown: a key that begins with $")
         return form.read(read_object(_read_mapping(read_object(inner), secrets, depth)), secrets)
-    except CodecError as misfit:
-        raise gathered(faults_in(misfit, f".{mark}" if mark in _KNOWN else "")) from None
+    except CodecError as fault:
+        raise gathered(faults_in(fault, f".{mark}" if mark in _KNOWN else "")) from None
 
 
 def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:

@@ -46,9 +46,9 @@ class VirtualClock:
     def backend(self, name: Backend) -> tuple[str, dict[str, Any]]:
         """Return the value of anyio's `anyio_backend` fixture with which an async test runs in virtual time."""
         if name == "asyncio":
-            from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
+            from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 
-            return name, {"loop_factory": ClockworkLoop}
+            return name, {"loop_factory": DeterministicLoop}
         import trio.testing
 
         return name, {"clock": trio.testing.MockClock(autojump_threshold=0)}

@@ -64,9 +64,9 @@ JOURNALS = 500
 class Faulty(Exception):
     """A broken invariant: its name, and a message."""
 
-    def __init__(self, law: str, words: str) -> None:
+    def __init__(self, invariant: str, words: str) -> None:
         super().__init__(words)
-        self.law = law
+        self.invariant = invariant
 
 
 def played(seed: str, number: int) -> list[tuple[str, str]]:
@@ -82,7 +82,7 @@ def played(seed: str, number: int) -> list[tuple[str, str]]:
         try:
             part()
         except Faulty as fault:
-            found.append((fault.law, str(fault)))
+            found.append((fault.invariant, str(fault)))
     return found
 
 

@@ -19,7 +19,7 @@ SLOW = frozenset({"storing_changes_nothing"})
 class Violation:
     """A finding of a round: the broken invariants, a message, and the arguments that repeat the round."""
 
-    laws: tuple[str, ...]
+    invariants: tuple[str, ...]
     words: str
     where: str
 

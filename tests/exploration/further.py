@@ -123,10 +123,10 @@ def draw_further(chance: Chance, number: int) -> Further:
     """Return a world with one feature that the others lack; the kinds take turns by *number*."""
     kind = KINDS[number % len(KINDS)]
     size = SIZE if kind != "limits" else attrs.evolve(SIZE, faults=chance.one_in(2))
-    taste = attrs.evolve(size, approvals=kind == "verdicts", secrets=kind != "verdicts")
-    parts = dict(draw_world(chance, taste))
+    generator_config = attrs.evolve(size, approvals=kind == "verdicts", secrets=kind != "verdicts")
+    parts = dict(draw_world(chance, generator_config))
     for _ in range(TRIES if kind == "hooks" else 0):
-        parts = parts if parts["agent"].secretive else dict(draw_world(chance, taste))
+        parts = parts if parts["agent"].secretive else dict(draw_world(chance, generator_config))
     options: dict[str, Any] = dict(parts["options"])
     config: RunConfig = options["run_config"]
     cast: FixtureAgents = parts["agent"]

@@ -67,7 +67,7 @@ class Verdict:
 
     mutant: str
     verdict: str
-    laws: tuple[str, ...] = ()
+    invariants: tuple[str, ...] = ()
     words: str = ""
     rounds: int = 0
     seconds: float = 0.0
@@ -118,7 +118,7 @@ def try_out(mutant: Mutant | None, base: Path, *, seed: str, rounds: int, budget
                 command, cwd=root, env=environment, capture_output=True, text=True, timeout=budget + 60, check=False
             )
         except subprocess.TimeoutExpired:
-            return Verdict(mutant=name, verdict="killed", laws=("a_run_ends",), seconds=time.monotonic() - began)
+            return Verdict(mutant=name, verdict="killed", invariants=("a_run_ends",), seconds=time.monotonic() - began)
     return _read_report(name, done, time.monotonic() - began)
 
 
@@ -131,9 +131,14 @@ def _read_report(name: str, done: subprocess.CompletedProcess[str], seconds: flo
     rounds = said["numbers"].get("rounds", 0)
     if not violations:
         return Verdict(mutant=name, verdict="survived", rounds=rounds, seconds=seconds)
-    laws = tuple(dict.fromkeys(law for one in violations for law in one["laws"]))
+    invariants = tuple(dict.fromkeys(invariant for one in violations for invariant in one["invariants"]))
     return Verdict(
-        mutant=name, verdict="killed", laws=laws, words=violations[0]["words"], rounds=rounds, seconds=seconds
+        mutant=name,
+        verdict="killed",
+        invariants=invariants,
+        words=violations[0]["words"],
+        rounds=rounds,
+        seconds=seconds,
     )
 
 
@@ -159,10 +164,10 @@ def table(mutants: Sequence[Mutant], verdicts: Sequence[Verdict]) -> str:
     """Return the verdicts on *mutants* as a table for the documentation."""
     rows = ["| Planted fault | In | Found by | Rounds |", "|---|---|---|---|"]
     for mutant, verdict in zip(mutants, verdicts, strict=True):
-        laws = "; ".join(law.replace("_", " ") for law in verdict.laws[:3])
-        more = f" and {len(verdict.laws) - 3} more" if len(verdict.laws) > 3 else ""
+        invariants = "; ".join(invariant.replace("_", " ") for invariant in verdict.invariants[:3])
+        more = f" and {len(verdict.invariants) - 3} more" if len(verdict.invariants) > 3 else ""
         rounds = max(1, verdict.rounds)
-        rows.append(f"| {mutant.name} | `{mutant.file}` | {laws + more or f'**{verdict.verdict}**'} | {rounds} |")
+        rows.append(f"| {mutant.name} | `{mutant.file}` | {invariants + more or f'**{verdict.verdict}**'} | {rounds} |")
     return "\n".join(rows) + "\n"
 
 
@@ -189,14 +194,14 @@ def main(arguments: list[str]) -> int:
         how: dict[str, Any] = {"seed": given.seed, "rounds": given.rounds, "budget": given.budget}
         control = try_out(None, given.base, **how)
         if control.verdict != "survived":
-            print(f"the session fails on the package as it is: {control.verdict} {', '.join(control.laws)}")
+            print(f"the session fails on the package as it is: {control.verdict} {', '.join(control.invariants)}")
             print(control.words)
             return 2
         print(f"unchanged: nothing found in {control.rounds} rounds, {control.seconds:.0f} s", flush=True)
         verdicts = []
         for verdict in try_all(mutants, given.base, jobs=given.jobs, **how):
             verdicts.append(verdict)
-            by = ", ".join(verdict.laws) or verdict.words
+            by = ", ".join(verdict.invariants) or verdict.words
             print(
                 f"{verdict.verdict:9} {verdict.mutant}: {by} ({verdict.rounds} rounds, {verdict.seconds:.0f} s)",
                 flush=True,

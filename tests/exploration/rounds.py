@@ -139,7 +139,7 @@ class Round:
             with patience(SHRINKING if self.small else PATIENCE) as hung:
                 work()
         except InvariantError as error:
-            self.broken(error.laws, f"{what}: {error}")
+            self.broken(error.invariants, f"{what}: {error}")
         except Hung:
             self.broken(("a_run_ends",), f"{what}: hangs at {hung[0]}")
         except AssertionError as error:
@@ -150,9 +150,9 @@ class Round:
             if hung:
                 self.broken(("a_run_ends",), f"{what}: hung at {hung[0]}")
 
-    def broken(self, laws: tuple[str, ...], words: str) -> None:
+    def broken(self, invariants: tuple[str, ...], words: str) -> None:
         """Add a violation to the counts."""
-        self.counts.violations.append(Violation(laws, words, self.where))
+        self.counts.violations.append(Violation(invariants, words, self.where))
 
     # -- full stack
 
@@ -171,7 +171,7 @@ class Round:
         world = World(**parts, order=order, tape=draw_tape(chance))
         if order == "gate":
             world = keeping_up(world)
-            self.judged("both backends", lambda: self.twins(runs, "backend"))
+            self.judged("both backends", lambda: self.counterparts(runs, "backend"))
         if runs and self.number % REPEATED == 0:
             self.judged("again", lambda: self.repeated(runs[0]))
         if runs and self.number % REPLAYED == 0:
@@ -182,7 +182,7 @@ class Round:
         for watched in (False, True):
             self.judged(f"{backend} {order}", lambda s=watched: self.one(world, backend, s, modes))
         if order == "gate":
-            self.judged("both modes", lambda: self.twins(modes, "mode"))
+            self.judged("both modes", lambda: self.counterparts(modes, "mode"))
         steps = max([1, *(run.steps for run in (*runs, *modes))])
         if order == "gate":
             cancel = CancelAt(chance.whole(0, min(steps // 3, MOMENTS)), waiting=True)
@@ -207,7 +207,7 @@ class Round:
         for one, name in ((world, "trio"), (world, "asyncio"), (native, "asyncio")):
             self.judged(f"{name} {one.cancel}", lambda w=one, b=name: self.one(w, b, streamed, runs))
         self.judged("both backends, cancelled", lambda: self.alike(runs[:2]))
-        self.judged("both cancellations", lambda: self.twins(runs[1:], "cancellation"))
+        self.judged("both cancellations", lambda: self.counterparts(runs[1:], "cancellation"))
 
     def one(
         self,
@@ -231,7 +231,7 @@ class Round:
         except InvariantError as error:
             raise made_small(run, error) if self.small else error from None
 
-    def twins(self, runs: list[WorldRun], relation: Relation) -> None:
+    def counterparts(self, runs: list[WorldRun], relation: Relation) -> None:
         """Check that the two *runs* are equal counterparts; does nothing if one of them is missing."""
         if len(runs) == 2:
             self.counts.numbers["compared"] += 1
@@ -263,16 +263,16 @@ class Round:
         other = OTHER[run.backend]
         replayed = replay(stored, agent(), run_config=config, backend=other)
         self.counts.numbers["replayed"] += 1
-        twin = Counterpart(relation="replay", name=f"its replay on {other}", records=replayed.records)
-        check_counterparts(run, twin, self.counts.tally)
+        counterpart = Counterpart(relation="replay", name=f"its replay on {other}", records=replayed.records)
+        check_counterparts(run, counterpart, self.counts.tally)
 
     # -- parts alone
 
     def alone(self) -> None:
         """Test parts of the runtime without a world."""
         self.counts.numbers["parts alone"] += 1
-        for law, words in alone.played(self.seed, self.number):
-            self.broken((law,), f"alone: {words}")
+        for invariant, words in alone.played(self.seed, self.number):
+            self.broken((invariant,), f"alone: {words}")
 
     def further(self) -> None:
         """Run and judge a world with one feature that the others lack."""
@@ -319,7 +319,7 @@ class Round:
         try:
             check_core(play(world, chosen), self.counts.core)
         except InvariantError as error:
-            self.broken(error.laws, f"core: {error}\ntape {chosen.numbers}\n{world}")
+            self.broken(error.invariants, f"core: {error}\ntape {chosen.numbers}\n{world}")
         except Exception as error:
             self.broken((f"core raised {type(error).__name__}",), f"core: {error!r}\ntape {chosen.numbers}\n{world}")
 
@@ -336,16 +336,16 @@ class Round:
 
 def made_small(run: WorldRun, error: InvariantError) -> InvariantError:
     """Return the error of the smallest world found that breaks the first of the invariants that *run* breaks."""
-    law = error.laws[0]
+    invariant = error.invariants[0]
 
     def judge(seen: WorldRun) -> Finding | None:
         try:
             check(seen)
         except InvariantError as breach:
-            return Finding(seen, breach, (law,)) if law in breach.laws else None
+            return Finding(seen, breach, (invariant,)) if invariant in breach.invariants else None
         return None
 
-    smallest, runs = shrunk(Finding(run, error, (law,)), judge)
+    smallest, runs = shrunk(Finding(run, error, (invariant,)), judge)
     failure = ExplorationFailure(smallest, found_after=1, shrunk_in=runs)
     found: Any = smallest.error
     return InvariantError(found.findings, "", f"{failure}\n{smallest.run.world}")

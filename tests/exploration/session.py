@@ -155,7 +155,7 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
         yield f"  {name}: {counts.tally.exercised[name]}, {counts.core.exercised[name]}"
     yield f"violations: {len(counts.violations)}"
     for violation in counts.violations[:10]:
-        yield f"python -m tests.exploration {violation.where}  # {', '.join(violation.laws)}"
+        yield f"python -m tests.exploration {violation.where}  # {', '.join(violation.invariants)}"
         yield violation.words
 
 
@@ -182,7 +182,9 @@ def main(arguments: list[str]) -> int:
         counts.numbers["rounds played in a fresh process too"] += 1
     seconds = time.monotonic() - began
     if given.json:
-        found = [{"laws": one.laws, "words": one.words[:2000], "where": one.where} for one in counts.violations]
+        found = [
+            {"invariants": one.invariants, "words": one.words[:2000], "where": one.where} for one in counts.violations
+        ]
         print(json.dumps({"violations": found, "numbers": counts.numbers}))
         return 1 if counts.violations else 0
     print("\n".join(report(counts, wanted, seconds)))

@@ -86,7 +86,7 @@ def _change_all_roles(cast: FixtureAgents, change: Change) -> FixtureAgents:
 
 def _draw_changed(
     chance: Chance,
-    taste: GeneratorConfig = SIZE,
+    generator_config: GeneratorConfig = SIZE,
     *,
     change: Change | None = None,
     wanted: Callable[[FixtureAgents], bool] | None = None,
@@ -99,11 +99,11 @@ def _draw_changed(
 
     *slow*: the behavior of bodies in nested runs that have no other one.
     """
-    parts = dict(draw_world(chance, taste))
+    parts = dict(draw_world(chance, generator_config))
     for _ in range(8):
         if wanted is None or wanted(parts["agent"]):
             break
-        parts = dict(draw_world(chance, taste))
+        parts = dict(draw_world(chance, generator_config))
     if change is not None:
         parts["agent"] = _change_all_roles(parts["agent"], change)
     if slow is not None:
@@ -189,8 +189,10 @@ def _listeners(chance: Chance) -> World:
 
     if chance.one_in(2):
         return _deeper(chance)
-    taste = attrs.evolve(SIZE, nesting=2, approvals=chance.one_in(3))
-    return _draw_changed(chance, taste, change=_change_agent_tools(listening), wanted=_nests, config={"timeout": None})
+    generator_config = attrs.evolve(SIZE, nesting=2, approvals=chance.one_in(3))
+    return _draw_changed(
+        chance, generator_config, change=_change_agent_tools(listening), wanted=_nests, config={"timeout": None}
+    )
 
 
 def _deeper(chance: Chance) -> World:
@@ -212,10 +214,10 @@ def _deeper(chance: Chance) -> World:
 
 
 def _own_configurations(chance: Chance) -> World:
-    taste = attrs.evolve(SIZE, faults=chance.one_in(2))
+    generator_config = attrs.evolve(SIZE, faults=chance.one_in(2))
 
     def configured(actor: Actor) -> Actor:
-        own = draw_config(chance, taste)
+        own = draw_config(chance, generator_config)
         own = attrs.evolve(own, timeout=chance.pick([None, None, 0.41]), loop_detection=chance.pick([None, 2]))
         return attrs.evolve(actor, own=own if stops is None or chance.one_in(2) else None)
 
@@ -223,7 +225,12 @@ def _own_configurations(chance: Chance) -> World:
     # Sometimes a nested body takes longer than its run's timeout.
     part: Behavior = Returns(0, chance.pick([0.0, 0.0, 9.0]))
     return _draw_changed(
-        chance, taste, change=_change_agent_tools(configured), wanted=_nests, slow=part, config={"stop_when": stops}
+        chance,
+        generator_config,
+        change=_change_agent_tools(configured),
+        wanted=_nests,
+        slow=part,
+        config={"stop_when": stops},
     )
 
 
@@ -344,8 +351,8 @@ def _names(chance: Chance) -> World:
 
     def named(role: Role) -> Role:
         first = attrs.evolve(role.actors[0], name="same", namespace=None, agent=None)
-        twins = [attrs.evolve(first, namespace=name, approval=chance.one_in(2)) for name in ("x", "y")]
-        return attrs.evolve(role, actors=(first, *twins))
+        counterparts = [attrs.evolve(first, namespace=name, approval=chance.one_in(2)) for name in ("x", "y")]
+        return attrs.evolve(role, actors=(first, *counterparts))
 
     role = named(Role(name="a", actors=(Actor(name="same", approval=True, idempotent=chance.one_in(3)),)))
     if chance.one_in(2):
@@ -539,8 +546,8 @@ def _silent(chance: Chance) -> World:
 def _stopped(chance: Chance) -> World:
     """Return a world whose reader cancels the run after its turn."""
     event = chance.pick(["CallStarted", "CallSettled", "TurnStarted", "TextDelta", "ItemCreated", "TurnEnded"])
-    taste = attrs.evolve(SIZE, guards=False, approvals=chance.one_in(3))
-    return _draw_changed(chance, taste, options={"session": SessionLog, "max_turns": 10}, reader_stops=event)
+    generator_config = attrs.evolve(SIZE, guards=False, approvals=chance.one_in(3))
+    return _draw_changed(chance, generator_config, options={"session": SessionLog, "max_turns": 10}, reader_stops=event)
 
 
 def _grace(chance: Chance) -> World:

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from agentloop import tool
-from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
+from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 
 Backend = tuple[str, dict[str, Any]]
 """What the `anyio_backend` fixture gives."""
@@ -91,14 +91,14 @@ def advance_clock(seconds: float) -> None:
         else:
             object.__setattr__(clock, "offset", clock.offset + seconds)  # it is frozen
     else:
-        assert not isinstance(loop, ClockworkLoop), "its time is its own"
+        assert not isinstance(loop, DeterministicLoop), "its time is its own"
         until_now = loop.time
         loop.time = lambda: until_now() + seconds  # type: ignore[method-assign]
 
 
 def is_virtual(backend: Backend) -> bool:
     """Tell whether time jumps on this backend: nothing then takes longer than it says."""
-    return "clock" in backend[1] or backend[1].get("loop_factory") is ClockworkLoop
+    return "clock" in backend[1] or backend[1].get("loop_factory") is DeterministicLoop
 
 
 @asynccontextmanager

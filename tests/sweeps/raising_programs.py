@@ -414,7 +414,7 @@ def refused(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
     return agent, "go", {"run_config": config_of(points), "error_handlers": handlers}
 
 
-def misfit(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
+def rejected_answers(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
     """Return a run whose model's answer doesn't fit the output's type."""
     agent: Agent[Any, Any] = Agent("misfit", model=PointModel(points, say("not a number")), output_type=int)
     handlers = {"invalid_final_output": points.fn("error_handler invalid_final_output", 7)}
@@ -492,7 +492,16 @@ STAGES = ("input_guardrail", "input_guardrail beside", "output_guardrail", "is_e
 """What is asked several at a time, each in a task of its own."""
 PATIENCE = "patience"
 """The option of a program that says after how many seconds its caller cancels the run."""
-PROGRAMS: list[Program] = [calls, kept, gives_up, refused, misfit, out_of_time, cut_off, *map(cut_off_in, STAGES)]
+PROGRAMS: list[Program] = [
+    calls,
+    kept,
+    gives_up,
+    refused,
+    rejected_answers,
+    out_of_time,
+    cut_off,
+    *map(cut_off_in, STAGES),
+]
 
 
 async def run_plain(program: Program, points: Points) -> RunResult[Any] | None:

@@ -384,12 +384,12 @@ def twinned(relation: Relation) -> Observation:
     """Two runs of one world."""
     evidence = queued()
     return attrs.evolve(
-        evidence, twins=[Counterpart(relation=relation, name="the other", records=list(evidence.records))]
+        evidence, counterparts=[Counterpart(relation=relation, name="the other", records=list(evidence.records))]
     )
 
 
 def _other_twin(evidence: Observation) -> Observation:
-    return attrs.evolve(evidence, twins=[attrs.evolve(evidence.twins[0], records=evidence.records[:-1])])
+    return attrs.evolve(evidence, counterparts=[attrs.evolve(evidence.counterparts[0], records=evidence.records[:-1])])
 
 
 # ---------------------------------------------------------------------------------------------- edits

@@ -17,7 +17,7 @@ import pytest
 
 from agentloop import UserError, UserTypeError, UserValueError
 from agentloop.testing import Deadlock, Gate, Priorities, Tape, run_deterministic, tape_of
-from agentloop.testing.simulation import event_loop as clockwork
+from agentloop.testing.simulation import event_loop as simulated_loop
 from agentloop.testing.simulation._waiting import require
 from agentloop.testing.simulation.event_loop import waiting
 from agentloop.testing.simulation.gate import TIME
@@ -571,10 +571,10 @@ def test_changed_private_names_are_an_import_error() -> None:
 
 def test_loop_that_does_not_order_as_told_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release could change what the names mean: two tasks are tried out before the first run."""
-    clockwork._try_out.cache_clear()
-    monkeypatch.setattr(clockwork.ClockworkLoop, "_permuted", lambda self, steps: steps)
+    simulated_loop._try_out.cache_clear()
+    monkeypatch.setattr(simulated_loop.DeterministicLoop, "_permuted", lambda self, steps: steps)
     with pytest.raises(RuntimeError, match=r"can't choose the order of tasks with these releases \(anyio .*asyncio\)"):
         run_deterministic(mingling)
     monkeypatch.undo()
-    clockwork._try_out.cache_clear()
+    simulated_loop._try_out.cache_clear()
     run_deterministic(mingling)

@@ -61,8 +61,8 @@ def test_each_invariant_has_a_log_that_breaks_it() -> None:
 def test_invariant_holds_of_a_run_and_fails_on_a_planted_fault(name: str) -> None:
     """The run breaks nothing at all; with the fault in its log it breaks this one."""
     made, plant = PLANTED[name]
-    assert [finding.law for finding in findings_of(made())] == []
-    assert name in {finding.law for finding in findings_of(plant(made()))}
+    assert [finding.invariant for finding in findings_of(made())] == []
+    assert name in {finding.invariant for finding in findings_of(plant(made()))}
 
 
 NEEDS_MORE = {
@@ -91,7 +91,7 @@ def test_an_error_names_the_invariant_the_promise_and_the_records() -> None:
     assert "an_invocation_runs_once (execution): call c1 started twice" in words
     assert "promised: An invocation starts once" in words
     assert "CallStarted [turn 1] call_id='c1'" in words
-    assert "an_invocation_runs_once" in caught.value.laws
+    assert "an_invocation_runs_once" in caught.value.invariants
 
 
 def test_what_was_not_watched_is_not_judged() -> None:
@@ -108,7 +108,7 @@ def test_a_failure_of_the_journal_behind_the_end_stands_in_no_log() -> None:
     ended = attrs.evolve(queued(), result=None, faultless=False)
     assert findings_of(attrs.evolve(ended, error=JournalError("full"))) == []
     told = findings_of(attrs.evolve(ended, error=UserError("no")))
-    assert [finding.law for finding in told] == ["exactly_one_end"]
+    assert [finding.invariant for finding in told] == ["exactly_one_end"]
 
 
 def test_an_application_may_keep_things_from_its_model() -> None:
@@ -168,13 +168,13 @@ def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_anothe
     one, two = (n for n, record in enumerate(records) if isinstance(record, RunEnded) and record.path)
     assert [records[n].status for n in (one, two)] == ["cancelled", "cancelled"]  # type: ignore[union-attr]
     records[one], records[two] = records[two], records[one]
-    twin = Counterpart(relation="backend", name="another", records=tuple(records), error=type(run.error))
-    check_counterparts(run, twin)
+    counterpart = Counterpart(relation="backend", name="another", records=tuple(records), error=type(run.error))
+    check_counterparts(run, counterpart)
     with pytest.raises(InvariantError, match="worlds_repeat_themselves"):
-        check_counterparts(run, attrs.evolve(twin, relation="again"))
+        check_counterparts(run, attrs.evolve(counterpart, relation="again"))
     records[one] = attrs.evolve(records[one], status="failed")  # type: ignore[call-arg]
     with pytest.raises(InvariantError, match="backends_agree"):
-        check_counterparts(run, attrs.evolve(twin, records=tuple(records)))
+        check_counterparts(run, attrs.evolve(counterpart, records=tuple(records)))
 
 
 def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another_backend() -> None:
@@ -186,8 +186,8 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
     def broken_by(relation: Relation, **changes: Any) -> set[str]:
         records = list(evidence.records)
         records[held] = attrs.evolve(records[held], **changes)
-        twin = Counterpart(relation=relation, name="another", records=tuple(records))
-        return {one.law for one in findings_of(attrs.evolve(evidence, twins=(twin,)))}
+        counterpart = Counterpart(relation=relation, name="another", records=tuple(records))
+        return {one.invariant for one in findings_of(attrs.evolve(evidence, counterparts=(counterpart,)))}
 
     assert broken_by("backend", waited_for=()) == set()
     assert broken_by("backend", waited_for=(), arguments="{}") == {"backends_agree"}
@@ -197,7 +197,7 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
 def test_an_empty_log_breaks_nothing() -> None:
     """A run that was cancelled before its first record has left none."""
     reading = Reading(Observation(records=()))
-    assert [list(law.judge(reading)) for law in INVARIANTS.values()] == [[] for _ in INVARIANTS]
+    assert [list(invariant.judge(reading)) for invariant in INVARIANTS.values()] == [[] for _ in INVARIANTS]
 
 
 def tripped_input() -> Observation:
@@ -298,4 +298,4 @@ def _never_asked(key: str) -> Observation:
 )
 def test_a_tool_that_is_off_is_looked_at_wherever_it_is_asked(fault: Callable[[str], Observation], key: str) -> None:
     """Before the turn, before its calls are planned, and before one of them starts."""
-    assert "what_is_off_is_neither_shown_nor_run" in {finding.law for finding in findings_of(fault(key))}
+    assert "what_is_off_is_neither_shown_nor_run" in {finding.invariant for finding in findings_of(fault(key))}

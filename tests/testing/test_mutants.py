@@ -56,7 +56,7 @@ def test_an_edit_that_does_not_fit_says_so(
 def test_the_table_says_what_found_each() -> None:
     """Three invariants at most are named, and a survivor stands out."""
     mutants = [Mutant(name=name, file="a.py", old="x", new="y") for name in ("one", "two")]
-    found = Verdict(mutant="one", verdict="killed", laws=("a_b", "c", "d", "e"), rounds=3)
+    found = Verdict(mutant="one", verdict="killed", invariants=("a_b", "c", "d", "e"), rounds=3)
     rows = table(mutants, [found, Verdict(mutant="two", verdict="survived", rounds=250)]).splitlines()[2:]
     assert rows == ["| one | `a.py` | a b; c; d and 1 more | 3 |", "| two | `a.py` | **survived** | 250 |"]
 
@@ -74,5 +74,5 @@ def test_a_planted_fault_is_killed_by_an_invariant() -> None:
     mutants = {mutant.name: mutant for mutant in read_list(LIST)}
     found = try_out(mutants["usage counted twice"], ROOT, seed="test", rounds=3, budget=60)
     assert found.verdict == "killed"
-    assert "usage_counts_each_request_once" in found.laws
+    assert "usage_counts_each_request_once" in found.invariants
     assert try_out(None, ROOT, seed="test", rounds=2, budget=60).verdict == "survived"

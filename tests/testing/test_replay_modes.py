@@ -223,7 +223,7 @@ def test_a_run_that_paused_for_verdicts_and_went_on_replays_as_one(tmp_path: Pat
     assert PAID == []
 
 
-def keeper(note: str = "") -> Agent[Any, Any]:
+def child(note: str = "") -> Agent[Any, Any]:
     """Return an agent with a tool whose argument and output are secret."""
 
     @tool(secret=("token",), secret_output=True)
@@ -238,16 +238,16 @@ def keeper(note: str = "") -> Agent[Any, Any]:
 @both
 def test_secrets_stay_out_of_replays_and_what_they_say(tmp_path: Path, backend: Any) -> None:
     """A journal without a codec holds digests of them; a divergence and a report show no more."""
-    path = record(tmp_path / "run.jsonl", keeper())
+    path = record(tmp_path / "run.jsonl", child())
     assert CANARY.encode() not in path.read_bytes()
-    replayed = replay(path, keeper(), backend=backend)
+    replayed = replay(path, child(), backend=backend)
     assert CANARY not in repr(replayed) + repr(replayed.records)
-    changed = keeper()
+    changed = child()
     changed.tools.clear()
     with pytest.raises(ReplayDivergence) as caught:
         replay(path, changed, backend=backend)
     assert CANARY not in f"{caught.value} {caught.value.wanted!r} {caught.value.got!r}"
-    report = replay(tmp_path, keeper("Be careful."), mode="shadow", backend=backend)
+    report = replay(tmp_path, child("Be careful."), mode="shadow", backend=backend)
     assert report.problems
     assert CANARY not in str(report)
 

@@ -57,8 +57,8 @@ def test_rare_worlds_meet_what_they_are_for(kind: str) -> None:
         # Seeded by its kind: what is drawn for one has nothing to do with how many others there are.
         one = rare.draw_rare(Seeded(f"rare {kind} {draw}"), rare.KINDS.index(kind) * rare.EVERY)
         check(run_one(one.world, backend=one.backend, streamed=one.streamed), tally)
-    for law in MET[kind]:
-        assert tally.exercised[law] >= 15, law
+    for invariant in MET[kind]:
+        assert tally.exercised[invariant] >= 15, invariant
 
 
 MET = {
@@ -81,8 +81,8 @@ def test_surrounded_worlds_meet_what_they_are_for(kind: str) -> None:
     for draw in range(40):
         one = surrounded.draw_surrounded(Seeded(f"surrounded {kind} {draw}"), list(surrounded.KINDS).index(kind))
         check(run_one(one.world, backend=one.backend, streamed=one.streamed), tally)
-    for law in SURROUNDED[kind]:
-        assert tally.exercised[law] >= 8, law
+    for invariant in SURROUNDED[kind]:
+        assert tally.exercised[invariant] >= 8, invariant
 
 
 SURROUNDED = {
@@ -130,7 +130,7 @@ def test_what_breaks_an_invariant_is_made_small(monkeypatch: pytest.MonkeyPatch)
     alone = Round("test", 0, counts, small=True)
     alone.judged("small", lambda: alone.one(small(), "asyncio", False, runs))
     (violation,) = counts.violations
-    assert violation.laws == ("accepted_after_all",)
+    assert violation.invariants == ("accepted_after_all",)
     assert "made small in" in violation.words
     script = violation.words.split("script:")[1].split("tape:")[0]
     assert script.count("call(") == 2
@@ -153,4 +153,4 @@ def test_an_invariant_can_be_left_out() -> None:
     evidence = Observation(records=queued().records[:-1], agent=queued().agent, result=queued().result)
     with pytest.raises(InvariantError) as caught:
         check(evidence)
-    check(evidence, but=frozenset(caught.value.laws))
+    check(evidence, but=frozenset(caught.value.invariants))

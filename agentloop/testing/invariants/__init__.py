@@ -15,18 +15,20 @@ from typing import Any, TypeAlias
 from agentloop._common.error_text import is_fatal
 from agentloop.config import RunConfig
 from agentloop.sessions import MemorySession
-from agentloop.testing.invariants import _accounting as laws_accounting
-from agentloop.testing.invariants import _between as laws_between
-from agentloop.testing.invariants import _bounds as laws_bounds
-from agentloop.testing.invariants import _cancellation as laws_cancellation
-from agentloop.testing.invariants import _events as laws_events
-from agentloop.testing.invariants import _execution as laws_execution
-from agentloop.testing.invariants import _guards as laws_guards
-from agentloop.testing.invariants import _limits as laws_limits
-from agentloop.testing.invariants import _models as laws_models
-from agentloop.testing.invariants import _outcomes as laws_outcomes
-from agentloop.testing.invariants import _times as laws_times
-from agentloop.testing.invariants import _watchers as laws_watchers
+from agentloop.testing.invariants import (
+    _accounting,
+    _between,
+    _bounds,
+    _cancellation,
+    _events,
+    _execution,
+    _guards,
+    _limits,
+    _models,
+    _outcomes,
+    _times,
+    _watchers,
+)
 from agentloop.testing.invariants._invariant import (
     INVARIANTS,
     Breach,
@@ -74,8 +76,8 @@ LAWS = INVARIANTS
 
 # The decorator enters each invariant at import. The tuple uses the imports, so that no linter removes them.
 _TABLES = (
-    *(laws_execution, laws_limits, laws_times, laws_outcomes, laws_cancellation, laws_guards, laws_accounting),
-    *(laws_bounds, laws_events, laws_models, laws_watchers, laws_between),
+    *(_execution, _limits, _times, _outcomes, _cancellation, _guards, _accounting),
+    *(_bounds, _events, _models, _watchers, _between),
 )
 
 Judged: TypeAlias = Observation | WorldRun | WorldRuns
@@ -168,13 +170,13 @@ def counterpart_of(run: WorldRun, relation: Relation) -> Counterpart:
     return Counterpart(relation=relation, name=name, records=run.records, error=type(run.error))
 
 
-def check_counterparts(run: WorldRun, twin: Counterpart, tally: CoverageCounter | None = None) -> None:
+def check_counterparts(run: WorldRun, counterpart: Counterpart, tally: CoverageCounter | None = None) -> None:
     """Compare *run* with its counterpart *twin* by the invariants between runs alone, and count them in *tally*.
 
     Raises:
         InvariantError: as `check` does.
     """
-    observation = Observation(records=run.records, error=run.error, twins=(twin,))
+    observation = Observation(records=run.records, error=run.error, counterparts=(counterpart,))
     # `worlds=0`: `check` of this run has counted its simulation case already.
     if findings := judge(Reading(observation), tally, _BETWEEN, worlds=0):
         raise InvariantError(tuple(findings), f" on {run.backend}", told(tuple(run.records), findings))

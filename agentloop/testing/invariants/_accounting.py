@@ -24,7 +24,7 @@ from agentloop.items import (
 )
 from agentloop.results import RunResult
 from agentloop.testing.invariants._execution import paused
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
 from agentloop.testing.simulation._fixture_agents import XOR_CODEC
 from agentloop.tools import AgentCall
@@ -36,7 +36,7 @@ Findings = Iterator[Broken | None]
 # ---------------------------------------------------------------------------------------------- requests, usage
 
 
-@law("accounting")
+@invariant("accounting")
 def each_request_ends_once(seen: Reading) -> Findings:
     """Each model request ends exactly once: with a response, or with a failure of the same attempt."""
     for turn in seen.turns:
@@ -78,7 +78,7 @@ def requests_of(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
             yield n, record.usage
 
 
-@law("accounting")
+@invariant("accounting")
 def usage_counts_each_request_once(seen: Reading) -> Findings:
     """The usage is the sum over all requests of the whole tree, each counted once."""
     data = seen.evidence.result
@@ -103,7 +103,7 @@ def _has_usage(usage: RequestUsage) -> bool:
     return bool(usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete)
 
 
-@law("accounting")
+@invariant("accounting")
 def models_are_asked_as_recorded(seen: Reading) -> Findings:
     """A model receives as many requests as the log records, save those that are cancelled before they reach it."""
     shown = seen.evidence.shown
@@ -151,7 +151,7 @@ def faults_of_history(items: Sequence[Item]) -> Iterator[str]:
             yield "reasoning has lost what it led to"
 
 
-@law("accounting")
+@invariant("accounting")
 def history_is_valid(seen: Reading) -> Findings:
     """In each request to a model every call has exactly one output after it, and reasoning keeps its follower."""
     for path, items in seen.evidence.shown or ():
@@ -169,7 +169,7 @@ def history_is_valid(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("accounting")
+@invariant("accounting")
 def models_are_shown_all_that_was(seen: Reading) -> Findings:
     """Each request shows a model everything of the run so far: its input, each message, and each call of an accepted
     turn and each handoff with its answer. Exceptions: the log says that the history was replaced, or the application or
@@ -223,7 +223,7 @@ def _list_expected_items(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[
             yield from (("call", call_id), ("output", call_id))
 
 
-@law("accounting")
+@invariant("accounting")
 def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
     """A run returns the fold of its log: items, calls, responses and usage; and the log names the agent at work."""
     data = seen.evidence.result
@@ -262,7 +262,7 @@ def _find_agent_at_work(seen: Reading) -> str:
     return found
 
 
-@law("accounting")
+@invariant("accounting")
 def results_follow_model_order(seen: Reading) -> Findings:
     """A result has every call of its own path once, in model order, with the last outcome that the log has.
 
@@ -287,7 +287,7 @@ def results_follow_model_order(seen: Reading) -> Findings:
         yield broken(f"the result's outputs are out of order: {', '.join(outputs)}")
 
 
-@law("accounting")
+@invariant("accounting")
 def results_hold_every_item(seen: Reading) -> Findings:
     """The result of a completed run has every message of its model, and every call and handoff with its answer."""
     data = seen.evidence.result
@@ -316,7 +316,7 @@ def _list_messages(turn: TurnSeen) -> list[AssistantMessage]:
     return [item for item in items if isinstance(item, AssistantMessage)]
 
 
-@law("accounting")
+@invariant("accounting")
 def exactly_one_end(seen: Reading) -> Findings:
     """A run gives exactly one of a final output, an error, an interruption or a cancellation, and its log agrees.
 
@@ -346,7 +346,7 @@ def exactly_one_end(seen: Reading) -> Findings:
         yield broken(f"a run that is {end.status} has a final output in its log", n)
 
 
-@law("accounting")
+@invariant("accounting")
 def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
     """The records of a nested run lie between the start and the end of the call that runs it; its limit of turns is
     that of its tool.
@@ -377,7 +377,7 @@ def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("accounting")
+@invariant("accounting")
 def handoffs_go_where_they_say(seen: Reading) -> Findings:
     """A handoff is taken after its batch is accepted; the next turn belongs to its target; only the first is taken."""
     for run in seen.runs.values():
@@ -402,7 +402,7 @@ def handoffs_go_where_they_say(seen: Reading) -> Findings:
 _PAIRS = {"tool_end": "tool_start", "llm_end": "llm_start", "agent_end": "agent_start"}
 
 
-@law("accounting")
+@invariant("accounting")
 def tool_hooks_pair(seen: Reading) -> Findings:
     """Hooks receive exactly one end for each start of a tool, and no end without a start."""
     told = seen.evidence.hooks
@@ -431,7 +431,7 @@ def tool_hooks_pair(seen: Reading) -> Findings:
                 yield broken(f"hooks were told of the end of call {name} before its start")
 
 
-@law("accounting")
+@invariant("accounting")
 def run_end_is_told_once(seen: Reading) -> Findings:
     """Hooks receive the end of each run segment exactly once, and no event after it."""
     told = seen.evidence.hooks
@@ -446,7 +446,7 @@ def run_end_is_told_once(seen: Reading) -> Findings:
         yield HELD
 
 
-@law("accounting")
+@invariant("accounting")
 def hooks_hear_of_each_step(seen: Reading) -> Findings:
     """Hooks receive each agent that becomes active, each answer of the model, each start of a tool before its body
     runs, and the end of the agent whose output completes the run.
@@ -476,7 +476,7 @@ def hooks_hear_of_each_step(seen: Reading) -> Findings:
     yield HELD
 
 
-@law("accounting")
+@invariant("accounting")
 def model_hooks_nest(seen: Reading) -> Findings:
     """Hooks receive an answer of a model only after the request that it answers."""
     asked: Counter[Path] = Counter()
@@ -491,7 +491,7 @@ def model_hooks_nest(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("accounting")
+@invariant("accounting")
 def spans_pair_and_nest(seen: Reading) -> Findings:
     """Each span begins once and ends once, and no span outlives the span around it."""
     open_spans: list[object] = []
@@ -518,7 +518,7 @@ def spans_pair_and_nest(seen: Reading) -> Findings:
         yield broken(f"span {getattr(one, 'kind', '')} {getattr(one, 'name', '')} never ended")
 
 
-@law("accounting")
+@invariant("accounting")
 def sessions_get_each_item_once(seen: Reading) -> Findings:
     """A session gets the items that the run added, each once and in order, calls together with their outputs.
 
@@ -558,7 +558,7 @@ def _format_kinds(items: Iterable[Item]) -> str:
     return ", ".join(f"{type(item).__name__} {getattr(item, 'call_id', '')}".strip() for item in items)
 
 
-@law("accounting")
+@invariant("accounting")
 def secrets_stand_nowhere(seen: Reading) -> Findings:
     """No secret text appears in an error of the library, a span, the text of an event or a record, or a line of a
     journal. The message of an application's error is not checked.

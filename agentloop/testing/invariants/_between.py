@@ -12,14 +12,14 @@ import attrs
 from agentloop import records as r
 from agentloop.exceptions import AgentLoopError
 from agentloop.state import RunState
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Counterpart, Reading, Relation
 from agentloop.testing.simulation.normal_form import normal
 
 Findings = Iterator[Broken | None]
 
 
-@law("accounting")
+@invariant("accounting")
 def backends_agree(seen: Reading) -> Findings:
     """Under the gate one tape gives one log on trio and on asyncio, and the same end.
 
@@ -30,7 +30,7 @@ def backends_agree(seen: Reading) -> Findings:
     yield from _compare_counterparts(seen, "backend")
 
 
-@law("accounting")
+@invariant("accounting")
 def streaming_changes_nothing(seen: Reading) -> Findings:
     """Under the gate one tape gives one log, with a reader of the run's events that keeps up and without a reader.
 
@@ -40,7 +40,7 @@ def streaming_changes_nothing(seen: Reading) -> Findings:
     yield from _compare_counterparts(seen, "mode")
 
 
-@law("cancellation")
+@invariant("cancellation")
 def native_and_scope_cancellations_agree(seen: Reading) -> Findings:
     """A native cancellation of the caller's task gives the same log as a cancellation of a scope around it, if it is
     given while everything waits at the gate.
@@ -48,20 +48,20 @@ def native_and_scope_cancellations_agree(seen: Reading) -> Findings:
     yield from _compare_counterparts(seen, "cancellation")
 
 
-@law("accounting")
+@invariant("accounting")
 def worlds_repeat_themselves(seen: Reading) -> Findings:
     """The same simulation case on the same backend gives the same log again."""
     yield from _compare_counterparts(seen, "again")
 
 
-@law("accounting")
+@invariant("accounting")
 def replays_give_the_log(seen: Reading) -> Findings:
     """A strict replay gives the run's records, on the other backend too."""
     yield from _compare_counterparts(seen, "replay")
 
 
 def _compare_counterparts(seen: Reading, relation: Relation) -> Findings:
-    for counterpart in seen.evidence.twins:
+    for counterpart in seen.evidence.counterparts:
         if counterpart.relation == relation:
             yield _compare_logs(seen, counterpart)
 
@@ -104,7 +104,7 @@ def _has_wait_for_buffer(records: Sequence[r.Record]) -> bool:
 # ---------------------------------------------------------------------------------------------- stored and read
 
 
-@law("accounting")
+@invariant("accounting")
 def storing_changes_nothing(seen: Reading) -> Findings:
     """Records and states are the same after they were written and read, and a second writing gives the same text."""
     agent = seen.evidence.agent

@@ -17,7 +17,7 @@ from agentloop.exceptions import ToolLoopDetected, UsageLimitExceeded
 from agentloop.items import AssistantMessage
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.invariants._accounting import requests_of
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._limits import one_at_a_time
 from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
 from agentloop.tools import AgentCall
@@ -27,7 +27,7 @@ NOTICE = 100
 Findings = Iterator[Broken | None]
 
 
-@law("accounting")
+@invariant("accounting")
 def limits_of_use_hold(seen: Reading) -> Findings:
     """Once a limit of use is reached, its own or that of a run around it, a run makes no further model request. It
     starts no more calls than these limits allow. A run that ends for a limit has reached one.
@@ -166,7 +166,7 @@ def _describe_reached_limit(seen: Reading, path: Path, limits: UsageLimits, befo
     return None
 
 
-@law("execution")
+@invariant("execution")
 def conditions_stop_in_time(seen: Reading) -> Findings:
     """A run stops at the end of the first turn after which its `stop_when` holds, and at no other; the condition of a
     run does not stop the runs nested in it.
@@ -215,7 +215,7 @@ def _build_view(seen: Reading, turn: TurnSeen, until: int) -> ConditionView:
     return ConditionView(turn=turn.number, calls=called, text="\n".join(texts), total_tokens=tokens)
 
 
-@law("execution")
+@invariant("execution")
 def circles_are_warned_of_then_ended(seen: Reading) -> Findings:
     """After the turn in which the equal results in a row of a call reach `loop_detection`, the model is warned once;
     the next turn with one more equal result is the run's last.
@@ -263,7 +263,7 @@ def _check_circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
                 yield broken("the run ended for a circle that nobody was warned of", turn.n)
 
 
-@law("execution")
+@invariant("execution")
 def outputs_keep_to_their_length(seen: Reading) -> Findings:
     """The model receives at most `max_output_chars` characters of an output: of a longer output its head, its tail and,
     if there is room, its length; a shorter output is complete.

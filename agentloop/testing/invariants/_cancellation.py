@@ -11,7 +11,7 @@ from agentloop import records as r
 from agentloop.config import RunConfig
 from agentloop.exceptions import RunTimeout
 from agentloop.items import ToolOutput
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Reading
 from agentloop.testing.invariants._outcomes import raises
 from agentloop.testing.simulation._simulated_parts import EPOCH
@@ -22,7 +22,7 @@ SLACK = 1e-3
 """Seconds beyond the cleanup grace that an end may take on the simulated clock, which stops while tasks run."""
 
 
-@law("cancellation")
+@invariant("cancellation")
 def nothing_outlives_the_run(seen: Reading) -> Findings:
     """When a run is over, every body, task, stream, token and nested run of it has ended."""
     for what in seen.evidence.left or ():
@@ -36,7 +36,7 @@ def nothing_outlives_the_run(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def every_entry_ends_once(seen: Reading) -> Findings:
     """Each run segment ends once, its end is its last record, and a nested run ends before its call."""
     for run in seen.runs.values():
@@ -66,7 +66,7 @@ def _is_over(seen: Reading) -> bool:
     return seen.evidence.result is not None or seen.evidence.error is not None or seen.evidence.cancellation is not None
 
 
-@law("cancellation")
+@invariant("cancellation")
 def an_end_from_above_is_not_told(seen: Reading) -> Findings:
     """A call that the end of a run cancelled has no output, and no model is shown one in that run segment."""
     for call, n, record in seen.from_above:
@@ -85,7 +85,7 @@ def an_end_from_above_is_not_told(seen: Reading) -> Findings:
                     yield broken(f"the model was shown an output of call {call.call_id}, which has none", n)
 
 
-@law("cancellation")
+@invariant("cancellation")
 def nothing_begins_while_ending(seen: Reading) -> Findings:
     """After the end of a run has cancelled one of its calls, no turn, model request or queued call of it begins."""
     for call, n, _ in seen.from_above:
@@ -102,7 +102,7 @@ def nothing_begins_while_ending(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def nothing_is_accepted_after_a_cancellation(seen: Reading) -> Findings:
     """After the caller's cancellation no turn is accepted or begun, and no model request is made."""
     given = seen.evidence.cancellation
@@ -115,7 +115,7 @@ def nothing_is_accepted_after_a_cancellation(seen: Reading) -> Findings:
         yield broken(f"{type(seen.records[late[0]]).__name__} after the cancellation", *late)
 
 
-@law("cancellation")
+@invariant("cancellation")
 def a_cancelled_run_says_so(seen: Reading) -> Findings:
     """A run ends as cancelled if its caller cancelled it before its end was decided, and only if its caller did."""
     if seen.root is None or not seen.root.ended:
@@ -137,7 +137,7 @@ def a_cancelled_run_says_so(seen: Reading) -> Findings:
             yield broken(f"the caller cancelled the run, which ended as {end.status}", n)
 
 
-@law("cancellation")
+@invariant("cancellation")
 def a_run_may_end_with_its_turn(seen: Reading) -> Findings:
     """A run whose reader leaves, or asks it to end after its turn, begins no other turn in that run segment; it
     completes the current turn if the reader stays.
@@ -161,7 +161,7 @@ def a_run_may_end_with_its_turn(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
     """A call is cancelled by parent or deadline only if a run around it ended early."""
     for call, n, _ in seen.from_above:
@@ -174,7 +174,7 @@ def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def who_ended_it_is_told(seen: Reading) -> Findings:
     """A call that the timeout of the run ended is recorded as ended by the deadline; one that the caller ended, by the
     parent.
@@ -196,7 +196,7 @@ def who_ended_it_is_told(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def the_end_comes_within_grace(seen: Reading) -> Findings:
     """A cancelled run returns within its cleanup grace, if no body shields itself or refuses to end. Writes that its
     journal begins only then have the grace once more.
@@ -211,7 +211,7 @@ def the_end_comes_within_grace(seen: Reading) -> Findings:
         yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def runs_keep_to_their_time(seen: Reading) -> Findings:
     """Each segment of a run with a timeout, also of a nested run with its own, ends within timeout plus cleanup grace,
     if no body refuses to end; the timeout does not end it earlier.
@@ -247,7 +247,7 @@ def _own_config(seen: Reading, path: tuple[str, ...]) -> RunConfig | None:
     return seen.config(path) if own else None
 
 
-@law("cancellation")
+@invariant("cancellation")
 def cleanup_is_awaited(seen: Reading) -> Findings:
     """Cleanup that has begun ends before its run, or is cut at the cleanup deadline and the log records the cut.
 
@@ -268,7 +268,7 @@ def cleanup_is_awaited(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def what_outlives_its_run_is_reported(seen: Reading) -> Findings:
     """A body that still runs past the cleanup deadline of its ended run is reported once a second; no other body is."""
     if seen.evidence.still_running is None:
@@ -303,7 +303,7 @@ def _find_end_time(seen: Reading) -> float | None:
     return seen.records[seen.root.began[-1]].at - EPOCH + timeout
 
 
-@law("cancellation")
+@invariant("cancellation")
 def resources_are_left_in_reverse(seen: Reading) -> Findings:
     """The resources of a run segment are closed one after the other, in the reverse order of their entering."""
     left: dict[tuple[tuple[str, ...], int], list[int]] = {}
@@ -317,7 +317,7 @@ def resources_are_left_in_reverse(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
     """At the end the caller's task has exactly the native cancellations that it was given; those that a body requests
     of its own task are taken back before its call settles.
@@ -333,7 +333,7 @@ def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
         yield HELD
 
 
-@law("cancellation")
+@invariant("cancellation")
 def late_reports_come_once(seen: Reading) -> Findings:
     """A result of a body that comes after its outcome was decided is reported once: a value after the timeout, or an
     error raised while the body was being cancelled.
@@ -358,7 +358,7 @@ def late_reports_come_once(seen: Reading) -> Findings:
             yield broken(f"nobody was told what came of the body of call {call.call_id} after its end", n)
 
 
-@law("cancellation")
+@invariant("cancellation")
 def bodies_that_ended_say_so(seen: Reading) -> Findings:
     """An outcome says that the body finished only if the body ended by itself."""
     for (path, call_id), bodies in seen.bodies.items():

@@ -9,7 +9,7 @@ from typing import Any
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Path, Reading
 
 Findings = Iterator[Broken | None]
@@ -17,7 +17,7 @@ Said = tuple[Any, ...]
 _SIGNALS = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.RawModelEvent, ev.CallProgress)
 
 
-@law("accounting")
+@invariant("accounting")
 def events_are_the_log(seen: Reading) -> Findings:
     """The events of a run are its log, complete and in its order; a cancellation may cut off the rest.
 
@@ -122,7 +122,7 @@ def of_event(event: Any) -> Said | None:
             return (*where, type(event).__name__)
 
 
-@law("guards")
+@invariant("guards")
 def text_waits_for_its_judges(seen: Reading) -> Findings:
     """If text is held until the input is judged, none is shown before every guardrail beside the model has settled."""
     agent = seen.evidence.agent
@@ -141,7 +141,7 @@ def text_waits_for_its_judges(seen: Reading) -> Findings:
                 yield broken(f"event {place}: text was shown before {sorted(names - judged)} had judged the input")
 
 
-@law("accounting")
+@invariant("accounting")
 def signals_have_their_place(seen: Reading) -> Findings:
     """Progress of a call comes between its start and its end; a message equals the text pieces shown before it."""
     running: set[tuple[Path, str]] = set()

@@ -12,14 +12,14 @@ from agentloop._core.plan import read_arguments
 from agentloop.exceptions import MaxTurnsExceeded
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import CallSeen, Path, Reading, TurnSeen, plain_json
 from agentloop.tools import FunctionTool
 
 Findings = Iterator[Broken | None]
 
 
-@law("execution")
+@invariant("execution")
 def one_ending_per_attempt(seen: Reading) -> Findings:
     """Each attempt of a call that started has exactly one terminal record, and no attempt has two.
 
@@ -56,7 +56,7 @@ def paused(seen: Reading, call: CallSeen) -> bool:
     return nested is not None and bool(nested.ended) and nested.ended[-1][1].status == "interrupted"
 
 
-@law("execution")
+@invariant("execution")
 def every_record_has_its_place(seen: Reading) -> Findings:
     """Each record belongs to a run that began, to a turn of it, and to a call that the model made."""
     for n, record in seen.strays:
@@ -72,7 +72,7 @@ _NEVER_RAN = ("rejected", "failed", "replayed", "skipped", "cancelled", "unknown
 """Statuses that a call may have without a start."""
 
 
-@law("execution")
+@invariant("execution")
 def unstarted_calls_end_as_such(seen: Reading) -> Findings:
     """A call without a start ends rejected, failed, replayed, skipped, cancelled or unknown; a started call is never
     skipped or replayed.
@@ -91,7 +91,7 @@ def unstarted_calls_end_as_such(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def intent_before_effect(seen: Reading) -> Findings:
     """A body begins only after the record of its start."""
     for body in seen.evidence.bodies or ():
@@ -102,7 +102,7 @@ def intent_before_effect(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def an_invocation_runs_once(seen: Reading) -> Findings:
     """An invocation starts once and its body runs once; again only as a further attempt of a call that was in doubt."""
     for call in seen.calls.values():
@@ -144,7 +144,7 @@ def _run_beginnings(seen: Reading, path: Path) -> Iterator[int]:
             yield from run.began
 
 
-@law("execution")
+@invariant("execution")
 def calls_run_with_their_arguments(seen: Reading) -> Findings:
     """A call starts with the arguments that its model wrote, that a verdict gave, or that a guardrail rewrote."""
     for call in seen.started:
@@ -173,7 +173,7 @@ def _find_expected_arguments(call: CallSeen, before: int) -> str | None:
     return given[-1][1] if given else text
 
 
-@law("execution")
+@invariant("execution")
 def identities_stay(seen: Reading) -> Findings:
     """A repeated call (same id, tool, arguments) has no effect; one id for two calls is refused before any runs."""
     for turn in seen.turns:
@@ -198,7 +198,7 @@ def identities_stay(seen: Reading) -> Findings:
                 yield broken(f"{count} outputs of call {call_id} stand in the result")
 
 
-@law("execution")
+@invariant("execution")
 def turns_count_one_by_one(seen: Reading) -> Findings:
     """A turn is one logical model call: turns count 1, 2, 3; retries count their attempts inside one."""
     for run in seen.runs.values():
@@ -229,7 +229,7 @@ def _check_attempts(seen: Reading, turn: TurnSeen) -> Findings:
         expected, before = record.attempt + 1, n
 
 
-@law("execution")
+@invariant("execution")
 def turns_fit_their_limit(seen: Reading) -> Findings:
     """A run has at most `max_turns` turns; a resumed run continues the count."""
     for run in seen.runs.values():
@@ -254,7 +254,7 @@ def turns_fit_their_limit(seen: Reading) -> Findings:
 # ---------------------------------------------------------------------------------------------- receipts
 
 
-@law("execution")
+@invariant("execution")
 def receipts_are_of_successes(seen: Reading) -> Findings:
     """A receipt answers a call only if an equal call of the same idempotent tool has succeeded, and with its output."""
     for call in seen.calls.values():
@@ -313,7 +313,7 @@ def _format_value(value: object) -> str:
     return str(int(value)) if isinstance(value, int | float) and value == value // 1 else str(value)
 
 
-@law("execution")
+@invariant("execution")
 def equal_idempotent_calls_share_a_run(seen: Reading) -> Findings:
     """Of equal calls of an idempotent tool, none starts after one has succeeded, and no two run side by side."""
     tools: dict[tuple[Path, str], list[CallSeen]] = {}

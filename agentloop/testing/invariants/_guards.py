@@ -13,7 +13,7 @@ from agentloop import records as r
 from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, plain_json
 from agentloop.testing.simulation._fixture_agents import odd, says_odd
 
@@ -34,7 +34,7 @@ def _list_starts(seen: Reading, path: Path) -> list[int]:
     return sorted(n for call in seen.started for n, _ in call.started if call.path[: len(path)] == path)
 
 
-@law("guards")
+@invariant("guards")
 def input_is_judged_before_effects(seen: Reading) -> Findings:
     """Every input guardrail of a run has settled before the first of its calls starts."""
     for run in seen.runs.values():
@@ -52,7 +52,7 @@ def input_is_judged_before_effects(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("guards")
+@invariant("guards")
 def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
     """The first model request comes after every input guardrail that doesn't run beside the model has passed the run's
     input.
@@ -73,7 +73,7 @@ def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
             yield broken(f"the model was asked before guardrails {sorted(blocking - passed)} had passed", asked)
 
 
-@law("guards")
+@invariant("guards")
 def input_is_judged_once(seen: Reading) -> Findings:
     """An input guardrail that has passed the run's input doesn't run again, also not after a resume; only the input
     guardrails of the agent with which the run began (and of its configuration) run.
@@ -97,7 +97,7 @@ def input_is_judged_once(seen: Reading) -> Findings:
                 known[key] = n
 
 
-@law("guards")
+@invariant("guards")
 def a_tripped_input_stops_everything(seen: Reading) -> Findings:
     """After an input guardrail has tripped no call of the run starts, the run ends with the tripwire, and no message of
     its model goes into the session.
@@ -138,7 +138,7 @@ def _is_tripped(record: r.GuardrailSettled) -> bool:
     return record.verdict in ("tripped", "tripwire", "RaiseException")
 
 
-@law("guards")
+@invariant("guards")
 def output_is_judged_before_it_counts(seen: Reading) -> Findings:
     """Every output guardrail has passed the final output before the run completes with it."""
     for run in seen.runs.values():
@@ -159,7 +159,7 @@ def output_is_judged_before_it_counts(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("guards")
+@invariant("guards")
 def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
     """An output on which a guardrail tripped is no final output and in no session; a tool's is in no item."""
     for run in seen.runs.values():
@@ -232,7 +232,7 @@ def _list_guards_between(call: CallSeen, stage: str, after: int, before: int) ->
     return [record for n, record in call.guards if record.stage == stage and after < n < before]
 
 
-@law("guards")
+@invariant("guards")
 def arguments_are_judged_before_the_body(seen: Reading) -> Findings:
     """A call starts only after all input guardrails of its tool have let it pass, in the same run segment."""
     for call in seen.started:
@@ -259,7 +259,7 @@ def _find_segment_start(seen: Reading, path: Path, n: int) -> int:
     return found
 
 
-@law("guards")
+@invariant("guards")
 def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
     """The input guardrails of its tool judge a call that waited for a verdict once more, just before it starts."""
     for call in seen.started:
@@ -276,7 +276,7 @@ def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
             yield HELD
 
 
-@law("guards")
+@invariant("guards")
 def a_refused_call_never_runs(seen: Reading) -> Findings:
     """A call whose arguments a guardrail refused doesn't start and is rejected; a tripwire ends the run."""
     for call in seen.calls.values():
@@ -298,7 +298,7 @@ def a_refused_call_never_runs(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("guards")
+@invariant("guards")
 def output_is_judged_before_it_settles(seen: Reading) -> Findings:
     """A call succeeds only after every output guardrail of its tool has judged its output; a refusal rejects it."""
     for call in seen.started:
@@ -346,7 +346,7 @@ _KINDS = {
 }
 
 
-@law("guards")
+@invariant("guards")
 def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
     """A guardrail of a tool judges the call's arguments, or its output, as the guardrails before it have left them.
 
@@ -405,7 +405,7 @@ def _list_verdicts(call: CallSeen, request: r.ApprovalRequested) -> list[tuple[i
     return [(n, one) for n, one in call.verdicts if one.digest == request.digest]
 
 
-@law("guards")
+@invariant("guards")
 def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
     """No verdict is requested for a call that has one, be it its own or one on all calls of the agent to the tool."""
     for call in seen.calls.values():
@@ -425,7 +425,7 @@ def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("guards")
+@invariant("guards")
 def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
     """A call for which a verdict was requested starts only after its approval, with the approved arguments."""
     for call in seen.calls.values():
@@ -442,7 +442,7 @@ def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("guards")
+@invariant("guards")
 def calls_that_need_approval_have_it(seen: Reading) -> Findings:
     """A call that needs approval, by its tool or by its arguments, starts only after an approval: of the call itself,
     or of all calls of its agent to the tool.
@@ -479,7 +479,7 @@ def _has_general_verdict(seen: Reading, call: CallSeen, before: int, *, approved
     )
 
 
-@law("guards")
+@invariant("guards")
 def a_rejected_call_never_runs(seen: Reading) -> Findings:
     """After a rejection the call doesn't start, and is settled as rejected, or as cancelled."""
     for call in seen.calls.values():
@@ -494,7 +494,7 @@ def a_rejected_call_never_runs(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("guards")
+@invariant("guards")
 def a_verdict_fits_one_call(seen: Reading) -> Findings:
     """A verdict has the path, agent, tool, call and arguments of its request; requests with different arguments have
     different digests, however long the arguments are.
@@ -532,7 +532,7 @@ def _list_ends(seen: Reading, call: CallSeen) -> list[tuple[int, r.CallSettled]]
     return [end for one in (call, *around) if one is not None for end in one.settled]
 
 
-@law("guards")
+@invariant("guards")
 def a_pause_has_something_to_ask(seen: Reading) -> Findings:
     """A run ends as interrupted only if a call of the tree waits for a verdict, and completes only if none does."""
     if seen.root is None:

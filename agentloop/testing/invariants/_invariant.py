@@ -1,4 +1,4 @@
-"""The table of invariants, and its judge. Does not know any invariant: their modules enter them with `@law`.
+"""The table of invariants, and its judge. Does not know any invariant: their modules enter them with `@invariant`.
 
 An invariant is a name, a promise in words, and a generator function over a read observation. It yields `HELD` for each
 time its premise occurred and the promise held, and a `Broken` for each breach; it yields nothing where its premise did
@@ -49,10 +49,10 @@ class Invariant:
 
 
 INVARIANTS: dict[str, Invariant] = {}
-"""Every built-in invariant by name, in the order of their definition. Only `law` adds to it, at import."""
+"""Every built-in invariant by name, in the order of their definition. Only `invariant` adds to it, at import."""
 
 
-def law(group: Group) -> Callable[[Judge], Judge]:
+def invariant(group: Group) -> Callable[[Judge], Judge]:
     """Return a decorator that enters a function into the table: its name is the invariant's, its docstring the promise.
 
     Raises:
@@ -72,9 +72,9 @@ def law(group: Group) -> Callable[[Judge], Judge]:
 
 @attrs.frozen
 class Breach:
-    """One breach with the name (`law`) and group of its invariant. Made by `judge`."""
+    """One breach with the name (`invariant`) and group of its invariant. Made by `judge`."""
 
-    law: str
+    invariant: str
     group: Group
     broken: Broken
 
@@ -86,14 +86,14 @@ class InvariantError(AssertionError):
         self.findings = findings
         lines = [f"{len(findings)} broken{where}:"]
         for finding in findings:
-            lines.append(f"  {finding.law} ({finding.group}): {finding.broken.words}")
-            lines.append(f"    promised: {INVARIANTS[finding.law].promise}")
+            lines.append(f"  {finding.invariant} ({finding.group}): {finding.broken.words}")
+            lines.append(f"    promised: {INVARIANTS[finding.invariant].promise}")
         super().__init__("\n".join([*lines, log] if log else lines))
 
     @property
-    def laws(self) -> tuple[str, ...]:
+    def invariants(self) -> tuple[str, ...]:
         """The names of the broken invariants, each once."""
-        return tuple(dict.fromkeys(finding.law for finding in self.findings))
+        return tuple(dict.fromkeys(finding.invariant for finding in self.findings))
 
 
 @attrs.define
@@ -123,9 +123,13 @@ class CoverageCounter:
 
 
 def judge(
-    reading: Reading, tally: CoverageCounter | None = None, laws: Iterable[Invariant] | None = None, *, worlds: int = 1
+    reading: Reading,
+    tally: CoverageCounter | None = None,
+    invariants: Iterable[Invariant] | None = None,
+    *,
+    worlds: int = 1,
 ) -> list[Breach]:
-    """Judge *reading* by *laws* (default: all invariants), and return the breaches.
+    """Judge *reading* by *invariants* (default: all invariants), and return the breaches.
 
     Counts in *tally* the exercised and the broken invariants, and adds *worlds* to its number of cases: 0 if the case
     has been counted before.
@@ -133,7 +137,7 @@ def judge(
     findings: list[Breach] = []
     if tally is not None:
         tally.worlds += worlds
-    for one in INVARIANTS.values() if laws is None else laws:
+    for one in INVARIANTS.values() if invariants is None else invariants:
         found = list(one.judge(reading))
         if not found:
             continue

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import attrs
 
 from agentloop.limits import Capacity, Limit, Rate
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, Reading, TurnSeen
 from agentloop.tools import AgentCall, FunctionTool
 
@@ -67,7 +67,7 @@ class _TimeSweep:
         return _RunningBody(body, self.seen.tool(call), (body.path, call.turn.number))
 
 
-@law("execution")
+@invariant("execution")
 def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
     """Bodies in flight never exceed the turn's cap, a shared capacity, the run's threads, or one per serial group."""
     sweep = _TimeSweep(seen)
@@ -99,7 +99,7 @@ def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
             yield broken(f"two bodies of serial group {tool.serial!r} in flight", began)
 
 
-@law("execution")
+@invariant("execution")
 def exclusive_calls_run_alone(seen: Reading) -> Findings:
     """An exclusive call, or any call of a sequential turn, has no other body of its turn beside it."""
     sweep = _TimeSweep(seen)
@@ -135,7 +135,7 @@ def one_at_a_time(seen: Reading, turn: TurnSeen) -> bool:
     return cap == 1 or sequential(seen, turn.path, turn.agent)
 
 
-@law("execution")
+@invariant("execution")
 def rates_hold(seen: Reading) -> Findings:
     """No window of a rate holds more starts than it allows, if calls start at once after their admission."""
     if seen.evidence.crashes:
@@ -161,7 +161,7 @@ def rates_hold(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def a_full_buffer_holds_the_run_up(seen: Reading) -> Findings:
     """No turn of a streamed run begins while the unread events fill its buffer."""
     cap = seen.evidence.config.stream_buffer
@@ -186,7 +186,7 @@ def _needs_only_the_cap(tool: FunctionTool | None) -> bool:
     )
 
 
-@law("execution")
+@invariant("execution")
 def slots_are_used(seen: Reading) -> Findings:
     """While a call waits that only the cap holds back, no slot stays free over time."""
     if seen.evidence.bodies is None or seen.evidence.streamed:
@@ -228,7 +228,7 @@ def _check_free_slots(bodies: list[BodySeen], cap: int) -> Findings:
             yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def starts_follow_model_order(seen: Reading) -> Findings:
     """Under a cap of n, when a call starts, at most n - 1 earlier calls that start later are still held back."""
     for turn in seen.batches:

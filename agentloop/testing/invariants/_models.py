@@ -24,7 +24,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Path, Reading, RunSeen, TurnSeen
 from agentloop.testing.simulation._fixture_agents import Filter
 from agentloop.testing.simulation._simulated_parts import EPOCH
@@ -54,7 +54,7 @@ def _list_requests(seen: Reading, run: RunSeen) -> list[tuple[TurnSeen, int, Mod
 # ---------------------------------------------------------------------------------------------- tool choice, time
 
 
-@law("accounting")
+@invariant("accounting")
 def a_tool_choice_is_dropped_once_obeyed(seen: Reading) -> Findings:
     """An agent's tool choice is sent until a turn of the agent with calls was accepted, and not after it, also if the
     run was resumed in between; an agent that doesn't reset its choice sends it in every turn.
@@ -76,7 +76,7 @@ def a_tool_choice_is_dropped_once_obeyed(seen: Reading) -> Findings:
                 yield broken(f"turn {turn.number} was asked with the tool choice {request.tool_choice!r}", n)
 
 
-@law("execution")
+@invariant("execution")
 def models_keep_to_their_time(seen: Reading) -> Findings:
     """A model attempt ends within its time limit, waits for other tasks included; the limit does not cut it earlier."""
     for run in seen.runs.values():
@@ -113,7 +113,7 @@ def _get_number(pair: tuple[int, object]) -> int:
 _PIECES = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
 
 
-@law("accounting")
+@invariant("accounting")
 def an_answer_is_what_its_pieces_are(seen: Reading) -> Findings:
     """The pieces that a reader was shown in a turn make up its answer, reasoning and arguments included: no other
     attempt of the turn has shown any.
@@ -185,7 +185,7 @@ class _UnknownHistory(Exception):
     """The expected items of a request can't be computed."""
 
 
-@law("accounting")
+@invariant("accounting")
 def histories_grow_by_what_was_said(seen: Reading) -> Findings:
     """Each request shows the items of the request before, then its answer, then the outputs of its calls in their
     order, and nothing else; after a handoff, the result of its input filter on these items, or a summary.

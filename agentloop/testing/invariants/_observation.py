@@ -153,7 +153,7 @@ class Observation:
     canaries: Sequence[str] = ()
     events: Sequence[Any] = ()
     unread: Sequence[tuple[int, int]] | None = None
-    twins: Sequence[Counterpart] = ()
+    counterparts: Sequence[Counterpart] = ()
     crashes: Sequence[int] = ()
     definitions: Mapping[tuple[str, str], FunctionTool] | None = None
 

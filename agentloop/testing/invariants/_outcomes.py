@@ -12,7 +12,7 @@ from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.invariants._execution import paused
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._limits import one_at_a_time
 from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, Reading, RunSeen, TurnSeen
 from agentloop.tools import AgentCall, FunctionTool, StopAtTools
@@ -25,7 +25,7 @@ Findings = Iterator[Broken | None]
 # ---------------------------------------------------------------------------------------------- order of outputs
 
 
-@law("execution")
+@invariant("execution")
 def outputs_in_model_order(seen: Reading) -> Findings:
     """Each output is released once, after its call has settled, in the order of the calls. A call that waits for a
     verdict does not block later outputs.
@@ -57,7 +57,7 @@ def _nested(seen: Reading, call: CallSeen) -> Iterator[RunSeen]:
     return seen.under((*call.path, call.call_id))
 
 
-@law("execution")
+@invariant("execution")
 def accepted_after_all(seen: Reading) -> Findings:
     """A batch is accepted once, after each of its calls has settled and was released."""
     for turn in seen.batches:
@@ -71,7 +71,7 @@ def accepted_after_all(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def models_see_outputs_in_order(seen: Reading) -> Findings:
     """Each request shows a model the outputs of one turn in the order of their calls."""
     calls = seen.calls
@@ -94,7 +94,7 @@ def _ids(items: Iterable[object]) -> str:
 # ---------------------------------------------------------------------------------------------- failures stay local
 
 
-@law("execution")
+@invariant("execution")
 def finished_bodies_keep_their_end(seen: Reading) -> Findings:
     """A call whose body returned is never settled as cancelled by a sibling, the tool or a caller."""
     for (path, call_id), bodies in seen.bodies.items():
@@ -129,7 +129,7 @@ def raises(record: r.CallSettled) -> bool:
     )
 
 
-@law("execution")
+@invariant("execution")
 def siblings_fall_to_failures_only(seen: Reading) -> Findings:
     """A call is cancelled for a sibling only if a call of its batch failed with an error that the run raises."""
     for turn in seen.batches:
@@ -154,7 +154,7 @@ def _surely_raises(tool: FunctionTool | None) -> bool:
     return tool is not None and tool.failure_error_function is None and not tool.tool_output_guardrails
 
 
-@law("execution")
+@invariant("execution")
 def failures_that_leave_end_the_run(seen: Reading) -> Findings:
     """A failure without an output for the model ends the run: no waiting call of its batch starts any more."""
     for turn in seen.batches:
@@ -172,7 +172,7 @@ def failures_that_leave_end_the_run(seen: Reading) -> Findings:
                     yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def siblings_end_with_the_failure(seen: Reading) -> Findings:
     """When a failure ends the run, the bodies beside it end within the cleanup grace, if none refuses to."""
     if not seen.evidence.faultless:
@@ -197,7 +197,7 @@ def siblings_end_with_the_failure(seen: Reading) -> Findings:
                         yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def the_first_failure_is_raised(seen: Reading) -> Findings:
     """Of several failures of one batch the run raises the first in model order, a cancellation only if there is no
     other failure; the others are notes on the raised error.
@@ -228,7 +228,7 @@ def _count_notes(error: BaseException) -> int:
     return sum(note.startswith("also failed: ") for note in getattr(error, "__notes__", ()))
 
 
-@law("execution")
+@invariant("execution")
 def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
     """At most `max_calls_per_turn` calls of one response run; the others are skipped with an output for the model."""
     for turn in seen.batches:
@@ -240,7 +240,7 @@ def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def timeouts_follow_the_policy(seen: Reading) -> Findings:
     """A call times out if, and only if, its body outlasts its tool's timeout; the tool says whether the model receives
     the timeout or the run raises it.
@@ -276,7 +276,7 @@ def _ends_early(seen: Reading, call: CallSeen, tool: FunctionTool) -> bool:
     return bodies[-1].ended_at - bodies[-1].began_at < tool.timeout - EPSILON
 
 
-@law("execution")
+@invariant("execution")
 def only_shown_tools_run(seen: Reading) -> Findings:
     """A tool that the turn didn't show never reaches a callable."""
     for call in seen.calls.values():
@@ -293,7 +293,7 @@ def only_shown_tools_run(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def silence_ends_a_call_in_time(seen: Reading) -> Findings:
     """A body is cut when it was silent for its tool's `idle_timeout`, not before; each report restarts the time."""
     for call in seen.calls.values():
@@ -315,7 +315,7 @@ def silence_ends_a_call_in_time(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
     """If the agent's `tool_use_behavior` lets calls end a run, the first of these calls in model order that has an
     output ends it, with that output; otherwise no call does.
@@ -354,7 +354,7 @@ def _ends_run(call: CallSeen, behavior: object) -> bool:
 _GIVEN = re.compile(r"(\S+) (-?[0-9]+)")
 
 
-@law("execution")
+@invariant("execution")
 def outputs_are_of_their_own_call(seen: Reading) -> Findings:
     """The value of a call comes from its own tool and the arguments with which it started.
 
@@ -385,7 +385,7 @@ _ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelRes
 """Kinds of records after which earlier answers of `is_enabled` in the same run no longer count."""
 
 
-@law("execution")
+@invariant("execution")
 def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
     """A tool whose `is_enabled` returned False isn't shown in the turn; a call of it starts only after `is_enabled` has
     returned True twice more: once after the model's answer, and once for this call.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agentloop import records as r
 from agentloop._core.retry import MAX_RETRY_AFTER
 from agentloop.settings import ModelRetrySettings
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._limits import sequential
 from agentloop.testing.invariants._observation import CallSeen, Reading, TurnSeen
 from agentloop.tools import FunctionTool
@@ -21,7 +21,7 @@ Findings = Iterator[Broken | None]
 # ---------------------------------------------------------------------------------------------- models
 
 
-@law("accounting")
+@invariant("accounting")
 def retries_keep_to_their_settings(seen: Reading) -> Findings:
     """A failed request is retried as often as the settings allow, each time after its delay, and never after a part of
     the answer was shown.
@@ -108,7 +108,7 @@ def _first_starts(seen: Reading, turn: TurnSeen) -> Iterator[tuple[int, list[tup
         yield entry, [(call, n, one) for n, call, one in starts]
 
 
-@law("execution")
+@invariant("execution")
 def nobody_waits_past_the_queue_timeout(seen: Reading) -> Findings:
     """A call that has no slot `queue_timeout` seconds after the beginning of its batch is skipped then, not before, and
     never starts.
@@ -142,7 +142,7 @@ def _list_skipped(turn: TurnSeen, since: int, until: int) -> Iterator[tuple[Call
                 yield call, n, one
 
 
-@law("execution")
+@invariant("execution")
 def outcomes_say_when(seen: Reading) -> Findings:
     """The outcome of a started call has the time of its start, not later than the record of it, and that of its end."""
     for call in seen.started:
@@ -157,7 +157,7 @@ def outcomes_say_when(seen: Reading) -> Findings:
                 yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def waits_are_told(seen: Reading) -> Findings:
     """The start of a call that waited in the queue while the only slot of its turn was taken records the wait."""
     for turn in seen.batches:

@@ -11,7 +11,7 @@ from agentloop.exceptions import AgentLoopError
 from agentloop.items import ToolOutput
 from agentloop.testing.invariants._events import of_event, of_record
 from agentloop.testing.invariants._execution import paused
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, law
+from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Observation, Path, Reading
 
 Findings = Iterator[Broken | None]
@@ -21,7 +21,7 @@ Event = tuple[str, Path, str]
 # ---------------------------------------------------------------------------------------------- hooks
 
 
-@law("accounting")
+@invariant("accounting")
 def agents_hooks_hear_of_their_agent(seen: Reading) -> Findings:
     """In every run of the tree an agent's own hooks receive each time it becomes active, each answer to it, each
     handoff from and to it, and the start and the end of each of its calls, and no event of another agent.
@@ -98,7 +98,7 @@ def _check_call_hooks(seen: Reading, name: str, heard: Counter[Event]) -> Findin
             yield broken(f"call {call_id} ran, and hooks of agent {name} weren't told of its start", bodies[0].began)
 
 
-@law("accounting")
+@invariant("accounting")
 def hooks_are_told_in_order(seen: Reading) -> Findings:
     """Hooks of a run receive a start before the hooks of its agent, and an end after them. Hooks receive the start of a
     call after its record and before its body begins, and its end after the body has ended and before its record.
@@ -151,7 +151,7 @@ def _check_hook_order(seen: Reading, told: dict[Event, int]) -> Findings:
             yield broken(f"hooks were told of the {event} of call {call_id} out of its place", start, end)
 
 
-@law("accounting")
+@invariant("accounting")
 def what_fails_around_a_run_is_told(seen: Reading) -> Findings:
     """If a hook of the root run, its session or its journal fails, the run fails and its error says so; also if its
     reader has left, and if only the record of its end was left to write.
@@ -192,7 +192,7 @@ def _reports_failure(error: BaseException | None) -> bool:
 # ---------------------------------------------------------------------------------------------- listeners
 
 
-@law("accounting")
+@invariant("accounting")
 def listeners_hear_all_of_their_run(seen: Reading) -> Findings:
     """An agent tool's `on_stream` receives every event of the nested run and of the runs in it, in the order of the log
     and before the call ends, also if it is slow or fails. Events of a run that is cut off may be missing.
@@ -232,7 +232,7 @@ def _may_be_cut_off(seen: Reading, path: Path) -> bool:
 # ---------------------------------------------------------------------------------------------- sessions, journals
 
 
-@law("accounting")
+@invariant("accounting")
 def a_session_that_failed_is_left_alone(seen: Reading) -> Findings:
     """After a failed write to a session nothing more is written to it: the items that it holds are unknown."""
     writes = seen.evidence.writes
@@ -245,7 +245,7 @@ def a_session_that_failed_is_left_alone(seen: Reading) -> Findings:
         yield HELD
 
 
-@law("execution")
+@invariant("execution")
 def effects_wait_for_the_journal(seen: Reading) -> Findings:
     """Hooks receive a call's start, its body begins, and a session receives its output only after the journal has the
     record of that start or output.

@@ -47,7 +47,7 @@ from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._recorded import Call, Leniency, Path, RecordedRun, RecordedSegment, call_of, compared
 from agentloop.testing.replaying._timing import SLACK, Way, Ways
 from agentloop.testing.replaying._words import explained
-from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
+from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 from agentloop.testing.simulation.event_loop import waiting
 
 if TYPE_CHECKING:
@@ -580,7 +580,7 @@ class ReplayLog:
 def pass_time(seconds: float) -> None:
     """Advance the clock of the running deterministic event loop by *seconds*, even if tasks are ready."""
     loop: Any = waiting()
-    if isinstance(loop, ClockworkLoop):
+    if isinstance(loop, DeterministicLoop):
         loop._now += seconds
     else:
         loop.clock.now += seconds

@@ -58,7 +58,7 @@ class _Timer(asyncio.TimerHandle):
         return NotImplemented
 
 
-class ClockworkLoop(asyncio.SelectorEventLoop):
+class DeterministicLoop(asyncio.SelectorEventLoop):
     """Runs callbacks in the order in which they were given, as asyncio promises, and task steps as *scheduler* says.
 
     Facts: the time, the ready handles, the timers, the creation number of each task. `_labels` is a cache.

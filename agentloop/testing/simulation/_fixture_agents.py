@@ -106,14 +106,14 @@ CANARIES = (KEY, WORD, "confidant")
 """The words in secret arguments, in secret outputs, and in the opaque context of a secretive world."""
 
 
-class Confidant:
+class OpaqueContext:
     """An opaque context: its `repr` is a canary."""
 
     def __repr__(self) -> str:
         return f"<{CANARIES[-1]}>"
 
 
-class Veil:
+class XorCodec:
     """The XOR codec: hides secrets in stored text, so that a search for the canaries finds only leaks."""
 
     def seal(self, data: bytes) -> bytes:
@@ -125,7 +125,7 @@ class Veil:
         return self.seal(sealed)
 
 
-XOR_CODEC = Veil()
+XOR_CODEC = XorCodec()
 
 
 @attrs.frozen(kw_only=True)

@@ -33,7 +33,7 @@ from agentloop.testing.simulation._faults import (
     Returns,
     Swallows,
 )
-from agentloop.testing.simulation._fixture_agents import KEY, Actor, Confidant, FixtureAgents, HandoffFilter, Role
+from agentloop.testing.simulation._fixture_agents import KEY, Actor, FixtureAgents, HandoffFilter, OpaqueContext, Role
 from agentloop.testing.simulation._observers import HookLog, SessionLog
 from agentloop.testing.simulation.runs import Verdict
 from agentloop.usage import RequestUsage
@@ -124,14 +124,14 @@ FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 
 # ---------------------------------------------------------------------------------------------- agents
 
 
-def draw_cast(chance: Chance, taste: GeneratorConfig) -> FixtureAgents:
-    """Return fixture agents by the generator config *taste*: one agent, or two that hand over to each other."""
-    count = 2 if taste.handoffs and chance.one_in(4) else 1
+def draw_cast(chance: Chance, generator_config: GeneratorConfig) -> FixtureAgents:
+    """Return fixture agents by the generator config *generator_config*: one agent, or two that hand over to each other."""
+    count = 2 if generator_config.handoffs and chance.one_in(4) else 1
     names = ["a", "b"][:count]
     roles = []
     for name in names:
         others = tuple(other for other in names if other != name)
-        roles.append(draw_role(chance, taste, name, others, taste.nesting))
+        roles.append(draw_role(chance, generator_config, name, others, generator_config.nesting))
     return FixtureAgents(
         roles=tuple(roles),
         tokens=chance.whole(1, 2),
@@ -140,24 +140,29 @@ def draw_cast(chance: Chance, taste: GeneratorConfig) -> FixtureAgents:
     )
 
 
-def draw_role(chance: Chance, taste: GeneratorConfig, name: str, handoffs: tuple[str, ...], nesting: int) -> Role:
-    """Return one agent with 1 to `taste.tools` tools of its own, and sometimes an agent tool (depth *nesting*)."""
-    more = taste.surroundings
-    actors = [draw_actor(chance, taste, f"{name}_{place}") for place in range(chance.whole(1, taste.tools))]
+def draw_role(
+    chance: Chance, generator_config: GeneratorConfig, name: str, handoffs: tuple[str, ...], nesting: int
+) -> Role:
+    """Return one agent with 1 to `generator_config.tools` tools of its own, and sometimes an agent tool (depth *nesting*)."""
+    more = generator_config.surroundings
+    actors = [
+        draw_actor(chance, generator_config, f"{name}_{place}")
+        for place in range(chance.whole(1, generator_config.tools))
+    ]
     if more and chance.one_in(12):
         actors.append(attrs.evolve(actors[0], namespace="z"))  # two tools of one name
     if nesting and chance.one_in(4):
-        inner = draw_role(chance, attrs.evolve(taste, handoffs=False), f"{name}n", (), nesting - 1)
-        actor = Actor(name=f"{name}_agent", agent=inner, raises=taste.faults and chance.one_in(6))
-        if taste.times and chance.one_in(5):
+        inner = draw_role(chance, attrs.evolve(generator_config, handoffs=False), f"{name}n", (), nesting - 1)
+        actor = Actor(name=f"{name}_agent", agent=inner, raises=generator_config.faults and chance.one_in(6))
+        if generator_config.times and chance.one_in(5):
             actor = attrs.evolve(actor, timeout=chance.pick([0.55, 1.05]))
         if more and chance.one_in(3):
-            actor = attrs.evolve(actor, own=draw_config(chance, taste))
+            actor = attrs.evolve(actor, own=draw_config(chance, generator_config))
         if more and chance.one_in(3):
             actor = attrs.evolve(actor, listens=(chance.pick([0.0, 0.0, 0.03]), chance.pick([0, 0, 2])))
         actors.append(actor)
-    guards = taste.guards
-    late = more and taste.times
+    guards = generator_config.guards
+    late = more and generator_config.times
     judges = [
         (chance.pick(["pass", "pass", "pass", "trip"]) + " late" * (late and chance.one_in(4)), not chance.one_in(3))
         for _ in range(chance.whole(1, 2) if guards and chance.one_in(3) else 0)
@@ -172,7 +177,7 @@ def draw_role(chance: Chance, taste: GeneratorConfig, name: str, handoffs: tuple
         judges=tuple(judges),  # type: ignore[arg-type]  # of literals
         last_judges=tuple(last),  # type: ignore[arg-type]
         behavior=chance.pick(["stop_on_first_tool", "stop_at_last"]) if chance.one_in(7) else "run_llm_again",
-        sequential=taste.limits and chance.one_in(5),
+        sequential=generator_config.limits and chance.one_in(5),
         hooks="" if more and chance.one_in(6) else None,
         chooses=more and chance.one_in(8),
         resets=not chance.one_in(3),
@@ -183,16 +188,16 @@ def draw_role(chance: Chance, taste: GeneratorConfig, name: str, handoffs: tuple
 FILTERS: tuple[HandoffFilter, ...] = ("everything", "messages", "newest", "before", "nothing", "nested")
 
 
-def draw_actor(chance: Chance, taste: GeneratorConfig, name: str) -> Actor:
+def draw_actor(chance: Chance, generator_config: GeneratorConfig, name: str) -> Actor:
     """Return one tool."""
-    limits, guards, times = taste.limits, taste.guards, taste.times
+    limits, guards, times = generator_config.limits, generator_config.guards, generator_config.times
     before: Any = ("allow", "reject odd", "raise odd", "rewrite odd", "reject odd", "rewrite odd")
     after: Any = ("allow", "reject odd", "raise odd", "replace odd", "reject odd", "replace odd")
     idempotent = chance.one_in(4)
     judged = guards and chance.one_in(3 if idempotent else 5)
     actor = Actor(
         name=name,
-        raises=taste.faults and chance.one_in(4),
+        raises=generator_config.faults and chance.one_in(4),
         timeout=chance.pick([0.55, 1.05, 2.1]) if times and chance.one_in(4) else None,
         timeout_raises=chance.one_in(4),
         serial=chance.pick(["s", "t"]) if limits and chance.one_in(5) else None,
@@ -202,10 +207,10 @@ def draw_actor(chance: Chance, taste: GeneratorConfig, name: str) -> Actor:
         rated=limits and times and chance.one_in(10),
         before=tuple(chance.pick(before) for _ in range(chance.whole(1, 2))) if judged else (),
         after=tuple(chance.pick(after) for _ in range(chance.whole(1, 2))) if guards and chance.one_in(5) else (),
-        approval=taste.approvals and chance.one_in(2),
-        secret=taste.secrets and chance.one_in(12),
+        approval=generator_config.approvals and chance.one_in(2),
+        secret=generator_config.secrets and chance.one_in(12),
     )
-    if taste.surroundings and not actor.secret:
+    if generator_config.surroundings and not actor.secret:
         actor = attrs.evolve(
             actor,
             namespace=chance.pick(["x", "y"]) if chance.one_in(10) else None,
@@ -224,7 +229,7 @@ class _ScriptWriter:
     """Writes one script: call ids, the scripts of nested runs, and the behaviors of bodies. `draw_world` owns it."""
 
     chance: Chance
-    taste: GeneratorConfig
+    generator_config: GeneratorConfig
     cast: FixtureAgents
     nested: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
     behaviors: dict[str, Any] = attrs.field(factory=dict)
@@ -234,12 +239,12 @@ class _ScriptWriter:
     sessions: int = 0
 
     def turns(self, role: Role, path: tuple[str, ...], depth: int) -> tuple[Any, ...]:
-        chance, taste = self.chance, self.taste
+        chance, generator_config = self.chance, self.generator_config
         steps: list[Any] = []
-        for _ in range(chance.whole(1, taste.turns if not depth else 2)):
-            if taste.faults and chance.one_in(12):
+        for _ in range(chance.whole(1, generator_config.turns if not depth else 2)):
+            if generator_config.faults and chance.one_in(12):
                 busy = fail(ModelTransportError("busy", status=503))
-                begun = taste.surroundings and chance.one_in(4)
+                begun = generator_config.surroundings and chance.one_in(4)
                 steps.extend([[stream_of(_BEGUN), busy] if begun else busy] * chance.whole(1, 2))
             pieces, target = self.response(role, path, depth)
             steps.append(pieces)
@@ -261,15 +266,15 @@ class _ScriptWriter:
         )
 
     def response(self, role: Role, path: tuple[str, ...], depth: int) -> tuple[list[Any], str | None]:
-        chance, taste = self.chance, self.taste
+        chance, generator_config = self.chance, self.generator_config
         pieces: list[Any] = [respond(usage=self.tokens())]
-        if taste.surroundings and taste.times and chance.one_in(12):
+        if generator_config.surroundings and generator_config.times and chance.one_in(12):
             pieces.append(wait(chance.pick([0.31, 0.31, 0.87])))
         if chance.one_in(4):
             pieces.append(say("Let me see."))
         if chance.one_in(4):
             pieces.append(reason("hm"))
-        count = chance.whole(1, taste.calls if not depth else 2)
+        count = chance.whole(1, generator_config.calls if not depth else 2)
         ids = [self.fresh() for _ in range(count)]
         for place, call_id in enumerate(ids):
             pieces.append(self.call(role, path, depth, call_id, ids[:place]))
@@ -285,9 +290,9 @@ class _ScriptWriter:
         return f"c{self.count}"
 
     def call(self, role: Role, path: tuple[str, ...], depth: int, call_id: str, before: list[str]) -> Any:
-        chance, taste = self.chance, self.taste
+        chance, generator_config = self.chance, self.generator_config
         here = [one for one in self.asked if one[0] == path]
-        if taste.faults and here and chance.one_in(14):
+        if generator_config.faults and here and chance.one_in(14):
             _, old, again, arguments = chance.pick(here)
             if chance.one_in(4):
                 digit = arguments[-2:-1]
@@ -295,7 +300,7 @@ class _ScriptWriter:
             elif chance.one_in(2) and arguments.startswith("{") and arguments.endswith("}"):
                 arguments = arguments.replace(": ", " :  ")
             return call(again.name, arguments, call_id=old, namespace=again.namespace)
-        if taste.faults and chance.one_in(20):
+        if generator_config.faults and chance.one_in(20):
             first = role.actors[0]
             unknown = [("nothing", None), (f"{first.name}x", first.namespace), (first.name, "w")]
             unknown += [(first.name, None)] if first.namespace else []
@@ -308,14 +313,14 @@ class _ScriptWriter:
             self.nested[key] = self.turns(actor.agent, (*path, call_id), depth + 1)
         else:
             number = chance.whole(0, 1) if actor.idempotent else chance.whole(0, 99)
-            if taste.surroundings and chance.one_in(4):
+            if generator_config.surroundings and chance.one_in(4):
                 number += LONG_NUMBER
             arguments = json.dumps({"n": number, "key": f"{KEY} {call_id}"} if actor.secret else {"n": number})
-            if taste.faults and chance.one_in(14):
+            if generator_config.faults and chance.one_in(14):
                 arguments = chance.pick(FAULTY_ARGUMENTS)
             # A body can only repeat a secret that its arguments contain.
             tells = f"{KEY} {call_id}" if KEY in arguments else ""
-            part = draw_part(chance, taste, actor, call_id, before, tells)
+            part = draw_part(chance, generator_config, actor, call_id, before, tells)
             if part is not None:
                 self.behaviors["/".join([*path, call_id])] = part
         self.asked.append((path, call_id, actor, arguments))
@@ -326,19 +331,24 @@ class _ScriptWriter:
 
 
 def draw_part(
-    chance: Chance, taste: GeneratorConfig, actor: Actor | None, call_id: str, others: Sequence[str], tells: str = ""
+    chance: Chance,
+    generator_config: GeneratorConfig,
+    actor: Actor | None,
+    call_id: str,
+    others: Sequence[str],
+    tells: str = "",
 ) -> Any:
     """Return the fault injector of one body, or None for a body that just runs.
 
     *others*: ids of calls that it may cancel; *tells*: text that its error repeats.
     """
     points = chance.pick([0, 1, 1, 2])
-    seconds = chance.pick([0.0, 0.25, 0.5, 0.75, 1.5]) if taste.times else 0.0
+    seconds = chance.pick([0.0, 0.25, 0.5, 0.75, 1.5]) if generator_config.times else 0.0
     if seconds and call_id[1:].isdigit():
         seconds += int(call_id[1:]) / 1024
-    if not taste.faults or chance.one_in(2):
+    if not generator_config.faults or chance.one_in(2):
         return Returns(points, seconds) if points or seconds else None
-    if taste.times and actor is not None and actor.timeout is not None and chance.one_in(3):
+    if generator_config.times and actor is not None and actor.timeout is not None and chance.one_in(3):
         return Hangs(points, seconds)
     kind = chance.whole(0, 15)
     if kind <= 3 or (actor is not None and actor.raises and chance.one_in(3)):
@@ -363,46 +373,51 @@ def draw_part(
 # ---------------------------------------------------------------------------------------------- a whole world
 
 
-def draw_config(chance: Chance, taste: GeneratorConfig) -> RunConfig:
+def draw_config(chance: Chance, generator_config: GeneratorConfig) -> RunConfig:
     """Return a run's configuration."""
     execution = ToolExecution(
-        max_function_tool_concurrency=chance.pick([32, None, 1, 1, 2, 3]) if taste.limits else 32,
-        max_calls_per_turn=chance.pick([1000, 1000, 1000, 2]) if taste.limits else 1000,
-        queue_timeout=chance.pick([0.6, 1.1]) if taste.limits and taste.times and chance.one_in(8) else None,
+        max_function_tool_concurrency=chance.pick([32, None, 1, 1, 2, 3]) if generator_config.limits else 32,
+        max_calls_per_turn=chance.pick([1000, 1000, 1000, 2]) if generator_config.limits else 1000,
+        queue_timeout=chance.pick([0.6, 1.1])
+        if generator_config.limits and generator_config.times and chance.one_in(8)
+        else None,
         cleanup_grace=chance.pick([5.0, 0.27]),
-        max_threads=1 if taste.surroundings and chance.one_in(4) else 32,
+        max_threads=1 if generator_config.surroundings and chance.one_in(4) else 32,
     )
-    retry = ModelRetrySettings(1, initial_delay=0.12 if taste.times else 0.0, max_delay=0.12)
+    retry = ModelRetrySettings(1, initial_delay=0.12 if generator_config.times else 0.0, max_delay=0.12)
     return RunConfig(
         tool_execution=execution,
         model_settings=ModelSettings(
-            retry=retry, timeout=0.62 if taste.surroundings and taste.times and chance.one_in(6) else None
+            retry=retry,
+            timeout=0.62 if generator_config.surroundings and generator_config.times and chance.one_in(6) else None,
         ),
-        timeout=chance.pick([0.65, 1.15, 3.1]) if taste.times and taste.faults and chance.one_in(10) else None,
+        timeout=chance.pick([0.65, 1.15, 3.1])
+        if generator_config.times and generator_config.faults and chance.one_in(10)
+        else None,
         tool_not_found_behavior=chance.pick(["return_error_to_model", "return_error_to_model", "raise_error"]),
         stream_buffer=chance.pick([256, 1, 3]),
     )
 
 
-def draw_world(chance: Chance, taste: GeneratorConfig) -> Mapping[str, Any]:
+def draw_world(chance: Chance, generator_config: GeneratorConfig) -> Mapping[str, Any]:
     """Return the arguments of a `World` but for `cancel`, `tape` and `order`, which its caller adds."""
-    cast = draw_cast(chance, taste)
-    play = _ScriptWriter(chance, taste, cast)
+    cast = draw_cast(chance, generator_config)
+    play = _ScriptWriter(chance, generator_config, cast)
     script = play.turns(cast.roles[0], (), 0)
     options: dict[str, Any] = {
-        "run_config": draw_config(chance, taste),
+        "run_config": draw_config(chance, generator_config),
         "max_turns": chance.pick([10, 10, 10, 2, 1, None]),
     }
     if chance.one_in(3):
         options["hooks"] = HookLog
-    if taste.sessions and chance.one_in(4):
+    if generator_config.sessions and chance.one_in(4):
         options["session"] = SessionLog
     verdicts = []
-    if taste.approvals:
+    if generator_config.approvals:
         for path, call_id, actor, _ in play.asked:
             if not chance.one_in(4):
                 yes, always = not chance.one_in(3), chance.one_in(6)
-                edits = yes and taste.surroundings and not actor.secret and chance.one_in(5)
+                edits = yes and generator_config.surroundings and not actor.secret and chance.one_in(5)
                 edited = f'{{"n": {chance.whole(100, 199)}}}' if edits else None
                 verdicts.append(Verdict(call_id=call_id, path=path, approved=yes, always=always, arguments=edited))
     return {
@@ -413,8 +428,8 @@ def draw_world(chance: Chance, taste: GeneratorConfig) -> Mapping[str, Any]:
         "options": options,
         "verdicts": tuple(verdicts),
         "serialize": chance.one_in(2),
-        "slow_reader": taste.slow_readers and chance.one_in(3),
-        "context": Confidant if cast.secretive else None,
+        "slow_reader": generator_config.slow_readers and chance.one_in(3),
+        "context": OpaqueContext if cast.secretive else None,
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 import attrs
 
-from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
+from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 from agentloop.testing.simulation.event_loop import Backend, Order, run_deterministic
 from agentloop.testing.simulation.gate import TASK, Gate
 from agentloop.testing.simulation.schedules import Scheduler, first
@@ -141,7 +141,7 @@ class _Stepping:
             self.scope.cancel()
         elif self.kind == "shutdown":
             loop = asyncio.get_running_loop()
-            assert isinstance(loop, ClockworkLoop)
+            assert isinstance(loop, DeterministicLoop)
             for task in loop.unfinished_in_order():
                 if task not in self.before:
                     task.cancel()
@@ -172,7 +172,7 @@ class _Stepping:
 
     async def on_asyncio(self, program: Program) -> None:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, ClockworkLoop)
+        assert isinstance(loop, DeterministicLoop)
         before = self.before = loop.unfinished()
         task = self.task = asyncio.ensure_future(self.host(program))
         with suppress(asyncio.CancelledError):

@@ -101,7 +101,7 @@ class _Deadlines(internals.Deadlines):
         return expired
 
 
-class TrioClockwork:
+class DeterministicTrio:
     """The clock and the task order of one run; replaces trio's random generator while the run lasts.
 
     `chosen_order` owns it. trio calls `shuffle`; the task of `_let_time_pass` moves the clock.
@@ -139,7 +139,7 @@ class TrioClockwork:
         _runner().deadlines = self._deadlines = _Deadlines(self.clock)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._let_time_pass, nursery.cancel_scope)
-            self._ours.update((keeper, False) for keeper in nursery.child_tasks)
+            self._ours.update((child, False) for child in nursery.child_tasks)
             try:
                 result = await fn()
             except trio.Cancelled:  # noqa: ASYNC103 - stuck: our own scope's, which the group catches
@@ -262,8 +262,8 @@ class TrioClockwork:
 class _Steps(trio.abc.Instrument):
     """Calls the run's `before_step` before each step of the program's own tasks."""
 
-    def __init__(self, clockwork: TrioClockwork) -> None:
-        self._clockwork = clockwork
+    def __init__(self, simulated_loop: DeterministicTrio) -> None:
+        self._clockwork = simulated_loop
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         before_step = self._clockwork.before_step
@@ -291,30 +291,30 @@ def _unshield(tasks: Iterable[Any]) -> None:
 
 
 @contextmanager
-def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Iterator[TrioClockwork]:
+def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Iterator[DeterministicTrio]:
     """Order the tasks of a run that begins within the block, with the yielded clock, as *scheduler* says.
 
     Raises:
         Deadlock: in place of trio's internal error, which a `Deadlock` raised in its scheduler becomes.
     """
     before = internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING
-    clockwork = TrioClockwork(scheduler, order, before[0])
-    internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = clockwork, True  # type: ignore[misc,assignment]
+    simulated_loop = DeterministicTrio(scheduler, order, before[0])
+    internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = simulated_loop, True  # type: ignore[misc,assignment]
     try:
-        yield clockwork
+        yield simulated_loop
     except trio.TrioInternalError as error:
         if isinstance(error.__cause__, Deadlock):
             raise error.__cause__ from None
         raise
     finally:
         internals._r, internals._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
-        clockwork.release_refs()
+        simulated_loop.release_refs()
 
 
-def current() -> TrioClockwork | None:
+def current() -> DeterministicTrio | None:
     """Return the deterministic event loop that orders the current trio run, or None."""
     chooser: object = internals._r
-    if not isinstance(chooser, TrioClockwork):
+    if not isinstance(chooser, DeterministicTrio):
         return None
     try:
         return chooser if trio.lowlevel.current_clock() is chooser.clock else None

@@ -50,7 +50,7 @@ import anyio
 import anyio.lowlevel
 
 from agentloop.exceptions import UserError, UserValueError
-from agentloop.testing.simulation._asyncio_loop import ClockworkLoop
+from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 from agentloop.testing.simulation._in_place import threads_in_place
 from agentloop.testing.simulation._waiting import Deadlock
 from agentloop.testing.simulation.schedules import Scheduler, first
@@ -131,7 +131,7 @@ def waiting() -> WaitingTask:
     except RuntimeError:
         found = _trio_clockwork.current() if HAS_TRIO else None  # pyright: ignore
     else:
-        found = loop if isinstance(loop, ClockworkLoop) else None
+        found = loop if isinstance(loop, DeterministicLoop) else None
     if found is None:
         raise UserError("this is for runs of agentloop.testing alone: the event loop is somebody else's")
     return found
@@ -162,18 +162,18 @@ def _run(
 ) -> ResultT:
     with ExitStack() as stack:
         if backend == "asyncio":
-            loops: list[ClockworkLoop] = []
+            loops: list[DeterministicLoop] = []
 
-            def factory() -> ClockworkLoop:
-                loops.append(ClockworkLoop(scheduler, order, before_step))
+            def factory() -> DeterministicLoop:
+                loops.append(DeterministicLoop(scheduler, order, before_step))
                 return loops[0]
 
             stack.enter_context(threads_in_place(lambda: asyncio.get_running_loop() in loops))
             return anyio.run(fn, backend="asyncio", backend_options={"loop_factory": factory})
-        clockwork = stack.enter_context(_trio_clockwork.chosen_order(scheduler, order))  # pyright: ignore
-        stack.enter_context(threads_in_place(lambda: _trio_clockwork.current() is clockwork))  # pyright: ignore
-        options = {"clock": clockwork.clock, "instruments": clockwork.instruments(before_step)}
-        result: ResultT = anyio.run(clockwork.host, fn, backend="trio", backend_options=options)
+        simulated_loop = stack.enter_context(_trio_clockwork.chosen_order(scheduler, order))  # pyright: ignore
+        stack.enter_context(threads_in_place(lambda: _trio_clockwork.current() is simulated_loop))  # pyright: ignore
+        options = {"clock": simulated_loop.clock, "instruments": simulated_loop.instruments(before_step)}
+        result: ResultT = anyio.run(simulated_loop.host, fn, backend="trio", backend_options=options)
         return result
 
 

@@ -133,10 +133,10 @@ class Behaviours:
 
     def draw(self, chance: Chance, asked: Sequence[Proposal]) -> dict[str, Any]:
         """Return behaviors for some of the calls *asked*; the others run unchanged."""
-        taste = attrs.evolve(PLAIN, faults=self.faults)
+        generator_config = attrs.evolve(PLAIN, faults=self.faults)
         found: dict[str, Any] = {}
         for one in asked:
-            part = draw_part(chance, taste, None, one.call_id, ())
+            part = draw_part(chance, generator_config, None, one.call_id, ())
             if part is not None:
                 found["/".join([*one.path, one.call_id])] = part
         return found
