@@ -286,11 +286,15 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check the package with mypy (strict) and pyright, and what `tests/typing/` pins with both."""
+    """Check the package with mypy (strict) and pyright, and what `tests/typing/` pins with both.
+
+    `--verifytypes` refuses a public name whose type a user's checker would have to guess.
+    """
     session.install(".[test,types,local]")
     pinned = ["tests/typing"] if Path("tests/typing").is_dir() else []
     session.run("mypy")
     session.run("pyright")
+    session.run("pyright", "--verifytypes", "agentloop", "--ignoreexternal")
     if pinned:
         session.run("mypy", "--strict", *pinned)
         session.run("pyright", *pinned)

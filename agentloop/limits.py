@@ -107,7 +107,7 @@ class Capacity(Limit):
         self.name = name
         self._in_use = 0
         self._peak = 0
-        self.binding = LoopBinding()
+        self.binding: LoopBinding = LoopBinding()
 
     def __repr__(self) -> str:
         name = f", name={self.name!r}" if self.name else ""
@@ -169,11 +169,12 @@ class Rate(Limit):
         checked_count, checked_per = check_count("count", count), check_seconds("per", per)
         if checked_count is None or checked_per is None:
             raise UserTypeError("Rate: count and per are both needed")
-        self.count, self.per = checked_count, checked_per
+        self.count: int = checked_count
+        self.per: float = checked_per
         check("name", optional(NAMES.text()), name)
         self.name = name
         self._starts: deque[float] = deque()
-        self.binding = LoopBinding()
+        self.binding: LoopBinding = LoopBinding()
 
     def __repr__(self) -> str:
         name = f", name={self.name!r}" if self.name else ""

@@ -46,7 +46,7 @@ from agentloop.spans import Span, Trace, current_trace
 from agentloop.state import RunState
 from agentloop.tracing import SpanFold
 
-logger = logging.getLogger("agentloop")
+logger: logging.Logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_TURNS = 10
 _USUAL = RunConfig()

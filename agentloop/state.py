@@ -24,7 +24,7 @@ from agentloop.tools import StopAtTools
 if TYPE_CHECKING:
     from agentloop._storage.state_codec import Stored
 
-logger = logging.getLogger("agentloop")
+logger: logging.Logger = logging.getLogger("agentloop")
 
 
 @final
@@ -68,7 +68,7 @@ class RunState:
     def __eq__(self, other: object) -> bool:
         return self._plain() == other._plain() if isinstance(other, RunState) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # mutable
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # mutable
 
     def _plain(self) -> list[Any]:
         from agentloop._storage.record_codec import record_to_json

@@ -28,7 +28,7 @@ from agentloop.items import Content, ToolCall
 from agentloop.limits import Capacity, Limit, Rate
 from agentloop.settings import JsonLimits
 
-logger = logging.getLogger("agentloop")
+logger: logging.Logger = logging.getLogger("agentloop")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 CONTEXT_TYPES = (RunContext, ToolContext)

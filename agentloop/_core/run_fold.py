@@ -199,39 +199,39 @@ class RunFold:
 
     def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits | None = None) -> None:
         self.path = path
-        self.limits = limits or _DEFAULT_LIMITS
+        self.limits: JsonLimits = limits or _DEFAULT_LIMITS
         self.records: list[r.Record] = []
         self.nested: dict[str, RunFold] = {}
         self._found: dict[tuple[str, ...], RunFold] = {}
         """Cache of nested folds by path, so that a deep one is searched for once."""
-        self.run_id = ""
-        self.first_agent = ""
-        self.agent = ""
+        self.run_id: str = ""
+        self.first_agent: str = ""
+        self.agent: str = ""
         """Key of the current agent."""
         self.max_turns: int | None = None
-        self.turn = 0
+        self.turn: int = 0
         self.input: tuple[Item, ...] = ()
-        self.secret_input = False
+        self.secret_input: bool = False
         """True once some input item is secret."""
-        self.gaps = False
+        self.gaps: bool = False
         """True once some secret input was stored in a form that can't be read back."""
         # Invariant: history holds an output for every call in it, outside a batch.
         self.history: list[Item] = []
-        self.given = 0
+        self.given: int = 0
         """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
         self.new_items: list[Item] = []
         self.responses: list[ModelResponse] = []
         self.calls: dict[str, CallState] = {}
         self.batch: list[CallState] = []
-        self.batch_open = False
-        self.released = 0
+        self.batch_open: bool = False
+        self.released: int = 0
         """Index into `batch`: every call below it has been released or waits for a verdict."""
         self.late: deque[CallState] = deque()
         """Settled calls below `released` that are not released yet: they waited when the index passed them."""
         self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
         """Verdicts on all calls of an agent to a tool, by agent and tool."""
         self.conflict: ToolCall | HandoffCall | None = None
-        self.begun = False
+        self.begun: bool = False
         """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
 
         A tool that the application disables after that affects its own calls alone, and no longer the whole response.
@@ -242,7 +242,7 @@ class RunFold:
         """A call of the current turn's response that has no id."""
         self.unusable: str | None = None
         """Text that says why the run can't continue from the current turn's response, or None."""
-        self.only_repeats = 0
+        self.only_repeats: int = 0
         """Number of responses in a row that requested only calls that already have an answer."""
         self.handoffs: dict[str, HandoffCall] = {}
         self.handoffs_due: list[HandoffCall] = []
@@ -252,9 +252,9 @@ class RunFold:
         """Names of the tools with at least one settled call."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
         """Last output by tool and arguments, and how many times in a row the tool gave it."""
-        self.warned_in = 0
+        self.warned_in: int = 0
         """The last turn after which the history got a warning that the model repeats itself."""
-        self.turn_began = 0
+        self.turn_began: int = 0
         """Index into `new_items` of the current turn's first item."""
         self.response: list[Item] | None = None
         """Items of the current turn's response, without repeated calls; None while the model has to be called."""
@@ -266,18 +266,18 @@ class RunFold:
         """Input guardrails that have to pass `unguarded`, as the current turn's start names them; often none."""
         self.passed: set[tuple[str, int]] = set()
         """Input guardrails that have passed `unguarded`, by name and position among those of that name."""
-        self.accepted = False
+        self.accepted: bool = False
         """True once every input item has been accepted; False again when input is added."""
-        self.added = False
+        self.added: bool = False
         """True once input was added after the run's own input had been accepted."""
-        self.meter = UsageMeter()
-        self.turn_open = False
+        self.meter: UsageMeter = UsageMeter()
+        self.turn_open: bool = False
         """True from the start of a turn until the model has answered in it."""
         self.unguarded: list[Item] = []
         """Input, of the run or added later, that the guardrails have not accepted yet."""
         self.saved: int | None = None
         """Number of the new items that session writes have covered; None before the first write."""
-        self.sent = 0
+        self.sent: int = 0
         """Length of the part of `history` that a provider with a server-side conversation already has."""
         self.started: r.RunStarted | None = None
         self.resumed: r.RunResumed | None = None

@@ -159,8 +159,8 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for command in (model, pending, approve, reject):
-    app.add_command(command)
+for _command in (model, pending, approve, reject):
+    app.add_command(_command)
 
 
 def _add_run_options(command: _Command) -> _Command:

@@ -204,7 +204,7 @@ class KeptRequests:
     """
 
     def __init__(self, folder: Folder, given: Lines | None) -> None:
-        self.is_whole = False
+        self.is_whole: bool = False
         self._folder = folder
         self._given = given
         self._known = self._read_stored()

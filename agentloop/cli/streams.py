@@ -51,7 +51,7 @@ class Output:
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._pending = bytearray()
         self._lock = anyio.Lock()
-        self.is_terminal = self._descriptor is not None and os.isatty(self._descriptor)
+        self.is_terminal: bool = self._descriptor is not None and os.isatty(self._descriptor)
 
     def goes_where(self, other: Output) -> bool:
         """Tell whether both outputs lead to the same file, as with `2>&1`."""

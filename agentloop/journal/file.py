@@ -37,7 +37,7 @@ from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
 from agentloop.journal._storage import FileStorage, Storage
 from agentloop.journal._thread import OneAtATime
 
-logger = logging.getLogger("agentloop")
+logger: logging.Logger = logging.getLogger("agentloop")
 
 Fsync: TypeAlias = Literal["always", "batch", "never"]
 
@@ -81,7 +81,7 @@ class FileJournal:
         self._path = check_path(path)
         self._fsync: Fsync = fsync
         self._seal = Seal(key)
-        self.codec = check_codec(codec)
+        self.codec: Codec | None = check_codec(codec)
         self._storage = FileStorage(self._path) if storage is None else storage
         self._thread = OneAtATime()
         self._end: End | None = None  # when this object last read or wrote; None before that

@@ -20,7 +20,7 @@ class MemoryJournal:
     """
 
     def __init__(self, *, codec: Codec | None = None) -> None:
-        self.codec = check_codec(codec)
+        self.codec: Codec | None = check_codec(codec)
         self._records: list[bytes] = []
         self._closed = False
 

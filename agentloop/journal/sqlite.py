@@ -63,9 +63,9 @@ class SQLiteJournal:
         busy_timeout: float = 5.0,
     ) -> None:
         self._path = check_path(path)
-        self.run_id = check_id("run_id", run_id)
+        self.run_id: str = check_id("run_id", run_id)
         self._seal = Seal(key)
-        self.codec = check_codec(codec)
+        self.codec: Codec | None = check_codec(codec)
         self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
         self._thread = OneAtATime()
         self._connection: sqlite3.Connection | None = None

@@ -72,7 +72,7 @@ class LocalModel(Model):
         check_count("n_ctx", n_ctx, least=256)
         check_count("n_parallel", n_parallel)
         self.name = name
-        self.path = None if path is None else Path(path)
+        self.path: Path | None = None if path is None else Path(path)
         self.constrained = constrained
         self.n_ctx = n_ctx
         self.n_parallel = n_parallel

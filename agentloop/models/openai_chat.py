@@ -69,13 +69,14 @@ class OpenAIChatModel(Model):
             raise UserValueError("name: the model's name is needed, not an empty string")
         self.name = name
         self.constrained = constrained
+        self.base_url: str
         self.base_url, self._query = _split_url(base_url or _env("OPENAI_BASE_URL") or VENDOR_URL)
         self._key = _check_key(api_key) or self._environment_key()
         self._headers = _headers(self._key, organization, project)
         self._http_client = http_client
         self.holds_resources = http_client is None
-        self.connect_timeout = check_seconds("connect_timeout", connect_timeout)
-        self.silence_timeout = check_seconds("silence_timeout", silence_timeout)
+        self.connect_timeout: float | None = check_seconds("connect_timeout", connect_timeout)
+        self.silence_timeout: float | None = check_seconds("silence_timeout", silence_timeout)
         self.first_output_timeout = first_output_timeout
         if first_output_timeout is not ...:
             check_seconds("first_output_timeout", first_output_timeout)

@@ -18,7 +18,7 @@ class MemorySession:
     """
 
     def __init__(self, session_id: str = "default") -> None:
-        self.session_id = check_id("session_id", session_id)
+        self.session_id: str = check_id("session_id", session_id)
         self._items: list[Item] = []
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ from agentloop.exceptions import StateError, UserError, UserTypeError, UserValue
 from agentloop.items import Item
 from agentloop.sessions._checks import check_items, check_limit, conflict
 
-logger = logging.getLogger("agentloop")
+logger: logging.Logger = logging.getLogger("agentloop")
 
 ResultT = TypeVar("ResultT")
 
@@ -74,7 +74,7 @@ class SQLiteSession:
             self._path = os.fsdecode(path)
         except TypeError:
             raise UserTypeError(f"path: a path is needed, not {path!r}") from None
-        self.session_id = check_id("session_id", session_id)
+        self.session_id: str = check_id("session_id", session_id)
         self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
         self._in_thread = threading.Lock()
         self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None

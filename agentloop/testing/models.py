@@ -87,7 +87,7 @@ class RecordingModel(Model):
         self._path = Path(path)
         self._redactor = tapes.Redactor(secrets)
         self._takes: list[dict[str, Any]] = []
-        self.holds_resources = model.holds_resources
+        self.holds_resources: bool = model.holds_resources
 
     def __repr__(self) -> str:
         return f"<RecordingModel of {self._model!r} into {self._path}>"

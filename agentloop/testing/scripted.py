@@ -160,7 +160,7 @@ class ScriptedModel(Model):
         self._last: Response = ()
         self._ids = 0
         self.requests: list[ModelRequest] = []
-        self.ran_out = False
+        self.ran_out: bool = False
         """True once it got one request more than there are steps."""
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ class Dispatcher:
     """
 
     def __init__(self) -> None:
-        self.admission = Admission()
+        self.admission: Admission = Admission()
         self._busy = False
         self._again = False
         self._looked_at = 0.0

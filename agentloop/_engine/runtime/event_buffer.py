@@ -101,8 +101,8 @@ class EventBuffer:
         """The event number of the last progress report of each call that has not settled."""
         self.on_room: dict[Callable[[], None], None] = {}
         """Functions of batches to call when the consumer has caught up, in this order."""
-        self.closed = False
-        self.discarding = False
+        self.closed: bool = False
+        self.discarding: bool = False
 
     def new_gate(self) -> Limit | None:
         """Return a limit that keeps a turn's calls from starting while the consumer is behind."""

@@ -42,8 +42,8 @@ class ModelConformance:
     has no such model.
     """
 
-    request = ModelRequest(system="Answer briefly.", items=[UserMessage("Say hello.")])
-    patience = 10.0
+    request: ModelRequest = ModelRequest(system="Answer briefly.", items=[UserMessage("Say hello.")])
+    patience: float = 10.0
 
     def make_model(self) -> Model:
         """Return a model that answers `request` any number of times, with any answer."""

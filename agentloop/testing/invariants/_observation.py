@@ -235,7 +235,7 @@ class Reading:
 
     def __init__(self, evidence: Observation) -> None:
         self.evidence = evidence
-        self.records = evidence.records
+        self.records: Sequence[r.Record] = evidence.records
         self.runs: dict[Path, RunSeen] = {}
         self.calls: dict[tuple[Path, str], CallSeen] = {}
         self.turns: list[TurnSeen] = []

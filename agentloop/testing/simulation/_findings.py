@@ -116,8 +116,8 @@ class ExplorationFailure(AssertionError):
     """
 
     def __init__(self, finding: Finding, *, found_after: int, shrunk_in: int) -> None:
-        self.run = finding.run
-        self.__cause__ = finding.error
+        self.run: WorldRun = finding.run
+        self.__cause__: BaseException | None = finding.error
         super().__init__(_format_report(finding, found_after, shrunk_in))
 
 

@@ -201,7 +201,7 @@ class SimulatedEffects:
         self._behaviors = behaviors
         self._gate = gate
         self._inner = inner
-        self.ids = 0
+        self.ids: int = 0
         """The number of ids given out."""
         self.entered = 0
         """The number of resources entered."""
@@ -326,7 +326,7 @@ class SimulatedModels(Model):
         self.requests: list[ModelRequest] = []
         self.asked_at: list[float] = []
         """The virtual times of the requests."""
-        self.open = 0
+        self.open: int = 0
         """The number of answers that were opened and not closed."""
 
     @asynccontextmanager

@@ -56,12 +56,12 @@ class SimulatedDisk:
     """
 
     def __init__(self, data: bytes = b"", *, seed: int = 0) -> None:
-        self.random = random.Random(seed)
-        self.states = [data]
-        self.operations = 0
+        self.random: random.Random = random.Random(seed)
+        self.states: list[bytes] = [data]
+        self.operations: int = 0
         self.crash: CrashAt | None = None
-        self.dead = False
-        self.is_open = False
+        self.dead: bool = False
+        self.is_open: bool = False
         self.fail_next: OSError | None = None
         self.on_death: Callable[[], None] | None = None
         self.log: list[str] = []

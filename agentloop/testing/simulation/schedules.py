@@ -50,7 +50,7 @@ class Tape:
     """
 
     def __init__(self, numbers: Iterable[int] = (), *, seed: int | None = None) -> None:
-        self.numbers = tuple(numbers)
+        self.numbers: tuple[int, ...] = tuple(numbers)
         for index, number in enumerate(self.numbers):
             if isinstance(number, bool) or not isinstance(number, int):
                 raise UserTypeError(f"Tape: numbers[{index}]: a whole number is needed, not {number!r}")
