@@ -1,13 +1,13 @@
-"""What tests of runs share, by purpose.
+"""Helpers that the tests of runs share, by purpose.
 
 | module | holds |
 |---|---|
 | `agents` | agents that follow a script, with their tools, guardrails and configuration |
 | `results` | readers of what a run did: of its result, its records, its items, its models' requests |
-| `watching` | instruments and hooks that keep what they are told |
+| `watching` | instruments and hooks that keep everything they receive |
 | `ending` | meeting points, clocks, and ways to end a run early |
 | `resuming` | pauses, verdicts, stored states and journals |
-| `crashes` | a run whose journal is cut at any record, and what is promised of the run that goes on |
+| `crashes` | a run whose journal is cut at any record, and the promises that its resumed run keeps |
 | `secret_cases` | runs of which everything readable is searched for a secret |
 | `child_runs` | a program whose steps run in processes of their own |
 | `frozen_state` | the run whose stored state is frozen under `tests/fixtures` |

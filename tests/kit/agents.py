@@ -23,7 +23,7 @@ from agentloop.testing import ScriptedModel, call, say
 from agentloop.usage import RequestUsage
 
 Run: TypeAlias = Callable[..., Awaitable[RunResult[Any]]]
-"""What the `run_mode` fixture gives."""
+"""The type of the `run_mode` fixture's value."""
 
 # ---------------------------------------------------------------------------------------------- agents and scripts
 
@@ -45,7 +45,7 @@ def call_each(*names: str) -> list[Any]:
 
 
 def script_turns(*steps: Any) -> ScriptedModel:
-    """Return a model that answers turn n of a run with the n-th step, however often and in whatever process.
+    """Return a model that answers turn n of a run with the n-th step, however often it is asked, in any process.
 
     A step that is callable gets the request and returns the answer.
     """

@@ -1,4 +1,4 @@
-"""A run whose journal is cut at any record, and what is promised of the run that goes on.
+"""A run whose journal is cut at any record, and the promises that its resumed run keeps.
 
 The tools of such a run write into a `Ledger` what they do, so that a test sees which body ran how often.
 """
@@ -46,7 +46,7 @@ KINDS: tuple[Kind, ...] = (*LEAVES, "sub", "asks_sub")
 
 @attrs.frozen
 class Plot:
-    """What happens in a run: the calls of each turn, where another agent takes over, how much runs at once."""
+    """The shape of a run: the calls of each turn, where another agent takes over, how many calls run at once."""
 
     turns: tuple[tuple[Kind, ...], ...]
     inner: tuple[Kind, ...] = ("plain",)
@@ -58,7 +58,7 @@ class Plot:
 
 @attrs.define
 class Ledger:
-    """What the bodies did: one entry for each run of a body, as (kind, id of the call, idempotency key)."""
+    """A log of the bodies: one entry for each run of a body, as (kind, id of the call, idempotency key)."""
 
     ran: list[tuple[str, str, str]] = attrs.field(factory=list)
 
@@ -227,7 +227,7 @@ async def run_undisturbed(plot: Plot) -> WholeRun:
 
 @attrs.define
 class LoggedCalls:
-    """What a log says of its calls, by the name each has in the whole tree."""
+    """The facts that a log holds about its calls, by the name each has in the whole tree."""
 
     started: set[str] = attrs.field(factory=set)
     ended: set[str] = attrs.field(factory=set)
@@ -313,7 +313,7 @@ class RecoveredRun:
     ledger: Ledger
     lines: list[bytes]
     batches: list[list[bytes]]
-    """What the journal was given; the first batch is what the crash left."""
+    """The batches that the journal received; the first batch is the part that the crash left."""
 
 
 async def recover(whole: WholeRun, lines: Sequence[bytes], session: MemorySession | None = None) -> RecoveredRun:

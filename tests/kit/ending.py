@@ -16,7 +16,7 @@ from agentloop import tool
 from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 
 Backend = tuple[str, dict[str, Any]]
-"""What the `anyio_backend` fixture gives."""
+"""The type of the `anyio_backend` fixture's value."""
 
 
 class Fatal(BaseException):

@@ -78,7 +78,7 @@ def describe(items: Iterable[Item]) -> list[str]:
 
 
 def check_history(items: Iterable[Item], *, in_order: bool = True) -> None:
-    """Check that every call has one output after it; with *in_order*, outputs stand in the order of their calls."""
+    """Check that every call has one output after it; with *in_order*, outputs are in the order of their calls."""
     open_calls: list[str] = []
     seen: set[str] = set()
     for item in items:

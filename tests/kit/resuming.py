@@ -13,11 +13,11 @@ from kit.agents import Run
 
 WAYS = ("direct", "json", "journal")
 in_every_way = pytest.mark.parametrize("way", WAYS)
-"""A run goes on from the state itself, from its JSON text, or from the run's journal."""
+"""A run resumes from the state itself, from its JSON text, or from the run's journal."""
 
 
 class Pauses:
-    """Runs an agent and gets the state to go on with in one of the `WAYS`."""
+    """Runs an agent and gets the state to resume from in one of the `WAYS`."""
 
     def __init__(self, run: Run, way: str) -> None:
         self._run = run
@@ -31,7 +31,7 @@ class Pauses:
         return await self._run(agent, given, **options)
 
     async def state(self, agent: Any, source: Any) -> RunState:
-        """Return the state to go on with from *source*: a result, or a state."""
+        """Return the state to resume from, made of *source*: a result, or a state."""
         state = source if isinstance(source, RunState) else source.to_state()
         if self.way == "direct":
             return state
@@ -40,7 +40,7 @@ class Pauses:
         return copy_state(state, agent)
 
     async def resume(self, agent: Any, source: Any, decide: Callable[[RunState], None], **options: Any) -> Any:
-        """Go on from *source* once *decide* has decided on its state."""
+        """Resume from *source* once *decide* has decided on its state."""
         state = await self.state(agent, source)
         decide(state)
         return await self.run(agent, state, **options)

@@ -21,7 +21,7 @@ CANARIES = ("hunter2", "slash", "quote'", "output-7731")
 
 
 class ReprInstrument(Instrument):
-    """Keeps all it is told, and the repr of each at that moment."""
+    """An instrument that keeps everything it receives, and the repr of each value at that moment."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

@@ -1,4 +1,4 @@
-"""Instruments and hooks that keep what they are told."""
+"""Instruments and hooks that keep everything they receive."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
