@@ -1,9 +1,9 @@
-"""Tests of runs, in folders by subject. What they share is in `tests/kit`.
+"""Tests of runs, in folders by subject. Their shared helpers are in `tests/kit`.
 
 | folder | subject |
 |---|---|
 | `loop` | what a turn asks of the model and what the answer means: definitions, retries, usage, final output |
-| `calls` | one call: planning, arguments, threads, resources, results, receipts, and what is told of its failure |
+| `calls` | one call: planning, arguments, threads, resources, results, receipts, and the report of its failure |
 | `scheduling` | several calls: how many at once, in which order, and what one that fails does to the others |
 | `limits` | what a run may use (turns, time, tokens, capacities), and what the runtime itself may cost |
 | `cancellation` | who ends a run or a call early, who comes first, and what leaves the run then |
@@ -13,7 +13,7 @@
 | `streaming` | streamed runs, their consumers, and that they equal plain ones |
 | `hooks` | hooks, instruments, spans and progress |
 | `storage` | sessions, journals, crashes and killed processes |
-| `resume` | the stored state of a run, and runs that go on from it |
+| `resume` | the stored state of a run, and runs that resume from it |
 | `secrets` | what is secret, and what is sealed |
 """
 

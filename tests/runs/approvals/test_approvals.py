@@ -1,4 +1,4 @@
-"""Approvals up to the pause, and what a verdict does: who is asked, about what, and what the model is told."""
+"""Approvals up to the pause, and the effect of a verdict: who is asked, about what, and what the model receives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ async def test_a_call_that_needs_approval_pauses_the_run_before_any_side_effect(
 @pytest.mark.scenario("AP-02")
 @pytest.mark.parametrize("first", ["gated", "free"])
 async def test_a_free_call_beside_a_gated_one_runs_and_its_output_is_kept(run_mode: Run, first: str) -> None:
-    """The gated one waits, whichever stands first."""
+    """The free call runs and keeps its output while the gated one waits, in either order of the two."""
     ran: list[Any] = []
     names = [first, "free" if first == "gated" else "gated"]
     agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call(name, {"n": 1}, name) for name in names])
@@ -152,7 +152,7 @@ async def test_the_stream_of_a_pause_shows_the_question_and_no_output_of_what_wa
 @pytest.mark.parametrize("decide", [approve(), reject()])
 @in_every_way
 async def test_needs_approval_is_asked_once_for_a_call(run_mode: Run, decide: Any, way: str) -> None:
-    """Not again when the run goes on, without a verdict, and with either one."""
+    """`needs_approval` is not asked again when the run resumes, without a verdict or with either one."""
     asked: list[str] = []
 
     def needed(ctx: Any, arguments: Any, call_id: str) -> bool:
@@ -176,7 +176,7 @@ async def test_needs_approval_is_asked_once_for_a_call(run_mode: Run, decide: An
 async def test_needs_approval_is_not_asked_where_a_verdict_on_all_calls_is_known(
     run_mode: Run, decide: Any, way: str
 ) -> None:
-    """A fresh call of a tool that was decided on for good asks nobody."""
+    """A fresh call of a tool that already has a verdict on all its calls does not ask `needs_approval`."""
     asked: list[str] = []
 
     def needed(ctx: Any, arguments: Any, call_id: str) -> bool:
@@ -192,13 +192,13 @@ async def test_needs_approval_is_not_asked_where_a_verdict_on_all_calls_is_known
     assert len(result.calls) == 2
 
 
-# ---------------------------------------------------------------------------------------------- what the model is told
+# --------------------------------------------------------------------------------------------- what the model receives
 
 
 @pytest.mark.scenario("AP-07")
 @in_every_way
 async def test_a_rejected_call_never_runs_and_the_model_is_told(run_mode: Run, way: str) -> None:
-    """The standard text, no body, no tool hooks; the run goes on to the model."""
+    """A rejected call gives the model the standard text: no body and no tool hook runs, and the run continues."""
     ran: list[Any] = []
     hooks = ToolHookLog()
     agent = make_agent([make_gated_tool(ran)], call("gated", {}, "c1"))
@@ -314,7 +314,7 @@ async def test_a_tool_rejected_for_good_is_rejected_with_the_same_words(run_mode
 async def test_a_verdict_on_one_call_beats_the_one_on_all(
     run_mode: Run, sticky_first: bool, reverse: bool, way: str
 ) -> None:
-    """Whichever was given first; the calls that nobody spoke of go by the one on all."""
+    """The exact verdict wins in either order of the two; calls without one of their own follow the verdict on all."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran)],

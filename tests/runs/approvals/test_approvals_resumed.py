@@ -1,4 +1,4 @@
-"""Runs that go on after a pause: what runs then, what doesn't run again, and what no longer fits."""
+"""Runs that resume after a pause: what runs then, what doesn't run again, and what no longer fits."""
 
 import json
 import logging
@@ -63,7 +63,7 @@ async def test_the_approved_call_runs_and_the_finished_one_does_not_run_again(
 @pytest.mark.scenario("AP-03")
 @in_every_way
 async def test_outputs_of_three_entries_stand_in_the_order_of_their_calls(run_mode: Run, way: str) -> None:
-    """The last of three is approved first, then the first; the free one stands between them."""
+    """Outputs keep the order of the calls when the last call is approved first; a free call is between the two."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_free_tool(ran)],
@@ -85,7 +85,7 @@ async def test_outputs_of_three_entries_stand_in_the_order_of_their_calls(run_mo
 async def test_of_two_that_wait_the_approved_one_runs_and_the_other_goes_on_waiting(
     run_mode: Run, approved: str, way: str
 ) -> None:
-    """It is asked about once, stands once among the interruptions, and the model is not asked before it is decided."""
+    """The waiting call is asked about once and is one interruption; the model is not asked before it is decided."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)])
     pauses = Pauses(run_mode, way)
@@ -160,7 +160,7 @@ async def test_of_two_equal_idempotent_calls_the_rejected_one_is_not_answered_by
 
 @in_every_way
 async def test_edited_arguments_of_an_equal_idempotent_call_run(run_mode: Run, way: str) -> None:
-    """What the approver wrote has no receipt, though what the model wrote has one."""
+    """The approver's arguments have no receipt, though the model's have one, so the edited call runs its body."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran, idempotent=True)], [call("gated", {"n": 1}, call_id) for call_id in ("c1", "c2")]
@@ -261,7 +261,7 @@ def _calls_within(value: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.scenario("AP-16")
 async def test_an_approval_does_not_fit_arguments_changed_in_the_stored_state(run_mode: Run) -> None:
-    """The body runs with neither: somebody is asked again, about the arguments as they stand now."""
+    """The body runs with neither arguments: the call is asked about again, with the arguments that are stored now."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"))
     state = (await run_mode(agent, "go")).to_state()
@@ -336,7 +336,7 @@ async def test_an_approved_call_of_a_tool_that_is_gone_fails_the_run(run_mode: R
 async def test_an_approved_call_of_a_tool_that_is_gone_is_answered_where_the_policy_says_so(
     run_mode: Run, way: str
 ) -> None:
-    """The model is told, and the other call runs."""
+    """The model receives the policy's answer for the missing tool, and the other call runs."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_gated_tool(ran, "other")],
@@ -357,7 +357,7 @@ async def test_an_approved_call_of_a_tool_that_is_gone_is_answered_where_the_pol
 @pytest.mark.parametrize("by", ["another agent", "a function"])
 @in_every_way
 async def test_a_replaced_agent_tool_fails_before_side_effects(run_mode: Run, by: str, way: str) -> None:
-    """A nested run is not gone on with under another agent, nor by a function; nothing of the turn runs."""
+    """A nested run is not resumed under another agent or under a function; nothing of the turn runs."""
     ran: list[Any] = []
 
     def helper(name: str) -> Agent[Any, Any]:

@@ -1,4 +1,4 @@
-"""An approval holds for the call that it was given for, whole: what is changed afterwards runs under nobody's yes."""
+"""An approval holds for the whole call it was given for: a call that is changed afterwards is not approved."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from agentloop.items import ToolCall
 from agentloop.testing import ScriptedModel, call, say
 
 LONG = "x" * 2_000
-"""What two texts may have in common before they differ."""
+"""The common parts that two texts may have before they differ."""
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "another number": ({"to": "a", "n": 1}, {"to": "a", "n": 2}),
@@ -119,7 +119,7 @@ def with_stored_call(agent: Any, state: RunState, **changes: Any) -> RunState:
 async def test_an_approval_whose_stored_arguments_were_changed_is_asked_for_again(
     run_mode: Run, first: dict[str, Any], second: dict[str, Any], build: Builder
 ) -> None:
-    """About the arguments as they stand now; with that approval, and no earlier one, it runs with them."""
+    """The run asks about the arguments that are stored now; the call runs with them only after that new approval."""
     ran: list[Any] = []
     agent, asker = build(ran, call("pay", first, "p1"))
     state = (await run_mode(agent, "go")).to_state()
@@ -138,7 +138,7 @@ async def test_an_approval_whose_stored_arguments_were_changed_is_asked_for_agai
 
 @pytest.mark.scenario("RP-26", "RS-17")
 async def test_a_stored_call_that_leads_to_another_tool_is_asked_about_again(run_mode: Run) -> None:
-    """The verdict was on the tool that stood there; a sibling that was approved as it is runs."""
+    """The verdict was on the tool that was named before; a sibling that was approved unchanged runs."""
     ran: list[Any] = []
     tools = [paying(ran), paying(ran, "send"), make_gated_tool(ran, "other")]
     agent = make_agent(tools, [call("pay", {"to": "a"}, "p1"), call("other", {}, "o1")])

@@ -1,4 +1,4 @@
-"""Tools that are disabled while a run waits: their calls are refused alone, and what else was decided goes on."""
+"""Tools that are disabled while a run waits: only their calls are refused, and other decided calls continue."""
 
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +65,7 @@ def two_gated(ran: list[Any], enabled: Any, *more: Any) -> Agent[Any, Any]:
 async def test_an_approved_call_of_a_disabled_tool_is_refused_alone(
     run_mode: Run, sort: str, policy: Any, way: str
 ) -> None:
-    """Its approved sibling runs, the model is told, and whether unknown tools are errors has no say in it."""
+    """Only the disabled tool's call is refused, under every unknown-tool policy; its approved sibling runs."""
     ran: list[Any] = []
     switch = Switch()
     agent = two_gated(ran, SORTS[sort](switch))
@@ -161,7 +161,7 @@ async def test_a_call_in_a_queue_is_refused_alone_after_a_crash(run_mode: Run, s
     "options", [{"idempotent": True}, {"in_doubt": "rerun"}, {}], ids=["idempotent", "rerun", "no"]
 )
 async def test_a_started_call_of_a_disabled_tool_is_in_doubt(run_mode: Run, options: dict[str, Any]) -> None:
-    """It isn't run again, and nobody is told that it was refused: it may have taken effect."""
+    """The call isn't run again and isn't reported as refused, because it may have taken effect."""
     ran: list[Any] = []
     switch = Switch()
     agent = Agent(
@@ -184,7 +184,7 @@ async def test_a_started_call_of_a_disabled_tool_is_in_doubt(run_mode: Run, opti
 @pytest.mark.scenario("RP-08")
 @in_every_way
 async def test_a_disabled_tool_of_a_nested_run_is_refused_alone(run_mode: Run, way: str) -> None:
-    """By its own run; and an agent tool that is disabled while its run waits goes on, as it has begun."""
+    """The nested run refuses its disabled tool alone; an agent tool that is disabled meanwhile ends its begun run."""
     ran: list[Any] = []
     inner_switch, outer_switch = Switch(), Switch()
     inner = Agent(
@@ -206,7 +206,7 @@ async def test_a_disabled_tool_of_a_nested_run_is_refused_alone(run_mode: Run, w
 
 @pytest.mark.scenario("RP-08", "PL-13")
 async def test_a_tool_that_was_off_when_the_model_was_asked_is_unknown_afterwards_too(run_mode: Run) -> None:
-    """It was never shown: the missing-tool policy applies, whoever goes on."""
+    """The model never saw the disabled tool, so the missing-tool policy applies in the resumed run too."""
     ran: list[Any] = []
     switch = Switch()
     switch.on = False

@@ -38,7 +38,7 @@ def deciding(stream: Any, verdict: str) -> None:
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 @pytest.mark.parametrize("answer", [True, False])
 async def test_a_verdict_given_while_needs_approval_is_asked_wins(verdict: str, answer: bool) -> None:
-    """Whatever the callable comes to: the call runs, or it doesn't, and nobody is asked."""
+    """The verdict decides whether the call runs, for either answer of the callable, and no approval is requested."""
     ran: list[Any] = []
     asking, go = anyio.Event(), anyio.Event()
 
@@ -106,7 +106,7 @@ async def test_a_verdict_given_while_a_guardrail_judges_before_approval_wins(ver
 @pytest.mark.scenario("AP-19")
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_a_verdict_given_while_a_policy_is_asked_wins(verdict: str) -> None:
-    """In the entry after a pause that nobody had decided on."""
+    """The live verdict wins over a policy's `Ask` in the entry after a pause that left the call undecided."""
     ran: list[Any] = []
     asking, go = anyio.Event(), anyio.Event()
 
@@ -140,7 +140,7 @@ async def test_a_verdict_given_while_a_policy_is_asked_wins(verdict: str) -> Non
 @pytest.mark.scenario("AP-19")
 @pytest.mark.parametrize("when", ["at once", "after a sibling"])
 async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run(when: str) -> None:
-    """The run goes on to the call without an entry of its own, also where a later output has been shown by then."""
+    """The run continues with the call without a new entry, also where a later output has been shown by then."""
     ran: list[Any] = []
     both = Rendezvous(2)
 
@@ -180,7 +180,7 @@ async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run
 @pytest.mark.scenario("AP-19")
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_a_verdict_on_a_nested_call_saves_the_pause_while_outer_siblings_run(verdict: str) -> None:
-    """The nested run has paused, the outer one hasn't: it goes on with it."""
+    """The nested run has paused and the outer one hasn't, so the outer run resumes it after the verdict."""
     ran: list[Any] = []
     both = Rendezvous(2)
 
@@ -208,7 +208,7 @@ async def test_a_verdict_on_a_nested_call_saves_the_pause_while_outer_siblings_r
 
 
 async def test_a_live_verdict_on_a_call_that_does_not_wait_is_refused() -> None:
-    """On an unknown id, on a call that has ended, on one that nobody asked about."""
+    """A verdict is refused for an unknown id, and for an ended call that never asked for approval."""
     ran: list[Any] = []
     agent = make_agent([make_free_tool(ran)], call("free", {}, "c1"))
     async with Runner.run_streamed(agent, "go") as stream:

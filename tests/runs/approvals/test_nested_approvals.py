@@ -126,7 +126,7 @@ async def test_a_nested_pause_nobody_decided_on_asks_no_model(run_mode: Run, way
 @pytest.mark.parametrize("by", ["interruption", "id"])
 @in_every_way
 async def test_a_nested_call_approved_on_the_outer_state_runs_once(run_mode: Run, by: str, way: str) -> None:
-    """Its run goes on where it was, and the outer call gets its answer; nothing of the first entry is needed."""
+    """The nested run resumes where it was and answers the outer call; the first entry's result isn't needed."""
     ran: list[Any] = []
     inner = digger(make_gated_tool(ran))
     agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
@@ -155,7 +155,7 @@ async def test_a_nested_call_approved_on_the_outer_state_runs_once(run_mode: Run
 async def test_a_nested_call_rejected_on_the_outer_state_tells_the_nested_model(
     run_mode: Run, message: str | None, told: str, way: str
 ) -> None:
-    """The nested run goes on, and the outer one gets what it made of it."""
+    """The nested run continues after the rejection, and the outer model receives its answer."""
     ran: list[Any] = []
     inner = digger(make_gated_tool(ran))
     agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
@@ -265,7 +265,7 @@ def outer_of(inner: Agent[Any, Any]) -> Agent[Any, Any]:
 
 @pytest.mark.scenario("NA-07")
 async def test_two_restored_copies_of_a_state_do_not_interfere(run_mode: Run) -> None:
-    """Each goes on by its own verdict, in either order of deciding and running; the text is as it was."""
+    """Each copy resumes by its own verdict, in either order of deciding and running; the text stays as it was."""
     ran: list[Any] = []
     agent = outer_of(many_diggers(ran))
     text = (await run_mode(agent, "east")).to_state().to_string()
@@ -335,7 +335,7 @@ async def test_a_fresh_run_does_not_see_what_another_one_waits_for(run_mode: Run
 async def test_a_verdict_two_runs_deep_reaches_its_owner(
     run_mode: Run, decide: Callable[[RunState], None], way: str
 ) -> None:
-    """Every run on the way goes on where it was, once."""
+    """Every run between the outer run and the owner of the call resumes where it was, once."""
     ran: list[Any] = []
     innermost = digger(make_gated_tool(ran), name="innermost")
     middle: Agent[Any, Any] = Agent(
@@ -514,7 +514,7 @@ async def test_an_agent_tool_that_needs_approval_does_not_begin_its_run(run_mode
 
 @in_every_way
 async def test_a_rejected_agent_tool_never_begins_its_run(run_mode: Run, way: str) -> None:
-    """The outer model is told."""
+    """A rejected agent tool asks its nested model nothing, and the outer model receives the rejection."""
     inner = digger(make_gated_tool([]))
     agent = make_agent([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "x"}, "o1"))
     pauses = Pauses(run_mode, way)
@@ -526,7 +526,7 @@ async def test_a_rejected_agent_tool_never_begins_its_run(run_mode: Run, way: st
 
 @in_every_way
 async def test_an_agent_tool_runs_on_the_input_that_was_approved(run_mode: Run, way: str) -> None:
-    """Edited by the approver; the nested run goes on with it over a pause of its own."""
+    """The nested run starts on the input that the approver edited, and keeps it over a pause of its own."""
     ran: list[Any] = []
     inner = many_diggers(ran)
     agent = make_agent([inner.as_tool("dig", needs_approval=True)], call("dig", {"input": "east"}, "o1"))

@@ -99,7 +99,7 @@ async def test_a_policy_sees_the_call_and_allows_it(run_mode: Run, kind: type[Sa
 async def test_a_denied_call_never_runs_and_the_model_is_told(
     run_mode: Run, kind: type[Saying], message: str | None, told: str
 ) -> None:
-    """Nobody is asked, no hook fires, the siblings run and the run goes on."""
+    """A denied call requests no approval and fires no hook; its siblings run and the run continues."""
     ran: list[Any] = []
     hooks = ToolHookLog()
     policy = kind(lambda pending: Deny(message) if pending.arguments == {"n": 1} else Allow())
@@ -206,7 +206,7 @@ async def test_what_is_no_policy_is_refused_before_the_run(wrong: Any) -> None:
 
 
 async def test_policies_judge_the_calls_of_nested_runs(run_mode: Run) -> None:
-    """They are told the path; the agent tool's own call is judged too."""
+    """A policy receives the path of a nested call, and it judges the agent tool's own call too."""
     ran: list[Any] = []
     policy = Saying(lambda pending: Deny("not down there") if pending.path else Allow())
     inner: Agent[Any, Any] = Agent(
@@ -343,7 +343,7 @@ async def test_an_approved_call_runs_once_with_the_arguments_that_were_approved(
 async def test_edited_arguments_are_judged_by_the_policies_again(
     run_mode: Run, n: int, ran_with: list[int], told: str, way: str
 ) -> None:
-    """What the approver wrote is allowed, denied, or asked about; whoever wrote it has answered the last one."""
+    """Policies allow, deny or ask about the edited arguments; the approver who wrote them has answered an `Ask`."""
     ran: list[Any] = []
 
     def by_sum(pending: PendingCall) -> Any:
@@ -369,7 +369,7 @@ async def test_edited_arguments_are_judged_by_the_policies_again(
 async def test_edited_arguments_that_do_not_fit_the_tool_are_refused_where_they_are_given(
     run_mode: Run, way: str
 ) -> None:
-    """The approver is told which argument is wrong, and may give others; the model hears of neither."""
+    """The approver gets an error that names the wrong argument and may give others; the model sees neither."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, way)
@@ -423,7 +423,7 @@ BEFORE = ToolExecution(pre_approval_tool_input_guardrails=True)
 
 @in_every_way
 async def test_arguments_rewritten_before_the_approval_are_those_that_are_asked_about(run_mode: Run, way: str) -> None:
-    """Judged by the policies, shown to whoever decides, and what the body runs with."""
+    """The rewritten arguments are judged by the policies, shown to the approver, and given to the body."""
     ran: list[Any] = []
 
     @tool_input_guardrail
@@ -597,7 +597,7 @@ async def test_a_reason_repeats_no_secret_of_the_call(run_mode: Run) -> None:
 
 
 async def test_an_event_asks_for_the_call_as_the_guardrails_have_made_it() -> None:
-    """Whoever decides on the event decides on what would run."""
+    """The event shows the rewritten arguments, so a verdict on the event is about the call that would run."""
 
     @tool_input_guardrail
     async def doubled(data: Any) -> Rewrite:

@@ -25,7 +25,7 @@ def failing(error: Callable[[], BaseException], name: str = "fails", **options: 
 
 @pytest.mark.scenario("FC-01", "LX-07")
 async def test_failure_text_names_type_and_message(run_mode: Run) -> None:
-    """The model gets `Tool NAME failed with: TYPE(MESSAGE)`, the run goes on, one result is an error."""
+    """The model gets `Tool NAME failed with: TYPE(MESSAGE)`, the run continues, one result is an error."""
     agent = make_agent([failing(lambda: ConnectionError("after 30s"))], call_each("fails"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
@@ -36,7 +36,7 @@ async def test_failure_text_names_type_and_message(run_mode: Run) -> None:
 
 @pytest.mark.scenario("FC-01", "LX-08")
 async def test_failure_text_has_neither_the_second_line_nor_secrets(run_mode: Run) -> None:
-    """What stands on later lines, and what looks like a key, stays out."""
+    """The text for the model leaves out later lines and everything that looks like a key."""
     agent = make_agent([failing(lambda: ValueError("refused api_key=abc\nsecond line"))], call_each("fails"))
     await run_mode(agent, "go")
     [text] = read_shown_outputs(agent).values()
@@ -129,7 +129,7 @@ async def test_arguments_that_are_no_object_go_to_the_failure_function(run_mode:
 @pytest.mark.scenario("FC-04")
 @pytest.mark.parametrize("arguments", [{"n": "abc"}, {}, {"n": 1, "m": 2}])
 async def test_arguments_that_do_not_fit_take_the_same_path(run_mode: Run, arguments: dict[str, Any]) -> None:
-    """A wrong type, a missing and an unknown argument are told by the tool's failure policy; no hook fires."""
+    """A wrong type, a missing and an unknown argument go through the tool's failure policy; no hook fires."""
     ran: list[int] = []
     hooks = ToolHookLog()
     agent = make_agent([takes_number(ran)], call("number", arguments, call_id="c1"))
@@ -204,7 +204,7 @@ async def test_unhandled_failure_raises_the_original(run_mode: Run, function: An
 
 @pytest.mark.scenario("FC-09")
 async def test_copy_of_a_tool_uses_its_own_name_and_policy(run_mode: Run) -> None:
-    """What the copy says of its failure is its own."""
+    """A copied tool words its failure with its own name and its own policy."""
     first = failing(lambda: ValueError("broken"), name="first")
     second = attrs.evolve(first, name="second")
     third = attrs.evolve(first, name="third", failure_error_function=lambda ctx, error: f"{ctx.tool_name}'s words")

@@ -310,7 +310,7 @@ class _Verbose:
 @pytest.mark.parametrize("limit", [1, 7, 50, 100])
 @pytest.mark.parametrize("worded", [False, True])
 async def test_no_text_for_the_model_is_longer_than_outputs_may_be(run_mode: Run, limit: int, worded: bool) -> None:
-    """Whoever words it: the library, a policy, a formatter, an error function, a guardrail, the model itself."""
+    """The limit holds for the text of the library, a policy, a formatter, an error function, a guardrail, the model."""
 
     @tool_input_guardrail
     async def refuse(data: Any) -> RejectContent:
@@ -386,7 +386,7 @@ async def _async_words(args: ToolErrorArgs) -> str:
 
 @pytest.mark.scenario("PL-12")
 async def test_the_formatter_words_an_unknown_tool(run_mode: Run) -> None:
-    """It may be async, and is told which text it would replace."""
+    """The formatter may be async, and it receives the text that it would replace."""
     agent = make_agent([], call("zzz", {}, "x"))
     config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=_async_words)
     await run_mode(agent, "go", run_config=config)
@@ -543,7 +543,7 @@ async def test_a_disabled_tool_does_not_collide(run_mode: Run) -> None:
 
 @pytest.mark.scenario("PL-18")
 async def test_a_bare_name_does_not_reach_into_namespaces(run_mode: Run) -> None:
-    """Two namespaced tools of that name, and still it means nobody."""
+    """The bare name of two namespaced tools means neither of them, so the tool is not found."""
 
     @tool(name="f", namespace="a")
     async def in_a() -> str:

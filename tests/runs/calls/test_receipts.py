@@ -78,7 +78,7 @@ async def test_equal_calls_of_one_batch_share_one_body(run_mode: Run) -> None:
 
 
 async def test_a_waiting_equal_call_holds_no_slot(run_mode: Run) -> None:
-    """With a cap of two, the first and another call meet although an equal one stands between them."""
+    """With a cap of two, the first and another call meet although an equal one is between them."""
     both = Rendezvous(2)
     ran: list[str] = []
 
@@ -158,7 +158,7 @@ async def test_a_duplicate_gets_the_truncated_content(run_mode: Run) -> None:
 
 
 async def test_a_replaced_output_is_what_a_hit_gets(run_mode: Run) -> None:
-    """What an output guardrail put in its place, not what the body returned."""
+    """A receipt hit returns the output that a guardrail put in place, not the value that the body returned."""
 
     @tool_output_guardrail
     def guard(data: Any) -> ReplaceOutput:
@@ -327,7 +327,7 @@ async def test_a_first_call_that_ends_the_run_leaves_the_waiting_one_unstarted(r
 
 
 async def test_a_waiting_equal_call_can_be_cancelled_alone(run_mode: Run) -> None:
-    """It never starts; the one it waited for goes on."""
+    """The cancelled equal call never starts, and the call it waited for continues."""
     f_running = anyio.Event()
     go = anyio.Event()
 

@@ -68,7 +68,7 @@ async def test_resource_is_entered_on_first_need_and_once_per_run(run_mode: Run)
 
 
 async def test_concurrent_first_uses_share_one_entry(run_mode: Run) -> None:
-    """Whoever comes while it is being entered waits for that entry."""
+    """A call that asks for a resource while it is being entered waits for that entry."""
     shelf = Shelf()
     pool = shelf.factory("pool", 0.01)
 
@@ -83,7 +83,7 @@ async def test_concurrent_first_uses_share_one_entry(run_mode: Run) -> None:
 
 
 async def test_resources_are_left_in_reverse_order(run_mode: Run) -> None:
-    """What was entered last is left first."""
+    """The resource that was entered last is left first."""
     shelf = Shelf()
     one, two, three = (shelf.factory(name) for name in ("one", "two", "three"))
 
@@ -425,7 +425,7 @@ async def ended_while_entering(
 
 
 async def test_resource_whose_task_has_not_begun_when_the_run_ends_is_not_entered() -> None:
-    """Nobody needs it any more, and what is not entered needn't be left."""
+    """The run has ended and needs the resource no more, and a resource that was not entered needn't be left."""
     shelf = Shelf()
     cut = await ended_while_entering(shelf.factory("pool"), begun=False)
     assert (shelf.lines, cut) == ([], [])

@@ -1,4 +1,4 @@
-"""What becomes of a body's value: for the model, for the application, and when there is too much of it."""
+"""A body's value on its way to the model and to the application, and the cut when it is too long."""
 
 import decimal
 from typing import Any
@@ -84,7 +84,7 @@ async def test_text_parts_are_bounded_and_other_parts_are_not(run_mode: Run) -> 
 
 @pytest.mark.scenario("LX-27")
 async def test_a_long_failure_text_is_bounded_too(run_mode: Run) -> None:
-    """Whatever the failure function says."""
+    """The cut also applies to the text of the tool's own failure function."""
 
     @tool(failure_error_function=lambda ctx, error: "y" * 5000)
     async def f() -> str:
@@ -110,7 +110,7 @@ class Store:
 
 @pytest.mark.scenario("LX-28")
 async def test_oversize_results_go_to_the_store_under_their_own_keys(run_mode: Run) -> None:
-    """Both of one tool in one turn; the model is told where each is, and small ones stay out."""
+    """Two long results of one tool in one turn are stored; the model gets their keys, and short results stay out."""
     store = Store()
 
     @tool

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real_clock
 
 @pytest.fixture
 def go_on() -> Iterator[threading.Event]:
-    """An event that blocked threads wait for; set at the test's end, whatever became of it."""
+    """An event that blocked threads wait for; it is set at the test's end, also when the test fails."""
     event = threading.Event()
     yield event
     event.set()
@@ -166,7 +166,7 @@ async def test_calls_that_wait_for_a_thread_start_in_model_order(run_mode: Run) 
 
 @pytest.mark.scenario("LX-49")
 async def test_cancel_call_stops_a_polling_thread(run_mode: Run) -> None:
-    """`check_cancelled` raises in the thread of the call that was cancelled; the run goes on."""
+    """`check_cancelled` raises in the thread of the call that was cancelled; the run continues."""
     started = anyio.Event()
 
     @tool
@@ -208,7 +208,7 @@ async def test_check_cancelled_of_a_call_that_is_not_cancelled_does_nothing(run_
 async def test_cancelled_call_of_an_abandonable_tool_is_answered_while_its_thread_runs(
     run_mode: Run, go_on: threading.Event
 ) -> None:
-    """The model is told, the outcome says `abandoned`, and the late value reaches the instruments."""
+    """The model receives an answer, the outcome says `abandoned`, and the late value reaches the instruments."""
     started, watch = anyio.Event(), LateWatch()
 
     @tool(abandon_on_cancel=True)
@@ -265,7 +265,7 @@ def quick() -> str:
 async def test_new_runs_sync_tool_starts_beside_abandoned_threads(
     run_mode: Run, go_on: threading.Event, anyio_backend: Backend
 ) -> None:
-    """Below the cap nobody waits for what an earlier run abandoned."""
+    """Below the cap, a new call does not wait for the threads that an earlier run abandoned."""
     watch = LateWatch(2)
     async with open_runtime(max_threads=3):
         first = make_agent([blocking(go_on, 2)], call_each("blocks", "blocks"))
@@ -285,7 +285,7 @@ async def test_new_runs_sync_tool_starts_beside_abandoned_threads(
 async def test_sync_tool_is_refused_when_abandoned_threads_hold_every_place(
     run_mode: Run, go_on: threading.Event
 ) -> None:
-    """At the cap, and nobody awaited: the refusal names the threads and their ages; afterwards there is room again."""
+    """The refusal at the cap names the abandoned threads and their ages; afterwards there is room again."""
     watch = LateWatch(2)
     async with open_runtime(max_threads=2):
         first = make_agent([blocking(go_on, 2)], call_each("blocks", "blocks"))
@@ -463,7 +463,7 @@ def nesting(depth: int, calls: int) -> Agent[Any, Any]:
 async def test_sync_tools_that_run_agents_with_sync_tools_never_wait_for_themselves(
     run_mode: Run, places: int, depth: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the number of threads: a call that only its own end could give a place is skipped, with a warning."""
+    """A call that only its own end could give a place is skipped with a warning, for any number of threads."""
     agent = nesting(depth, 3)
     async with open_runtime(max_threads=places):
         with anyio.fail_after(30):
@@ -576,4 +576,4 @@ async def test_who_waits_for_a_thread_gets_none_that_the_end_of_the_run_has_free
     assert got == []
     assert len(threads) == 0
     threads.join("third")
-    assert isinstance(await threads.place("third", "third"), ThreadSlot)  # nobody is left in the queue
+    assert isinstance(await threads.place("third", "third"), ThreadSlot)  # the queue is empty

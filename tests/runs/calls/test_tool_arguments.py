@@ -1,4 +1,4 @@
-"""What a model's arguments become on their way to a body, and what it is told when they don't fit."""
+"""A model's arguments on their way to a body, and the text the model receives when they don't fit."""
 
 import contextvars
 import functools
@@ -37,7 +37,7 @@ def schema_shown(agent: Any, name: str) -> Any:
 
 @pytest.mark.scenario("LX-11")
 async def test_a_value_of_the_wrong_type_never_reaches_the_body(run_mode: Run) -> None:
-    """The model is told the parameter and the type it needs, and may try again."""
+    """The model receives the parameter's name and the type it needs, and may try again."""
     ran: list[Any] = []
 
     @tool

@@ -1,4 +1,4 @@
-"""What a tool gives that can't be written, and failures that the model alone is told of."""
+"""Values of tools that can't be written, and failures that only the model receives."""
 
 import functools
 import logging
@@ -160,7 +160,7 @@ async def test_value_that_can_not_be_written_is_that_calls_failure(run_mode: Any
 @pytest.mark.scenario("RP-15")
 @pytest.mark.parametrize("name", ERRORS)
 async def test_error_that_can_not_be_written_is_that_calls_failure(run_mode: Any, name: str) -> None:
-    """Its type can always be told."""
+    """The failure text names the error's type, which can always be written."""
 
     async def odd() -> str:
         """Fail oddly."""
@@ -312,7 +312,7 @@ async def test_line_of_the_log_is_one_line_that_steers_nothing(run_mode: Any, ca
 
 @pytest.mark.scenario("RP-22")
 async def test_failure_that_is_raised_is_not_logged_as_well(run_mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever ran the run has it in hand."""
+    """The caller of the run already has the raised failure, so it is not logged."""
 
     async def odd() -> str:
         """Fail."""

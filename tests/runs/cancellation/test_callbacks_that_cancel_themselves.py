@@ -1,4 +1,4 @@
-"""A callback that raises a cancellation nobody asked for: an error like any other, and never a way around a guard."""
+"""A callback that raises a cancellation without a request: an ordinary error, and never a way around a guard."""
 
 import asyncio
 from typing import Any
@@ -67,13 +67,13 @@ async def test_questions_asked_at_once_survive_one_that_cancels_itself(run_mode:
 
 
 async def test_instructions_that_cancel_themselves_fail_the_run(run_mode: Any) -> None:
-    """They don't end it as cancelled: nobody cancelled it."""
+    """The run fails instead of ending as cancelled, because no cancellation was requested."""
     with pytest.raises(UserError, match="cancelled itself"):
         await run_mode(Agent("a", instructions=lambda ctx, agent: own(), model=ScriptedModel([])), "go")
 
 
 async def test_on_stream_that_cancels_itself_disturbs_nobody(run_mode: Any) -> None:
-    """The nested run goes on."""
+    """The nested run continues although its `on_stream` cancels itself."""
     inner = Agent("inner", model=ScriptedModel([say("deep")]))
     model = ScriptedModel([call("inner", {"input": "x"}), say("done")])
     result = await run_mode(Agent("a", model=model, tools=[inner.as_tool(on_stream=own)]), "go")

@@ -20,7 +20,7 @@ LIMIT = 30.0
 
 
 class World:
-    """An agent whose calls run and wait in a queue, nested or not, until somebody ends them."""
+    """An agent whose calls run and wait in a queue, nested or not, until the caller or a deadline ends them."""
 
     def __init__(self, levels: int = 0, *, inner_timeout: float | None = None) -> None:
         self.running = anyio.Event()
@@ -109,7 +109,7 @@ async def test_the_caller_outranks_the_deadline(
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 @pytest.mark.parametrize("levels", [0, 1])
 async def test_the_caller_outranks_a_deadline_of_the_same_moment(run_mode: Run, levels: int) -> None:
-    """The caller wakes by the clock as the deadline passes, in whatever order the backend wakes its tasks."""
+    """The caller wakes by the clock as the deadline passes, in any order in which the backend wakes its tasks."""
     for _ in range(10):
         world = World(levels)
         until = anyio.current_time() + LIMIT
@@ -176,7 +176,7 @@ async def test_a_native_cancellation_is_the_caller_s_too(run_mode: Run, caller_i
 
 
 async def test_a_scope_tells_whether_one_around_it_is_cancelled() -> None:
-    """A cancelled scope around it is seen, unless a shield stands between them."""
+    """A cancelled scope around it is seen, unless a shield is between them."""
     with anyio.CancelScope() as outer:
         await anyio.lowlevel.checkpoint()
         with anyio.CancelScope() as shield, anyio.CancelScope() as scope:

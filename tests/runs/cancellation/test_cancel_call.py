@@ -1,4 +1,4 @@
-"""`cancel_call`: one call ended from outside, by id, call or event, from any task or thread, while the run goes on."""
+"""`cancel_call` ends one call from outside, by id, call or event, from any task or thread; the run continues."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ ONE_AT_A_TIME = RunConfig(tool_execution=ToolExecution(max_function_tool_concurr
 @pytest.mark.scenario("TC-01")
 @pytest.mark.parametrize("by", ["id", "call", "event", "item event"])
 async def test_stream_cancels_a_running_call_by_id_call_or_event(by: str) -> None:
-    """The reason is what the model is told; siblings are left alone."""
+    """The model receives the reason of the cancellation; siblings are left alone."""
     agent = make_agent([endless, fine], call_each("endless", "fine"))
     items: dict[str, Any] = {}
     async with Runner.run_streamed(agent, "go") as stream:
@@ -105,7 +105,7 @@ async def test_call_is_cancelled_from_a_sync_tool(run_mode: Run) -> None:
 
 
 async def test_queued_call_that_is_cancelled_never_starts(run_mode: Run) -> None:
-    """No body, no hook, no start in the log: `cancelled` by `caller`, and the model is told why."""
+    """No body, no hook and no start record exist: the call is `cancelled` by `caller`, and the model receives why."""
     ran: list[str] = []
     hooks, watch = ToolHookLog(), Watch()
 
@@ -263,7 +263,7 @@ async def test_call_cancelled_in_its_input_guardrail_never_starts(run_mode: Run)
 
 
 async def test_cancel_call_of_an_agent_tool_ends_its_nested_run(run_mode: Run) -> None:
-    """The nested bodies are cancelled and awaited; the outer model is told; the outer run goes on."""
+    """The nested bodies are cancelled and awaited; the outer model receives the reason; the outer run continues."""
     lines: list[str] = []
     running = anyio.Event()
 
@@ -298,7 +298,7 @@ async def test_cancel_call_of_an_agent_tool_ends_its_nested_run(run_mode: Run) -
 
 
 async def test_nested_call_is_cancelled_by_its_event() -> None:
-    """An event of a nested call carries its path; the nested run goes on."""
+    """An event of a nested call carries its path; the nested run continues."""
 
     @tool
     async def deep() -> str:

@@ -1,4 +1,4 @@
-"""What leaves a run leaves it bare: one exception, never a group, once, and the consumer's own comes first."""
+"""A run raises one bare exception: never a group, only once, and the consumer's own exception comes first."""
 
 import asyncio
 from typing import Any
@@ -82,7 +82,7 @@ def test_fatal_exception_leaves_run_sync_bare(kind: type[BaseException], backend
 @pytest.mark.scenario("SF-07")
 @pytest.mark.parametrize("order", [("fatal", "broken"), ("broken", "fatal")])
 async def test_fatal_exception_beats_an_ordinary_one(run_mode: Run, order: tuple[str, str]) -> None:
-    """Whatever the model order; the other is a note."""
+    """The fatal exception leaves the run in either model order, with the ordinary one as a note."""
     met = anyio.Event()
     met_count = [0]
 
@@ -165,7 +165,7 @@ async def test_run_sync_inside_a_loop_names_the_way(run_mode: Run) -> None:
 
 
 async def test_library_error_carries_the_runs_data(run_mode: Run) -> None:
-    """What had been achieved stands on it."""
+    """A library error carries the results that the run had before it."""
     agent = make_agent([fine], call("fine", call_id="c1"), call("fine", call_id="c2"), done=None)
     with pytest.raises(MaxTurnsExceeded) as caught:
         await run_mode(agent, "go", max_turns=2)

@@ -88,7 +88,7 @@ def run_and_interrupt(backend: str, times: int, watch: Watch) -> str:
 @pytest.mark.scenario("RP-02")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_interrupt_leaves_bodies_the_cleanup_grace(backend: str) -> None:
-    """What a body does inside `ctx.cleanup()` is done, and the run ends as a cancelled one."""
+    """The work that a body does inside `ctx.cleanup()` is done, and the run ends as a cancelled one."""
     watch = Watch()
     assert run_and_interrupt(backend, 1, watch) == "cleaned up"
     (settled,) = watch.of(r.CallSettled)

@@ -224,7 +224,7 @@ async def test_ctx_cleanup_is_cut_at_the_one_cleanup_deadline(
 async def test_body_with_a_shield_of_its_own_is_awaited_and_named(
     run_mode: Run, cancelled: Canceller, anyio_backend: Backend
 ) -> None:
-    """Nobody can cut it: the run leaves when it has ended, and reports it once a second after the grace."""
+    """A shielded body can't be cut: the run waits for its end, and reports it once a second after the grace."""
     started, watch, lines = Started(1), Watch(), []
 
     @tool
@@ -255,7 +255,7 @@ async def test_body_with_a_shield_of_its_own_is_awaited_and_named(
 async def test_body_that_swallows_the_cancellation_is_awaited(
     run_mode: Run, cancelled: Canceller, anyio_backend: Backend
 ) -> None:
-    """The run doesn't return before a body that goes on for 0.1 s has ended; its value is not a result."""
+    """The run doesn't return before a body that continues for 0.1 s has ended; its value is not a result."""
     started, watch, lines = Started(1), Watch(), []
 
     @tool
@@ -283,7 +283,7 @@ async def test_body_that_swallows_the_cancellation_is_awaited(
 async def test_parent_cancel_during_a_drain_after_a_failure_joins_and_propagates(
     run_mode: Run, cancelled: Canceller, anyio_backend: Backend
 ) -> None:
-    """The drain goes on under the one deadline; the cancellation leaves; the failure stands in the log."""
+    """The drain continues under the one deadline, the cancellation leaves the run, and the log has the failure."""
     draining, watch, lines = anyio.Event(), Watch(), []
 
     @tool(failure_error_function=None)
@@ -392,7 +392,7 @@ async def test_native_cancel_wins_although_the_result_is_ready_in_that_instant(r
 
 
 async def test_parent_cancel_cuts_a_pending_output_guardrail(run_mode: Run, cancelled: Canceller) -> None:
-    """What comes after the body is cancelled at once: `cancelled` by `parent`, the body having finished."""
+    """The guardrail after the body is cancelled at once: `cancelled` by `parent`, with the body finished."""
     judging, watch, hooks = anyio.Event(), Watch(), ToolHookLog()
 
     @tool_output_guardrail
@@ -440,7 +440,7 @@ async def test_end_hook_under_way_when_the_parent_cancels_finishes_with_the_body
 
 @pytest.mark.scenario("LX-48")
 async def test_sibling_that_had_finished_keeps_its_outcome_in_the_log(run_mode: Run, cancelled: Canceller) -> None:
-    """What settled before the cancellation stays as it was; what hadn't started never starts."""
+    """A call that settled before the cancellation keeps its outcome; a call that hadn't started never starts."""
     running, watch, hooks = anyio.Event(), Watch(), ToolHookLog()
 
     @tool
@@ -488,7 +488,7 @@ async def test_cancelling_a_turn_of_queued_calls_starts_none_of_them(run_mode: R
 
 
 async def test_error_in_cleanup_does_not_replace_the_cancellation(run_mode: Run, cancelled: Canceller) -> None:
-    """A body whose `finally` raises is still `cancelled` by its parent; instruments are told of the error."""
+    """A body whose `finally` raises is still `cancelled` by its parent; instruments receive the error."""
     started, watch = Started(1), Watch()
 
     @tool(failure_error_function=None)
@@ -588,7 +588,7 @@ async def test_cancel_while_the_model_answers_counts_the_request_and_ends_the_ru
 
 @contextmanager
 def released(event: threading.Event) -> Iterator[None]:
-    """Let the threads of a test go, whatever became of the test."""
+    """Let the threads of a test end, also when the test fails."""
     try:
         yield
     finally:
@@ -755,9 +755,9 @@ async def test_sibling_failure_then_join_raises_the_failure_only_after_cleanup(
 async def test_a_cancellation_raised_by_hand_beside_the_callers_leaves_the_run_cancelled(
     run_mode: Run, where: str
 ) -> None:
-    """In the step in which the caller cancels, code of his raises asyncio's, a stranger on trio: the caller's goes on.
+    """In the step in which the caller cancels, code raises asyncio's cancellation: the caller's wins.
 
-    From the task of a call, from one beside the model's, and from the run's own.
+    The code runs in the task of a call, in one beside the model's, and in the run's own; on trio it is foreign.
     """
     scope, watch = anyio.CancelScope(), Watch()
 

@@ -1,4 +1,4 @@
-"""A call that cancels itself, or is cancelled alone: its own outcome, told to the model, and nobody else's affair."""
+"""A call that cancels itself, or is cancelled alone: the model receives its outcome, and other calls continue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -68,7 +68,7 @@ NATIVE = [raise_native, cancel_own_task, cancel_own_task_later]
 async def test_self_cancelled_tool_becomes_an_error_text_and_siblings_go_on(
     run_mode: Run, body: Callable[[], Awaitable[str]]
 ) -> None:
-    """The model is told the truth, siblings on both sides succeed, and the caller's task has no cancellation left."""
+    """The model receives the truth, siblings on both sides succeed, and the caller's task has no cancellation left."""
     agent = make_agent([tool(body, name="bad"), tool(fine)], call_each("fine", "bad", "fine"))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
@@ -221,7 +221,7 @@ async def test_self_cancellation_is_told_again_in_every_turn(run_mode: Run) -> N
 
 
 async def test_body_that_finishes_in_spite_of_cancel_call_has_succeeded(run_mode: Run) -> None:
-    """Who stopped the work is asked of the scopes: a body that came to its own end wasn't stopped."""
+    """The scopes say what stopped the work: a body that came to its own end wasn't stopped."""
 
     @tool
     async def stubborn(ctx: ToolContext[Any]) -> str:
@@ -264,7 +264,7 @@ async def leaves_a_timer() -> str:
 @pytest.mark.backends("asyncio", "asyncio-eager")
 @pytest.mark.parametrize("where", ["nowhere", "guardrail", "end hook"])
 async def test_native_cancellation_that_strikes_after_its_body_stays_in_its_call(run_mode: Run, where: str) -> None:
-    """The call settles once, its end hook is delivered to the end, siblings and the run go on."""
+    """The call settles once, its end hook is delivered to the end, siblings and the run continue."""
 
     async def slowly(*_: Any) -> Any:
         await anyio.sleep(0.01)

@@ -74,7 +74,7 @@ BEFORE = RunConfig(tool_execution=ToolExecution(pre_approval_tool_input_guardrai
 
 @pytest.mark.scenario("GT-07")
 async def test_a_guardrail_before_the_approval_refuses_without_a_pause(run_mode: Run) -> None:
-    """Nobody is asked about a call that would be refused."""
+    """A call that a guardrail would refuse requests no approval."""
     ran: list[Any] = []
     lines: list[str] = []
     gate = make_gated_tool(ran, tool_input_guardrails=[judging(lines, RejectContent("no need to ask"))])
@@ -103,7 +103,7 @@ async def test_a_guardrail_that_trips_before_the_approval_ends_the_run(run_mode:
 @pytest.mark.scenario("GT-07")
 @in_every_way
 async def test_guardrails_that_passed_before_the_approval_run_again_after_it(run_mode: Run, way: str) -> None:
-    """Once before the pause, not again while nobody has decided, and once right before the body."""
+    """The guardrail runs once before the pause, not again without a verdict, and once right before the body."""
     ran: list[Any] = []
     lines: list[str] = []
     agent = make_agent([make_gated_tool(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))

@@ -1,4 +1,4 @@
-"""Input guardrails of a run that goes on with another list: a pass belongs to the guardrail, not to its place."""
+"""Input guardrails of a run that resumes with another list: a pass belongs to the guardrail, not to its place."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +70,7 @@ LISTS = ["", "a", "b", "ab", "ba", "abc", "cab", "aab", "c"]
 async def test_input_that_was_accepted_is_judged_by_nobody_again(
     run_mode: Run, before: str, after: str, way: str
 ) -> None:
-    """Whoever is in the list now, and wherever; the agent's own, moved by those of the configuration, too."""
+    """No guardrail of the new list judges the accepted input again; nor does the agent's own at its new place."""
     guards, ran = Guards(), []
     agent = paying("m", guards=guards, ran=ran)
     pauses = Pauses(run_mode, way)
@@ -133,7 +133,7 @@ async def test_of_input_that_was_not_accepted_who_has_passed_it_is_not_asked_aga
 
 @pytest.mark.scenario("RP-09")
 async def test_guardrails_of_one_name_are_told_apart_by_their_order(run_mode: Run) -> None:
-    """The first of them has passed, the second hasn't; what stands before them changes nothing."""
+    """The first of them has passed, the second hasn't; a guardrail before them in the list changes nothing."""
     guards = Guards(held=["second"])
     agent = Agent("guide", model=script_turns(say("done")))
     pair = [guards("g", mark="first"), guards("g", mark="second")]
@@ -205,7 +205,7 @@ async def test_added_input_is_judged_once_by_all_and_the_first_input_by_nobody_a
 
 @pytest.mark.scenario("RP-09")
 async def test_input_added_before_the_first_was_accepted_is_judged_with_it(run_mode: Run) -> None:
-    """It is other input than the one that a guardrail has passed: nobody's pass covers it."""
+    """The longer input is other input than the guardrails have passed, so no earlier pass covers it."""
     guards = Guards(held="b")
     agent = Agent("guide", model=script_turns(say("done")))
     state = await cut_in_judgement(run_mode, guards, agent, guards.config("ab", parallel=False))

@@ -127,7 +127,7 @@ async def test_blocking_guardrails_run_together_and_end_before_the_model(run_mod
 @pytest.mark.scenario("GI-02")
 @pytest.mark.parametrize("first", [0, 1])
 async def test_first_trip_of_blocking_guardrails_cancels_and_awaits_the_others(run_mode: Run, first: int) -> None:
-    """The sibling has cleaned up when the error leaves, wherever it stands in the list."""
+    """The sibling has cleaned up when the error leaves, at either place in the list."""
     held = HeldWork()
 
     async def trips(ctx: Any, agent: Any, given: Any) -> Any:

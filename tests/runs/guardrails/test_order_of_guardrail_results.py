@@ -1,4 +1,4 @@
-"""The four lists of guardrail results: equal on every backend, whoever was first."""
+"""The four lists of guardrail results are equal on every backend, in any order of settling."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ COUNT = 4
 
 
 class Backwards:
-    """Lets those who come go on one after the other: the one with the highest number first."""
+    """Lets its callers continue one after the other: the one with the highest number first."""
 
     def __init__(self) -> None:
         self.gone = [anyio.Event() for _ in range(COUNT + 1)]
@@ -68,7 +68,7 @@ def judging_calls(kind: Any, name: str, orders: list[Backwards]) -> Any:
 @pytest.mark.scenario("RP-23")
 @pytest.mark.parametrize("paused", [False, True])
 async def test_guardrail_results_stand_in_declaration_and_model_order(run_mode: Run, paused: bool) -> None:
-    """Whoever settles first; over two turns, and in a run that went on from a pause."""
+    """The order holds when guardrails settle in another one, over two turns, and in a run that resumed from a pause."""
     runs, calls = [Backwards() for _ in range(2)], [[Backwards() for _ in range(2)] for _ in range(2)]
 
     @tool(
@@ -124,7 +124,7 @@ async def test_several_guardrails_of_one_call_stand_together(run_mode: Run) -> N
 
 @pytest.mark.scenario("RP-23")
 async def test_the_lists_beside_an_error_stand_in_the_same_order(run_mode: Run) -> None:
-    """What a run that failed has left is listed like what one that completed has."""
+    """The results on a failed run's error have the order that a completed run's results have."""
     orders = [Backwards()]
 
     @tool(

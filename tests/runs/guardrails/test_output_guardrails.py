@@ -147,7 +147,7 @@ async def test_output_guardrails_run_together(run_mode: Run) -> None:
 async def test_first_failure_cancels_and_awaits_the_siblings(
     run_mode: Run, first: int, answer: Any, cleanup: str
 ) -> None:
-    """The sibling is awaited wherever it stands in the list, and whatever its own cleanup does."""
+    """The sibling is awaited at either place in the list, also when its own cleanup fails."""
 
     def broken() -> None:
         if cleanup == "broken":
@@ -281,7 +281,7 @@ async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str
 
 @pytest.mark.scenario("GO-06")
 async def test_withheld_output_is_not_shown_to_a_later_run_s_model(run_mode: Run) -> None:
-    """A new run on the session shows the text that stands for it."""
+    """A new run on the session shows the text that replaces the withheld output."""
     session = MemorySession()
     agent = script_agent(
         "a",
@@ -376,7 +376,7 @@ CANDIDATES = {
     "a tool": ([call("secret", call_id="c")], {"tool_use_behavior": "stop_on_first_tool"}, []),
     "a handler": ([call("secret", call_id="c")], {}, [SECRET_TURN]),
 }
-"""Who makes the candidate that is judged: the model's steps, options, and what the session holds by then."""
+"""The source of the judged candidate: the model's steps, options, and the content of the session by then."""
 made_by_each = pytest.mark.parametrize("made_by", CANDIDATES)
 
 

@@ -67,7 +67,7 @@ def worker(ran: list[Any], name: str = "work", **options: Any) -> Any:
 
 @pytest.mark.scenario("GT-01", "LX-57")
 async def test_input_rejection_skips_body_and_hooks_and_tells_the_model(run_mode: Run) -> None:
-    """The output is the guardrail's message, the status `rejected`, and the run goes on."""
+    """The output is the guardrail's message, the status `rejected`, and the run continues."""
     ran: list[int] = []
     hooks = ToolHookLog()
     work = worker(ran, tool_input_guardrails=[input_guard(RejectContent("not this one"))])

@@ -30,7 +30,7 @@ class Broken(Instrument):
 async def test_raising_instrument_is_logged_once_and_changes_nothing(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run goes on, the other instruments are told, and one warning says whose fault it is."""
+    """The run continues, the other instruments receive all records, and one warning names the broken instrument."""
     broken, watch = Broken(), Watch()
     agent = make_agent([fine], call("fine"), call("fine"))
     result = await run_mode(agent, "go", run_config=RunConfig(instruments=(broken, watch)))
@@ -125,7 +125,7 @@ async def test_instrument_sees_the_whole_tree_and_each_run_ends_once(run_mode: R
 
 
 async def test_consumer_sees_no_event_before_the_instruments_know() -> None:
-    """Who watches with both never finds the event first."""
+    """An event never reaches the consumer before its record reaches the instruments."""
     watch = Watch()
     agent = make_agent([fine], call("fine"))
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(instruments=(watch,))) as stream:

@@ -97,7 +97,7 @@ async def test_progress_is_delivered_while_the_body_runs() -> None:
 
 
 async def test_reports_of_a_plain_run_cost_nothing_and_do_no_harm(run_mode: Run) -> None:
-    """A body may report whoever listens; a report is no record."""
+    """A body may report without a listener; a report is no record."""
     agent = make_agent([steps], call_each("steps"))
     result = await run_mode(agent, "go")
     assert result.calls[0].outcome.value == "done"
@@ -155,9 +155,9 @@ async def test_progress_is_coalesced_while_the_consumer_is_behind() -> None:
 async def test_no_report_replaces_or_precedes_another_calls(
     buffer: int, turns: list[list[int]], pauses: list[int]
 ) -> None:
-    """Whatever the consumer's pace and the buffer's size, over turns, with calls at once, in nested runs too.
+    """Reports keep their calls at any pace and buffer size, over turns, with calls at once, in nested runs too.
 
-    Each call's reports stand between its start and its end, rise, and end with the last one.
+    Each call's reports are between its start and its end, rise, and end with the last one.
     """
 
     @tool

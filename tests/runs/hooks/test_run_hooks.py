@@ -350,7 +350,7 @@ async def test_agent_hooks_in_the_place_of_run_hooks_are_refused(run_mode: Run) 
 
 @pytest.mark.scenario("HS-09")
 async def test_turn_input_is_visible_in_hooks(run_mode: Run) -> None:
-    """What the model is shown in this turn; a tool's context has it too."""
+    """Hooks see the items that the model receives in this turn; a tool's context has them too."""
     seen: dict[str, list[Any]] = {}
 
     class Look(RunHooks):

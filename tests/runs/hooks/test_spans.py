@@ -1,4 +1,4 @@
-"""Spans: what instruments are told of a run's pieces of work."""
+"""Spans: the reports that instruments receive about a run's pieces of work."""
 
 import asyncio
 from typing import Any

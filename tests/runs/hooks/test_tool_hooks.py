@@ -22,7 +22,7 @@ from agentloop import records as r
 
 
 class Boom(Exception):
-    """What the broken hooks of these tests raise."""
+    """The error that the broken hooks of these tests raise."""
 
 
 class ToolHookLines(AgentHooks):
@@ -45,7 +45,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 @tool
 async def fails() -> str:
-    """Fail, and be told to the model."""
+    """Fail, with a text for the model."""
     raise ValueError("broken")
 
 
@@ -161,7 +161,7 @@ async def test_hooks_are_paired_when_the_caller_is_cancelled_during_the_start_ho
 
 @pytest.mark.scenario("HS-07")
 async def test_failing_start_hook_fails_the_run_before_the_body(run_mode: Run) -> None:
-    """The agent's start hook isn't called any more; who was told of the start is told of the end, once."""
+    """The agent's start hook isn't called any more; the hook that saw the start sees the end, once."""
     lines: list[str] = []
     ran: list[str] = []
     watch = Watch()

@@ -1,4 +1,4 @@
-"""What bounds a run: its time, what it may use, conditions that stop it, and a model that turns in circles."""
+"""The bounds of a run: its time, its usage, conditions that stop it, and a model that turns in circles."""
 
 from decimal import Decimal
 from typing import Any
@@ -180,7 +180,7 @@ async def test_time_left_is_known_everywhere(run_mode: Run) -> None:
 
 
 async def test_requests_are_refused_once_used_up(run_mode: Run) -> None:
-    """Checked before a request: what is under way is never cut, and what was done stands in the error."""
+    """The limit is checked before a request: running work is never cut, and the error carries the finished calls."""
     agent = make_agent([fine], *[call("fine", {"n": n}) for n in range(5)])
     with pytest.raises(UsageLimitExceeded, match="requests 3 of 3") as raised:
         await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=3)))
@@ -234,7 +234,7 @@ async def test_cost_is_reserved_atomically(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-69")
 async def test_first_in_model_order_gets_the_budget(run_mode: Run) -> None:
-    """Which calls run doesn't depend on the backend's order of tasks."""
+    """The calls that run don't depend on the backend's order of tasks."""
 
     @tool(cost=lambda arguments: arguments["amount"])
     async def pay(amount: int) -> str:
@@ -514,7 +514,7 @@ async def test_circles_are_not_looked_for_unless_asked(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-76")
 async def test_equal_calls_of_one_turn_warn_before_they_stop(run_mode: Run) -> None:
-    """However many there are in a batch, the model is told once, and stopped only when it does so again."""
+    """The model is warned once for all equal calls of a batch, and stopped only when it calls again."""
     pair = [call("fine"), call("fine"), call("fine")]
     agent = make_agent([fine], pair)
     result = await run_mode(agent, "go", run_config=RunConfig(loop_detection=2))
@@ -587,7 +587,7 @@ async def test_who_goes_on_with_a_run_knows_what_its_model_was_told(kept: int) -
 
 @pytest.mark.scenario("LX-76")
 async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Run) -> None:
-    """What it was told of the cancellation doesn't count; what it gives afterwards does."""
+    """The output for the cut call doesn't count as a result; the output of its second run does."""
     journal, started = BatchJournal(), anyio.Event()
     turn = 0
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: nothing that waits for the garbage collector, or a thousand runs would feed it."""
+"""A run leaves nothing that waits for the garbage collector, because a thousand runs would feed it."""
 
 import asyncio
 import gc
@@ -74,7 +74,7 @@ def _garbage(backend: str, job: Job) -> Counter[str]:
     """Return what of *job* only a collection frees, by type."""
 
     async def main() -> None:
-        await job()  # whatever is made once, and kept
+        await job()  # the first run creates everything that is made once and kept
 
         gc.collect()
         gc.disable()
@@ -131,7 +131,7 @@ def sync(x: int) -> str:
 
 
 def test_a_loop_that_is_over_is_let_go() -> None:
-    """What the runs of a loop share goes with it, though tools and their limits stay for the next loop."""
+    """The shared state of a loop's runs is freed with the loop; tools and their limits stay for the next loop."""
 
     async def main() -> asyncio.AbstractEventLoop:
         calls = [call("share", {"x": 1}), call("share", {"x": 2}), call("sync", {"x": 3})]
@@ -148,7 +148,7 @@ def test_a_loop_that_is_over_is_let_go() -> None:
 
 
 def test_a_trio_run_that_is_over_is_let_go() -> None:
-    """The same for what stands for a run of trio."""
+    """The token of a trio run is freed too when the run is over."""
 
     async def main() -> object:
         agent: Agent[Any, Any] = Agent(

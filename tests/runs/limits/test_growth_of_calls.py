@@ -1,4 +1,4 @@
-"""What hostile responses cost: counted, not timed, so that no doubt is left to the clock."""
+"""The cost of hostile responses, counted and not timed, so that the clock leaves no doubt."""
 
 import difflib
 import logging
@@ -151,7 +151,7 @@ class Name(str):
 @pytest.mark.scenario("RP-13")
 @pytest.mark.parametrize("catch_all", [False, True])
 def test_unknown_arguments_are_compared_in_proportion(catch_all: bool) -> None:
-    """Which no count of calls would show for plain texts."""
+    """Comparisons of argument names grow in proportion; counting function calls would not show plain texts' cost."""
 
     async def plain(n: int = 0) -> str:
         """Do nothing."""
@@ -184,7 +184,7 @@ def test_unknown_arguments_are_compared_in_proportion(catch_all: bool) -> None:
     ids=["one", "a group", "leaves", "many leaves"],
 )
 def test_errors_are_cut_before_they_are_searched(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What will not be shown is not looked through, be it the words of a group or the number of its leaves."""
+    """The part of an error that is not shown is not searched: neither a group's words nor the number of its leaves."""
     searched = 0
     redact = error_text.redact
 

@@ -185,7 +185,7 @@ async def test_arrival_order_holds_over_runs(run_mode: Run) -> None:
 
 
 async def test_a_call_needs_all_its_limits_at_once(run_mode: Run) -> None:
-    """Two capacities taken in opposite orders by two tools: nobody holds one while waiting for the other."""
+    """Two tools take two capacities in opposite orders, and neither holds one while it waits for the other."""
     a, b = Capacity(1, "a"), Capacity(1, "b")
     flight = Flight()
     forth = Held([a, b], name="forth", flight=flight)
@@ -241,7 +241,7 @@ async def test_a_capacity_can_grow_while_in_use(run_mode: Run) -> None:
 
 
 async def test_a_capacity_can_be_unlimited_and_become_limited(run_mode: Run) -> None:
-    """Lowering it interrupts nobody: what runs ends, then the new number holds."""
+    """Lowering the capacity interrupts no call: the running ones end, then the new number holds."""
     capacity = Capacity(None)
     flight, three = Flight(), Rendezvous(3)
     peak_after: list[int] = []
@@ -443,7 +443,7 @@ async def test_a_call_that_waits_for_a_rate_holds_back_no_other_run(run_mode: Ru
 async def test_a_run_whose_consumer_is_behind_holds_back_no_other_run(buffer: int) -> None:
     """Waiting for a consumer is no more reason to keep a shared capacity from others than waiting for time.
 
-    Whatever the buffer holds, so that in some of them the calls are queued when it is full.
+    The test runs with several buffer sizes, so that in some of them the calls are queued when the buffer is full.
     """
     capacity = Capacity(1)
 
@@ -540,7 +540,7 @@ async def test_a_rate_that_opens_after_the_queue_timeout_skips(run_mode: Run) ->
 
 @VIRTUAL
 async def test_a_call_whose_run_ends_while_it_waits_never_starts(run_mode: Run) -> None:
-    """The run's deadline bounds queueing: at the deadline the queue is empty and nobody started late."""
+    """The run's deadline bounds queueing: at the deadline the queue is empty, and no call starts late."""
     ran: list[int] = []
 
     @tool

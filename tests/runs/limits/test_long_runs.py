@@ -22,7 +22,7 @@ from agentloop.usage import RequestUsage
 
 TURNS = 1_000
 WINDOW = 200
-"""Turns of which the cheap ones stand for one end of the run.
+"""Turns whose cheap ones represent one end of the run.
 
 What else the machine does makes turns dearer for as long as it takes, never cheaper: a median follows it.
 """

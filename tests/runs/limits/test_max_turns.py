@@ -113,7 +113,7 @@ async def test_limit_that_is_none_of_a_count_is_refused(run_mode: Run) -> None:
 @pytest.mark.scenario("MT-04", "LX-75")
 @pytest.mark.parametrize("kind", ["value", "result", "async"])
 async def test_handler_s_output_ends_the_run(run_mode: Run, kind: str) -> None:
-    """Completed, with the output where it belongs; the handler is told error, data and context."""
+    """The run completes with the handler's output in its place; the handler receives error, data and context."""
     seen: list[Any] = []
     trace = RunHookLog()
     session = MemorySession()

@@ -1,4 +1,4 @@
-"""Responses that nothing follows from: a demand that nobody answers, and calls that are answered already."""
+"""Responses that lead to nothing: a demand without an answer, and calls that are answered already."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ async def test_a_demand_that_nobody_answers_is_the_model_s_fault(
 @pytest.mark.scenario("RP-07")
 @demanding
 async def test_a_session_is_not_given_a_demand_that_nobody_answers(run_mode: Run, item: Item) -> None:
-    """It keeps what the earlier turns made, and the next run on it can go on."""
+    """The session keeps the items of the earlier turns, and the next run on it can continue."""
     session = MemorySession("s")
     agent = make_agent([look], call("look", {}, "c1"), respond(Reasoning("r"), item))
     with pytest.raises(ModelBehaviorError):
@@ -184,7 +184,7 @@ async def test_a_handoff_asked_for_again_is_a_repeat_too(run_mode: Run) -> None:
 
 @pytest.mark.scenario("RP-18")
 async def test_a_nested_run_that_stalls_is_its_call_s_failure(run_mode: Run) -> None:
-    """The outer model is told why."""
+    """The outer model receives the reason of the nested run's failure."""
     inner = Agent("inner", model=ScriptedModel([call("look", {}, "c")] * 5), tools=[look])
     agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
     result = await run_mode(agent, "go")

@@ -46,7 +46,7 @@ async def fine() -> str:
 
 @pytest.mark.scenario("TO-01", "LX-22")
 async def test_timed_out_call_is_told_to_the_model_and_siblings_go_on(run_mode: Run, anyio_backend: Backend) -> None:
-    """At 0.05 s the slow call is answered with the fixed text; the run goes on to its final output."""
+    """At 0.05 s the slow call is answered with the fixed text; the run continues to its final output."""
     agent = make_agent([sleeper(5, timeout=0.05), fine], call_each("fine", "slow", "fine"))
     async with check_duration(anyio_backend, 0.05):
         result = await run_mode(agent, "go")
@@ -227,7 +227,7 @@ async def test_body_that_swallows_its_timeout_and_returns_late_has_timed_out(run
 
 @pytest.mark.scenario("TO-08")
 async def test_each_further_await_of_a_body_past_its_timeout_fails(run_mode: Run, anyio_backend: Backend) -> None:
-    """The cancellation is level-triggered: a body that keeps swallowing it can't go on waiting."""
+    """The cancellation is level-triggered: a body that keeps swallowing it can't wait any longer."""
     refused: list[int] = []
 
     @tool(timeout=0.02)
@@ -265,7 +265,7 @@ async def test_error_in_the_cleanup_of_a_timed_out_body_is_a_late_one(run_mode: 
 
 
 async def test_timed_out_body_may_clean_up_and_is_awaited(run_mode: Run, anyio_backend: Backend) -> None:
-    """`ctx.cleanup()` shields it from its own timeout; the model is told when it is over."""
+    """`ctx.cleanup()` shields the body from its own timeout; the model gets the answer when the cleanup is over."""
     lines: list[str] = []
 
     @tool(timeout=0.02)
@@ -361,7 +361,7 @@ async def test_reports_do_not_extend_the_timeout_of_the_whole_body(run_mode: Run
 @pytest.mark.real_clock
 @pytest.mark.leaves_threads
 async def test_timeout_of_a_sync_tool_leaves_its_thread_and_says_so(run_mode: Run, anyio_backend: Backend) -> None:
-    """With `abandon_on_cancel` the model is told at once; the late value reaches the instruments."""
+    """With `abandon_on_cancel` the model gets its answer at once; the late value reaches the instruments."""
     go_on, told = threading.Event(), anyio.Event()
 
     class Told(Watch):

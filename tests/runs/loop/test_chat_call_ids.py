@@ -84,7 +84,7 @@ async def test_calls_of_a_server_that_restarts_its_ids_all_run(run_mode: Any) ->
 
 @pytest.mark.scenario("RP-17")
 async def test_ids_are_unique_although_a_filter_cuts_the_earlier_calls(run_mode: Any) -> None:
-    """What the model is shown doesn't say which ids the run has had."""
+    """The items that the model receives don't say which ids the run has used, so the ids come from the run itself."""
 
     def last_only(data: ModelInputData) -> ModelInputData:
         return attrs.evolve(data, input=[UserMessage("go on")])
@@ -125,7 +125,7 @@ async def test_id_of_a_handoff_is_known_although_its_filter_cuts_it(run_mode: An
 
 @pytest.mark.scenario("RP-17")
 async def test_deltas_and_state_use_the_runs_id() -> None:
-    """A stream's deltas belong to the call that it shows, and a stored run goes on with the same ids."""
+    """A stream's deltas belong to the call that it shows, and a stored run keeps the same ids."""
     from agentloop import Runner, RunState
     from agentloop import events as ev
 

@@ -1,4 +1,4 @@
-"""Answers that a model's length limit or a content filter cut off: whoever uses them is told."""
+"""Answers that a model's length limit or a content filter cut off: every consumer can see that they are cut."""
 
 import logging
 from typing import Any
@@ -34,7 +34,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_finish_reason_stands_in_response_record_event_and_result(
     run_mode: Any, caplog: pytest.LogCaptureFixture, reason: str | None
 ) -> None:
-    """A cut answer is told apart from a whole one everywhere, in the state that is stored, too."""
+    """A cut answer differs from a whole one everywhere, also in the stored state."""
     watch = Watch()
     steps = [
         respond(ToolCall("c1", "look"), finish_reason="tool_calls"),

@@ -86,7 +86,7 @@ def test_every_field_of_an_agent_is_checked() -> None:
 
 @pytest.mark.scenario("DE-01")
 async def test_callables_are_checked_when_they_are_called(run_mode: Run) -> None:
-    """Whatever they take, the definition stands."""
+    """An agent accepts callables of any signature; a wrong signature raises when the callable is called."""
     agent = script_agent("a", say("never"), instructions=lambda: "x", tool_use_behavior=lambda: None)
     with pytest.raises(UserError, match=r"Agent\.instructions"):
         await run_mode(agent, "go")
@@ -164,7 +164,7 @@ class Agents(RunHooks):
 
 @pytest.mark.scenario("DE-04")
 async def test_user_code_is_given_the_caller_s_agent_objects(run_mode: Run) -> None:
-    """Hooks, contexts, callbacks and results, whatever was prepared inside."""
+    """Hooks, contexts, callbacks and results carry the caller's agents, never the copies that were prepared inside."""
     seen: list[tuple[str, Any]] = []
 
     @tool

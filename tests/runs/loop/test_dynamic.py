@@ -1,4 +1,4 @@
-"""What is resolved anew for every turn: instructions, tools, handoffs, the model's input."""
+"""The definitions that each turn resolves anew: instructions, tools, handoffs, the model's input."""
 
 from typing import Any
 

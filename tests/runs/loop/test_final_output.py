@@ -230,7 +230,7 @@ async def test_refusal_ends_the_run_without_a_retry(run_mode: Run, typed: bool) 
 @pytest.mark.scenario("OS-05")
 @pytest.mark.parametrize("kind", ["value", "result", "async"])
 async def test_handler_of_refusals_gives_the_output(run_mode: Run, kind: str) -> None:
-    """In any form; it is told the error and the data."""
+    """The handler may return any form of output, and it receives the error and the run's data."""
     seen: list[Any] = []
 
     def handler(data: Any) -> Any:
@@ -330,7 +330,7 @@ async def test_message_beside_a_call_is_not_final(run_mode: Run, typed: bool) ->
     ("type_", "strict"), [(Place, True), (OutputType(Place, False), False), (dict[str, int], False)]
 )
 async def test_strictness_of_the_schema_reaches_the_wire(run_mode: Run, type_: Any, strict: bool) -> None:
-    """As the provider wants to be told."""
+    """The request says whether the output schema is strict, in the provider's form."""
     text = PLACE if type_ != dict[str, int] else '{"n": 1}'
     model, sent = chat(chunk({"role": "assistant", "content": text}), chunk({}, "stop"))
     result = await run_mode(Agent("a", model=model, output_type=type_), "go")

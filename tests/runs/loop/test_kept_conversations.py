@@ -65,7 +65,7 @@ async def test_a_kept_conversation_can_not_be_filtered_for_a_handoff(run_mode: A
 async def test_nesting_is_off_for_a_kept_conversation_with_one_warning(
     run_mode: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The target goes on with new items only."""
+    """The target of a handoff receives the new items only."""
     c = Agent("c", model=ScriptedModel([respond(AssistantMessage("c"))]))
     b = Agent("b", model=ScriptedModel([respond(ToolCall("h2", "transfer_to_c"))]), handoffs=[c])
     model = ScriptedModel([respond(ToolCall("h1", "transfer_to_b"))])

@@ -1,4 +1,4 @@
-"""Which model a run asks: what its string means, who opens one that holds resources, and whose waiting counts."""
+"""The model a run asks: what its string means, who opens one that holds resources, and whose waiting counts."""
 
 import logging
 from typing import Any, Self
@@ -33,7 +33,7 @@ class Held(ScriptedModel):
 
 
 class Shelf(ModelProvider):
-    """Gives what stands on it, and notes what it was asked for."""
+    """A provider that returns the model it holds, and notes the names it was asked for."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -97,7 +97,7 @@ def test_what_is_no_run_s_is_refused_before_it_begins(given: dict[str, Any], wor
 
 @pytest.mark.backends("trio-virtual")
 async def test_a_slow_reader_is_no_slow_model() -> None:
-    """A model's time limit stands still while its answer waits for who reads the run."""
+    """A model's time limit is paused while its answer waits for the reader of the run."""
     agent = Agent("a", model=ScriptedModel([say("a long answer, in many pieces")], chunk=2))
     config = RunConfig(model_settings=ModelSettings(timeout=1.0), stream_buffer=1)
     async with Runner.run_streamed(agent, "go", run_config=config) as stream:
@@ -108,7 +108,7 @@ async def test_a_slow_reader_is_no_slow_model() -> None:
 
 @pytest.mark.backends("trio-virtual")
 async def test_a_slow_model_is_one_whoever_reads() -> None:
-    """The limit goes on where nobody holds the answer up."""
+    """The model's time limit runs on while no reader delays the answer."""
     agent = Agent("a", model=ScriptedModel([wait(60.0)]))
     config = RunConfig(model_settings=ModelSettings(timeout=1.0), stream_buffer=1)
     began = anyio.current_time()

@@ -1,4 +1,4 @@
-"""Model requests that fail and are made again: when, how often, and what the run is told of it."""
+"""Model requests that fail and are made again: when, how often, and which of it the run reports."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ from agentloop.testing import call, fail, say, wait
 
 
 class Door:
-    """Effects without waiting: sleeps are noted, chance is what it is told to be."""
+    """Effects without waiting: sleeps are noted, and chance has the value that the test gives."""
 
     def __init__(self, random: float = 0.0) -> None:
         self.slept: list[float] = []

@@ -11,7 +11,7 @@ from agentloop.testing import call, say
 
 
 def choices(agent: Agent[Any, Any]) -> list[Any]:
-    """Return the tool choice of each request; it stands there and in the settings alike."""
+    """Return the tool choice of each request, which is equal in the request and in its settings."""
     requests = read_requests(agent)
     assert [request.settings.tool_choice for request in requests] == [request.tool_choice for request in requests]
     return [request.tool_choice for request in requests]
@@ -36,7 +36,7 @@ async def test_required_choice_is_dropped_once_a_tool_was_used(run_mode: Run) ->
 @pytest.mark.scenario("TR-02")
 @pytest.mark.parametrize("choice", ["look", "auto", {"type": "function", "function": {"name": "look"}}])
 async def test_named_choice_and_auto_are_dropped_likewise(run_mode: Run, choice: Any) -> None:
-    """Whatever its form."""
+    """A named choice and `auto` are dropped after the first request, in every form."""
     agent = choosing(choice, call("look"), say("done"))
     await run_mode(agent, "go")
     assert choices(agent) == [choice, None]

@@ -1,4 +1,4 @@
-"""What a run has used: every request exactly once, whatever became of it."""
+"""The usage of a run: every request counts exactly once, however it ended."""
 
 import json
 from typing import Any
@@ -61,7 +61,7 @@ async def test_each_request_counts_once_failed_attempts_too(run_mode: Run) -> No
 
 @pytest.mark.scenario("US-03")
 async def test_usage_is_a_snapshot_that_later_requests_leave_alone(run_mode: Run) -> None:
-    """What a hook was shown stays what it was; entries keep what each request reported."""
+    """The usage that a hook received stays unchanged; its entries keep each request's own report."""
     seen: list[Usage] = []
 
     class Looking(RunHooks):
@@ -215,7 +215,7 @@ async def test_response_without_usage_counts_and_keeps_it_absent(run_mode: Run) 
 
 @pytest.mark.scenario("US-02")
 async def test_usage_is_counted_when_the_response_is_done_not_when_it_is_read() -> None:
-    """Whoever looks at the item that the last event brought sees its request counted."""
+    """A reader of the item that the last event brought already sees its request counted."""
     done = m.ResponseDone((AssistantMessage("hi"),), tokens(3, 1))
     agent = make_agent([], stream_of([m.TextDelta("hi"), done]), done=None)
     counts: list[int] = []

@@ -56,7 +56,7 @@ def limited(**limits: Any) -> RunConfig:
 
 @pytest.mark.parametrize("limits", [{"requests": 2}, {"total_tokens": 20}], ids=["requests", "tokens"])
 async def test_limits_of_an_agent_tool_bound_what_its_run_uses(run_mode: Run, limits: dict[str, int]) -> None:
-    """What the outer run has used before counts nothing; the outer model is told why the call failed."""
+    """The outer run's earlier usage doesn't count; the outer model receives the reason why the call failed."""
     inner = digger(3)
     outer = sending(inner, limited(**limits))
     result = await run_mode(outer, "go")
@@ -77,7 +77,7 @@ async def test_each_run_of_an_agent_tool_has_its_limits_to_itself(run_mode: Run)
 
 
 async def test_calls_past_an_agent_tools_limit_are_skipped_there_alone(run_mode: Run) -> None:
-    """The nested model is told, and may wind up; the outer run's calls go on."""
+    """The nested model receives the refusal and may finish; the outer run's calls continue."""
     inner = Agent("digger", model=ScriptedModel([[call("dig"), call("dig")], say("dug")]), tools=[dig])
     outer = make_agent(
         [inner.as_tool(run_config=limited(tool_calls=1)), dig],
@@ -186,7 +186,7 @@ def changed_later() -> RunConfig:
     ids=["no configuration", "policies"],
 )
 async def test_a_configuration_that_can_not_be_is_refused_where_the_tool_is_made(config: Any, wanted: str) -> None:
-    """Not in the middle of a run, where a model would be told of it."""
+    """The error comes at construction, and not in the middle of a run, where a model would receive it."""
     with pytest.raises(UserTypeError, match=wanted):
         digger(1).as_tool(run_config=config)
 

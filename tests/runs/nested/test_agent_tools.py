@@ -119,7 +119,7 @@ async def test_configuration_given_to_an_agent_tool_is_its_own(run_mode: Run) ->
 
 
 async def test_condition_of_an_agent_tools_own_configuration_stops_the_nested_run_alone(run_mode: Run) -> None:
-    """A stopped nested run has no output; the outer run goes on."""
+    """A stopped nested run has no output; the outer run continues."""
     inner = helper(call("fine"), call("fine"), say("late"), tools=[fine])
     outer = asking(inner, run_config=RunConfig(stop_when=MaxTurns(1)))
     result = await run_mode(outer, "go")
@@ -151,7 +151,7 @@ async def test_cap_of_the_outer_run_holds_in_nested_ones(run_mode: Run) -> None:
 
 @pytest.mark.scenario("NA-09")
 async def test_nested_failure_is_told_to_the_model_by_default(run_mode: Run) -> None:
-    """What ended the nested run is an ordinary failure of the call."""
+    """The error that ended the nested run is an ordinary failure of the call."""
     inner = helper(fail(ModelBehaviorError("no sense")))
     outer = asking(inner)
     result = await run_mode(outer, "go")
@@ -174,7 +174,7 @@ async def test_nested_failure_is_raised_where_the_tool_has_no_failure_function(r
 
 @pytest.mark.scenario("NA-10")
 async def test_nested_run_has_ten_turns_of_its_own(run_mode: Run) -> None:
-    """Its limit is 10 whatever the outer run has left; the eleventh request isn't made."""
+    """The nested limit is 10, independent of the outer run's remaining turns; the eleventh request isn't made."""
     inner = helper(*[call("fine", {"n": n}) for n in range(12)], tools=[fine])
     outer = asking(inner)
     result = await run_mode(outer, "go", max_turns=2)
@@ -195,7 +195,7 @@ async def test_turns_of_a_nested_run_can_be_set(run_mode: Run, limit: int | None
 
 
 async def test_depth_is_limited(run_mode: Run) -> None:
-    """An agent that asks itself is told so where `max_depth` is reached."""
+    """An agent that asks itself receives an error where `max_depth` is reached."""
     deeper = [call("loop", {"input": str(depth)}) for depth in range(3)]
     model = ScriptedModel([*deeper, say("deepest"), say("middle"), say("top")])
     agent: Agent[Any, Any] = Agent("loop", model=model, tools=[])
@@ -256,7 +256,7 @@ async def test_timeout_of_an_agent_tool_ends_the_nested_run_alone(run_mode: Run)
 
 
 async def test_call_inside_a_nested_run_can_be_cancelled_by_its_event() -> None:
-    """`cancel_call` takes an event of a nested call, whose id may stand in other runs of the tree too."""
+    """`cancel_call` takes an event of a nested call, whose id may occur in other runs of the tree too."""
     running = anyio.Event()
 
     @tool
@@ -306,7 +306,7 @@ async def test_on_stream_gets_every_event_of_the_nested_run_in_order() -> None:
 
 @pytest.mark.scenario("NA-11")
 async def test_slow_on_stream_delays_nobody_and_gets_all_before_the_call_ends(run_mode: Run) -> None:
-    """The nested run goes on while the handler sits on its first event; the outer model is asked after the last."""
+    """The nested run continues while the handler waits at its first event; the outer model is asked after the last."""
     body_ran = anyio.Event()
     got: list[ev.Event] = []
     counts: list[int] = []
@@ -403,7 +403,7 @@ async def test_events_of_agent_tools_side_by_side_are_told_apart() -> None:
 
 @attrs.frozen
 class Question:
-    """What a structured agent tool is asked."""
+    """The structured input of an agent tool."""
 
     topic: str
     depth: int = 1
@@ -518,7 +518,7 @@ async def test_records_of_the_tree_stand_in_one_log(run_mode: Run) -> None:
 
 
 async def test_model_of_a_nested_run_under_way_is_closed_when_the_call_is_cancelled() -> None:
-    """A nested run that waits for its model ends with its call, and the outer run goes on."""
+    """A nested run that waits for its model ends with its call, and the outer run continues."""
     inner = helper(wait(60))
     outer = asking(inner)
     async with Runner.run_streamed(outer, "go") as stream:

@@ -1,4 +1,4 @@
-"""Handoffs: the agent changes, the run goes on; what the next agent is shown, and what is kept."""
+"""Handoffs: the agent changes, the run continues; the items the next agent receives, and the items that are kept."""
 
 import re
 from typing import Any
@@ -43,7 +43,7 @@ async def add(a: int, b: int) -> int:
 
 @pytest.mark.scenario("HO-01")
 async def test_handoff_switches_the_agent_and_spends_no_turn(run_mode: Run) -> None:
-    """Call and output stand in the items; the next turn is the target's."""
+    """The items have the handoff's call and output; the next turn is the target's."""
     second = script_agent("Second One", say("done"), instructions="I am two.")
     first = script_agent("a", call("transfer_to_second_one", call_id="h"), instructions="I am one.", handoffs=[second])
     result = await run_mode(first, "go", max_turns=2)
@@ -69,7 +69,7 @@ async def test_handoff_switches_the_agent_and_spends_no_turn(run_mode: Run) -> N
 
 @pytest.mark.scenario("HO-01")
 async def test_agents_may_hand_over_in_circles(run_mode: Run) -> None:
-    """Each goes on where it was."""
+    """Each agent continues where it was."""
     first = script_agent("a", call("transfer_to_b", call_id="h1"), say("done"))
     second = script_agent("b", call("transfer_to_a", call_id="h2"), handoffs=[first])
     first.handoffs = [second]
@@ -211,7 +211,7 @@ async def test_input_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text:
 
 @pytest.mark.scenario("HO-04")
 def test_callback_of_the_wrong_arity_is_refused_at_construction() -> None:
-    """And so is an input that nobody is given."""
+    """A callback of the wrong arity is refused, and so is an input type without a callback that receives it."""
     agent = script_agent("b")
     with pytest.raises(UserError, match=r"on_handoff must be callable as \(ctx\)"):
         handoff(agent, on_handoff=lambda: None)
@@ -320,7 +320,7 @@ async def test_filter_gets_the_history_told_apart_by_when_it_came(run_mode: Run)
 
 @pytest.mark.scenario("HO-05")
 async def test_a_filter_is_given_outputs_in_model_order_after_a_pause_too(run_mode: Run) -> None:
-    """The call that waited for a verdict ended last; in what a later handoff shows of that turn they stand in order."""
+    """A gated call that ends last, after its approval, keeps its place in the items that both handoffs' filters get."""
     given: list[HandoffInputData] = []
 
     def look(data: HandoffInputData) -> HandoffInputData:
@@ -392,7 +392,7 @@ def giving(value: Any) -> Any:
 
 @pytest.mark.scenario("HO-06")
 async def test_filter_that_is_none_is_refused(run_mode: Run) -> None:
-    """What can't be called at construction, a wrong result when it is given."""
+    """A filter that can't be called is refused at construction, and a wrong result when the filter returns it."""
     second = script_agent("b", say("never"))
     with pytest.raises(UserError, match="input_filter: a callable is needed, not 5"):
         handoff(second, input_filter=5)  # type: ignore[arg-type]
@@ -511,7 +511,7 @@ async def test_target_is_shown_a_summary_around_what_text_cannot_say(run_mode: R
 @pytest.mark.scenario("HO-09")
 @pytest.mark.parametrize("wrappers", [(True, True), (("<a>", "</a>"), True), (("<a>", "</a>"), ("[", "]"))])
 async def test_summaries_flatten_over_several_handoffs(run_mode: Run, wrappers: tuple[Any, Any]) -> None:
-    """One summary, in which everything stands once, whatever wraps each."""
+    """The next agent gets one summary, in which each line occurs once, with any wrapper of either handoff."""
     third = script_agent("c", say("done"))
     second = script_agent(
         "b",
@@ -657,7 +657,7 @@ async def test_handoff_s_name_and_description_are_what_the_model_is_shown(run_mo
 
 
 async def test_failing_handoff_hook_leaves_the_handoff_in_the_log(run_mode: Run) -> None:
-    """What happened before is kept; the target's model isn't asked."""
+    """The items from before the failure are kept; the target's model isn't asked."""
 
     class Broken(RunHooks):
         async def on_handoff(self, ctx: Any, from_agent: Any, to_agent: Any) -> None:

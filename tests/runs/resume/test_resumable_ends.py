@@ -1,4 +1,4 @@
-"""Which failed runs another entry may go on with: those that were stopped by their own loop, and no others."""
+"""The failed runs that another entry may resume: those that were stopped by their own loop, and no others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -158,7 +158,7 @@ def in_behavior(raises: Raises) -> Case:
 
 
 def in_filter(raises: Raises) -> Case:
-    """What chooses the model's input."""
+    """Raise in the filter that chooses the model's input."""
     return Case(_calling(_work()), {"run_config": RunConfig(call_model_input_filter=raises)})
 
 
@@ -251,7 +251,7 @@ async def test_the_failed_call_is_named_when_its_run_is_gone_on_with(
 async def test_such_an_error_of_a_nested_run_is_told_by_the_policy_of_its_tool(
     run_mode: Run, error: Callable[[], AgentLoopError]
 ) -> None:
-    """By default the outer model is told, and the outer run goes on."""
+    """By default the outer model receives the error as the tool's output, and the outer run continues."""
     for inner in (in_body(Raises(error)).agent, Agent("guide", model=ScriptedModel([Raises(error)] * 3))):
         agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
         result = await run_mode(agent, "go")
@@ -297,7 +297,7 @@ def _by_history(nested: bool) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("by", ["deadline", "caller"])
 @pytest.mark.parametrize("nested", [False, True])
 async def test_a_call_that_failed_as_the_run_was_ended_is_not_gone_past(by: str, nested: bool) -> None:
-    """The entry ends by whatever came first; none goes on without an output of that call."""
+    """The entry ends by the cause that came first; no resumed run continues without an output of that call."""
     scope = anyio.CancelScope()
 
     @tool(failure_error_function=None)
@@ -366,7 +366,7 @@ def for_ever(request: Any) -> Any:
 
 @pytest.mark.scenario("RP-06")
 async def test_a_run_out_of_time_goes_on(run_mode: Run) -> None:
-    """While the model thought, and while a body worked: that call is told of as interrupted."""
+    """A run that timed out in the model or in a body resumes; the call in the body is reported as interrupted."""
     timed = RunConfig(timeout=30)
 
     @tool

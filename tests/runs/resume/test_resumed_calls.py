@@ -1,4 +1,4 @@
-"""What else holds of an entry that goes on: guardrails, caps, timeouts, hooks, failures and cancellation."""
+"""Further rules of a resumed entry: guardrails, caps, timeouts, hooks, failures and cancellation."""
 
 from typing import Any
 
@@ -198,7 +198,7 @@ async def test_an_approved_body_has_its_timeout(run_mode: Run, anyio_backend: Ba
 @pytest.mark.parametrize("cap", [1, 2, None])
 @in_every_way
 async def test_approved_calls_run_under_the_cap(run_mode: Run, cap: int | None, way: str) -> None:
-    """Of the entry that runs them; their outputs stand in model order."""
+    """Approved calls obey the cap of the entry that runs them; their outputs are in model order."""
     flight = Flight()
 
     @tool(needs_approval=True)
@@ -250,7 +250,7 @@ async def test_approved_calls_of_a_nested_run_are_under_the_cap_it_inherits(run_
 @pytest.mark.backends("trio-virtual")
 @in_every_way
 async def test_a_call_that_started_before_a_pause_is_not_skipped_after_it(run_mode: Run, way: str) -> None:
-    """It waits for room behind another call for longer than `queue_timeout`; but nobody may say that it never began."""
+    """The call waits for a slot longer than `queue_timeout`, but it must not be reported as never begun."""
 
     @tool(needs_approval=True)
     async def slow() -> str:

@@ -75,7 +75,7 @@ async def test_json_of_a_state_read_from_json_is_the_same(stage: str) -> None:
 
 @pytest.mark.scenario("LX-81", "RS-01")
 async def test_a_loaded_state_equals_the_saved_one_receipts_included() -> None:
-    """What an equal call of an idempotent tool finds is there after loading, under the same keys."""
+    """A loaded state keeps the receipts that an equal call of an idempotent tool finds, under the same keys."""
     state = await waiting()
     loaded = copy_state(state)
     assert loaded == state
@@ -105,7 +105,7 @@ async def test_usage_survives_storing_with_its_entries() -> None:
 
 @pytest.mark.scenario("RS-12")
 async def test_a_state_names_a_trace_only_where_the_run_was_traced() -> None:
-    """The id to go on with, and nothing else of the trace; without an instrument for spans nothing at all."""
+    """A traced run stores the trace id that a resumed run needs and nothing else; an untraced run stores no trace."""
 
     class Spans(Instrument):
         def on_span_start(self, span: Any) -> None:
@@ -143,20 +143,20 @@ async def test_a_missing_or_unknown_schema_is_refused_with_what_is_supported(ver
 
 @pytest.mark.parametrize("data", [[], "text", None, 3, {"schema": "1"}, {"schema": "1", "records": {}}])
 async def test_what_is_no_state_is_refused(data: Any) -> None:
-    """Typed, whatever it is."""
+    """Data that is no state raises a `StateError`, for every wrong type and form."""
     with pytest.raises(StateError, match="Malformed"):
         RunState.from_json(waiting_agent(), data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\ud800", '{"schema":"1","schema":"1"}', "NaN", "[" * 5000])
 async def test_text_that_is_no_state_is_refused(text: str) -> None:
-    """Typed, whatever it is."""
+    """Text that is no state raises a `StateError`, for every wrong form."""
     with pytest.raises(StateError):
         RunState.from_string(waiting_agent(), text)
 
 
 async def test_an_unknown_field_is_refused_and_not_quoted() -> None:
-    """What a newer version added can't be guessed at."""
+    """A field that a newer version added is refused, because its meaning can't be guessed."""
     state = await waiting()
     with pytest.raises(StateError, match="unknown") as caught:
         RunState.from_json(state.agent, {**state.to_json(), "canary": "canary"})
@@ -184,7 +184,7 @@ async def test_turns_and_their_limit_are_kept_and_a_resume_takes_none(run_mode: 
 
 @pytest.mark.scenario("RS-04")
 async def test_the_limit_is_enforced_after_a_resume(run_mode: Run) -> None:
-    """What was approved runs; the next model call is one too many. Another limit may be given."""
+    """The approved call runs, and the next model call exceeds the limit; the resumed run may get another limit."""
     from agentloop import MaxTurnsExceeded
 
     agent = waiting_agent()

@@ -1,4 +1,4 @@
-"""What of a run survives in its stored state: contexts, outputs, guardrail results, conversations."""
+"""The parts of a run that its stored state keeps: contexts, outputs, guardrail results, conversations."""
 
 import dataclasses
 import logging
@@ -205,7 +205,7 @@ async def test_what_a_body_returned_is_kept_as_plain_data(run_mode: Run, kind: s
 
 @pytest.mark.scenario("RS-07")
 async def test_the_applications_own_data_of_a_call_are_kept(run_mode: Run) -> None:
-    """What `custom_data_extractor` gave, structured like outputs."""
+    """The result of `custom_data_extractor` is kept, structured like outputs."""
 
     @tool(custom_data_extractor=lambda ctx, value: {"point": Point(1, 2.0), "raw": b"\x01", "of": (value,)})
     async def make() -> str:
@@ -269,7 +269,7 @@ async def test_guardrail_results_are_kept_and_no_guardrail_judges_twice(run_mode
 @pytest.mark.scenario("RS-08", "US-08")
 @pytest.mark.parametrize("message", [None, "Too dear."])
 async def test_rejections_keep_their_words(run_mode: Run, message: str | None) -> None:
-    """The model is told them in whatever process the run goes on."""
+    """The model receives the rejection's message in any process that resumes the run."""
     agent = paying()
     state = (await run_mode(agent, "go")).to_state()
     state.reject("p", message=message)
@@ -281,7 +281,7 @@ async def test_rejections_keep_their_words(run_mode: Run, message: str | None) -
 
 @attrs.frozen
 class Order:
-    """What a nested agent is asked for."""
+    """The structured input of a nested agent."""
 
     item: str
     count: int
@@ -289,7 +289,7 @@ class Order:
 
 @pytest.mark.scenario("RS-08", "NA-15")
 async def test_the_structured_input_of_a_nested_run_is_there_again(run_mode: Run) -> None:
-    """What `tool_input` is in a nested run's tools, before a pause and after it."""
+    """`tool_input` has the same value in a nested run's tools before a pause and after it."""
     seen: list[Any] = []
 
     @tool(needs_approval=True)
@@ -346,7 +346,7 @@ async def test_a_conversation_that_the_provider_keeps_goes_on(run_mode: Run, by:
 
 @pytest.mark.scenario("RS-08")
 async def test_a_nested_history_stays_one_piece_over_pauses(run_mode: Run) -> None:
-    """What a handoff made of the history before it is what the next agent goes on with, no line of it twice."""
+    """The next agent resumes with the history that the handoff rewrote, and no line of it appears twice."""
     config = RunConfig(nest_handoff_history=True)
 
     def build() -> tuple[Agent[Any, Any], Agent[Any, Any]]:
@@ -371,7 +371,7 @@ async def test_a_nested_history_stays_one_piece_over_pauses(run_mode: Run) -> No
 
 
 async def test_a_run_keeps_its_id_and_its_calls_their_keys(run_mode: Run) -> None:
-    """What is passed to other systems stays the same over pauses."""
+    """The run id and the idempotency key, which other systems receive, stay the same over pauses."""
     seen: list[tuple[str, str]] = []
 
     @tool(name="pay", needs_approval=True)
@@ -398,7 +398,7 @@ async def test_nothing_of_the_state_is_imported(monkeypatch: pytest.MonkeyPatch)
     data = (await Runner.run(agent, "go")).to_state().to_json()
     evil = {"type": "antigravity.Fly", "__class__": "antigravity.Fly", "$import": "antigravity", "$type": "os.system"}
     data["context"] = {"serialized": False, "value": {"$map": [["payload", {"$map": list(map(list, evil.items()))}]]}}
-    RunState.from_json(agent, data)  # whatever reading imports by itself is there now
+    RunState.from_json(agent, data)  # everything that reading imports by itself is imported now
     asked: list[str] = []
     imported = builtins.__import__
 

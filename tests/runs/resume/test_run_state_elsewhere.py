@@ -121,7 +121,7 @@ async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
 
 @pytest.mark.scenario("RS-03")
 async def test_a_state_made_now_has_the_form_of_the_frozen_one() -> None:
-    """What is stored has not changed unseen: kinds of records and their fields are those of the file."""
+    """The stored form has not changed by accident: the kinds of records and their fields equal those of the file."""
     now = frozen_state.fix_chance((await frozen_state.make_state()).to_json())
     then = json.loads(frozen_state.FILE.read_text())
     if then["schema"] == now["schema"]:

@@ -1,4 +1,4 @@
-"""Runs that go on from a state: added input, changed definitions, sessions, traces, receipts."""
+"""Runs that resume from a state: added input, changed definitions, sessions, traces, receipts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +72,7 @@ async def stopped_after_a_turn(agent: Agent[Any, Any], **options: Any) -> RunSta
 
 @pytest.mark.scenario("SC-07")
 async def test_after_a_soft_cancel_usage_is_counted_and_the_run_goes_on(run_mode: Run) -> None:
-    """The turn's request counts once, and the next entry goes on with the next turn."""
+    """The turn's request counts once, and the next entry continues with the next turn."""
     usage = RequestUsage(input_tokens=3, output_tokens=1, total_tokens=4)
     agent = Agent("guide", tools=[look])
     agent.model = script_turns([call("look", call_id="l"), say("wait", usage)], say("done", usage))
@@ -104,7 +104,7 @@ async def test_a_state_after_a_soft_cancel_goes_on_with_the_next_turn(run_mode: 
 
 @pytest.mark.scenario("RS-13")
 async def test_added_input_is_shown_in_order_once_at_the_next_model_call(run_mode: Run) -> None:
-    """After what there was; text and items; it stands among the run's items as input does."""
+    """Added text and items come after the earlier items, and they are among the run's items as input is."""
     agent = Agent("guide", model=script_turns(call("look", call_id="a"), call("look", call_id="b"), say("done")))
     agent.tools = [look]
     state = await stopped_after_a_turn(agent)
@@ -508,7 +508,7 @@ async def lines_up_to(kind: str, agent: Agent[Any, Any]) -> Sequence[bytes]:
 
 @pytest.mark.scenario("LX-45")
 async def test_a_call_in_flight_when_the_process_died_is_told_as_unknown(run_mode: Run) -> None:
-    """And isn't run again: the model is told, and decides."""
+    """A call that was in flight isn't run again: the model receives `unknown` as its outcome, and decides."""
     ran: list[int] = []
 
     @tool(name="pay")
@@ -533,7 +533,7 @@ async def test_a_call_in_flight_when_the_process_died_is_told_as_unknown(run_mod
 
 @pytest.mark.parametrize("ready", [True, False])
 async def test_a_state_that_was_read_midway_is_a_detached_snapshot(ready: bool) -> None:
-    """Of the time it was read: the run goes on, the state doesn't."""
+    """The snapshot stays as it was when it was read, while the run continues."""
     agent = Agent("guide", model=script_turns(call("look", call_id="l"), say("done")), tools=[look])
     config = RunConfig(tool_execution=ToolExecution(cleanup_grace=1.0))
     async with Runner.run_streamed(agent, "go", run_config=config) as stream:

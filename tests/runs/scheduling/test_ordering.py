@@ -66,7 +66,7 @@ ONE_BY_ONE = [
 async def test_as_many_bodies_run_at_once_as_may_and_never_more(
     run_mode: Run, count: int, width: int, fields: dict[str, Any], config: RunConfig
 ) -> None:
-    """Bodies that meet in groups of the largest size allowed all end, and their outputs stand in model order."""
+    """Bodies that meet in groups of the largest size allowed all end, and their outputs are in model order."""
     flight = Flight()
     groups = [Rendezvous(width) for _ in range(count // width)]
 
@@ -228,7 +228,7 @@ async def test_calls_past_the_call_cap_of_a_turn_are_refused(run_mode: Run) -> N
 @pytest.mark.scenario("CO-08", "LX-17")
 @pytest.mark.real_clock
 async def test_a_blocking_sync_tool_runs_beside_async_ones(run_mode: Run) -> None:
-    """The sync body blocks its thread until an async sibling has run, while a ticker goes on ticking on the loop."""
+    """The sync body blocks its thread until an async sibling has run, while a ticker keeps ticking on the loop."""
     async_ran = threading.Event()
     sync_in = anyio.Event()
     ticks = 0
@@ -365,7 +365,7 @@ async def _events(agent: Agent[Any, Any]) -> list[Any]:
 
 @pytest.mark.scenario("LX-03", "LX-04")
 async def test_settled_events_come_at_once_and_outputs_in_model_order() -> None:
-    """Calls that finish in the order 2, 3, 1 settle in that order; their outputs and records stand as 1, 2, 3."""
+    """Calls that finish in the order 2, 3, 1 settle in that order; outputs and records are in the order 1, 2, 3."""
     done = [anyio.Event() for _ in range(3)]
     after = {0: 2, 2: 1}
 
@@ -506,7 +506,7 @@ async def test_an_exclusive_call_waits_for_earlier_ones_and_holds_back_later_one
 
 
 async def test_an_exclusive_call_that_fails_lets_the_later_ones_run(run_mode: Run) -> None:
-    """The model is told of the failure, and the calls behind it run."""
+    """The model receives the failure, and the calls behind the exclusive one run."""
 
     @tool(exclusive=True)
     async def alone(n: int) -> int:

@@ -1,4 +1,4 @@
-"""The pump: nobody sleeps past the moment at which a call may start."""
+"""The pump: no sleeper sleeps past the moment at which a call may start."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ class Started:
 
 
 def test_a_limit_that_gets_room_right_after_a_look_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time to look again is told as of the look, so it is never lost between look and question."""
+    """The pump reports the time to look again as of its last look, so a limit that gets room after it is not missed."""
     clock = {"now": 0.0}
     monkeypatch.setattr(pump_module.anyio, "current_time", lambda: clock["now"])
     owner, told = Started(), []
@@ -31,7 +31,7 @@ def test_a_limit_that_gets_room_right_after_a_look_is_looked_at_again(monkeypatc
     tickets: list[Any] = [Ticket((rate,), owner), Ticket((rate,), owner)]
     pump.add(tickets)
     assert owner.count == 1
-    clock["now"] = 1.5  # the window passes before anybody asks
+    clock["now"] = 1.5  # the window passes before the next question
     assert pump.next_room() == 1.0
     assert told == [1.0]
     pump.pump()

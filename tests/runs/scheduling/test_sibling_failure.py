@@ -1,4 +1,4 @@
-"""What a failing call does to the others of its batch, and which failure leaves the run."""
+"""The effect of a failing call on the others of its batch, and the failure that leaves the run."""
 
 from collections import Counter
 from typing import Any
@@ -32,12 +32,12 @@ from agentloop.testing import call, reason
 SIBLING_TEXT = "Tool 'NAME' was cancelled because another call failed; it did not fail itself."
 
 
-# -- the model is told
+#  the model receives the failure
 
 
 @pytest.mark.scenario("SF-01", "LX-06")
 async def test_one_failing_call_leaves_its_siblings_outputs_alone(run_mode: Run) -> None:
-    """By default the model is told, and exactly one result is an error."""
+    """By default the model receives the failure, and exactly one result is an error."""
 
     @tool
     async def good(n: int) -> int:
@@ -188,7 +188,7 @@ async def test_running_siblings_are_cancelled_and_only_their_end_hook_runs(run_m
 
 @pytest.mark.scenario("SF-04")
 async def test_a_sibling_past_its_body_finishes_its_guardrails_and_hooks(run_mode: Run) -> None:
-    """Its guardrail is at work when the other call fails, and goes on after the failure was acted on."""
+    """The sibling's guardrail is at work when the other call fails, and it continues after the run's reaction."""
     judging, acted = anyio.Event(), anyio.Event()
 
     @tool_output_guardrail
@@ -519,7 +519,7 @@ def _script(*names: str) -> list[Any]:
 
 @pytest.mark.scenario("SF-07")
 async def test_a_fatal_error_wins_over_ordinary_ones(run_mode: Run) -> None:
-    """Whatever its place, bare; the others are its notes."""
+    """The first fatal error leaves the run bare, from any place; the others are its notes."""
     names = ("wrong", "cancelled", "fatal", "wrong", "fatal")
     agent = make_agent(Together(5).tools, _script(*names))
     with pytest.raises(Fatal, match="fatal 2") as caught:
@@ -532,7 +532,7 @@ async def test_a_fatal_error_wins_over_ordinary_ones(run_mode: Run) -> None:
 
 @pytest.mark.scenario("SF-07")
 async def test_an_ordinary_error_wins_over_a_cancellation(run_mode: Run) -> None:
-    """A call that was cancelled alone stands before it in model order."""
+    """The ordinary error wins although a call that was cancelled alone is before it in model order."""
     finishing = anyio.Event()
 
     @tool(failure_error_function=None)
@@ -571,7 +571,7 @@ async def test_an_ordinary_error_wins_over_a_cancellation(run_mode: Run) -> None
 
 @pytest.mark.scenario("SF-08")
 async def test_an_error_of_a_cancelled_sibling_s_cleanup_is_secondary(run_mode: Run) -> None:
-    """It stands earlier in model order and still doesn't replace what set it off; it is observed."""
+    """The cleanup's error is earlier in model order and still doesn't replace the first failure; it is observed."""
     waiting = anyio.Event()
     watching = Watching()
 
@@ -722,7 +722,7 @@ async def test_what_completed_before_the_failure_is_in_the_error_s_items(run_mod
 
 @pytest.mark.scenario("SF-14")
 async def test_an_error_of_the_library_keeps_its_type(run_mode: Run) -> None:
-    """What a body raises itself isn't wrapped."""
+    """An error of the library that a body raises itself isn't wrapped."""
 
     class Ours(AgentLoopError):
         pass

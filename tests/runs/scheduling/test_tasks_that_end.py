@@ -96,7 +96,7 @@ def cancel_tasks(named: str) -> int:
 @pytest.mark.scenario("RP-05")
 @pytest.mark.backends("asyncio")
 async def test_call_whose_task_is_cancelled_before_it_begins_is_settled_by_its_owner(run_mode: Any) -> None:
-    """The run goes on, so it fails: nobody knows who cancelled its tasks. Nothing of the call has begun."""
+    """The run is not cancelled itself, so it fails: other code cancelled the task before any part of the call began."""
 
     class Stranger(Watch):
         def on_record(self, record: Any) -> None:
@@ -126,7 +126,7 @@ async def test_call_whose_task_is_cancelled_before_it_begins_is_settled_by_its_o
 
 
 class BrokenClock:
-    """Stands for `time.time`; from its *at*-th reading on, the next *times* readings raise *error*."""
+    """Replaces `time.time`; from its *at*-th reading on, the next *times* readings raise *error*."""
 
     def __init__(self, at: int, times: int, error: BaseException) -> None:
         self.at, self.times, self.error, self.readings = at, times, error, 0
@@ -204,7 +204,7 @@ def test_thread_of_a_run_is_awaited_when_the_loop_is_left() -> None:
         task = asyncio.ensure_future(run())
         await asyncio.get_running_loop().run_in_executor(None, began.wait)
         assert not task.done()
-        # The loop is left now, and the thread goes on until all of its tasks have been cancelled.
+        # The loop is left now, and the thread continues until all of its tasks have been cancelled.
         asyncio.get_running_loop().call_soon(lambda: threading.Timer(0.05, release_refs.set).start())
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Calls that wait are started, skipped or settled: exactly one of these, and somebody always looks again."""
+"""A waiting call is started, skipped or settled: exactly one of these, and another look always follows."""
 
 from typing import Any
 

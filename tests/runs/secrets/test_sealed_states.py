@@ -79,7 +79,7 @@ def test_the_wrong_key_is_refused(state: RunState) -> None:
 
 
 def test_a_seal_is_demanded_and_is_not_passed_over(state: RunState) -> None:
-    """Who has a key takes no state without a seal; who has none doesn't take a sealed one for an unsealed one."""
+    """A reader with a key takes no unsealed state, and a reader without a key takes no sealed one."""
     with pytest.raises(StateError, match="not sealed"):
         RunState.from_string(build(), state.to_string(), key=KEY)
     with pytest.raises(StateError, match="is sealed"):
@@ -123,7 +123,7 @@ def test_what_is_no_key_is_refused(state: RunState, key: Any, error: type[Except
     "seal", [None, 1, [], "", {}, {"algorithm": "none"}, {"algorithm": "HMAC-SHA256"}, {"mac": 1}, {"extra": True}]
 )
 def test_what_is_no_seal_is_refused(state: RunState, seal: Any) -> None:
-    """Whatever stands in its place."""
+    """A malformed value in the place of the seal is refused."""
     data = json.loads(state.to_string(key=KEY))
     data["seal"] = {**data["seal"], **seal} if isinstance(seal, dict) and "extra" in seal else seal
     with pytest.raises(StateError):
@@ -272,7 +272,7 @@ def test_a_mutation_of_an_unsealed_state_is_an_error_or_means_what_it_says(
 @pytest.mark.slow
 @pytest.mark.backends("asyncio")
 async def test_a_mutated_state_that_is_read_runs_or_fails_typed(state: RunState) -> None:
-    """What a changed log means may be another run; it is one."""
+    """A changed log may mean another run; it then runs as that run, or fails with an `AgentLoopError`."""
     rng = random.Random(3)
     text, ran = state.to_string(), 0
     while ran < 400:
@@ -292,7 +292,7 @@ async def test_a_mutated_state_that_is_read_runs_or_fails_typed(state: RunState)
     ids=["vast", "long ago", "far", "no number", "bool", "text", "list", "object"],
 )
 def test_a_seal_with_an_absurd_time_is_refused(state: RunState, expires: Any) -> None:
-    """By a typed error, whatever stands there: some numbers can't even be written."""
+    """An absurd expiry time, even a number that can't be written, raises a `StateError`."""
     data = json.loads(state.to_string(key=KEY))
     data["seal"]["expires_at"] = expires
     with pytest.raises(StateError):
@@ -301,7 +301,7 @@ def test_a_seal_with_an_absurd_time_is_refused(state: RunState, expires: Any) ->
 
 @pytest.mark.parametrize("depth", [501, 1_500, 20_000])
 def test_a_state_of_runs_nested_without_end_is_refused(state: RunState, depth: int) -> None:
-    """The interpreter's stack bounds what can be read, and an error of its own would be nobody's."""
+    """The interpreter's stack bounds the depth that can be read, so a deeper state is refused with a `StateError`."""
     data = state.to_json()
     started = next(record for record in data["records"] if record["kind"] == "run_started")
     depths = [*range(min(depth, 600)), depth]

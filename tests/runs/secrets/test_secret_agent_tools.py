@@ -156,7 +156,7 @@ async def test_errors_that_repeat_the_input(case: SecretCase, raises: bool) -> N
 
 
 async def test_a_run_nested_deeper_repeats_it_no_more(case: SecretCase) -> None:
-    """What is secret of a call is so in all that runs below it, marked there or not."""
+    """A secret of a call stays secret in all runs below it, whether they mark it or not."""
     deepest = Agent("deepest", model=ScriptedModel([fail(ValueError(f"no answer to {PASSWORD}"))]))
     between = inner(call("deepest", {"input": "say it"}, call_id="n1"), say("ok"), tools=[deepest.as_tool()])
     await case.run(asking(between))
@@ -205,7 +205,7 @@ async def test_on_stream_that_fails_is_logged_without_it(case: SecretCase) -> No
 
 
 async def test_a_history_that_is_told_to_the_next_agent_of_a_nested_run(case: SecretCase) -> None:
-    """It is told what was asked, and the summary is as secret."""
+    """The next agent receives the nested run's input, and the summary is as secret as that input."""
     second = Agent("second", model=ScriptedModel([say("done")]))
     first = inner(call("transfer_to_second", call_id="h1"), handoffs=[handoff(second, nest_handoff_history=True)])
     await case.run(asking(first))
@@ -276,7 +276,7 @@ def paying() -> Agent[Any, Any]:
 
 
 async def test_a_nested_run_that_waited_goes_on_with_its_input(run_mode: Run) -> None:
-    """A codec gives it back: the nested model is shown it again, whatever it was stored in."""
+    """The codec returns the stored input, so the nested model receives it again, from a journal or from a text."""
     codec = ReversingCodec()
     journal = MemoryJournal(codec=codec)
     agent = paying()
@@ -301,7 +301,7 @@ async def test_a_nested_run_that_waited_goes_on_with_its_input(run_mode: Run) ->
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("codec", [None, ReversingCodec()])
 async def test_without_the_codec_the_call_is_named(run_mode: Run, deep: bool, codec: Any) -> None:
-    """Only a digest was stored, or it can't be opened: the run is refused before anything goes on, also deeper down."""
+    """The stored secret is a digest or can't be opened, so the run is refused before any call runs, nested or not."""
     agent = paying()
     if deep:
         agent = make_agent([agent.as_tool("guide")], call("guide", {"input": "go"}, call_id="d1"))
@@ -331,7 +331,7 @@ async def test_without_the_codec_what_still_waits_and_what_is_over_need_nothing(
 
 
 async def test_a_plain_call_inside_that_was_approved_is_named(run_mode: Run) -> None:
-    """Before the outer call goes on: inside, its error would be one that the outer model is told."""
+    """The error comes before the outer call resumes, because inside the nested run the outer model would receive it."""
 
     @tool(needs_approval=True, secret=("word",))
     async def tell(word: str) -> str:
@@ -347,7 +347,7 @@ async def test_a_plain_call_inside_that_was_approved_is_named(run_mode: Run) -> 
 
 
 async def test_input_that_is_secret_by_itself_is_missed_too(run_mode: Run) -> None:
-    """A message that was marked by whoever made it: without the codec no model is shown what is left of it."""
+    """A message that its author marked secret can't be restored without the codec, so no model receives its remains."""
     agent = make_agent([pay], call("pay", call_id="c1"))
     paused = await run_mode(agent, [UserMessage(PASSWORD, secret=True)])
     text = paused.to_state().to_string()
@@ -359,7 +359,7 @@ async def test_input_that_is_secret_by_itself_is_missed_too(run_mode: Run) -> No
 
 
 async def test_a_crash_anywhere_shows_nothing_and_is_got_over_with_the_codec(run_mode: Run) -> None:
-    """Cut at every record: what was written has no canary in it, and the codec is enough to go on."""
+    """The journal is cut at every record: its lines have no canary in them, and the codec is enough to resume."""
     whole = MemoryJournal(codec=ReversingCodec())
     await run_mode(asking(inner(say("ok"))), "go", journal=whole)
     lines = await whole.read()

@@ -1,4 +1,4 @@
-"""What a tool marks secret shows in no log, span, repr, error text, journal or state, whatever becomes of the call."""
+"""Values that a tool marks secret show in no log, span, repr, error text, journal or state, however the call ends."""
 
 import contextlib
 import json
@@ -83,7 +83,7 @@ async def test_the_canaries_are_seen_where_nothing_is_marked(case: SecretCase) -
 
 
 async def test_a_call_that_succeeds(case: SecretCase) -> None:
-    """The body and the model have both, nobody else; what isn't secret is shown as ever."""
+    """Only the body and the model receive both secrets; the argument that isn't secret is shown as usual."""
     got: list[str] = []
 
     def work(password: str) -> str:
@@ -101,7 +101,7 @@ async def test_a_call_that_succeeds(case: SecretCase) -> None:
 
 
 async def test_a_call_that_fails(case: SecretCase) -> None:
-    """The model is told of the error, without what it repeats of the password."""
+    """The model receives the error without the part of it that repeats the password."""
     agent = logging_in(login(fails))
     result = await case.run(agent)
     assert read_statuses(result) == ["failed"]
@@ -178,7 +178,7 @@ async def test_a_call_of_a_tool_that_is_not_shown(case: SecretCase, agent: Any) 
 
 @pytest.mark.parametrize("status", ["rejected", "failed"])
 async def test_a_call_that_a_guardrail_refuses(case: SecretCase, status: str) -> None:
-    """Whatever the guardrail says of the arguments, also in what it keeps."""
+    """A refusing guardrail may repeat the arguments in its message and its info, and both stay hidden."""
 
     @tool_input_guardrail
     def guard(data: Any) -> Any:
@@ -290,7 +290,7 @@ async def test_a_sync_tool_and_an_equal_call(case: SecretCase) -> None:
 
 
 async def test_an_output_that_is_the_final_one(case: SecretCase) -> None:
-    """Who asked for the run has it; the log knows that it is secret."""
+    """The caller of the run gets the secret output as its final output, and the log knows that it is secret."""
     agent = logging_in(login(lambda password: OUTPUT), tool_use_behavior="stop_on_first_tool", done=None)
     result = await case.run(agent)
     assert result.final_output == OUTPUT
@@ -362,7 +362,7 @@ async def test_results_given_to_a_behaviour(case: SecretCase) -> None:
 
 @pytest.mark.parametrize("verdict", ["approve", "reject", "edit", None])
 async def test_a_call_that_waits_for_approval(case: SecretCase, verdict: str | None) -> None:
-    """Whoever decides sees the masked call; edited arguments are as secret."""
+    """The approver sees the masked call, and edited arguments are as secret."""
     got: list[str] = []
 
     def work(password: str) -> str:
@@ -391,7 +391,7 @@ async def test_a_call_that_waits_for_approval(case: SecretCase, verdict: str | N
 @pytest.mark.scenario("RP-21")
 @pytest.mark.parametrize("text", ['{"password": "hunter2', '["hunter2"]', '{"password": 5, "hunter2": 1}'])
 async def test_edited_arguments_that_do_not_fit_are_not_quoted(case: SecretCase, text: str) -> None:
-    """The error may be logged by whoever gave them; the call waits on."""
+    """The error does not quote the edited arguments, because the approver may log it; the call waits on."""
     paused = await case.run(logging_in(login(lambda password: OUTPUT, needs_approval=True)), journal=False)
     state = paused.to_state()
     with pytest.raises(UserError) as caught:
@@ -401,7 +401,7 @@ async def test_edited_arguments_that_do_not_fit_are_not_quoted(case: SecretCase,
 
 
 async def test_a_call_that_waited_in_a_sealing_journal_runs_with_its_secrets(run_mode: Run) -> None:
-    """Another process with the codec has the arguments as the model wrote them, and goes on with the same journal."""
+    """Another process with the codec has the model's own arguments, and resumes with the same journal."""
     got: list[str] = []
     journal = MemoryJournal(codec=ReversingCodec())
 
@@ -458,7 +458,7 @@ async def test_without_the_codec_a_call_that_is_refused_needs_no_secret(run_mode
 
 
 async def test_an_output_that_was_not_kept_is_no_receipt_s_secret(run_mode: Run) -> None:
-    """What is read back without a codec stands as its mark, in the history too."""
+    """An output that is read back without a codec is replaced by its mark, in the history too."""
     agent = logging_in(login(lambda password: OUTPUT))
     result = await run_mode(agent, "go")
     state = RunState.from_string(agent, result.to_state().to_string())
@@ -477,7 +477,7 @@ def test_runs_in_a_loop_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
     assert "hunter2" not in caplog.text + repr(result)
 
 
-# -- whatever the secret is and however an error repeats it
+#  every kind of secret, and every way in which an error repeats it
 
 
 def group(value: Any) -> Exception:
@@ -520,7 +520,7 @@ ERRORS: dict[str, Any] = {
 async def test_an_error_of_a_call_with_secrets_shows_its_type_alone(
     case: SecretCase, value: Any, made: Any, raises: bool
 ) -> None:
-    """Whatever the secret is: keys of a mapping are as secret as its values; and however the error repeats it."""
+    """The error shows its type alone, for every kind of secret (keys of a mapping too) and every form of the error."""
     errors: list[Exception] = []
 
     async def keep(secret: Any) -> str:
@@ -559,7 +559,7 @@ async def test_an_error_of_a_call_with_secrets_shows_its_type_alone(
     ids=["value", "unknown name", "kind", "missing", "repeated key", "no JSON", "no object"],
 )
 async def test_a_misfit_of_a_call_with_secrets_shows_its_type_alone(case: SecretCase, arguments: Any) -> None:
-    """A path to what doesn't fit is made of keys. Only that the text is no JSON at all is told."""
+    """The path to a wrong value is made of keys, so it is hidden; only a text that is no JSON at all is reported so."""
 
     async def keep(counts: dict[str, int]) -> str:
         """Keep them."""
@@ -599,7 +599,7 @@ async def test_names_that_a_secret_catch_all_takes_are_secret(case: SecretCase) 
 
 
 async def test_why_a_call_with_secrets_was_cancelled_is_not_told(case: SecretCase) -> None:
-    """Whoever cancels it may repeat them."""
+    """The reason of a cancellation may repeat the secrets, so it is redacted."""
 
     async def keep(ctx: ToolContext[Any], password: str) -> None:
         """Keep it."""

@@ -1,4 +1,4 @@
-"""Crashes, simulated: a run's journal is cut after every record, and the run goes on from there."""
+"""Crashes, simulated: a run's journal is cut after every record, and the run resumes from there."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -125,7 +125,7 @@ async def test_a_session_gets_each_item_once_over_a_crash(also: bool) -> None:
 
 
 async def test_a_session_gets_each_item_once_over_two_crashes_right_after_it_was_written() -> None:
-    """What the second life wrote stands behind what the first one had: another order than that of the run's items."""
+    """The second process writes behind the first one's items, so the session's order differs from the run's."""
 
     def passing() -> Agent[Any, Any]:
         @tool
@@ -406,7 +406,7 @@ async def test_what_nobody_answers_ends_the_outer_run_also_after_a_crash_on_its_
 
 @pytest.mark.parametrize("error", [ValueError("no luck"), Fatal("over")])
 async def test_of_several_failures_that_were_settled_the_same_one_is_raised_after_a_crash(error: BaseException) -> None:
-    """The first in model order; one that nobody answers before all others."""
+    """The resumed run raises the first failure in model order, and a fatal one before all others."""
     agent = nests(error, siblings=2)
     fatal = isinstance(error, Fatal)
     journal = await crashed_at("item_released", agent, 3, raises=Fatal if fatal else None)
@@ -417,7 +417,7 @@ async def test_of_several_failures_that_were_settled_the_same_one_is_raised_afte
 
 
 async def test_what_an_output_guardrail_had_not_judged_was_not_kept() -> None:
-    """The body isn't run again either: the model is told so."""
+    """The body isn't run again either: the model learns that the output was not kept."""
     ran: list[str] = []
 
     @tool_output_guardrail
@@ -437,7 +437,7 @@ async def test_what_an_output_guardrail_had_not_judged_was_not_kept() -> None:
 
 
 async def test_an_output_that_a_guardrail_replaced_stays_replaced() -> None:
-    """The settled outcome is used as it stands."""
+    """The resumed run uses the settled outcome without a new judgement."""
 
     @tool_output_guardrail
     def judge(data: Any) -> RejectContent:
@@ -507,7 +507,7 @@ _plots = st.builds(
 )
 @given(plot=_plots, data=st.data())
 def test_generated_runs_recover_on_either_backend(plot: Plot, data: st.DataObject) -> None:
-    """Begun on one, gone on with on the other; cut after any batch, and again after one of the recovery."""
+    """A run begins on one backend and resumes on the other; it is cut after any batch, and again while it recovers."""
     one, other = data.draw(st.permutations(["asyncio", "trio"]))
     whole = anyio.run(run_undisturbed, plot, backend=one)
     length = data.draw(st.sampled_from(count_lines(whole.batches)[:-1]))

@@ -47,7 +47,7 @@ def two_turns(**fields: Any) -> Agent[Any, Any]:
 
 
 def lines_of(records: Sequence[Any]) -> list[bytes]:
-    """Return records as they stand in a journal."""
+    """Return records in the form they have in a journal."""
     return [encode(record_to_json(record)) for record in records]
 
 
@@ -152,7 +152,7 @@ async def test_what_is_no_journal_is_refused(run_mode: Run, given: Any) -> None:
 
 
 class Held:
-    """Holds a journal's write of the first batch with a record of *kind* until told to go on."""
+    """Holds a journal's write of the first batch with a record of *kind* until `go` is set."""
 
     def __init__(self, kind: str, count: int = 1) -> None:
         self.kind, self.count = kind, count
@@ -222,7 +222,7 @@ async def test_every_start_is_durable_before_its_body_in_every_run_of_the_tree(r
 
 @pytest.mark.parametrize("kind", ["call_settled", "batch_ended"])
 async def test_the_next_model_call_waits_for_all_earlier_records(run_mode: Run, kind: str) -> None:
-    """What the model is shown is durable before it is shown."""
+    """Everything the model sees is durable before the model sees it."""
     agent = make_agent([look], call("look", call_id="l"))
     held = Held(kind)
     async with anyio.create_task_group() as group:
@@ -239,7 +239,7 @@ async def test_the_next_model_call_waits_for_all_earlier_records(run_mode: Run, 
 
 
 async def test_the_first_model_call_waits_for_the_runs_beginning(run_mode: Run) -> None:
-    """A run that nobody could find again asks no model."""
+    """A run asks no model before its first record is written, because without it the run could not be found again."""
     agent = make_agent([])
     held = Held("run_started")
     async with anyio.create_task_group() as group:
@@ -275,7 +275,7 @@ async def test_the_runs_return_waits_for_its_last_record(run_mode: Run) -> None:
 
 
 async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
-    """While a write is held the call settles and is told; what gathers meanwhile is one batch."""
+    """While a write is held the call settles and is reported; the records that gather meanwhile are one batch."""
     agent = make_agent([look], call("look", call_id="l"))
     held, watch = Held("body_ended"), Watch()
     journal = BatchJournal(held)
@@ -346,7 +346,7 @@ async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind:
         assert set(started) <= durable
         asked = len(read_requests(agent))
         assert asked <= sum(one["kind"] == "turn_started" for one in written)
-        # What did become durable is a run that can be gone on with.
+        # The durable part is a run that can be resumed.
         if written:
             left = await make_journal([line for batch in journal.batches for line in batch])
             if kinds(await left.read())[-1] != "run_ended":
@@ -355,7 +355,7 @@ async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind:
 
 
 async def test_running_bodies_are_cancelled_when_the_journal_fails(run_mode: Run) -> None:
-    """And awaited; they are told to the caller as ended with the run, not by themselves."""
+    """The bodies are cancelled and awaited, and the caller learns that they ended with the run, not by themselves."""
     endings: list[str] = []
     ready = anyio.Event()
 
@@ -530,7 +530,7 @@ async def test_a_journal_that_was_changed_is_refused(run_mode: Run, tmp_path: Pa
 
 
 async def test_a_journal_that_cannot_be_read_is_a_journal_error() -> None:
-    """Whatever its `read` raises."""
+    """An error in a journal's `read` becomes a `JournalError`."""
 
     class Unreadable(MemoryJournal):
         async def read(self) -> list[bytes]:
@@ -638,7 +638,7 @@ async def test_a_cancelled_runs_last_records_are_durable(cancelled: str, run_mod
 
 
 async def test_a_journal_that_hangs_is_cut_at_the_cleanup_deadline(anyio_backend: Backend, run_mode: Run) -> None:
-    """A cancelled run returns within the grace, whatever its journal does."""
+    """A cancelled run returns within the grace, also when its journal hangs."""
     ready = anyio.Event()
 
     @tool
@@ -696,7 +696,7 @@ async def test_a_journal_gets_the_end_of_a_run_whose_cleanup_took_all_the_grace(
 async def test_a_journal_that_hangs_after_the_deadline_has_the_grace_once(
     anyio_backend: Backend, run_mode: Run
 ) -> None:
-    """So that a run is over after two of them, whatever hangs."""
+    """A run is over after two graces at most, because a hanging journal gets only one."""
     ready = anyio.Event()
 
     async def hang(records: Sequence[bytes]) -> None:
@@ -733,7 +733,7 @@ async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
 
 
 async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> None:
-    """The call that was cut is told as unknown; the deadline is each entry's own."""
+    """The call that was cut is reported as unknown, and each entry has a deadline of its own."""
     from agentloop import RunConfig, RunTimeout
 
     @tool

@@ -1,4 +1,4 @@
-"""Processes that are killed for real, at any moment, and others that go on with their journals."""
+"""Processes that are killed for real, at any moment, and other processes that resume with their journals."""
 
 import json
 import random
@@ -18,7 +18,7 @@ KILLS = 5
 
 
 def start(backend: str, ledger: Path, folder: Path) -> subprocess.Popen[str]:
-    """Start a process that begins the runs of *folder*, or goes on with them."""
+    """Start a process that begins the runs of *folder*, or resumes them."""
     command = child_runs.make_command("batch", backend, str(ledger), str(folder))
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=child_runs.ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
@@ -65,7 +65,7 @@ def moments(seed: int) -> Iterator[tuple[int, float]]:
 @pytest.mark.timeout(150)
 @pytest.mark.scenario("LX-45")
 def test_runs_that_are_killed_again_and_again_come_to_their_ends(tmp_path: Path) -> None:
-    """Every idempotent effect takes place, every other one at most once, none is told as something it wasn't."""
+    """Every idempotent effect takes place, every other one at most once, and every reported status is true."""
     ledger, seed = tmp_path / "ledger", 1
     when, backends = moments(seed), ["asyncio", "trio"]
     kills = 0
@@ -112,7 +112,7 @@ def check(run: int, report: dict[str, Any], ledger: list[list[str]]) -> None:
 
 @pytest.mark.timeout(150)
 def test_two_processes_never_write_one_journal(tmp_path: Path) -> None:
-    """The second one is told so and does nothing, while the first comes to its end."""
+    """The second process gets an error and does nothing, while the first comes to its end."""
     ledger = tmp_path / "ledger"
     first = start("asyncio", ledger, tmp_path)
     assert stop_after(first, ledger)

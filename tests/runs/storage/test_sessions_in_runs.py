@@ -161,7 +161,7 @@ async def test_limit_never_splits_a_call_from_its_output(run_mode: Run, limit: i
 
 @pytest.mark.scenario("SE-06")
 async def test_items_of_the_caller_are_never_pruned(run_mode: Run) -> None:
-    """What the caller passes is the caller's affair, an output without its call too."""
+    """The run passes the caller's items to the model unchanged, also an output without its call."""
     given = [ToolCall("x", "fine", "{}"), UserMessage("go"), ToolOutput("y", "1")]
     session = await session_with(UserMessage("a"), AssistantMessage("b"))
     agent = make_agent([])
@@ -172,7 +172,7 @@ async def test_items_of_the_caller_are_never_pruned(run_mode: Run) -> None:
 
 @pytest.mark.scenario("SE-11")
 async def test_of_two_stored_outputs_of_a_call_the_latest_is_shown(run_mode: Run) -> None:
-    """Where somebody stored an output again, the model is shown one, in the place of the first."""
+    """The model receives only the later of two stored outputs of one call, in the place of the first."""
     session = await session_with(
         UserMessage("a"),
         ToolCall("c", "fine", "{}"),
@@ -189,7 +189,7 @@ async def test_of_two_stored_outputs_of_a_call_the_latest_is_shown(run_mode: Run
 
 @pytest.mark.scenario("SE-11")
 async def test_call_precedes_its_output_in_storage(run_mode: Run) -> None:
-    """Whatever the order in which calls settled, and with a handoff beside them."""
+    """The stored order has each call before its output, in any order of settling, with a handoff beside the calls."""
     last = anyio.Event()
 
     @tool
@@ -356,7 +356,7 @@ async def test_failing_turn_leaves_earlier_turns_and_its_own_complete_pairs(run_
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("stage", ["input", "output", "tool"])
 def test_nothing_refused_goes_into_the_session_of_a_run_that_is_cancelled(stage: str, streamed: bool) -> None:
-    """At whatever step: also in the one after a guardrail has tripped, where the run ends as cancelled."""
+    """The session stays clean at every step of the cancellation, also in the step after a guardrail has tripped."""
 
     async def trips(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
         await anyio.sleep(0.01)
@@ -394,7 +394,7 @@ def test_nothing_refused_goes_into_the_session_of_a_run_that_is_cancelled(stage:
 
 @pytest.mark.scenario("SE-04")
 async def test_failing_model_leaves_input_and_earlier_turns(run_mode: Run) -> None:
-    """The run that failed can be told from the session."""
+    """The session keeps the input and the earlier turns of the run that failed."""
     session = MemorySession()
     agent = make_agent([fine], call("fine", call_id="c1"), fail(ModelTransportError("gone")), done=None)
     with pytest.raises(ModelTransportError):

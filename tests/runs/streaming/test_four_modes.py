@@ -183,7 +183,7 @@ STAGES = ("input", "output", "tool_input", "tool_output")
 
 @attrs.define
 class Told:
-    """What a run in one mode gave, in forms that can be compared."""
+    """The output of a run in one mode, in forms that can be compared."""
 
     result: Any
     world: World
@@ -198,7 +198,7 @@ class Told:
         }
 
     def model_input(self) -> list[tuple[str | None, tuple[Item, ...]]]:
-        """Return what the two agents' models were shown."""
+        """Return the requests that the two agents' models received."""
         models = [self.world.guide.model, self.world.writer.model]
         return [
             (request.system, tuple(request.items))
@@ -365,7 +365,7 @@ def test_break_after_a_text_delta_leaves_no_task_and_no_side_effect(backend: str
         session = Kept()
         text = say("a text of several chunks")
         go = anyio.Event()
-        # Only when the text has been seen does the model go on to the call that must not come about.
+        # The model continues to the call that must not come about only when the text has been seen.
         steps = [[text, *([wait(go)] if n == turn else []), call("effect", call_id=f"c{n}")] for n in (1, 2)]
         agent = Agent("a", model=ScriptedModel([*steps, say("done")]), tools=[effect])
         before = _living(backend)

@@ -391,7 +391,7 @@ async def test_block_left_by_one_task_ends_the_iteration_of_another() -> None:
 
 @pytest.mark.scenario("SC-12")
 async def test_reader_in_another_task_may_be_cancelled_and_another_go_on() -> None:
-    """The run goes on, as its block belongs to another task, and no event is lost."""
+    """The run continues, as its block belongs to another task, and no event is lost."""
     gate = anyio.Event()
 
     @tool

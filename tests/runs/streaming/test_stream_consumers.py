@@ -1,4 +1,4 @@
-"""Who reads a streamed run: one task at a time, the same or another; no reader that goes away takes an event along."""
+"""Readers of a streamed run: one task at a time, the same or another; a reader that leaves takes no event along."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ TEXT = "some text of several chunks, sixteen characters each"
 
 
 async def test_of_two_consumers_that_wait_the_second_is_refused() -> None:
-    """Both would wait for one event; the first goes on undisturbed and gets all that come."""
+    """Both would wait for one event; the first continues undisturbed and gets all that come."""
     go = anyio.Event()
     agent = make_agent([], [wait(go), say(TEXT)], done=None)
     texts: list[str] = []

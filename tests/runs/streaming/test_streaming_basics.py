@@ -109,7 +109,7 @@ async def test_immediate_cancel_ends_the_run_and_its_iteration() -> None:
 
 
 async def test_cancel_from_another_task_wakes_a_waiting_consumer(anyio_backend: Backend) -> None:
-    """A consumer that waits for an event of a blocked model call goes on at once."""
+    """A consumer that waits for an event of a blocked model call continues at once."""
     asked = anyio.Event()
 
     def step(request: Any) -> Any:
@@ -255,7 +255,7 @@ async def test_first_event_names_the_starting_agent() -> None:
 @pytest.mark.backends("trio", "trio-virtual")
 @pytest.mark.scenario("SP-08")
 async def test_model_is_not_read_ahead_of_a_consumer_that_sleeps() -> None:
-    """With room for four events the run stops reading the model's text at about four, and goes on when read."""
+    """With room for four events the run stops reading the model's text at about four, and continues when read."""
     text = "x" * 16 * 50
     agent = make_agent([], done=text)
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(stream_buffer=4)) as stream:
@@ -271,7 +271,7 @@ async def test_model_is_not_read_ahead_of_a_consumer_that_sleeps() -> None:
 @pytest.mark.scenario("SP-08")
 @pytest.mark.parametrize("buffer", [1, 2, 3, 5, 16])
 async def test_small_buffers_lose_nothing_and_stop_nothing(buffer: int) -> None:
-    """Every event arrives in order whatever the buffer's size; records never wait."""
+    """Every event arrives in order with any size of the buffer; records never wait."""
 
     def agent() -> Any:
         return make_agent(
@@ -317,7 +317,7 @@ async def test_calls_are_not_admitted_while_the_consumer_is_behind_and_running_o
         await trio.testing.wait_all_tasks_blocked()
         held = len(started)
         assert 2 <= held < 20
-        assert len(watch.of(r.CallSettled)) == held  # what had started has settled although nobody reads
+        assert len(watch.of(r.CallSettled)) == held  # the calls that had started have settled without a reader
         async for _ in stream:
             pass
     assert len(started) == 20

@@ -1,4 +1,4 @@
-"""A streamed run is the plain one with somebody watching: same result, and events that say so in order."""
+"""A streamed run is the plain one with a consumer: same result, and events that report it in order."""
 
 import json
 from collections.abc import AsyncIterator
@@ -180,7 +180,7 @@ async def test_streamed_run_gives_what_the_plain_one_gives() -> None:
 
 @pytest.mark.scenario("SP-12")
 async def test_items_of_the_events_are_the_items_of_the_result() -> None:
-    """The same items in the same order; a reasoning item stands before the call it led to."""
+    """The same items come in the same order; a reasoning item is before the call it led to."""
     world = World()
     events, result = await streamed(world.first, **world.options())
     seen = items_in(events)
@@ -445,7 +445,7 @@ async def test_servers_error_within_a_response_is_raised_after_what_it_had_strea
 
 @pytest.mark.scenario("SP-05")
 async def test_response_that_just_ends_is_the_models_error() -> None:
-    """A stream without its last event isn't an answer, whatever it held; the same from the wire."""
+    """A stream without its last event isn't an answer, with any content; the same holds for a provider's chunks."""
     cut = stream_of([m.TextDelta("half"), m.ItemDone(AssistantMessage("half"))])
     events, error = await failing(make_agent([], cut, done=None), ModelBehaviorError)
     assert any(isinstance(event, ev.TextDelta) for event in events)
@@ -563,7 +563,7 @@ class Closing(Model):
 @pytest.mark.scenario("SP-10")
 @pytest.mark.parametrize("kind", ["model", "guardrail", "protocol", "consumer"])
 async def test_models_response_is_closed_when_something_fails(kind: str) -> None:
-    """Whoever fails: the model, a guardrail beside it, the protocol, or the consumer's own code."""
+    """The response is closed when the model, a guardrail beside it, the protocol, or the consumer's own code fails."""
 
     @input_guardrail
     async def broken(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
@@ -594,7 +594,7 @@ class BrokenSession(MemorySession):
 
 @pytest.mark.scenario("SP-11", "DE-12")
 async def test_failing_session_write_surfaces() -> None:
-    """It is raised from iteration after the events, and by a plain run; what was done stands in the log."""
+    """The error is raised from iteration after the events, and by a plain run; the events include the settled call."""
     agent = make_agent([fine], call("fine", call_id="c1"))
     events, error = await failing(agent, OSError, session=BrokenSession())
     assert str(error) == "disk full"
@@ -658,7 +658,7 @@ async def test_result_before_the_end_is_a_users_error() -> None:
 
 @pytest.mark.scenario("SP-12")
 async def test_raw_events_of_a_provider_pass_through_in_place() -> None:
-    """What a provider sent beside the common events is seen where it came."""
+    """A provider's event outside the common ones comes through at its own place."""
     events = [m.Raw({"type": "a"}), m.TextDelta("x"), m.Raw({"type": "b"}), m.ResponseDone((AssistantMessage("x"),))]
     seen, _ = await streamed(make_agent([], stream_of(events), done=None))
     streamed_events = [event for event in seen if isinstance(event, ev.RawModelEvent | ev.TextDelta)]
