@@ -62,7 +62,7 @@ async def test_a_free_call_beside_a_gated_one_runs_and_its_output_is_kept(run_mo
 @pytest.mark.scenario("AP-04")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_needs_approval_decides_by_the_arguments(run_mode: Run, kind: str) -> None:
-    """It is given the run's context, the parsed arguments and the call id, and only what it says pauses."""
+    """`needs_approval` gets the run's context, the parsed arguments and the call id; only its True pauses the call."""
     ran: list[Any] = []
     seen: list[Any] = []
     app = object()
@@ -89,7 +89,7 @@ async def test_needs_approval_decides_by_the_arguments(run_mode: Run, kind: str)
 @pytest.mark.scenario("AP-05")
 @pytest.mark.parametrize("text", ["{bad", "[1]", "7", '{"n": NaN}', '{"n": Infinity}', '{"n": -Infinity}'])
 async def test_arguments_nobody_can_judge_need_approval(run_mode: Run, text: str) -> None:
-    """The callable is not invoked; an approved call is answered with what is wrong, and its body doesn't run."""
+    """The callable is not invoked; an approved call is answered with the fault of its arguments, and no body runs."""
     ran: list[Any] = []
     asked: list[str] = []
 
@@ -110,7 +110,7 @@ async def test_arguments_nobody_can_judge_need_approval(run_mode: Run, text: str
 
 @pytest.mark.scenario("AP-22")
 async def test_a_call_that_waits_fires_no_hook_and_shows_no_output(run_mode: Run) -> None:
-    """Tool hooks come once, in the entry that runs it."""
+    """Tool hooks of a waiting call run once, in the entry that runs its body."""
     ran: list[Any] = []
     hooks = ToolHookLog()
     agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")])
@@ -124,7 +124,7 @@ async def test_a_call_that_waits_fires_no_hook_and_shows_no_output(run_mode: Run
 
 @pytest.mark.scenario("AP-22")
 async def test_the_stream_of_a_pause_shows_the_question_and_no_output_of_what_waits() -> None:
-    """`ApprovalRequested`, no `CallStarted` and no `ItemCreated` of an output; these come with the next entry."""
+    """The stream shows `ApprovalRequested`; `CallStarted` and the output's `ItemCreated` come with the next entry."""
     agent = make_agent([make_gated_tool([])], call("gated", {"n": 3}, "c1"))
     async with Runner.run_streamed(agent, "go") as stream:
         first = [event async for event in stream]
@@ -241,7 +241,7 @@ def raises(args: ToolErrorArgs) -> str:
 async def test_who_words_a_rejection(
     run_mode: Run, message: str | None, formatter: Callable[[ToolErrorArgs], Any] | None, told: str
 ) -> None:
-    """The verdict's own message, else the run's formatter, else the standard text."""
+    """A rejection has the verdict's own message, else the run's formatter's text, else the standard text."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", {}, "c1"))
     config = RunConfig(tool_error_formatter=formatter)
@@ -258,7 +258,7 @@ async def test_who_words_a_rejection(
 @pytest.mark.scenario("AP-10")
 @in_every_way
 async def test_a_tool_approved_for_good_does_not_pause_again(run_mode: Run, way: str) -> None:
-    """Later calls of it with new ids run; another tool still pauses, and what was said holds over that pause too."""
+    """Later calls of the tool run under new ids; another tool still pauses, and the verdict outlives that pause."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_gated_tool(ran, "other")],
@@ -279,7 +279,7 @@ async def test_a_tool_approved_for_good_does_not_pause_again(run_mode: Run, way:
 @pytest.mark.scenario("AP-10")
 @in_every_way
 async def test_an_approval_for_good_releases_the_calls_that_wait_beside_it(run_mode: Run, way: str) -> None:
-    """The verdict on one call is one on all calls of its tool, those of the same turn included."""
+    """The verdict on one call holds for all calls of its tool, and also for those of the same turn."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)])
     pauses = Pauses(run_mode, way)
@@ -295,7 +295,7 @@ async def test_an_approval_for_good_releases_the_calls_that_wait_beside_it(run_m
 @pytest.mark.scenario("AP-11")
 @in_every_way
 async def test_a_tool_rejected_for_good_is_rejected_with_the_same_words(run_mode: Run, way: str) -> None:
-    """Later calls of it don't pause and don't run."""
+    """Later calls of the rejected tool don't pause and don't run."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
     pauses = Pauses(run_mode, way)
@@ -343,7 +343,7 @@ async def test_a_verdict_on_one_call_beats_the_one_on_all(
 @pytest.mark.parametrize("decide", [approve(), reject()])
 @in_every_way
 async def test_a_verdict_on_one_call_says_nothing_of_the_next(run_mode: Run, decide: Any, way: str) -> None:
-    """The same tool with the same arguments and another id pauses again."""
+    """A call of the same tool with the same arguments and another id pauses again."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 1}, "c2"))
     pauses = Pauses(run_mode, way)
@@ -362,7 +362,7 @@ async def test_a_verdict_on_one_call_says_nothing_of_the_next(run_mode: Run, dec
 async def test_namespaced_and_bare_tools_of_one_name_are_decided_on_apart(
     run_mode: Run, namespaced_first: bool, way: str
 ) -> None:
-    """A verdict for good on the one leaves the other pausing."""
+    """A verdict for good on one of the two tools leaves the other pausing."""
     ran: list[Any] = []
 
     @tool(name="send", namespace="mail", needs_approval=True)
@@ -405,7 +405,7 @@ async def test_namespaced_and_bare_tools_of_one_name_are_decided_on_apart(
 async def test_the_last_verdict_before_the_run_goes_on_holds(
     run_mode: Run, verdicts: list[tuple[str, dict[str, Any]]], told: str
 ) -> None:
-    """Its message and arguments too: nothing of the earlier one stays."""
+    """The last verdict replaces the earlier one, with its message and its arguments."""
     ran: list[Any] = []
 
     def decide(state: Any) -> None:
@@ -424,7 +424,7 @@ async def test_the_last_verdict_before_the_run_goes_on_holds(
 async def test_edited_arguments_are_those_of_one_call_also_where_the_approval_is_for_good(
     run_mode: Run, way: str
 ) -> None:
-    """Other calls of the tool, beside it and later, run with their own."""
+    """Other calls of the tool, beside the edited one and later, run with their own arguments."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2)], call("gated", {"n": 3}, "c3")
@@ -439,7 +439,7 @@ async def test_edited_arguments_are_those_of_one_call_also_where_the_approval_is
 
 @in_every_way
 async def test_an_approver_may_mend_arguments_that_do_not_parse(run_mode: Run, way: str) -> None:
-    """The body runs with what the approver wrote."""
+    """The body runs with the approver's arguments when the model's own don't parse."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", "{bad", "c1"))
     pauses = Pauses(run_mode, way)
@@ -449,7 +449,7 @@ async def test_an_approver_may_mend_arguments_that_do_not_parse(run_mode: Run, w
 
 
 async def test_a_needs_approval_that_raises_fails_the_run_before_anything_starts(run_mode: Run) -> None:
-    """With its own error; the sibling's body has not run."""
+    """The run fails with the callable's own error, and the sibling's body has not run."""
     ran: list[Any] = []
 
     def broken(ctx: Any, arguments: Any, call_id: str) -> bool:
@@ -466,7 +466,7 @@ async def test_a_needs_approval_that_raises_fails_the_run_before_anything_starts
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 async def test_a_call_that_waits_holds_up_nobody_in_sequential_mode(run_mode: Run, place: int) -> None:
-    """The free ones run in model order, then the run pauses; the released outputs don't wait either."""
+    """The free calls run in model order, then the run pauses; the released outputs don't wait either."""
     ran: list[Any] = []
     calls = [call("free", {"n": n}, f"c{n}") for n in (1, 2)]
     calls.insert(place, call("gated", {}, "g"))
@@ -479,7 +479,7 @@ async def test_a_call_that_waits_holds_up_nobody_in_sequential_mode(run_mode: Ru
 
 @pytest.mark.parametrize("bad", [7, None, object()])
 async def test_what_is_no_call_and_no_verdict_is_refused(run_mode: Run, bad: Any) -> None:
-    """Naming the argument; nothing is decided."""
+    """The error names the argument, and no call is decided."""
     agent = make_agent([make_gated_tool([])], call("gated", {}, "c1"))
     state = (await run_mode(agent, "go")).to_state()
     with pytest.raises(UserError, match="call"):

@@ -43,7 +43,7 @@ from agentloop.testing import ScriptedModel, call, normal, respond, say
 async def test_the_approved_call_runs_and_the_finished_one_does_not_run_again(
     run_mode: Run, first: str, way: str
 ) -> None:
-    """The model is shown the outputs in the order of the calls, whichever was made first."""
+    """The model receives the outputs in the order of the calls, in any order of their making."""
     ran: list[Any] = []
     names = [first, "free" if first == "gated" else "gated"]
     agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call(name, {"n": 1}, name) for name in names])
@@ -108,7 +108,7 @@ async def test_of_two_that_wait_the_approved_one_runs_and_the_other_goes_on_wait
 @pytest.mark.scenario("AP-15")
 @in_every_way
 async def test_a_run_nobody_decided_on_pauses_again_without_asking_the_model(run_mode: Run, way: str) -> None:
-    """As often as it is resumed; and the one entry more does no harm to what is decided then."""
+    """The run pauses again each time it is resumed, and an extra entry does not change a later verdict."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran), make_free_tool(ran)], [call("gated", {}, "c1"), call("free", {}, "c2")])
     pauses = Pauses(run_mode, way)
@@ -125,7 +125,7 @@ async def test_a_run_nobody_decided_on_pauses_again_without_asking_the_model(run
 
 
 async def test_an_approved_run_is_over_once_and_the_state_it_went_on_from_stays(run_mode: Run) -> None:
-    """A state that has been run on is as it was: another entry from it is an entry of its own."""
+    """A resumed state stays as it was, and the state of the completed result can't be run again."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", {}, "c1"))
     state = (await run_mode(agent, "go")).to_state()
@@ -174,7 +174,7 @@ async def test_edited_arguments_of_an_equal_idempotent_call_run(run_mode: Run, w
 
 @in_every_way
 async def test_arguments_edited_to_those_of_an_earlier_call_are_a_hit(run_mode: Run, way: str) -> None:
-    """The tool is idempotent: its body doesn't run for them again."""
+    """The tool is idempotent, so the edited arguments get the earlier call's output and its body doesn't run again."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran, idempotent=True)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2")
@@ -190,7 +190,7 @@ async def test_arguments_edited_to_those_of_an_earlier_call_are_a_hit(run_mode: 
 @pytest.mark.scenario("LX-40")
 @in_every_way
 async def test_an_idempotent_call_completed_before_a_pause_is_a_hit_after_it(run_mode: Run, way: str) -> None:
-    """In the turn of the resumed entry, under a new id."""
+    """The call of the resumed turn has a new id, and it gets the output from before the pause."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_free_tool(ran, idempotent=True)],
@@ -219,7 +219,7 @@ async def test_an_idempotent_call_completed_before_a_pause_is_a_hit_after_it(run
 )
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_an_interruption_of_another_call_is_refused(run_mode: Run, changed: dict[str, Any], verdict: str) -> None:
-    """A verdict on a call that isn't the one that was asked about decides nothing."""
+    """A verdict on another call than the one in question decides nothing."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran), make_gated_tool(ran, "other")], call("gated", {"n": 1}, "c1"))
     pauses = Pauses(run_mode, "json")
@@ -239,7 +239,7 @@ async def test_an_interruption_of_another_call_is_refused(run_mode: Run, changed
 
 @pytest.mark.scenario("AP-16")
 async def test_an_interruption_that_differs_in_spelling_alone_is_the_same_call(run_mode: Run) -> None:
-    """Key order and white space of the arguments say nothing."""
+    """Key order and white space of the arguments make no difference."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", '{"n": 1}', "c1"))
     state = (await run_mode(agent, "go")).to_state()
@@ -280,7 +280,7 @@ async def test_an_approval_does_not_fit_arguments_changed_in_the_stored_state(ru
 @pytest.mark.scenario("AP-16")
 @in_every_way
 async def test_a_model_that_uses_an_approved_id_for_other_arguments_fails_the_run(run_mode: Run, way: str) -> None:
-    """Before anything of that turn starts."""
+    """The run fails before any call of that turn starts."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_free_tool(ran)],
@@ -299,7 +299,7 @@ async def test_a_model_that_uses_an_approved_id_for_other_arguments_fails_the_ru
 async def test_the_tool_that_stands_there_now_is_dispatched(
     run_mode: Run, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of two under one key the last one, as in a fresh turn, with one warning."""
+    """The last of two tools under one key runs, as in a fresh turn, with one warning."""
     old: list[Any] = []
     new: list[Any] = []
     newest: list[Any] = []
@@ -317,7 +317,7 @@ async def test_the_tool_that_stands_there_now_is_dispatched(
 @pytest.mark.scenario("AP-17")
 @in_every_way
 async def test_an_approved_call_of_a_tool_that_is_gone_fails_the_run(run_mode: Run, way: str) -> None:
-    """The missing-tool policy applies: an error before anything of the batch starts."""
+    """The missing-tool policy applies to the approved call: the run fails before any call of the batch starts."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_gated_tool(ran, "other")],
@@ -387,7 +387,7 @@ async def test_a_replaced_agent_tool_fails_before_side_effects(run_mode: Run, by
 @pytest.mark.scenario("AP-18")
 @in_every_way
 async def test_a_pause_after_a_handoff_goes_on_with_the_second_agent(run_mode: Run, way: str) -> None:
-    """The interruption names it, and the caller passes the agent the run began with."""
+    """The interruption names the second agent, and the caller passes the agent that the run began with."""
     ran: list[Any] = []
     second: Agent[Any, Any] = Agent(
         "second", model=ScriptedModel([call("gated", {}, "c1"), say("second is done")]), tools=[make_gated_tool(ran)]
@@ -436,7 +436,7 @@ async def test_a_verdict_for_good_binds_the_agent_it_was_given_for(run_mode: Run
 async def test_a_handoff_beside_a_call_that_waits_is_taken_when_that_is_decided(
     run_mode: Run, decide: Callable[[RunState], None], way: str
 ) -> None:
-    """Until then its callback doesn't run and the agent is the first one."""
+    """Until the verdict, the handoff's callback doesn't run and the first agent stays the agent."""
     ran: list[Any] = []
     second: Agent[Any, Any] = Agent("second", model=ScriptedModel([say("second is done")]))
     first: Agent[Any, Any] = Agent(
@@ -463,7 +463,7 @@ async def test_a_handoff_beside_a_call_that_waits_is_taken_when_that_is_decided(
 @pytest.mark.parametrize("names", [["gated", "free"], ["free", "gated"]])
 @in_every_way
 async def test_a_tools_output_is_final_when_every_call_is_decided(run_mode: Run, names: list[str], way: str) -> None:
-    """The first in model order, whichever was made first; the model is not asked again."""
+    """The final output is the first tool's in model order, in any order of running; the model is not asked again."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_free_tool(ran)],
@@ -489,7 +489,7 @@ async def test_a_tools_output_is_final_when_every_call_is_decided(run_mode: Run,
 async def test_all_ways_to_go_on_leave_one_and_the_same_log(
     run_mode: Callable[..., Awaitable[Any]], decide: Callable[[RunState], None]
 ) -> None:
-    """In normal form: nothing of a pause is lost in its JSON or in the journal."""
+    """The logs are equal in normal form, because JSON and journal lose nothing of a pause."""
     logs: list[Any] = []
     for way in ("direct", "json", "journal"):
         ran: list[Any] = []
@@ -509,7 +509,7 @@ async def test_all_ways_to_go_on_leave_one_and_the_same_log(
 @pytest.mark.scenario("RP-21")
 @pytest.mark.parametrize("how", ["state", "stored state"])
 async def test_edited_arguments_that_do_not_fit_are_refused_and_the_call_waits_on(run_mode: Run, how: str) -> None:
-    """Every fault is named, and the approval is not spent."""
+    """The error names every fault, and the approval is not spent."""
     ran: list[Any] = []
 
     @tool(needs_approval=True)

@@ -66,7 +66,7 @@ in_both = pytest.mark.parametrize("build", [alone, nested])
 async def test_an_approved_id_that_is_called_again_otherwise_ends_the_run_first(
     run_mode: Run, first: dict[str, Any], second: dict[str, Any], build: Builder, way: str
 ) -> None:
-    """The approved call has run; of the response that contradicts it nothing does, a free sibling included."""
+    """The approved call has run; no call of the response that contradicts it runs, not even a free sibling."""
     ran: list[Any] = []
     agent, asker = build(ran, call("pay", first, "p1"), [call("free", {}, "f1"), call("pay", second, "p1")])
     pauses = Pauses(run_mode, way)
@@ -83,7 +83,7 @@ async def test_an_approved_id_that_is_called_again_otherwise_ends_the_run_first(
 
 @pytest.mark.scenario("RP-26", "AP-16")
 async def test_an_approved_id_under_another_tool_ends_the_run_first(run_mode: Run) -> None:
-    """One that the verdict would hold for by its words, `always` included."""
+    """The run ends although the verdict's words, also with `always`, would fit the other tool's call."""
     ran: list[Any] = []
     same = {"to": "a", "n": 1}
     agent = make_agent([paying(ran), paying(ran, "send")], call("pay", same, "p1"), call("send", same, "p1"))
@@ -153,7 +153,7 @@ async def test_a_stored_call_that_leads_to_another_tool_is_asked_about_again(run
 
 @pytest.mark.scenario("RP-26", "RS-17")
 async def test_a_verdict_that_was_moved_to_a_changed_call_approves_nothing(run_mode: Run) -> None:
-    """Approving the interruption of before, with the call as it was, is refused; so is its record."""
+    """The run refuses an approval of the earlier interruption, and its record too, because the call has changed."""
     ran: list[Any] = []
     agent = make_agent([paying(ran)], call("pay", {"to": "a"}, "p1"))
     state = (await run_mode(agent, "go")).to_state()
@@ -173,7 +173,7 @@ async def test_a_verdict_that_was_moved_to_a_changed_call_approves_nothing(run_m
 
 @pytest.mark.scenario("RP-26", "RS-17")
 async def test_a_call_that_is_spelt_otherwise_is_the_approved_one(run_mode: Run) -> None:
-    """Key order and white space say nothing, in the store and in the model's next response."""
+    """Key order and white space make no difference, in the store and in the model's next response."""
     ran: list[Any] = []
     agent = make_agent(
         [paying(ran)], call("pay", '{"to": "a", "n": 1}', "p1"), call("pay", '{ "n":1, "to":"a" }', "p1")

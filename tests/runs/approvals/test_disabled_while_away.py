@@ -85,7 +85,7 @@ async def test_an_approved_call_of_a_disabled_tool_is_refused_alone(
 @every_sort
 @in_every_way
 async def test_a_disabled_tool_s_call_waits_for_its_verdict_as_before(run_mode: Run, sort: str, way: str) -> None:
-    """Undecided it still waits, rejected it is rejected, and if the tool comes back in time it runs."""
+    """The call waits without a verdict, is rejected by one, and runs if the tool is enabled again in time."""
     ran: list[Any] = []
     switch = Switch()
     agent = two_gated(ran, SORTS[sort](switch))
@@ -108,7 +108,7 @@ async def test_a_disabled_tool_s_call_waits_for_its_verdict_as_before(run_mode: 
 @pytest.mark.scenario("RP-08")
 @pytest.mark.parametrize("asked", [1, 2, 3])
 async def test_a_tool_that_goes_off_at_any_question_of_the_resume_is_refused_alone(run_mode: Run, asked: int) -> None:
-    """However often it is asked: no answer of then ends the run."""
+    """The tool is off from the first, second or third question of the resume on, and no answer ends the run."""
     ran: list[Any] = []
     switch = Switch()
 

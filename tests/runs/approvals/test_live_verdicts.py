@@ -69,7 +69,7 @@ async def test_a_verdict_given_while_needs_approval_is_asked_wins(verdict: str, 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 @pytest.mark.parametrize("needs", [True, "callable"])
 async def test_a_verdict_given_while_a_guardrail_judges_before_approval_wins(verdict: str, needs: Any) -> None:
-    """The question is not put any more."""
+    """The live verdict decides, and no approval is requested any more."""
     ran: list[Any] = []
     asked: list[str] = []
     asking, go = anyio.Event(), anyio.Event()

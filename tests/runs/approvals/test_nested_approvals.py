@@ -84,7 +84,7 @@ def many_diggers(ran: list[Any]) -> Agent[Any, Any]:
 
 @pytest.mark.scenario("NA-03")
 async def test_a_nested_pause_surfaces_on_the_outer_run(run_mode: Run) -> None:
-    """With the nested agent's name and the path to it; the outer call has no output, its sibling has."""
+    """The interruption has the nested agent's name and path; the outer call has no output, its sibling has one."""
     ran: list[Any] = []
     inner = digger(make_gated_tool(ran))
     agent = make_agent(
@@ -103,7 +103,7 @@ async def test_a_nested_pause_surfaces_on_the_outer_run(run_mode: Run) -> None:
 @pytest.mark.scenario("NA-03", "AP-15")
 @in_every_way
 async def test_a_nested_pause_nobody_decided_on_asks_no_model(run_mode: Run, way: str) -> None:
-    """It is there again, once."""
+    """The same interruption comes back, once, and no model is asked."""
     ran: list[Any] = []
     inner = digger(make_gated_tool(ran))
     agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
@@ -171,7 +171,7 @@ async def test_a_nested_call_rejected_on_the_outer_state_tells_the_nested_model(
 @pytest.mark.parametrize("sticky", ["outer", "nested"])
 @in_every_way
 async def test_verdicts_for_good_hold_for_their_own_run(run_mode: Run, sticky: str, way: str) -> None:
-    """One and the same tool in both agents: a verdict on all its calls in the one says nothing in the other."""
+    """A verdict on all calls of a tool in one agent's run does not hold for the same tool in the other agent's run."""
     ran: list[Any] = []
     shared = make_gated_tool(ran)
     inner = digger(shared, steps=[call("gated", {"n": 1}, "n1"), call("gated", {"n": 2}, "n2"), say("dug")])
@@ -222,7 +222,7 @@ async def test_a_nested_verdict_for_good_ends_with_its_run(run_mode: Run, way: s
 @pytest.mark.parametrize("first", ["o1", "o2"])
 @in_every_way
 async def test_two_calls_of_one_agent_tool_have_a_state_each(run_mode: Run, first: str, way: str) -> None:
-    """Their own calls have equal ids: the interruption tells them apart, the bare id doesn't."""
+    """The calls of both nested runs have equal ids: the interruption tells them apart, and the bare id doesn't."""
     ran: list[Any] = []
     inner = many_diggers(ran)
     agent = make_agent(
@@ -285,7 +285,7 @@ async def test_two_restored_copies_of_a_state_do_not_interfere(run_mode: Run) ->
 
 @pytest.mark.scenario("NA-07", "NA-08")
 async def test_copies_and_fresh_runs_go_on_side_by_side(run_mode: Run) -> None:
-    """Equal ids in all of them, at the same time."""
+    """All copies and fresh runs use equal ids at the same time."""
     ran: list[Any] = []
     agent = outer_of(many_diggers(ran))
     text = (await run_mode(agent, "east")).to_state().to_string()
@@ -309,7 +309,7 @@ async def test_copies_and_fresh_runs_go_on_side_by_side(run_mode: Run) -> None:
 
 @pytest.mark.scenario("NA-08")
 async def test_a_fresh_run_does_not_see_what_another_one_waits_for(run_mode: Run) -> None:
-    """The same objects and the same ids of calls: verdict, pause and nested state are the run's own."""
+    """Verdict, pause and nested state belong to one run, also with the same objects and the same ids of calls."""
     ran: list[Any] = []
     agent = outer_of(many_diggers(ran))
     first = (await run_mode(agent, "east")).to_state()
@@ -367,7 +367,7 @@ async def test_a_verdict_two_runs_deep_reaches_its_owner(
 @pytest.mark.scenario("NA-13")
 @in_every_way
 async def test_calls_of_every_depth_wait_side_by_side(run_mode: Run, way: str) -> None:
-    """In the order of their places in the tree; they may be decided on one after the other, in any order."""
+    """The interruptions are in the order of the calls' places in the tree, and may be decided on in any order."""
     ran: list[Any] = []
     innermost = digger(make_gated_tool(ran, "gated"), name="innermost")
     middle: Agent[Any, Any] = Agent(
@@ -398,7 +398,7 @@ async def test_calls_of_every_depth_wait_side_by_side(run_mode: Run, way: str) -
 @pytest.mark.scenario("NA-13", "AP-18")
 @in_every_way
 async def test_a_nested_run_that_paused_after_a_handoff_goes_on_with_its_second_agent(run_mode: Run, way: str) -> None:
-    """As the caller's own run does."""
+    """A nested run resumes with the agent it was handed to, as the caller's own run does."""
     ran: list[Any] = []
     second = digger(make_gated_tool(ran), name="second")
     first: Agent[Any, Any] = Agent(
@@ -421,7 +421,7 @@ async def test_a_nested_run_that_paused_after_a_handoff_goes_on_with_its_second_
 @pytest.mark.scenario("NA-14")
 @in_every_way
 async def test_the_outer_calls_hooks_fire_once_over_a_pause(run_mode: Run, way: str) -> None:
-    """The start when it began, the end when it has its answer; one `CallStarted`, one `CallSettled`."""
+    """The outer call's start hook runs when it begins and its end hook when it ends; both have one record."""
     hooks = ToolHookLog()
     inner = digger(
         make_gated_tool([]), steps=[call("gated", {"n": 1}, "n1"), call("gated", {"n": 2}, "n2"), say("dug")]
@@ -441,7 +441,7 @@ async def test_the_outer_calls_hooks_fire_once_over_a_pause(run_mode: Run, way: 
 
 @in_every_way
 async def test_the_outer_calls_guardrails_judge_once_over_a_pause(run_mode: Run, way: str) -> None:
-    """Its input before its run begins, its output when that has come to its end."""
+    """The input guardrail judges before the nested run begins, the output guardrail when that run has ended."""
     judged: list[Any] = []
 
     @tool_input_guardrail
@@ -466,7 +466,7 @@ async def test_the_outer_calls_guardrails_judge_once_over_a_pause(run_mode: Run,
 
 @pytest.mark.scenario("NA-14")
 async def test_a_resumed_outer_call_makes_no_second_start_event() -> None:
-    """Its output item comes in the entry that settles it."""
+    """The call's output item comes in the entry that settles it, without a second start event."""
     inner = digger(make_gated_tool([]))
     agent = make_agent([inner.as_tool("dig")], call("dig", {"input": "x"}, "o1"))
     seen: list[list[str]] = []
@@ -494,7 +494,7 @@ async def test_a_resumed_outer_call_makes_no_second_start_event() -> None:
 
 @in_every_way
 async def test_an_agent_tool_that_needs_approval_does_not_begin_its_run(run_mode: Run, way: str) -> None:
-    """Approved it begins it, and that run's own pauses come after; the approval is not asked for again."""
+    """The approved agent tool begins its run, whose own pauses come later; its approval is not requested again."""
     ran: list[Any] = []
     hooks = ToolHookLog()
     inner = digger(make_gated_tool(ran))
@@ -540,7 +540,7 @@ async def test_an_agent_tool_runs_on_the_input_that_was_approved(run_mode: Run, 
 
 
 async def test_needs_approval_of_an_agent_tool_judges_its_input(run_mode: Run) -> None:
-    """It is given the parsed arguments like any tool's, and only what it says pauses."""
+    """`needs_approval` gets the agent tool's parsed arguments, as for any tool, and only its True pauses the call."""
     seen: list[Any] = []
     ran: list[Any] = []
 
@@ -561,7 +561,7 @@ async def test_needs_approval_of_an_agent_tool_judges_its_input(run_mode: Run) -
 
 @in_every_way
 async def test_a_nested_run_words_rejections_by_its_own_configuration(run_mode: Run, way: str) -> None:
-    """Where its agent tool has one: also in the entry after the pause."""
+    """The nested run uses its agent tool's own configuration for the words, also in the entry after the pause."""
     inner = digger(make_gated_tool([]))
     own = RunConfig(tool_error_formatter=lambda args: "the nested words")
     agent = make_agent([inner.as_tool("dig", run_config=own)], call("dig", {"input": "x"}, "o1"))

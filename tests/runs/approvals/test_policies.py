@@ -76,7 +76,7 @@ def ruled(*policies: Any, **fields: Any) -> RunConfig:
 
 @pytest.mark.parametrize("kind", [Saying, SayingLater])
 async def test_a_policy_sees_the_call_and_allows_it(run_mode: Run, kind: type[Saying]) -> None:
-    """Call, tool, agent, parsed arguments and context; once for each call, before anything starts."""
+    """A policy gets call, tool, agent, parsed arguments and context, once for each call, before any call starts."""
     ran: list[Any] = []
     app = object()
     policy = kind(lambda pending: Allow() if not ran else ValueError("asked too late"))
@@ -115,7 +115,7 @@ async def test_a_denied_call_never_runs_and_the_model_is_told(
 
 @in_every_way
 async def test_a_policy_may_ask_about_a_call_of_a_tool_that_needs_no_approval(run_mode: Run, way: str) -> None:
-    """The call waits like any other; approved it runs, and the policy that still asks has its answer."""
+    """The call waits like any other; the approval answers the policy that still asks, and the call runs."""
     ran: list[Any] = []
     policy = Saying(Ask("it is Friday"))
     agent = make_agent([make_free_tool(ran)], call("free", {"n": 1}, "c1"))
@@ -132,7 +132,7 @@ async def test_a_policy_may_ask_about_a_call_of_a_tool_that_needs_no_approval(ru
 
 @in_every_way
 async def test_an_approval_for_good_answers_a_policy_that_asks(run_mode: Run, way: str) -> None:
-    """Later calls of the tool don't pause."""
+    """Later calls of the approved tool don't pause, although the policy asks."""
     ran: list[Any] = []
     config = ruled(Saying(Ask()))
     agent = make_agent([make_free_tool(ran)], call("free", {"n": 1}, "c1"), call("free", {"n": 2}, "c2"))
@@ -161,7 +161,7 @@ async def test_an_approval_for_good_answers_a_policy_that_asks(run_mode: Run, wa
 async def test_the_strictest_answer_holds_and_every_policy_is_asked(
     run_mode: Run, answers: list[Any], holds: str
 ) -> None:
-    """Deny over ask over allow; an exception, or something else than an answer, denies."""
+    """Deny wins over ask and ask over allow; an exception, or a value that is no answer, denies."""
     ran: list[Any] = []
     policies = [Saying(answer) for answer in answers]
     agent = make_agent([make_free_tool(ran)], call("free", {"n": 1}, "c1"))
@@ -181,7 +181,7 @@ async def test_the_strictest_answer_holds_and_every_policy_is_asked(
 async def test_a_policy_that_fails_is_logged_and_its_error_stays_inside(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The model is not told what broke."""
+    """The failure is logged as a denial, and the model does not receive the policy's error."""
     agent = make_agent([make_free_tool([])], call("free", {"n": 1}, "c1"))
     with caplog.at_level(logging.WARNING, "agentloop"):
         await run_mode(agent, "go", run_config=ruled(Saying(ValueError("the table of rules is gone"))))
@@ -190,7 +190,7 @@ async def test_a_policy_that_fails_is_logged_and_its_error_stays_inside(
 
 
 async def test_arguments_that_do_not_parse_are_none_for_a_policy(run_mode: Run) -> None:
-    """It may deny such a call; allowed, the call is answered with its fault."""
+    """A policy may deny such a call; if it allows the call, the call is answered with its fault."""
     policy = Saying(Allow())
     agent = make_agent([make_free_tool([])], call("free", "{broken", "c1"))
     result = await run_mode(agent, "go", run_config=ruled(policy))
@@ -200,7 +200,7 @@ async def test_arguments_that_do_not_parse_are_none_for_a_policy(run_mode: Run) 
 
 @pytest.mark.parametrize("wrong", [object(), Allow(), lambda call: Allow()])
 async def test_what_is_no_policy_is_refused_before_the_run(wrong: Any) -> None:
-    """Naming its place."""
+    """The error names the policy's place in the list."""
     with pytest.raises(UserError, match=r"policies\[0\]"):
         await Runner.run(make_agent([]), "go", run_config=ruled(wrong))
 
@@ -233,7 +233,7 @@ async def test_policies_judge_the_calls_of_nested_runs(run_mode: Run) -> None:
 @pytest.mark.parametrize("always", [False, True])
 @in_every_way
 async def test_no_approval_releases_a_denied_call(run_mode: Run, always: bool, way: str) -> None:
-    """Neither one that came before the denial, nor one that is made with other arguments."""
+    """An approval from before the denial doesn't release the call, and neither does one for all calls of the tool."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], call("gated", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2"))
     pauses = Pauses(run_mode, way)
@@ -248,7 +248,7 @@ async def test_no_approval_releases_a_denied_call(run_mode: Run, always: bool, w
 
 @pytest.mark.scenario("LX-68")
 async def test_a_denied_call_is_not_put_to_anybody(run_mode: Run) -> None:
-    """It needs approval, but there is nothing to approve."""
+    """The denied call needs approval, but no approval is requested, because a verdict could not release it."""
     ran: list[Any] = []
     asked: list[str] = []
 
@@ -265,7 +265,7 @@ async def test_a_denied_call_is_not_put_to_anybody(run_mode: Run) -> None:
 @pytest.mark.scenario("LX-39")
 @pytest.mark.parametrize("turns", [1, 2])
 async def test_a_call_that_a_policy_refused_leaves_no_receipt(run_mode: Run, turns: int) -> None:
-    """The equal call that it permits runs its body."""
+    """The equal call that the policy permits runs its body."""
     ran: list[Any] = []
     policy = Saying(lambda pending: Deny("not this one") if pending.call.call_id == "c1" else Allow())
     calls = [call("free", {"n": 1}, "c1"), call("free", {"n": 1}, "c2"), call("free", {"n": 1}, "c3")]
@@ -310,7 +310,7 @@ def paying(ran: list[Any]) -> Callable[..., Any]:
 async def test_an_approved_call_runs_once_with_the_arguments_that_were_approved(
     run_mode: Run, edited: Any, way: str
 ) -> None:
-    """Body, record and context have them; the call item stays what the model wrote."""
+    """Body, record and context have the approved arguments; the call item keeps the model's own."""
     ran: list[Any] = []
     texts: list[str] = []
 
@@ -384,7 +384,7 @@ async def test_edited_arguments_that_do_not_fit_the_tool_are_refused_where_they_
 @pytest.mark.scenario("LX-67")
 @in_every_way
 async def test_an_edited_idempotent_call_has_the_receipt_of_what_ran(run_mode: Run, way: str) -> None:
-    """Not that of what the model wrote: an equal call of the edited arguments is a hit, one of the first ones runs."""
+    """The edited arguments make the receipt: an equal call of them is a hit, and one of the model's own runs."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran, idempotent=True)],
@@ -402,7 +402,7 @@ async def test_an_edited_idempotent_call_has_the_receipt_of_what_ran(run_mode: R
 
 @pytest.mark.scenario("LX-58")
 async def test_arguments_rewritten_by_a_guardrail_are_judged_by_the_policies(run_mode: Run) -> None:
-    """A rewrite right before the body is a new invocation: what the policies deny doesn't run."""
+    """A rewrite right before the body is a new invocation, which doesn't run if the policies deny it."""
     ran: list[Any] = []
 
     @tool_input_guardrail
@@ -444,7 +444,7 @@ async def test_arguments_rewritten_before_the_approval_are_those_that_are_asked_
 
 
 async def test_a_denial_of_rewritten_arguments_comes_before_any_pause(run_mode: Run) -> None:
-    """Where guardrails run before the approval."""
+    """The policy's denial comes before any pause where guardrails run before the approval."""
     ran: list[Any] = []
 
     @tool_input_guardrail
@@ -460,7 +460,7 @@ async def test_a_denial_of_rewritten_arguments_comes_before_any_pause(run_mode: 
 
 
 async def test_a_denied_call_is_not_put_to_the_guardrails(run_mode: Run) -> None:
-    """Policies are asked first."""
+    """The policies judge first, so a denied call reaches no guardrail."""
     judged: list[Any] = []
 
     @tool_input_guardrail
@@ -510,7 +510,7 @@ async def test_no_sibling_is_running_when_a_pause_is_delivered(size: int) -> Non
 @pytest.mark.scenario("LX-70")
 @in_every_way
 async def test_what_siblings_did_before_the_pause_is_in_the_transcript(run_mode: Run, way: str) -> None:
-    """One fails, one is refused, one succeeds; none of them is done again."""
+    """One sibling fails, one is refused, one succeeds; none of them runs again after the pause."""
     ran: list[Any] = []
 
     @tool
@@ -545,7 +545,7 @@ class Dear(Saying):
 
 @in_every_way
 async def test_who_asks_and_why_stands_in_the_record_and_on_the_interruption(run_mode: Run, way: str) -> None:
-    """Of all policies that ask, in their order; also in another process, and in the event."""
+    """The reasons of all policies that ask are kept in order, also in another process, and in the event."""
     policies = [
         Saying(Ask("it is Friday")),
         Saying(Ask()),
@@ -563,7 +563,7 @@ async def test_who_asks_and_why_stands_in_the_record_and_on_the_interruption(run
 
 
 async def test_a_tool_that_asks_by_itself_gives_no_reason(run_mode: Run) -> None:
-    """Nor does a policy that gives none; it is named all the same."""
+    """A tool's own request has no reason; a policy without a reason is named all the same."""
     for needs, policies, wanted in (
         (True, [], (None, None)),
         (False, [Dear(Ask())], ("Dear", None)),
@@ -576,7 +576,7 @@ async def test_a_tool_that_asks_by_itself_gives_no_reason(run_mode: Run) -> None
 
 
 async def test_a_reason_repeats_no_secret_of_the_call(run_mode: Run) -> None:
-    """Neither where it is asked nor where the log keeps what the policy answered; a denial's words are the model's."""
+    """The request and the log's copy of the policy's answer hide the secret; a denial's words are for the model."""
 
     @tool(secret=("word",))
     async def tell(word: str) -> str:
@@ -621,7 +621,7 @@ async def test_an_event_asks_for_the_call_as_the_guardrails_have_made_it() -> No
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_replay_asks_for_the_same_reason(backend: Any) -> None:
-    """To the byte; the policy itself isn't asked again."""
+    """The replay requests approval with the same bytes, and doesn't ask the policy again."""
     policy = Dear(Ask("it is dear"))
     agent = make_agent([make_free_tool([])], call("free", {"n": 1}, "c1"))
     config = ruled(policy)
