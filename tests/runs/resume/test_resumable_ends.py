@@ -221,7 +221,7 @@ def end_of(state: RunState) -> r.RunEnded:
 async def test_such_an_error_of_anything_else_than_the_loop_ends_the_run_for_good(
     run_mode: Run, error: Callable[[], AgentLoopError], place: str
 ) -> None:
-    """Nothing runs, no model is asked, and the error says what ended the run."""
+    """A resume runs nothing and asks no model, and its error says what ended the run."""
     case = NOT_ITS_OWN[place](Raises(error))
     raised, state = await failed(run_mode, case.agent, **case.options)
     assert type(raised) in (type(error()), AgentLoopError) or type(raised.__cause__) is type(error())
@@ -238,7 +238,7 @@ async def test_such_an_error_of_anything_else_than_the_loop_ends_the_run_for_goo
 async def test_the_failed_call_is_named_when_its_run_is_gone_on_with(
     run_mode: Run, error: Callable[[], AgentLoopError]
 ) -> None:
-    """By its id and its tool, with the failure as it was recorded."""
+    """The error names the call's id, its tool, and the failure as it was recorded."""
     case = in_body(Raises(error))
     _, state = await failed(run_mode, case.agent)
     name = type(error()).__name__
@@ -334,7 +334,7 @@ async def test_a_call_that_failed_as_the_run_was_ended_is_not_gone_past(by: str,
 @pytest.mark.scenario("RP-06")
 @pytest.mark.parametrize("error", ["transport", "slow model"])
 async def test_a_run_whose_own_model_failed_goes_on(run_mode: Run, error: str) -> None:
-    """In the first turn or a later one; the same turn is asked again."""
+    """The run resumes and asks the same turn again, in the first turn or a later one."""
     for place in (0, 1):
         steps: list[Any] = [call("work"), say("done")]
         steps.insert(place, Raises(ERRORS[error]))
@@ -347,7 +347,7 @@ async def test_a_run_whose_own_model_failed_goes_on(run_mode: Run, error: str) -
 
 @pytest.mark.scenario("RP-06")
 async def test_a_run_out_of_turns_or_of_its_budget_goes_on(run_mode: Run) -> None:
-    """With more of them."""
+    """The run resumes when it gets more turns or a larger budget."""
     for options, again in (
         ({"max_turns": 1}, {"max_turns": 3}),
         ({"run_config": RunConfig(limits=UsageLimits(requests=1))}, {}),
@@ -386,7 +386,7 @@ async def test_a_run_out_of_time_goes_on(run_mode: Run) -> None:
 
 @pytest.mark.scenario("RP-06")
 async def test_a_model_that_is_too_slow_by_its_settings_stops_the_loop(run_mode: Run) -> None:
-    """The settings' own time limit, as a model's own."""
+    """The settings' own time limit stops the loop as a model's own limit does."""
 
     agent = make_agent([], for_ever, model_settings=ModelSettings(timeout=20))
     raised, state = await failed(run_mode, agent)

@@ -104,7 +104,7 @@ class BreaksAt(ToolHookLog):
 async def test_a_failing_end_hook_of_an_approved_batch_keeps_the_outputs(
     run_mode: Run, breaking: str, way: str
 ) -> None:
-    """Those of the other calls, in model order; the next resume runs none of them again."""
+    """The outputs of the other calls are kept in model order, and the next resume runs none of them again."""
     ran: list[Any] = []
     held = {name: anyio.Event() for name in ("c1", "c2", "c3")}
 
@@ -142,7 +142,7 @@ async def test_a_failing_end_hook_of_an_approved_batch_keeps_the_outputs(
 
 @pytest.mark.scenario("SF-15")
 async def test_a_batch_that_a_failing_end_hook_ended_is_not_gone_on_with() -> None:
-    """The state says so before anything starts; what every call came to is in it."""
+    """A resume raises the hook's failure before any call starts; the state has the outcome of every call."""
     ran: list[Any] = []
     agent = make_agent([make_gated_tool(ran)], [call("gated", {"n": n}, f"c{n}") for n in (1, 2, 3)])
     state = (await Runner.run(agent, "go")).to_state()
@@ -167,7 +167,7 @@ async def test_a_batch_that_a_failing_end_hook_ended_is_not_gone_on_with() -> No
 @pytest.mark.scenario("TO-10", "TO-06")
 @in_every_way
 async def test_an_approved_body_has_its_timeout(run_mode: Run, anyio_backend: Backend, way: str) -> None:
-    """As in a fresh run; the time it waited for approval isn't counted."""
+    """The body has its timeout as in a fresh run; the time it waited for approval isn't counted."""
 
     quickly = anyio.Event()
 
@@ -277,7 +277,7 @@ async def test_a_call_that_started_before_a_pause_is_not_skipped_after_it(run_mo
 @pytest.mark.scenario("GI-10")
 @in_every_way
 async def test_a_run_that_goes_on_does_not_ask_its_input_guardrails_again(run_mode: Run, way: str) -> None:
-    """Neither the agent's nor the run configuration's, blocking or not; their results stay."""
+    """No input guardrail is asked again, the agent's or the configuration's, blocking or not; the results stay."""
     asked: list[str] = []
     ran: list[Any] = []
     agent = make_agent(
@@ -324,7 +324,7 @@ def two_agents(asked: list[str], judged: list[Any], verdict: Any) -> Agent[Any, 
 @pytest.mark.scenario("GI-10")
 @in_every_way
 async def test_input_added_to_a_run_is_judged_by_the_agent_at_work(run_mode: Run, way: str) -> None:
-    """And by the run configuration's guardrails: once, and the added input alone; not by the first agent's."""
+    """The guardrails of the agent at work and of the run configuration judge the added input alone, once."""
     asked: list[str] = []
     judged: list[Any] = []
     agent = two_agents(asked, judged, PASSED)
@@ -363,7 +363,7 @@ async def test_input_added_to_a_run_that_trips_is_not_shown_to_the_model(run_mod
 async def test_the_final_output_of_a_run_that_went_on_is_judged(
     run_mode: Run, behavior: str, trips: bool, way: str
 ) -> None:
-    """The model's message, and an output that an approved tool made."""
+    """The output guardrails judge the model's message, and an output that an approved tool made."""
     asked: list[str] = []
     ran: list[Any] = []
     agent = make_agent(
@@ -417,7 +417,7 @@ async def cancelled_in(formatter: HeldFormatter, agent: Any, given: Any, journal
 async def test_a_run_cancelled_while_a_rejection_is_worded_can_be_stored_and_run_on(
     run_mode: Run, nested: bool, way: str
 ) -> None:
-    """The rejected call is done with, by the default text; the approved sibling runs once, and nothing runs again."""
+    """The rejected call is settled by the default text; the approved sibling runs once, and nothing runs again."""
     ran: list[Any] = []
     inner = make_agent(
         [make_free_tool(ran), make_gated_tool(ran), make_gated_tool(ran, "other")],
@@ -447,7 +447,7 @@ async def test_a_run_cancelled_while_a_rejection_is_worded_can_be_stored_and_run
 @pytest.mark.scenario("PC-06")
 @in_every_way
 async def test_a_run_cancelled_while_a_missing_tool_is_worded_can_be_stored_and_run_on(run_mode: Run, way: str) -> None:
-    """The missing one is done with, by the default text; its sibling had not started, and runs once."""
+    """The missing call is settled by the default text; its sibling had not started, and runs once."""
     ran: list[Any] = []
     agent = make_agent([make_free_tool(ran)], [call("free", {}, "c1"), call("nowhere", {}, "c2")])
     formatter = HeldFormatter()

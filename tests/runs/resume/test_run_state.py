@@ -55,7 +55,7 @@ async def waiting(**fields: Any) -> RunState:
 @pytest.mark.scenario("RS-01")
 @pytest.mark.parametrize("stage", ["waits", "decided", "completed", "cut short"])
 async def test_json_of_a_state_read_from_json_is_the_same(stage: str) -> None:
-    """At a pause, after a verdict, at the end and in the middle; as values and as text."""
+    """The JSON is the same at a pause, after a verdict, at the end and in the middle; as values and as text."""
     state = await waiting()
     if stage == "decided":
         state.approve("p1", always=True)
@@ -88,7 +88,7 @@ async def test_a_loaded_state_equals_the_saved_one_receipts_included() -> None:
 
 @pytest.mark.scenario("US-09")
 async def test_usage_survives_storing_with_its_entries() -> None:
-    """Sums, requests without usage, and each request's own entry."""
+    """The stored state keeps sums, requests without usage, and each request's own entry."""
     usage = RequestUsage(input_tokens=11, output_tokens=4, total_tokens=15, cached_tokens=3, reasoning_tokens=2)
     steps = [
         respond(ToolCall("l0", "look"), usage=usage),
@@ -129,7 +129,7 @@ async def test_a_state_names_a_trace_only_where_the_run_was_traced() -> None:
 @pytest.mark.scenario("RS-02")
 @pytest.mark.parametrize("version", [None, "0", "3", "1.0", 1, "", ["1"], "missing"])
 async def test_a_missing_or_unknown_schema_is_refused_with_what_is_supported(version: Any) -> None:
-    """As values and as text."""
+    """Values and text with a missing or unknown schema are refused, and the error says which is supported."""
     state = await waiting()
     data = {**state.to_json(), "schema": version}
     if version == "missing":
@@ -213,7 +213,7 @@ async def test_a_resume_that_asks_no_model_takes_no_turn(run_mode: Run) -> None:
 
 @pytest.mark.scenario("RS-09")
 async def test_resuming_changes_neither_the_result_nor_the_callers_state(run_mode: Run) -> None:
-    """Not their records, items or usage; one state can be run on more than once."""
+    """A resume changes no records, items or usage of them; one state can be run more than once."""
     agent = waiting_agent()
     first = await run_mode(agent, "go")
     state = first.to_state()
@@ -234,7 +234,7 @@ async def test_resuming_changes_neither_the_result_nor_the_callers_state(run_mod
 
 @pytest.mark.scenario("RS-10")
 async def test_interruptions_are_values_that_fit_any_copy_of_the_state(run_mode: Run) -> None:
-    """Those of the result approve a state restored later; a decision on one state leaves others as they are."""
+    """An interruption of the result approves a state restored later; a decision leaves other states unchanged."""
     agent = waiting_agent()
     first = await run_mode(agent, "go")
     [shown] = first.interruptions
@@ -269,7 +269,7 @@ async def test_a_resumed_run_counts_on_from_what_was_captured(run_mode: Run) -> 
 
 
 async def test_the_agent_of_a_state_is_checked() -> None:
-    """It has to be one."""
+    """A value that is no agent is refused."""
     state = await waiting()
     with pytest.raises(UserTypeError, match="an Agent is needed"):
         RunState.from_json("guide", state.to_json())  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def two_clerks(ran: list[str], *, swapped: bool) -> Agent[Any, Any]:
 @pytest.mark.scenario("RS-06")
 @pytest.mark.parametrize("swapped", [False, True])
 async def test_of_agents_of_one_name_the_right_one_goes_on(run_mode: Run, swapped: bool) -> None:
-    """Also where the graph of the restoring process lists them in another order."""
+    """The right agent resumes also where the graph of the restoring process lists the two in another order."""
     ran: list[str] = []
     first = await run_mode(two_clerks(ran, swapped=False), "go")
     assert first.status == "interrupted"
@@ -327,7 +327,7 @@ async def test_of_agents_of_one_name_the_right_one_goes_on(run_mode: Run, swappe
 
 @pytest.mark.scenario("RS-06", "TR-10")
 async def test_an_agent_that_pending_work_needs_and_the_graph_lacks_is_named(run_mode: Run) -> None:
-    """Nothing runs; of two alike, that the other one is there doesn't help."""
+    """Nothing runs when the needed one of two alike agents is missing, although the other one is there."""
     ran: list[str] = []
     root = two_clerks(ran, swapped=False)
     text = (await run_mode(root, "go")).to_state().to_string()
@@ -345,7 +345,7 @@ async def test_an_agent_that_pending_work_needs_and_the_graph_lacks_is_named(run
 async def test_an_agent_that_only_the_past_names_is_ignored_with_a_warning(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has used a tool once; nothing that is still to be done is its."""
+    """The missing agent's only part is a tool use in the past, so no remaining work needs it."""
     target = Agent(
         "target", model=script_turns(say("-"), say("-"), call("pay", {"amount": 1}, call_id="p"), say("end"))
     )
@@ -366,7 +366,7 @@ async def test_an_agent_that_only_the_past_names_is_ignored_with_a_warning(
 
 @pytest.mark.scenario("TR-07")
 async def test_what_agents_of_one_name_have_used_survives_storing(run_mode: Run) -> None:
-    """The one that used a tool isn't made to again; the other one is."""
+    """The agent that has used a tool isn't made to use one again; the other agent is."""
     from agentloop import ModelSettings
 
     settings = ModelSettings(tool_choice="required")
@@ -455,7 +455,7 @@ TAMPERINGS: dict[str, Callable[[list[Any]], None]] = {
 @pytest.mark.scenario("RS-11")
 @pytest.mark.parametrize("how", TAMPERINGS)
 async def test_a_log_that_was_tampered_with_is_refused(how: str) -> None:
-    """At the reading of it: nothing has run, and the error says which record is wrong."""
+    """The log is refused when it is read: nothing has run, and the error names the wrong record."""
     state = await waiting()
     data = json.loads(state.to_string())
     before = copy.deepcopy(data)
@@ -467,7 +467,7 @@ async def test_a_log_that_was_tampered_with_is_refused(how: str) -> None:
 
 @pytest.mark.scenario("RS-11", "RS-17")
 async def test_a_forged_verdict_approves_nothing(run_mode: Run) -> None:
-    """One that says it was given for other arguments, another tool, agent or call."""
+    """A verdict that was given for other arguments, another tool, agent or call approves nothing."""
     ran: list[int] = []
 
     @tool(name="pay", needs_approval=True)
@@ -510,7 +510,7 @@ async def test_a_forged_verdict_approves_nothing(run_mode: Run) -> None:
 
 
 async def test_a_state_of_a_run_with_guardrails_and_handoffs_is_stable(run_mode: Run) -> None:
-    """Every kind of record on the way, read and written again."""
+    """Every kind of record of such a run is the same when it is read and written again."""
     target = Agent(
         "target", model=script_turns(say("-"), call("pay", {"amount": 1}, call_id="p"), say("end")), tools=[pay]
     )

@@ -70,7 +70,7 @@ def context_agent() -> Agent[Any, Any]:
 
 @pytest.mark.scenario("RS-05")
 async def test_a_mapping_is_stored_exactly(run_mode: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Bytes, keys that aren't text, tuples and all; without a warning."""
+    """A mapping keeps bytes, keys that aren't text, and tuples, without a warning."""
     given = {"owner": "Ann", "n": 1 << 80, "raw": b"\x00\xff", "pairs": {1: "one"}, "$odd": [None, 1.5]}
     agent = context_agent()
     with caplog.at_level(logging.WARNING, "agentloop"):
@@ -87,7 +87,7 @@ async def test_a_mapping_is_stored_exactly(run_mode: Run, caplog: pytest.LogCapt
 
 @pytest.mark.scenario("RS-05")
 async def test_an_object_goes_through_the_applications_functions(run_mode: Run) -> None:
-    """A serializer one way, a deserializer back."""
+    """The application's serializer stores the object, and its deserializer restores it."""
     agent = context_agent()
     state = (await run_mode(agent, "go", context=Desk("Ann", ["deed"]))).to_state()
     text = state.to_string(context_serializer=attrs.asdict, strict_context=True)
@@ -101,7 +101,7 @@ async def test_an_object_goes_through_the_applications_functions(run_mode: Run) 
 async def test_an_object_without_a_serializer_is_left_out_with_a_warning(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing of it is stored; the warning names its type alone."""
+    """No part of the object is stored, and the warning names its type alone."""
     agent = context_agent()
     state = (await run_mode(agent, "go", context=Desk("canary"))).to_state()
     with caplog.at_level(logging.WARNING, "agentloop"):
@@ -114,7 +114,7 @@ async def test_an_object_without_a_serializer_is_left_out_with_a_warning(
 
 @pytest.mark.scenario("RS-05")
 async def test_strictly_an_object_without_a_serializer_is_an_error(run_mode: Run) -> None:
-    """A mapping and no context at all are none."""
+    """The strict mode refuses the object, but accepts a mapping and an absent context."""
     agent = context_agent()
     state = (await run_mode(agent, "go", context=Desk("canary"))).to_state()
     with pytest.raises(StateError, match="Desk") as caught:
@@ -128,7 +128,7 @@ async def test_strictly_an_object_without_a_serializer_is_an_error(run_mode: Run
 @pytest.mark.scenario("RS-05", "RS-16")
 @pytest.mark.parametrize("when", ["reading", "running"])
 async def test_another_context_takes_the_place_of_the_object_and_approvals_stay(run_mode: Run, when: str) -> None:
-    """Given where the state is read, or where it is run on."""
+    """The other context may be given where the state is read, or where it is run."""
     agent = context_agent()
     state = (await run_mode(agent, "go", context={"owner": "Ann"})).to_state()
     state.approve("c")
@@ -183,7 +183,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.scenario("RS-07")
 @pytest.mark.parametrize("kind", VALUES)
 async def test_what_a_body_returned_is_kept_as_plain_data(run_mode: Run, kind: str) -> None:
-    """Objects structured by their fields, tuples as lists, bytes as bytes; the model is shown the same text."""
+    """Objects are kept by their fields, tuples as lists, bytes as bytes; the model receives the same text."""
     value, kept = VALUES[kind]
 
     @tool
@@ -224,7 +224,7 @@ async def test_the_applications_own_data_of_a_call_are_kept(run_mode: Run) -> No
 
 @pytest.mark.scenario("RS-08")
 async def test_guardrail_results_are_kept_and_no_guardrail_judges_twice(run_mode: Run) -> None:
-    """Input ones with their own data, tool ones with their call; those passed aren't asked again."""
+    """Input results keep their data, tool results their call; guardrails that have passed aren't asked again."""
     log: list[str] = []
 
     @input_guardrail(name="polite")
@@ -310,7 +310,7 @@ async def test_the_structured_input_of_a_nested_run_is_there_again(run_mode: Run
 
 @pytest.mark.scenario("RS-08")
 async def test_reasoning_stands_before_what_it_led_to(run_mode: Run) -> None:
-    """With its ids and what the provider encrypted, as the model is shown it again."""
+    """Reasoning keeps its ids and the provider's encrypted content when the model receives it again."""
     reasoning = Reasoning("rs_1", ("because",), (), "sealed")
     steps = [
         respond(reasoning, ToolCall("p", "pay", '{"amount": 1}', provider_data={"id": "fc_1"}), response_id="r1"),
@@ -328,7 +328,7 @@ async def test_reasoning_stands_before_what_it_led_to(run_mode: Run) -> None:
 @pytest.mark.scenario("RS-08")
 @pytest.mark.parametrize("by", ["conversation", "response"])
 async def test_a_conversation_that_the_provider_keeps_goes_on(run_mode: Run, by: str) -> None:
-    """By its id, or from the last response; only what is new is sent."""
+    """The conversation resumes by its id, or from the last response; only new items are sent."""
     steps = [
         respond(ToolCall("p", "pay", '{"amount": 1}'), response_id="r1"),
         respond(AssistantMessage("done"), response_id="r2"),
@@ -391,7 +391,7 @@ async def test_a_run_keeps_its_id_and_its_calls_their_keys(run_mode: Run) -> Non
 
 
 async def test_nothing_of_the_state_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of types in stored values are data."""
+    """The names of types in stored values are data, and nothing imports them."""
     import builtins
 
     agent = paying()

@@ -30,7 +30,7 @@ def child(*args: str, given: str = "") -> str:
 def test_begun_in_one_process_approved_in_another_and_finished_in_a_third(
     first: Any, second: Any, tmp_path: Path
 ) -> None:
-    """On the other backend; with only the JSON and the definitions. What waited runs once, as approved."""
+    """The processes share only the JSON and the definitions, over two backends; an approved call runs once."""
     ledger = tmp_path / "ledger"
     state = child("begin", first, str(ledger))
     assert ledger.read_text().splitlines() == ["look"]
@@ -50,7 +50,7 @@ def test_begun_in_one_process_approved_in_another_and_finished_in_a_third(
 @pytest.mark.slow
 @pytest.mark.scenario("LX-65")
 def test_what_was_rejected_elsewhere_never_runs_and_the_model_gets_the_reason(tmp_path: Path) -> None:
-    """In the run's own words, and in the nested run's."""
+    """The verdict's message is the reason in the run and in its nested run, and neither waiting call runs."""
     ledger = tmp_path / "ledger"
     state = child("reject", "Not with my money.", given=child("begin", "asyncio", str(ledger)))
     assert state.count("Not with my money.") == 2
@@ -72,7 +72,7 @@ def frozen() -> RunState:
 
 @pytest.mark.scenario("RS-03")
 def test_the_frozen_state_is_read_and_means_what_it_meant() -> None:
-    """Its context, what waits, usage, outputs, and what has been decided."""
+    """The frozen state keeps its context, waiting calls, usage, outputs and verdicts."""
     state = frozen()
     assert state.context == frozen_state.CONTEXT
     [waiting] = state.interruptions
@@ -95,7 +95,7 @@ def test_the_frozen_state_is_read_and_means_what_it_meant() -> None:
 
 @pytest.mark.scenario("RS-03")
 def test_the_frozen_state_is_written_as_it_was_read() -> None:
-    """In the present schema, or (once there is another) brought to it."""
+    """The state is written as the file has it, or in the present schema where the file's is older."""
     data = json.loads(frozen_state.FILE.read_text())
     written = json.loads(frozen().to_string())
     assert written["schema"] == RunState.schema_version
@@ -107,7 +107,7 @@ def test_the_frozen_state_is_written_as_it_was_read() -> None:
 
 @pytest.mark.scenario("RS-03")
 async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
-    """To the run's end, with what was decided then and is decided now."""
+    """The frozen state runs to the run's end, with its old verdicts and new ones."""
     state = frozen()
     [waiting] = state.interruptions
     state.approve(waiting)

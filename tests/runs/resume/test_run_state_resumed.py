@@ -88,7 +88,7 @@ async def test_after_a_soft_cancel_usage_is_counted_and_the_run_goes_on(run_mode
 
 @pytest.mark.scenario("SC-11")
 async def test_a_state_after_a_soft_cancel_goes_on_with_the_next_turn(run_mode: Run) -> None:
-    """It has what the turn gave, and no turn is taken twice."""
+    """The state has the results of the turn, and no turn is taken twice."""
     agent = Agent("guide", model=script_turns(call("look", call_id="l"), say("done")), tools=[look])
     state = await stopped_after_a_turn(agent)
     assert read_turns(state.records) == [1]
@@ -122,7 +122,7 @@ async def test_added_input_is_shown_in_order_once_at_the_next_model_call(run_mod
 
 @pytest.mark.scenario("RS-13")
 async def test_added_input_is_guarded(run_mode: Run) -> None:
-    """By the input guardrails, before the model is asked: they judge it alone, and once."""
+    """The input guardrails judge the added input alone, once, before the model is asked."""
     judged: list[list[str]] = []
 
     @input_guardrail(name="watch")
@@ -148,7 +148,7 @@ async def test_added_input_is_guarded(run_mode: Run) -> None:
 
 @pytest.mark.scenario("RS-13")
 async def test_a_run_that_is_over_takes_no_input() -> None:
-    """Completed, or failed for good."""
+    """A run that has completed, or failed for good, takes no input."""
     agent = Agent("guide", model=script_turns(say("done")))
     state = (await Runner.run(agent, "go")).to_state()
     before = list(state.records)
@@ -170,7 +170,7 @@ async def test_a_run_that_is_over_takes_no_input() -> None:
 
 @pytest.mark.scenario("RS-13")
 async def test_without_a_turn_left_no_input_is_taken(run_mode: Run) -> None:
-    """It could never be shown."""
+    """Input is refused because no turn is left in which the model could receive it."""
     agent = Agent("guide", model=script_turns(call("look", call_id="a"), say("done")), tools=[look])
     with pytest.raises(MaxTurnsExceeded) as caught:
         await run_mode(agent, "go", max_turns=1)
@@ -182,7 +182,7 @@ async def test_without_a_turn_left_no_input_is_taken(run_mode: Run) -> None:
 
 @pytest.mark.scenario("RS-13")
 async def test_while_calls_wait_no_input_is_taken(run_mode: Run) -> None:
-    """The answer that made them comes first, decided or not."""
+    """Input is refused because the answer that made the waiting calls comes first, decided or not."""
     agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
     state = restore_paused(await run_mode(agent, "go"))
     for _ in range(2):
@@ -195,7 +195,7 @@ async def test_while_calls_wait_no_input_is_taken(run_mode: Run) -> None:
 @pytest.mark.scenario("RS-13")
 @pytest.mark.parametrize("ends", ["by a message", "by a tool", "by a handoff"])
 async def test_where_what_is_there_may_end_the_run_no_input_is_taken(ends: str) -> None:
-    """A log that a crash cut before the final output was judged, or before the next agent took over."""
+    """Input is refused in a log that a crash cut before an output was judged or before the next agent took over."""
     target = Agent("target", model=script_turns(say("-"), say("end")))
     agent = Agent("guide", tools=[look])
     cut: type = r.RunEnded
@@ -238,7 +238,7 @@ def pending_with_a_sibling(ran: list[str], **changes: Any) -> Agent[Any, Any]:
 
 @pytest.mark.scenario("RS-14")
 async def test_a_renamed_tool_with_a_pending_call_fails_before_anything_runs(run_mode: Run) -> None:
-    """Its approved sibling hasn't run either."""
+    """The run fails before anything runs, the approved sibling included."""
     ran: list[str] = []
     state = restore_approved(await run_mode(pending_with_a_sibling(ran), "go"))
     renamed = pending_with_a_sibling(ran, name="pay_now")
@@ -264,7 +264,7 @@ async def test_a_changed_schema_of_a_tool_with_a_pending_call_fails_before_anyth
 
 @pytest.mark.scenario("RS-14")
 async def test_a_stricter_collision_policy_fails_before_anything_runs(run_mode: Run) -> None:
-    """Two tools of one name were only warned about where the run began."""
+    """The run began with a warning about two tools of one name, and the stricter policy makes it an error."""
     ran: list[str] = []
     agent = pending_with_a_sibling(ran)
     agent.tools = [agent.tools[1], *agent.tools]
@@ -277,7 +277,7 @@ async def test_a_stricter_collision_policy_fails_before_anything_runs(run_mode: 
 
 @pytest.mark.scenario("RS-17")
 async def test_an_interruption_that_was_changed_approves_nothing(run_mode: Run) -> None:
-    """Other arguments, another tool, another agent, another run of the tree, another id."""
+    """An interruption with other arguments, another tool, agent, run of the tree or id approves nothing."""
     ran: list[str] = []
     state = restore_paused(await run_mode(pending_with_a_sibling(ran), "go"))
     shown_call = state.interruptions[1]
@@ -303,7 +303,7 @@ async def test_an_interruption_that_was_changed_approves_nothing(run_mode: Run) 
 
 @pytest.mark.scenario("RS-17")
 async def test_an_approval_for_a_tool_of_another_key_is_asked_again(run_mode: Run) -> None:
-    """The name leads to another tool now than the one that was approved."""
+    """The approval is requested again, because the name leads to another tool than the approved one."""
     ran: list[str] = []
     state = restore_approved(await run_mode(pending_with_a_sibling(ran), "go"))
     moved = pending_with_a_sibling(ran, defer_loading=True)
@@ -319,7 +319,7 @@ async def test_an_approval_for_a_tool_of_another_key_is_asked_again(run_mode: Ru
 
 @pytest.mark.scenario("RS-17")
 async def test_approved_arguments_are_judged_again_when_the_run_goes_on(run_mode: Run) -> None:
-    """A policy that came meanwhile denies what was approved; and the verdict is not asked again."""
+    """A policy that was added meanwhile denies the approved call, and the verdict is not requested again."""
 
     class NoPaying:
         def decide(self, pending: Any) -> Any:
@@ -334,7 +334,7 @@ async def test_approved_arguments_are_judged_again_when_the_run_goes_on(run_mode
 
 @pytest.mark.scenario("RS-15")
 async def test_streaming_resume_equals_the_other() -> None:
-    """Records in normal form, items, usage, status; of a pause in a nested run and one beside it."""
+    """Records in normal form, items, usage and status are equal, for a pause in a nested run and one beside it."""
     inner = Agent("inner", model=script_turns(call("pay", {"amount": 2}, call_id="q"), say("in")), tools=[pay])
     outer = Agent("outer", tools=[look, pay, inner.as_tool("sub", "Sub.")])
     outer.model = script_turns(
@@ -366,7 +366,7 @@ async def test_streaming_resume_equals_the_other() -> None:
 
 @pytest.mark.scenario("SE-05")
 async def test_an_interruption_saves_what_is_complete_and_a_resume_adds_only_what_is_new(run_mode: Run) -> None:
-    """Every item once, calls before their outputs."""
+    """The session gets every item once, with calls before their outputs."""
     session = MemorySession()
     agent = Agent("guide", tools=[look, pay])
     agent.model = script_turns(
@@ -416,7 +416,7 @@ class Traces(Instrument):
 
 @pytest.mark.scenario("HS-15")
 async def test_a_resumed_run_goes_on_in_its_trace_without_a_second_start(run_mode: Run) -> None:
-    """In another process too; a run of another workflow begins its own."""
+    """The resumed run keeps its trace in another process too; a run of another workflow begins its own."""
     agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
     before = Traces()
     first = await run_mode(agent, "go", run_config=RunConfig(instruments=[before], workflow_name="buying"))
@@ -549,7 +549,7 @@ async def test_a_state_that_was_read_midway_is_a_detached_snapshot(ready: bool) 
 
 @pytest.mark.scenario("RS-13", "SE-05")
 async def test_added_input_is_saved_to_the_session_once(run_mode: Run) -> None:
-    """In its place among the run's items."""
+    """The added input is in its place among the run's items."""
     session = MemorySession()
     agent = Agent("guide", model=script_turns(call("look", call_id="a"), say("done")), tools=[look])
     agent.input_guardrails = [make_input_guard("g", PASSED)]
