@@ -47,7 +47,7 @@ async def test_failure_text_has_neither_the_second_line_nor_secrets(run_mode: Ru
 
 @pytest.mark.scenario("FC-01", "LX-09")
 async def test_failure_text_of_a_group_names_every_leaf(run_mode: Run) -> None:
-    """Nested groups too."""
+    """The text names the leaves of nested groups too."""
 
     def group() -> BaseException:
         inner = ExceptionGroup("inner", [KeyError("k"), OSError("disk full")])
@@ -111,7 +111,7 @@ async def test_undecodable_arguments_have_a_text_of_their_own(run_mode: Run) -> 
 @pytest.mark.scenario("FC-03")
 @pytest.mark.parametrize("text", ["[1]", "3", '"n"', "null", "true"])
 async def test_arguments_that_are_no_object_go_to_the_failure_function(run_mode: Run, text: str) -> None:
-    """Valid JSON, wrong shape: a `ModelBehaviorError` is what the function gets."""
+    """The failure function gets a `ModelBehaviorError` for valid JSON of the wrong shape."""
     seen: list[Exception] = []
 
     def words(ctx: Any, error: Exception) -> str:
@@ -144,7 +144,7 @@ async def test_arguments_that_do_not_fit_take_the_same_path(run_mode: Run, argum
 @pytest.mark.scenario("FC-05")
 @pytest.mark.parametrize("text", ['{"n": ', "[]", '{"n": "abc"}'])
 async def test_bad_arguments_without_a_failure_function_are_the_models_fault(run_mode: Run, text: str) -> None:
-    """`ModelBehaviorError` leaves the run: not the user's error, nor the tool's."""
+    """A `ModelBehaviorError` leaves the run, because the fault is neither the user's nor the tool's."""
     ran: list[int] = []
     agent = make_agent([takes_number(ran, failure_error_function=None)], call("number", text, call_id="c1"))
     with pytest.raises(ModelBehaviorError) as caught:
@@ -156,7 +156,7 @@ async def test_bad_arguments_without_a_failure_function_are_the_models_fault(run
 
 @pytest.mark.scenario("FC-06")
 async def test_async_failure_function_is_awaited(run_mode: Run) -> None:
-    """It may take its time."""
+    """An async failure function may take its time."""
 
     async def words(ctx: Any, error: Exception) -> str:
         await anyio.sleep(0.01)
@@ -169,7 +169,7 @@ async def test_async_failure_function_is_awaited(run_mode: Run) -> None:
 
 @pytest.mark.scenario("FC-07")
 async def test_failure_function_that_raises_fails_the_run_with_a_wrapped_error(run_mode: Run) -> None:
-    """`ToolCallError`, caused by what the function raised."""
+    """The run raises a `ToolCallError` whose cause is the function's own error."""
 
     def words(ctx: Any, error: Exception) -> str:
         raise LookupError("no words")
@@ -186,7 +186,7 @@ async def test_failure_function_that_raises_fails_the_run_with_a_wrapped_error(r
 @pytest.mark.scenario("FC-08")
 @pytest.mark.parametrize("function", [None, lambda ctx, error: None])
 async def test_unhandled_failure_raises_the_original(run_mode: Run, function: Any) -> None:
-    """No function, or one that answers None: a `ToolCallError` caused by the original, with call and outcome."""
+    """A missing function, or one that answers None, gives a `ToolCallError` with call, outcome and original cause."""
     original = ValueError("broken")
     watch = Watch()
     agent = make_agent([failing(lambda: original, failure_error_function=function)], call_each("fails"))
@@ -229,7 +229,7 @@ async def test_default_function_may_be_called_by_ones_own(run_mode: Run) -> None
 
 
 async def test_failure_function_that_returns_something_else_is_a_users_error(run_mode: Run) -> None:
-    """Neither text nor None: the error names tool and field."""
+    """A value that is neither text nor None is refused with an error that names tool and field."""
     agent = make_agent(
         [failing(lambda: ValueError("broken"), failure_error_function=lambda ctx, error: 3)], call_each("fails")
     )

@@ -65,7 +65,7 @@ class Counted:
 
 @pytest.mark.scenario("PL-01")
 async def test_identical_calls_of_one_response_are_one_call(run_mode: Run) -> None:
-    """One body, one call item, one output item."""
+    """Identical calls have one body, one call item and one output item."""
     f = Counted()
     agent = make_agent(f.tools, [call("f", {"n": 1}, "c"), call("f", {"n": 1}, "c")])
     result = await run_mode(agent, "go")
@@ -81,7 +81,7 @@ async def test_identical_calls_of_one_response_are_one_call(run_mode: Run) -> No
     "second", [call("f", {"n": 2}, "c"), call("other", {}, "c")], ids=["other-arguments", "other-tool"]
 )
 async def test_one_id_for_two_calls_fails_before_anything_starts(run_mode: Run, second: Any) -> None:
-    """Neither of the two runs, nor a sibling."""
+    """Neither of the two calls runs, and no sibling does."""
     f = Counted()
     agent = make_agent(f.tools, [call("other", {}, "a"), call("f", {"n": 1}, "c"), second])
     with pytest.raises(ModelBehaviorError, match="'c'") as caught:
@@ -94,7 +94,7 @@ async def test_one_id_for_two_calls_fails_before_anything_starts(run_mode: Run, 
 
 @pytest.mark.scenario("PL-03")
 async def test_equal_calls_with_their_own_ids_both_run(run_mode: Run) -> None:
-    """The same tool and arguments are not the same call."""
+    """Calls of the same tool and arguments are two calls when their ids differ."""
     f = Counted()
     agent = make_agent(f.tools, [call("f", {"n": 1}, "c1"), call("f", {"n": 1}, "c2")])
     result = await run_mode(agent, "go")
@@ -132,7 +132,7 @@ async def test_repeated_call_beside_a_new_one_leaves_only_the_new_one(run_mode: 
     "second", [call("f", {"n": 2}, "c"), call("other", {}, "c")], ids=["other-arguments", "other-tool"]
 )
 async def test_reused_id_in_a_later_turn_fails_before_execution(run_mode: Run, second: Any) -> None:
-    """The id was f(1)'s; what else the response asks for doesn't start either."""
+    """The id belongs to f(1), so the run fails, and no other call of the response starts."""
     f = Counted()
     agent = make_agent(f.tools, call("f", {"n": 1}, "c"), [call("other", {}, "a"), second])
     with pytest.raises(ModelBehaviorError, match="'c'") as caught:
@@ -144,7 +144,7 @@ async def test_reused_id_in_a_later_turn_fails_before_execution(run_mode: Run, s
 
 @pytest.mark.scenario("PL-06")
 async def test_reasoning_of_a_repeated_call_is_dropped(run_mode: Run) -> None:
-    """Only the first turn's reasoning is left, in the items and in what the model sees next."""
+    """Only the first turn's reasoning is left, in the items and in the model's next input."""
     f = Counted()
     agent = make_agent(
         f.tools, [reason("first"), call("f", {"n": 1}, "c")], [reason("again"), call("f", {"n": 1}, "c")]
@@ -168,7 +168,7 @@ async def test_no_event_tells_of_a_repeated_call_or_its_reasoning() -> None:
 @pytest.mark.scenario("PL-07")
 @pytest.mark.parametrize("again", ['{ "b" : 2,\n"a":1 }', '{"b":2,"a":1}'])
 async def test_key_order_and_blanks_do_not_make_another_invocation(run_mode: Run, again: str) -> None:
-    """Within one response and in a later turn."""
+    """Key order and blanks make no difference within one response and in a later turn."""
     ran: list[Any] = []
 
     @tool
@@ -237,7 +237,7 @@ async def test_an_unknown_tool_ends_the_run_before_its_siblings_start(run_mode: 
 
 @pytest.mark.scenario("PL-11", "LX-10")
 async def test_an_unknown_tool_is_answered_and_its_siblings_run(run_mode: Run) -> None:
-    """By policy; the answer names what was asked for, and the outcome never started."""
+    """The policy answers the unknown call with the name it asked for, and its outcome never started."""
     f = Counted()
     agent = make_agent(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
     result = await run_mode(agent, "go", run_config=ANSWERING)
@@ -250,7 +250,7 @@ async def test_an_unknown_tool_is_answered_and_its_siblings_run(run_mode: Run) -
 
 @pytest.mark.scenario("LX-10")
 async def test_an_unknown_tool_is_answered_with_the_nearest_names(run_mode: Run) -> None:
-    """Up to two, nearest first."""
+    """The answer names up to two known tools, nearest first."""
 
     @tool
     async def read_file() -> str:
@@ -275,7 +275,7 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_names(run_mode: Run)
 @pytest.mark.scenario("RP-12")
 @pytest.mark.parametrize("behavior", ["raise_error", "return_error_to_model"])
 async def test_unknown_names_past_the_cap_are_refused_as_any_call(run_mode: Run, behavior: Any) -> None:
-    """They don't end the run, and the calls within the cap do what they did."""
+    """Unknown names past the cap don't end the run, and the calls within the cap run as usual."""
     f = Counted()
     agent = make_agent(f.tools, [call("f", {"n": 1}, "a"), call("zzz", {}, "x"), call("f", {"n": 2}, "b")])
     config = RunConfig(tool_not_found_behavior=behavior, tool_execution=ToolExecution(max_calls_per_turn=1))
@@ -291,7 +291,7 @@ async def test_unknown_names_past_the_cap_are_refused_as_any_call(run_mode: Run,
 
 @pytest.mark.scenario("RP-12")
 async def test_an_unknown_name_within_the_cap_still_ends_the_run(run_mode: Run) -> None:
-    """Before any sibling, as ever."""
+    """The run ends before any sibling starts, as without the cap."""
     f = Counted()
     agent = make_agent(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
     with pytest.raises(ModelBehaviorError, match="Tool 'zzz' not found"):
@@ -398,7 +398,7 @@ async def test_the_formatter_words_an_unknown_tool(run_mode: Run) -> None:
 async def test_a_formatter_without_words_leaves_the_default(
     run_mode: Run, formatter: Any, logs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """None is a choice; raising or giving no text is logged once."""
+    """A formatter may return None; one that raises or gives no text is logged once."""
     caplog.set_level(logging.WARNING, "agentloop")
     agent = make_agent([], call("zzz", {}, "x"))
     config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=formatter)
@@ -421,7 +421,7 @@ class Answers:
 
 @pytest.mark.scenario("PL-13")
 async def test_a_tool_disabled_while_the_model_thought_fails_the_run_in_planning(run_mode: Run) -> None:
-    """Named with its agent; nothing of the response has started."""
+    """The error names the tool and its agent, and no call of the response has started."""
     f = Counted()
     enabled = Answers(True, False)
 
@@ -439,7 +439,7 @@ async def test_a_tool_disabled_while_the_model_thought_fails_the_run_in_planning
 
 @pytest.mark.scenario("PL-13")
 async def test_a_tool_disabled_while_its_call_waited_is_refused_alone(run_mode: Run) -> None:
-    """Asked again right before the body; the sibling's output stays."""
+    """`is_enabled` is asked again right before the body; the sibling's output stays."""
     f = Counted()
 
     @tool(is_enabled=Answers(True, True, False, True))
@@ -457,7 +457,7 @@ async def test_a_tool_disabled_while_its_call_waited_is_refused_alone(run_mode: 
 
 @pytest.mark.scenario("PL-14")
 async def test_is_enabled_raising_cancels_its_siblings_and_ends_the_run(run_mode: Run) -> None:
-    """The application's error, bare, before the model is asked."""
+    """The application's error leaves the run bare, before the model is asked."""
     asked = anyio.Event()
     cancelled: list[str] = []
 
@@ -505,7 +505,7 @@ def _two_of_one_name() -> list[Any]:
 async def test_of_two_tools_with_one_name_the_last_is_shown_and_dispatched(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning names it, however many turns there are."""
+    """One warning names the tool, in any number of turns."""
     caplog.set_level(logging.WARNING, "agentloop")
     agent = make_agent(_two_of_one_name(), call("f", {}, "a"), call("f", {}, "b"))
     await run_mode(agent, "go")
@@ -517,7 +517,7 @@ async def test_of_two_tools_with_one_name_the_last_is_shown_and_dispatched(
 
 @pytest.mark.scenario("PL-15", "LX-26")
 async def test_two_tools_with_one_name_are_an_error_by_policy(run_mode: Run) -> None:
-    """Before the model is asked; construction never fails for it."""
+    """The run fails before the model is asked; construction never fails for it."""
     agent = make_agent(_two_of_one_name())
     with pytest.raises(UserError, match=r"first.*last|'f'.*'f'"):
         await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
@@ -584,7 +584,7 @@ async def test_a_tool_added_by_a_tool_can_be_called_next_turn(run_mode: Run) -> 
 
 @pytest.mark.scenario("PL-20", "LX-03")
 async def test_outputs_follow_the_calls_whatever_finishes_first(run_mode: Run) -> None:
-    """Finishing 2, 3, 1: items, the next input and `calls` say 1, 2, 3."""
+    """Calls that finish in the order 2, 3, 1 have items, next input and `calls` in the order 1, 2, 3."""
     finished = {n: anyio.Event() for n in (1, 2, 3)}
     after = {1: 3, 3: 2}
     order: list[int] = []
@@ -607,7 +607,7 @@ async def test_outputs_follow_the_calls_whatever_finishes_first(run_mode: Run) -
 
 @pytest.mark.scenario("PL-21")
 async def test_a_response_of_hosted_calls_alone_leads_to_another_turn(run_mode: Run) -> None:
-    """It is no answer: the model is asked again, and the item stays in the history."""
+    """Hosted calls are no answer: the model is asked again, and the item stays in the history."""
     hosted = HostedToolCall("web_search", {"query": "x"})
     agent = make_agent([], respond(hosted))
     result = await run_mode(agent, "go")

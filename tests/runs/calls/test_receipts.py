@@ -49,7 +49,7 @@ class Remembered:
 
 @pytest.mark.scenario("LX-31")
 async def test_an_equal_call_of_a_later_turn_is_answered_with_the_first_output(run_mode: Run) -> None:
-    """Turns 1 and 3: one body; the second result equals the first and says that it is a replay."""
+    """Turns 1 and 3 run one body; the second result equals the first and says that it is a replay."""
     f = Remembered()
 
     @tool
@@ -67,7 +67,7 @@ async def test_an_equal_call_of_a_later_turn_is_answered_with_the_first_output(r
 
 @pytest.mark.scenario("LX-32")
 async def test_equal_calls_of_one_batch_share_one_body(run_mode: Run) -> None:
-    """Each has a result with its own id."""
+    """Each of the equal calls has a result with its own id."""
     f = Remembered()
     agent = make_agent([f.tool], [call("f", {"n": 1}, f"c{i}") for i in range(4)])
     result = await run_mode(agent, "go")
@@ -103,7 +103,7 @@ async def test_a_waiting_equal_call_holds_no_slot(run_mode: Run) -> None:
 @pytest.mark.scenario("LX-33")
 @pytest.mark.parametrize("turns", [1, 2])
 async def test_key_order_makes_no_difference(run_mode: Run, turns: int) -> None:
-    """Inside a batch and across turns."""
+    """Key order makes no difference inside a batch and across turns."""
     f = Remembered()
     pair = [call("f", '{"n":1,"unit":"km"}', "a"), call("f", '{ "unit" : "km", "n" : 1 }', "b")]
     agent = make_agent([f.tool], *([pair] if turns == 1 else pair))
@@ -129,7 +129,7 @@ async def test_a_default_omitted_and_one_given_are_equal(run_mode: Run, turns: i
 
 @pytest.mark.scenario("LX-43")
 async def test_a_hit_has_a_settled_event_and_took_no_time() -> None:
-    """Status `replayed`; it never started, so there is no start event."""
+    """A hit has the status `replayed`, and no start event, because it never started."""
     f = Remembered()
     agent = make_agent([f.tool], call("f", {"n": 1}, "a"), call("f", {"n": 1}, "b"))
     async with Runner.run_streamed(agent, "go") as stream:
@@ -143,7 +143,7 @@ async def test_a_hit_has_a_settled_event_and_took_no_time() -> None:
 
 @pytest.mark.scenario("LX-44")
 async def test_a_duplicate_gets_the_truncated_content(run_mode: Run) -> None:
-    """Identical to the first's, inside a batch and in a later turn."""
+    """The duplicate's content is identical to the first's, inside a batch and in a later turn."""
 
     @tool(idempotent=True)
     async def f() -> str:
@@ -187,7 +187,7 @@ async def test_nested_runs_and_other_runs_have_receipts_of_their_own(run_mode: R
 
 @pytest.mark.scenario("LX-36")
 async def test_other_arguments_run(run_mode: Run) -> None:
-    """Each of them once."""
+    """Calls with different arguments run once each."""
     f = Remembered()
     agent = make_agent([f.tool], [call("f", {"n": 1}, "a"), call("f", {"n": 2}, "b")], call("f", {"n": 1, "unit": "x"}))
     result = await run_mode(agent, "go")
@@ -206,7 +206,7 @@ async def test_an_equal_call_of_another_tool_runs(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-37")
 async def test_every_call_of_a_tool_that_is_not_idempotent_runs(run_mode: Run) -> None:
-    """Equal arguments or not, inside a batch and across turns."""
+    """The tool's calls all run, with equal arguments or not, inside a batch and across turns."""
     ran: list[int] = []
 
     @tool
@@ -262,7 +262,7 @@ FIRST_ENDINGS = {"failed": "failed", "timed out": "timed_out", "cancelled": "can
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("how", FIRST_ENDINGS)
 async def test_only_success_leaves_a_receipt(run_mode: Run, how: str, turns: int) -> None:
-    """The next equal call runs, a third one is answered with its output."""
+    """The next equal call after a failure runs, and a third one gets its output."""
     f = Fickle(how)
     calls = [call("f", {"n": 1}, call_id) for call_id in "abc"]
     agent = make_agent([f.tool], *([calls] if turns == 1 else calls))
@@ -287,7 +287,7 @@ async def test_a_refused_call_leaves_no_receipt(run_mode: Run, turns: int) -> No
 
 
 async def test_of_waiting_equal_calls_one_at_a_time_tries_again(run_mode: Run) -> None:
-    """Three that fail and one that doesn't: never two at once."""
+    """Three of the equal calls fail and one doesn't, and two bodies never run at once."""
     flight = Flight()
     attempts: list[int] = []
 
@@ -309,7 +309,7 @@ async def test_of_waiting_equal_calls_one_at_a_time_tries_again(run_mode: Run) -
 
 
 async def test_a_first_call_that_ends_the_run_leaves_the_waiting_one_unstarted(run_mode: Run) -> None:
-    """It is cancelled with the batch, not run."""
+    """The waiting call is cancelled with the batch and doesn't run."""
     ran: list[int] = []
 
     @tool(idempotent=True, failure_error_function=None)
@@ -379,7 +379,7 @@ async def test_the_receipt_of_a_rewritten_call_is_for_what_ran(run_mode: Run) ->
 
 
 async def test_the_idempotency_key_is_one_call_s_own(run_mode: Run) -> None:
-    """Different for each call, equal in the record and in the body's context."""
+    """The key differs for each call, and is equal in the record and in the body's context."""
     keys: dict[str, str] = {}
 
     @tool

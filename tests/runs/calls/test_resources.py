@@ -98,7 +98,7 @@ async def test_resources_are_left_in_reverse_order(run_mode: Run) -> None:
 
 
 async def test_each_run_has_its_own_entry(run_mode: Run) -> None:
-    """Two runs of one agent at once don't share."""
+    """Two runs of one agent at once don't share a resource."""
     shelf = Shelf()
     pool = shelf.factory("pool")
     both = [2]
@@ -198,7 +198,7 @@ async def test_resource_is_usable_by_bodies_that_wind_up_and_left_after_them_on_
 
 
 async def test_resource_is_left_when_the_run_fails(run_mode: Run) -> None:
-    """Before the error reaches the caller."""
+    """The resource is left before the error reaches the caller."""
     shelf = Shelf()
     pool = shelf.factory("pool")
 
@@ -213,7 +213,7 @@ async def test_resource_is_left_when_the_run_fails(run_mode: Run) -> None:
 
 
 async def test_resource_is_left_when_the_run_times_out(run_mode: Run) -> None:
-    """The run's deadline is no reason to leave it open."""
+    """The resource is left although the run's deadline has passed."""
     shelf = Shelf()
     pool = shelf.factory("pool")
 
@@ -327,7 +327,7 @@ async def test_failing_exit_is_secondary_to_another_error(run_mode: Run) -> None
 async def test_exit_is_cut_at_the_cleanup_deadline_and_the_next_one_still_entered(
     run_mode: Run, anyio_backend: Backend
 ) -> None:
-    """One deadline for all; the cut is recorded."""
+    """One deadline holds for all exits; the cut is recorded."""
     started, watch = anyio.Event(), Watch()
 
     @asynccontextmanager
@@ -352,7 +352,7 @@ async def test_exit_is_cut_at_the_cleanup_deadline_and_the_next_one_still_entere
 
 
 async def test_nested_run_uses_its_own_entry_and_leaves_it_with_its_call(run_mode: Run) -> None:
-    """Entered once for the outer run and once for the nested one, which is left first."""
+    """The resource is entered once for the outer run and once for the nested one, which is left first."""
     shelf = Shelf()
 
     @asynccontextmanager

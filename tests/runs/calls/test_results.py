@@ -17,7 +17,7 @@ from agentloop.testing import ScriptedModel, call, say
 @pytest.mark.scenario("LX-27")
 @pytest.mark.parametrize("limit", [32_000, 500, 100, 60])
 async def test_a_long_result_keeps_its_head_and_tail(run_mode: Run, limit: int) -> None:
-    """Within the limit, with a statement of how much was cut; the application's value is whole."""
+    """The cut result is within the limit and says how much was cut; the application's value is whole."""
     text = "".join(f"{n:06d} " for n in range(100_000 // 7))
 
     @tool
@@ -41,7 +41,7 @@ async def test_a_long_result_keeps_its_head_and_tail(run_mode: Run, limit: int) 
 
 @pytest.mark.scenario("LX-27")
 async def test_a_result_at_the_limit_is_whole(run_mode: Run) -> None:
-    """And without a limit any is."""
+    """A result at the limit is not cut, and neither is any result without a limit."""
 
     @tool
     async def f(n: int) -> str:
@@ -58,7 +58,7 @@ async def test_a_result_at_the_limit_is_whole(run_mode: Run) -> None:
 @pytest.mark.scenario("LX-27")
 @pytest.mark.parametrize("limit", [60, 99, 100, 199, 1_000, 9_999])
 def test_a_result_just_past_the_limit_keeps_to_it(limit: int) -> None:
-    """Where saying how much is gone takes more digits than what was too much would have."""
+    """The result keeps to the limit, also where the note about the cut is longer than the excess."""
     for length in range(limit + 1, limit + 250):
         kept = cut_text("x" * length, limit)
         assert limit - 1 <= len(kept) <= limit, length
@@ -134,7 +134,7 @@ async def test_oversize_results_go_to_the_store_under_their_own_keys(run_mode: R
     [(0, "0"), (False, "false"), (0.0, "0.0"), ("", ""), ([], "[]"), ({}, "{}"), ((), "[]"), (None, "(no output)")],
 )
 async def test_falsy_values_are_values(run_mode: Run, value: Any, text: str) -> None:
-    """Only None is no output; the application gets the object itself."""
+    """Only None is no output; the application gets the object itself for every other value."""
 
     @tool
     async def f() -> Any:
@@ -173,7 +173,7 @@ class Strange:
     ],
 )
 async def test_any_python_value_has_a_text(run_mode: Run, value: Any, text: str) -> None:
-    """JSON where there is one, else what the value says of itself."""
+    """The text is JSON where the value has one, else the value's own text."""
 
     @tool
     async def f() -> Any:
@@ -270,7 +270,7 @@ async def test_custom_data_is_not_asked_for_of_a_failure(run_mode: Run) -> None:
 
 
 async def test_a_tool_made_final_output_of_a_text_agent_is_text(run_mode: Run) -> None:
-    """`stop_on_first_tool` and `StopAtTools`: what the model would have been shown."""
+    """The final output of `stop_on_first_tool` and `StopAtTools` is the text that the model would have received."""
 
     @tool
     async def f() -> list[int]:

@@ -89,7 +89,7 @@ async def test_sync_bodies_run_at_once_and_beside_async_ones(run_mode: Run) -> N
 
 @pytest.mark.scenario("LX-18")
 async def test_context_variables_of_the_caller_are_read_by_sync_and_async_bodies(run_mode: Run) -> None:
-    """Set around the run; what a body sets is its own."""
+    """Bodies read the variables that are set around the run; a variable that a body sets is its own."""
     variable: ContextVar[str] = ContextVar("variable")
 
     @tool
@@ -115,7 +115,7 @@ async def test_context_variables_of_the_caller_are_read_by_sync_and_async_bodies
 
 
 async def test_sync_body_that_raises_fails_like_an_async_one(run_mode: Run) -> None:
-    """The error is the call's, and told to the model."""
+    """The error is the call's failure, and the model receives it."""
 
     @tool
     def fails() -> str:
@@ -368,7 +368,7 @@ async def test_waiting_sync_tool_is_refused_once_every_place_has_been_abandoned(
 
 @pytest.mark.leaves_threads
 async def test_call_cancelled_while_it_waits_for_a_thread_never_starts(run_mode: Run, go_on: threading.Event) -> None:
-    """Its body doesn't run later either."""
+    """The cancelled call's body doesn't run later either."""
     release = threading.Event()
     ran: list[str] = []
 

@@ -61,7 +61,7 @@ async def test_a_value_of_the_wrong_type_never_reaches_the_body(run_mode: Run) -
 
 @pytest.mark.scenario("LX-12")
 async def test_a_missing_argument_is_named_with_its_tool(run_mode: Run) -> None:
-    """And the one that was given is not."""
+    """The text names the missing argument and its tool, and doesn't name the argument that was given."""
 
     @tool
     async def copy(source: str, target: str) -> str:
@@ -114,7 +114,7 @@ async def test_an_optional_whole_number_accepts_both(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-15", "FC-02")
 async def test_text_that_is_no_json_is_quoted_to_the_model(run_mode: Run) -> None:
-    """Bounded; the tool doesn't run and the model may try again."""
+    """The quoted text is bounded; the tool doesn't run and the model may try again."""
     ran: list[int] = []
 
     @tool
@@ -136,7 +136,7 @@ async def test_text_that_is_no_json_is_quoted_to_the_model(run_mode: Run) -> Non
 @pytest.mark.scenario("LX-15", "FC-05")
 @pytest.mark.parametrize("text", ["{", "[1]", '{"x": "abc"}', "{}"])
 async def test_a_fault_ends_the_run_where_the_policy_is_to_raise(run_mode: Run, text: str) -> None:
-    """As the model's fault, not the user's, and nothing starts."""
+    """The run ends with an error of the model, not of the user, and no call starts."""
 
     @tool(failure_error_function=None)
     async def f(x: int) -> str:
@@ -152,7 +152,7 @@ async def test_a_fault_ends_the_run_where_the_policy_is_to_raise(run_mode: Run, 
 @pytest.mark.scenario("FC-03")
 @pytest.mark.parametrize("text", ["[1]", '"x"', "3", "null", "true"])
 async def test_json_that_is_no_object_goes_to_the_failure_function(run_mode: Run, text: str) -> None:
-    """As a ModelBehaviorError."""
+    """The failure function gets a `ModelBehaviorError`."""
     errors: list[Exception] = []
 
     def words(ctx: Any, error: Exception) -> str:
@@ -208,7 +208,7 @@ async def test_limits_on_json_hold_in_a_run(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-16")
 async def test_what_the_model_sees_of_none_a_mapping_and_text(run_mode: Run) -> None:
-    """A placeholder, JSON, and the text unchanged."""
+    """The model sees a placeholder for None, JSON for a mapping, and text unchanged."""
 
     @tool
     async def nothing() -> None:
@@ -234,7 +234,7 @@ async def test_what_the_model_sees_of_none_a_mapping_and_text(run_mode: Run) -> 
 @pytest.mark.scenario("LX-18")
 @pytest.mark.real_clock
 async def test_a_context_variable_set_around_the_run_is_read_by_bodies(run_mode: Run) -> None:
-    """By async ones and by sync ones in their threads; what they set stays theirs."""
+    """Async bodies and sync ones in their threads read the variable; their own changes stay theirs."""
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
     @tool
@@ -258,7 +258,7 @@ async def test_a_context_variable_set_around_the_run_is_read_by_bodies(run_mode:
 
 @pytest.mark.scenario("LX-19")
 async def test_a_context_parameter_is_found_by_its_annotation(run_mode: Run) -> None:
-    """Under any name and in any place; the model never sees it, the body gets the run's object."""
+    """The parameter may have any name and place; the model never sees it, and the body gets the run's object."""
     seen: list[Any] = []
 
     @tool
@@ -284,7 +284,7 @@ async def test_a_context_parameter_is_found_by_its_annotation(run_mode: Run) -> 
 
 @pytest.mark.scenario("LX-35")
 async def test_true_is_no_whole_number_and_one_is_a_float(run_mode: Run) -> None:
-    """Inside a batch and across turns: `true` for an int is a fault, `1` and `1.0` for a float are one call."""
+    """`true` for an int is a fault, `1` and `1.0` for a float are one call, inside a batch and across turns."""
     ran: list[Any] = []
 
     @tool(idempotent=True)

@@ -176,7 +176,7 @@ async def test_error_that_can_not_be_written_is_that_calls_failure(run_mode: Any
 async def test_value_that_can_not_be_written_raises_where_the_policy_says_so(
     run_mode: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As any failure of the call; a guardrail's replacement likewise."""
+    """The error is raised as any failure of the call, and a guardrail's replacement is treated likewise."""
 
     async def odd() -> object:
         """Give something odd."""
@@ -246,7 +246,7 @@ async def test_bug_of_a_tool_that_the_model_is_told_of_is_logged(
 
 @pytest.mark.scenario("RP-22")
 async def test_nothing_secret_is_logged_of_a_failure(run_mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither a call's secret argument nor what looks like a credential, in words or traceback."""
+    """The log hides a call's secret argument and everything that looks like a credential, in words and traceback."""
 
     @tool(secret=["token"])
     async def login(token: str) -> str:
