@@ -53,7 +53,7 @@ async def test_an_input_guardrail_that_cancels_itself_never_lets_the_run_go_on(r
 
 
 async def test_questions_asked_at_once_survive_one_that_cancels_itself(run_mode: Any) -> None:
-    """Output guardrails and enablement alike."""
+    """Output guardrails and `is_enabled` callables that are asked together raise a `UserError` for the one."""
     guards = [output_guardrail(own, name="own"), output_guardrail(passes, name="passes")]
     with pytest.raises(UserError, match="cancelled itself"):
         await run_mode(Agent("a", model=ScriptedModel([say("x")]), output_guardrails=guards), "go")
@@ -120,7 +120,7 @@ async def test_an_end_hook_that_breaks_while_the_run_is_cancelled_holds_nobody(r
 
 
 async def test_an_end_hook_s_fatal_error_leaves_bare(run_mode: Any) -> None:
-    """Not in a group."""
+    """The fatal error leaves the run itself, not in a group."""
 
     class Breaks(RunHooks):
         async def on_tool_end(self, *args: Any) -> None:
@@ -135,7 +135,7 @@ async def test_an_end_hook_s_fatal_error_leaves_bare(run_mode: Any) -> None:
 
 
 async def test_winding_up_goes_on_when_on_run_end_breaks(run_mode: Any) -> None:
-    """Resources are left and the last record is made; what broke leaves bare."""
+    """Resources are left and the last record is made; the hook's error leaves bare."""
     left: list[str] = []
     records: list[r.Record] = []
 

@@ -99,7 +99,7 @@ ORDERS = {"caller first": caller_first, "deadline first": deadline_first}
 async def test_the_caller_outranks_the_deadline(
     run_mode: Run, levels: int, inner_timeout: float | None, timeout: float | None, order: Any
 ) -> None:
-    """Calls that run, calls that wait and those of nested runs all say `parent`, and every run was cancelled."""
+    """Running calls, waiting calls and calls of nested runs all say `parent`, and every run was cancelled."""
     world = World(levels, inner_timeout=inner_timeout)
     await cancelled_by(order, world, run_mode(world.agent, "go", run_config=world.config(timeout)))
     assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
@@ -126,7 +126,7 @@ async def test_the_caller_outranks_a_deadline_of_the_same_moment(run_mode: Run, 
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 @pytest.mark.parametrize("slack", [0.0, -1.0], ids=["same moment", "a second before"])
 async def test_the_caller_s_own_deadline_is_his_cancellation(run_mode: Run, slack: float) -> None:
-    """It outranks the run's deadline at the same moment, and comes before it when it is earlier."""
+    """The caller's deadline outranks the run's at the same moment, and comes before it when it is earlier."""
     world = World(1)
     with anyio.move_on_after(LIMIT + slack) as scope:
         await run_mode(world.agent, "go", run_config=world.config())

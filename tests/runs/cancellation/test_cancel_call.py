@@ -50,7 +50,7 @@ async def test_stream_cancels_a_running_call_by_id_call_or_event(by: str) -> Non
 
 
 async def test_call_is_cancelled_from_another_tool(run_mode: Run) -> None:
-    """Any tool of the run may do it."""
+    """Any tool of the run may cancel a call."""
     running = anyio.Event()
 
     @tool
@@ -71,7 +71,7 @@ async def test_call_is_cancelled_from_another_tool(run_mode: Run) -> None:
 
 @pytest.mark.real_clock
 async def test_call_is_cancelled_from_a_thread() -> None:
-    """By the stream's method, called in a worker thread of the application; the answer is the truth."""
+    """The stream's method works in a worker thread of the application, and its answer is true."""
     agent = make_agent([endless], call_each("endless"))
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
@@ -83,7 +83,7 @@ async def test_call_is_cancelled_from_a_thread() -> None:
 
 @pytest.mark.real_clock
 async def test_call_is_cancelled_from_a_sync_tool(run_mode: Run) -> None:
-    """By the context's method, called in the body's thread."""
+    """The context's method works in the thread of a sync body."""
     running = anyio.Event()
 
     @tool

@@ -32,7 +32,7 @@ def raising(error: BaseException, name: str = "fails", **options: Any) -> Any:
 @pytest.mark.parametrize("siblings", [0, 3])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Fatal])
 async def test_fatal_exception_of_a_body_leaves_bare(run_mode: Run, kind: type[BaseException], siblings: int) -> None:
-    """The very object, not wrapped, not in a group, although the tool has a failure function; everything is joined."""
+    """The very object leaves, in no wrapper or group, despite the tool's failure function; everything is joined."""
     error = kind("stop")
     asked: list[Any] = []
     watch = Watch()
@@ -56,7 +56,7 @@ async def test_fatal_exception_of_a_body_leaves_bare(run_mode: Run, kind: type[B
 @pytest.mark.real_clock
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 async def test_fatal_exception_of_a_sync_body_leaves_bare(run_mode: Run, kind: type[BaseException]) -> None:
-    """From a worker thread too."""
+    """A fatal exception leaves bare from a worker thread too."""
     error = kind("stop")
 
     @tool
@@ -71,7 +71,7 @@ async def test_fatal_exception_of_a_sync_body_leaves_bare(run_mode: Run, kind: t
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_fatal_exception_leaves_run_sync_bare(kind: type[BaseException], backend: Any) -> None:
-    """Out of the event loop as well, on both backends."""
+    """A fatal exception leaves the event loop bare as well, on both backends."""
     error = kind("stop")
     agent = make_agent([raising(error), endless], call_each("fails", "endless"))
     with pytest.raises(kind) as caught:
@@ -159,7 +159,7 @@ async def test_models_error_leaves_bare(run_mode: Run) -> None:
 
 
 async def test_run_sync_inside_a_loop_names_the_way(run_mode: Run) -> None:
-    """`UserError`, not a deadlock."""
+    """A `UserError` is raised instead of a deadlock."""
     with pytest.raises(UserError, match=r"await Runner\.run"):
         Runner.run_sync(make_agent([]), "go")
 
@@ -192,7 +192,7 @@ def broken_agent() -> Any:
 
 
 async def test_streams_error_is_raised_once_from_iteration_after_all_events() -> None:
-    """Caught inside the block it isn't raised again when the block is left; `error` and `result` give it."""
+    """An error that is caught inside the block isn't raised again at its end; `error` and `result` give it."""
     events: list[Any] = []
     async with Runner.run_streamed(broken_agent(), "go") as stream:
         with pytest.raises(ToolCallError) as caught:
@@ -210,7 +210,7 @@ async def test_streams_error_is_raised_once_from_iteration_after_all_events() ->
 
 
 async def test_streams_error_is_raised_when_the_block_is_left_by_a_consumer_that_does_not_iterate() -> None:
-    """It isn't lost: the run had failed before the block was left."""
+    """The error isn't lost, because the run had failed before the block was left."""
     watch, hooks = Watch(), UntilEnd()
     with pytest.raises(ToolCallError) as caught:
         async with Runner.run_streamed(broken_agent(), "go", hooks=hooks, run_config=configure_run(watch)) as stream:
@@ -220,7 +220,7 @@ async def test_streams_error_is_raised_when_the_block_is_left_by_a_consumer_that
 
 
 async def test_uncaught_iteration_error_leaves_the_block_bare_and_once() -> None:
-    """Raised from iteration and not caught, it is what leaves the block, not wrapped by it."""
+    """An error that iteration raises and the block doesn't catch leaves the block without a wrapper."""
     with pytest.raises(ToolCallError) as caught:
         async with Runner.run_streamed(broken_agent(), "go") as stream:
             async for _ in stream:
@@ -265,7 +265,7 @@ async def test_consumers_own_exception_ends_the_run_and_leaves_bare() -> None:
 
 
 async def test_fatal_exception_of_the_consumer_leaves_bare() -> None:
-    """A `KeyboardInterrupt` raised in the block."""
+    """A `KeyboardInterrupt` that is raised in the block leaves it bare."""
     with pytest.raises(KeyboardInterrupt):
         async with Runner.run_streamed(make_agent([endless], call_each("endless")), "go") as stream:
             async for event in stream:
@@ -283,7 +283,7 @@ async def test_fatal_exception_is_raised_from_a_streams_iteration_bare() -> None
 
 
 async def test_result_before_the_end_is_a_users_error() -> None:
-    """And after it, the result."""
+    """The result can be read only after the end."""
     async with Runner.run_streamed(make_agent([]), "go") as stream:
         with pytest.raises(UserError):
             stream.result
@@ -293,7 +293,7 @@ async def test_result_before_the_end_is_a_users_error() -> None:
 
 
 async def test_bad_response_of_the_model_leaves_bare(run_mode: Run) -> None:
-    """`ModelBehaviorError`, with nothing started."""
+    """A `ModelBehaviorError` leaves the run, and no call has started."""
     agent = make_agent([fine], [call("fine", call_id="c1"), call("nothing", call_id="c2")], done=None)
     watch = Watch()
     with pytest.raises(ModelBehaviorError, match="nothing"):

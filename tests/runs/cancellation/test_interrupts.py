@@ -100,7 +100,7 @@ def test_interrupt_leaves_bodies_the_cleanup_grace(backend: str) -> None:
 @pytest.mark.scenario("RP-02")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_second_interrupt_cuts_what_cleans_up(backend: str) -> None:
-    """The cleanup deadline is then now; it would have been in two hours. What is cut is recorded."""
+    """The second interrupt moves the cleanup deadline from two hours ahead to now; the cut bodies are recorded."""
     watch = Watch()
     assert run_and_interrupt(backend, 2, watch) == ""
     assert [cut.section for cut in watch.of(r.CleanupCut)] == ["ctx.cleanup"]

@@ -85,7 +85,7 @@ async def test_cancelling_the_caller_cancels_every_running_body_at_once(
 
 @pytest.mark.scenario("PC-01")
 async def test_hundred_bodies_have_run_their_finally_when_the_run_leaves(run_mode: Run, cancelled: Canceller) -> None:
-    """100 of 100, without a limit on bodies in flight."""
+    """All 100 bodies of 100 have ended, without a limit on bodies in flight."""
     started, finished, watch = Started(100), [], Watch()
 
     @tool
@@ -107,7 +107,7 @@ async def test_hundred_bodies_have_run_their_finally_when_the_run_leaves(run_mod
 
 @pytest.mark.scenario("PC-02")
 async def test_nothing_of_a_cancelled_run_becomes_visible_to_the_model(run_mode: Run, cancelled: Canceller) -> None:
-    """No failure function, no output guardrail, no output; the end hooks run once each, shielded."""
+    """No failure function, output guardrail or output comes; the end hooks run once each, shielded."""
     started, asked, watch = Started(2), [], Watch()
 
     async def slowly(call_id: str, outcome: Any) -> None:
@@ -367,7 +367,7 @@ async def test_parent_wins_although_the_result_is_ready_in_that_instant(run_mode
 @pytest.mark.scenario("PC-05")
 @pytest.mark.backends("asyncio", "asyncio-eager")
 async def test_native_cancel_wins_although_the_result_is_ready_in_that_instant(run_mode: Run) -> None:
-    """The same with `Task.cancel()` of the caller's task, called from the body."""
+    """`Task.cancel()` of the caller's task, called from the body, wins over the result too."""
     watch = Watch()
     hosts: list[Any] = []
 
@@ -417,7 +417,7 @@ async def test_parent_cancel_cuts_a_pending_output_guardrail(run_mode: Run, canc
 async def test_end_hook_under_way_when_the_parent_cancels_finishes_with_the_bodys_outcome(
     run_mode: Run, cancelled: Canceller
 ) -> None:
-    """Past the output guardrails a call settles as what it was."""
+    """A call that is past its output guardrails settles with the outcome of its body."""
     hooked, watch = anyio.Event(), Watch()
 
     async def slowly(call_id: str, outcome: Any) -> None:
@@ -469,7 +469,7 @@ async def test_sibling_that_had_finished_keeps_its_outcome_in_the_log(run_mode: 
 
 
 async def test_cancelling_a_turn_of_queued_calls_starts_none_of_them(run_mode: Run, cancelled: Canceller) -> None:
-    """Of 50 calls and one slot exactly one body ever runs."""
+    """Only one body of 50 calls with one slot ever runs."""
     started, watch, bodies = Started(1), Watch(), []
 
     @tool
@@ -507,7 +507,7 @@ async def test_error_in_cleanup_does_not_replace_the_cancellation(run_mode: Run,
 
 
 async def test_parent_outranks_a_cancel_call_of_the_same_step(run_mode: Run) -> None:
-    """Both hold at once: the parent's is the truth, nothing is shown to the model."""
+    """The parent's cancellation is recorded although both hold at once, and nothing is shown to the model."""
     watch = Watch()
 
     @tool
@@ -550,7 +550,7 @@ async def test_run_timeout_ends_calls_by_deadline_and_raises_with_data(run_mode:
 
 
 async def test_run_called_in_a_cancelled_scope_starts_nothing(run_mode: Run) -> None:
-    """No hook, no model call, no body; the cancellation propagates."""
+    """No hook, model call or body starts; the cancellation propagates."""
     ran = []
 
     @tool

@@ -44,7 +44,7 @@ class LeakingHooks(RunHooks):
 
 @pytest.mark.parametrize("where", ["enter", "event", "hook"])
 async def test_scope_that_is_left_open_is_a_user_error(run_mode: Any, where: str) -> None:
-    """Not a group, and the caller's own scopes work on."""
+    """The error is no group, and the caller's own scopes still work."""
     hooks = LeakingHooks() if where == "hook" else None
     with anyio.fail_after(10) as around:
         with pytest.raises(UserError, match="cancel scope was entered by a model, a hook or a callback"):

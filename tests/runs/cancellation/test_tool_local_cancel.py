@@ -117,7 +117,7 @@ async def test_leaked_cancellation_of_an_inner_scope_is_the_tools_own(run_mode: 
 @pytest.mark.scenario("TC-01", "TC-04")
 @pytest.mark.parametrize("siblings", [0, 2])
 async def test_cancelled_call_becomes_an_error_text_and_siblings_go_on(run_mode: Run, siblings: int) -> None:
-    """`cancel_call` from the body itself: the reason reaches the model, the outcome says the caller did it."""
+    """`cancel_call` from the body itself sends the reason to the model, and the outcome says that the caller did it."""
 
     @tool
     async def stop(ctx: ToolContext[Any]) -> str:
@@ -135,7 +135,7 @@ async def test_cancelled_call_becomes_an_error_text_and_siblings_go_on(run_mode:
 
 @pytest.mark.scenario("TC-02")
 async def test_failure_function_gets_an_ordinary_exception_and_words_the_output(run_mode: Run) -> None:
-    """It sees a `ToolCancelledError`, never the cancellation object itself."""
+    """The failure function sees a `ToolCancelledError`, never the cancellation object itself."""
     seen: list[BaseException] = []
 
     def words(ctx: Any, error: Exception) -> str:
@@ -152,7 +152,7 @@ async def test_failure_function_gets_an_ordinary_exception_and_words_the_output(
 @pytest.mark.scenario("TC-03")
 @pytest.mark.parametrize("siblings", [0, 2])
 async def test_without_a_failure_function_the_cancelled_call_fails_the_run(run_mode: Run, siblings: int) -> None:
-    """`ToolCancelledError`, not a cancellation: the parent was not cancelled. Siblings are cancelled as siblings."""
+    """The run raises a `ToolCancelledError`, as the parent was not cancelled; siblings are cancelled as siblings."""
     watch, cleaned = Watch(), []
 
     @tool
