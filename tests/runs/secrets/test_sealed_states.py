@@ -46,7 +46,7 @@ def state() -> RunState:
 
 @pytest.mark.parametrize("key", [KEY, b"just sixteen byte", "text of a secret that is long enough"])
 def test_a_sealed_state_is_read_with_its_key(state: RunState, key: Any) -> None:
-    """A `SealKey`, bytes or text; the seal names the key and not the secret."""
+    """The key may be a `SealKey`, bytes or text; the seal names the key and not the secret."""
     text = state.to_string(key=key)
     assert RunState.from_string(build(), text, key=key) == state
     assert RunState.from_json(build(), json.loads(text), key=key) == state
@@ -56,7 +56,7 @@ def test_a_sealed_state_is_read_with_its_key(state: RunState, key: Any) -> None:
 
 
 def test_a_key_is_found_by_its_id(state: RunState) -> None:
-    """So keys can be exchanged: old states are read with the old key, while new ones get the new."""
+    """Keys can be exchanged, because the old key reads old states while new states get the new key."""
     new = SealKey(b"another secret of enough bytes!!!", "k2")
     keys = {"k1": KEY, "k2": new}
     for key in keys.values():
@@ -70,7 +70,7 @@ def test_a_key_is_found_by_its_id(state: RunState) -> None:
 
 
 def test_the_wrong_key_is_refused(state: RunState) -> None:
-    """By its id, or by its secret."""
+    """A key with another id or another secret is refused."""
     text = state.to_string(key=KEY)
     with pytest.raises(StateError, match="another key"):
         RunState.from_string(build(), text, key=attrs.evolve(KEY, id="k2"))
@@ -87,7 +87,7 @@ def test_a_seal_is_demanded_and_is_not_passed_over(state: RunState) -> None:
 
 
 def test_a_seal_expires(state: RunState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its time is over, and not before; the time is sealed too."""
+    """The seal is valid until its time is over; the time is sealed too."""
     brief = attrs.evolve(KEY, expires_in=60.0)
     text = state.to_string(key=brief)
     assert RunState.from_string(build(), text, key=KEY) == state
@@ -108,7 +108,7 @@ def test_a_seal_expires(state: RunState, monkeypatch: pytest.MonkeyPatch) -> Non
     ("key", "error"), [(b"short", UserValueError), ("short", UserValueError), (object(), UserTypeError)]
 )
 def test_what_is_no_key_is_refused(state: RunState, key: Any, error: type[Exception]) -> None:
-    """Before anything is sealed or read; the secret isn't quoted."""
+    """The value is refused before anything is sealed or read; the secret isn't quoted."""
     for use in (
         lambda: state.to_string(key=key),
         lambda: RunState.from_string(build(), state.to_string(key=KEY), key=key),
@@ -218,7 +218,7 @@ def same_values(one: str, other: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_no_mutation_of_a_sealed_state_is_accepted(state: RunState) -> None:
-    """Each is a `StateError`, but for those that only write the same values in another way."""
+    """Each mutation raises a `StateError`, except one that only writes the same values in another way."""
     rng = random.Random(5)
     agent, text = build(), state.to_string(key=KEY)
     for number in range(MUTATIONS):
@@ -237,7 +237,7 @@ def test_no_mutation_of_a_sealed_state_is_accepted(state: RunState) -> None:
 def test_a_mutation_of_an_unsealed_state_is_an_error_or_means_what_it_says(
     state: RunState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never another exception, and nothing is imported; what is read is stored again as just what it says."""
+    """A mutation raises at most a `StateError` and imports nothing; a state that is read is stored again unchanged."""
     import builtins
 
     rng = random.Random(7)

@@ -64,7 +64,7 @@ def asking(agent: Agent[Any, Any], arguments: Any = None, **options: Any) -> Age
 
 
 async def test_the_nested_model_sees_the_input_and_nobody_else(case: SecretCase) -> None:
-    """Records, journal, state, spans, hooks, contexts: none shows it; what isn't secret is shown as ever."""
+    """No record, journal, state, span, hook or context shows the input; everything that isn't secret is shown."""
     nested = inner(tools=[look], hooks=ReprAgentHooks(case.words))
     result = await case.run(asking(nested))
     assert read_statuses(result) == ["succeeded"]
@@ -76,7 +76,7 @@ async def test_the_nested_model_sees_the_input_and_nobody_else(case: SecretCase)
 
 
 async def test_without_the_mark_it_would_be_seen(case: SecretCase) -> None:
-    """The checks of this page find it where nothing is marked."""
+    """The checks of this module find the input where nothing is marked."""
     await case.run(asking(inner(tools=[look]), secret=()))
     text = await case.read()
     assert "hunter2" in text
@@ -121,7 +121,7 @@ async def test_a_typed_input_and_what_a_builder_makes_of_it(case: SecretCase, bu
 
 
 async def test_what_can_not_be_kept_secret_is_refused(case: SecretCase) -> None:
-    """An item without a place for the mark: the call fails, and shows nothing either."""
+    """The call fails for an item that has no place for the mark, and its error shows nothing of the secret."""
     outer = asking(
         inner(),
         {"user": "ann", "password": PASSWORD},
@@ -138,7 +138,7 @@ async def test_what_can_not_be_kept_secret_is_refused(case: SecretCase) -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 async def test_errors_that_repeat_the_input(case: SecretCase, raises: bool) -> None:
-    """Of the model, of a tool that marks nothing, of a nested agent: none of their words shows it."""
+    """The words of the model's, an unmarked tool's and a nested agent's errors don't show the input."""
 
     @tool
     async def look() -> str:
@@ -165,7 +165,7 @@ async def test_a_run_nested_deeper_repeats_it_no_more(case: SecretCase) -> None:
 
 
 async def test_what_guardrails_and_instructions_say_of_it(case: SecretCase) -> None:
-    """Their words are the application's, and may repeat it: they are hidden, and shown in no repr."""
+    """The words are the application's, and may repeat the input: they are hidden, and shown in no repr."""
 
     @input_guardrail
     async def strict(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
@@ -194,7 +194,7 @@ async def test_what_guardrails_and_instructions_say_of_it(case: SecretCase) -> N
 
 
 async def test_on_stream_that_fails_is_logged_without_it(case: SecretCase) -> None:
-    """Its error may repeat what it was told."""
+    """The handler's error may repeat the events that it received, so the log hides it."""
 
     def hear(event: Any) -> None:
         raise ValueError(f"heard {PASSWORD}")
@@ -217,7 +217,7 @@ async def test_a_history_that_is_told_to_the_next_agent_of_a_nested_run(case: Se
 
 
 async def test_the_command_line_shows_nothing_of_it(run_mode: Run) -> None:
-    """Events as JSON lines, a guardrail's result among them, and what the input itself looks like there."""
+    """The command line's JSON lines of events, a guardrail's result and the input itself don't show the secret."""
 
     @input_guardrail
     async def strict(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
@@ -238,7 +238,7 @@ async def test_the_command_line_shows_nothing_of_it(run_mode: Run) -> None:
 
 
 async def test_a_session_of_the_nested_run_holds_the_conversation_as_it_is(run_mode: Run) -> None:
-    """It is the application's; what comes back from it is as secret as it was."""
+    """The session belongs to the application; items that come back from it are as secret as before."""
     session = MemorySession()
     nested = inner(say("one"), say("two"))
     for _ in range(2):
@@ -250,7 +250,7 @@ async def test_a_session_of_the_nested_run_holds_the_conversation_as_it_is(run_m
 
 
 async def test_copies_of_a_secret_input_are_told_from_older_ones(run_mode: Run) -> None:
-    """A `session_input_callback` may copy: what is secret looks alike in reprs, and is kept all the same."""
+    """A `session_input_callback` may copy items: secret ones look alike in reprs, and all of them are kept."""
     session = MemorySession()
     nested = inner(say("one"), say("two"))
     config = RunConfig(session_input_callback=lambda history, new: [attrs.evolve(item) for item in (*history, *new)])
@@ -316,7 +316,7 @@ async def test_without_the_codec_the_call_is_named(run_mode: Run, deep: bool, co
 
 
 async def test_without_the_codec_what_still_waits_and_what_is_over_need_nothing(run_mode: Run) -> None:
-    """A verdict on another call is acted on; a nested run that is over is not asked again."""
+    """A verdict on another call takes effect; a nested run that is over is not asked again."""
     other = inner(call("pay", call_id="m1"), say("fine"), tools=[pay])
     agent = make_agent(
         [inner(call("pay", call_id="n1"), tools=[pay]).as_tool(secret=("input",)), other.as_tool("other")],

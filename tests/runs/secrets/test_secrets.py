@@ -70,7 +70,7 @@ def fails(password: str) -> Any:
 
 
 async def test_the_canaries_are_seen_where_nothing_is_marked(case: SecretCase) -> None:
-    """The checks of this page would fail on a tool that marks nothing."""
+    """The checks of this module would fail on a tool that marks nothing."""
 
     @tool
     async def login(user: str, password: str) -> str:
@@ -111,7 +111,7 @@ async def test_a_call_that_fails(case: SecretCase) -> None:
 
 
 async def test_a_failure_that_ends_the_run(case: SecretCase) -> None:
-    """The error's own words, its notes and the log's are without it; the cause is the tool's own."""
+    """The error's words, its notes and the log hide the password; the cause is the tool's own error."""
 
     def work(password: str) -> str:
         raise ValueError(f"bad password {password}")
@@ -138,7 +138,7 @@ async def _also_fails(password: str) -> str:
 
 
 async def test_an_error_function_that_repeats_it(case: SecretCase) -> None:
-    """Words of the application's own are looked through as well."""
+    """The error function's text is searched for secrets too."""
     agent = logging_in(login(fails, failure_error_function=lambda ctx, error: f"It said: {error}"))
     await case.run(agent)
     assert "It said: first" in str(read_shown_outputs(agent)["c1"])
@@ -146,7 +146,7 @@ async def test_an_error_function_that_repeats_it(case: SecretCase) -> None:
 
 
 async def test_a_call_that_times_out(case: SecretCase) -> None:
-    """Its cleanup may fail with the password in its words."""
+    """The call's cleanup may fail with the password in its error."""
 
     async def work(password: str) -> None:
         try:
@@ -168,7 +168,7 @@ OFF = login(fails, is_enabled=False)
     ids=["off", "another agent's"],
 )
 async def test_a_call_of_a_tool_that_is_not_shown(case: SecretCase, agent: Any) -> None:
-    """The model repeats it from what it has seen, and it never runs."""
+    """The model may repeat the password in a call of a hidden tool, which never runs."""
     agent = agent()
     result = await case.run(agent, tool_not_found_behavior="return_error_to_model")
     assert read_statuses(result) == ["failed"]
@@ -194,7 +194,7 @@ async def test_a_call_that_a_guardrail_refuses(case: SecretCase, status: str) ->
 
 
 async def test_a_call_that_a_guardrail_rewrites(case: SecretCase) -> None:
-    """The new arguments have secrets of their own."""
+    """The new arguments of a rewritten call have secrets of their own."""
     got: list[str] = []
 
     @tool_input_guardrail
@@ -212,7 +212,7 @@ async def test_a_call_that_a_guardrail_rewrites(case: SecretCase) -> None:
 
 @pytest.mark.parametrize("verdict", ["allow", "reject", "replace", "raise", "broken"])
 async def test_an_output_that_guardrails_judge(case: SecretCase, verdict: str) -> None:
-    """They see the output; what they make of it is as secret."""
+    """Guardrails see the output, and their answers are as secret as it."""
 
     @tool_output_guardrail
     def guard(data: Any) -> Any:
@@ -257,7 +257,7 @@ async def test_arguments_that_do_not_fit(case: SecretCase, text: str, raises: bo
 
 
 async def test_a_value_that_is_quoted_because_it_does_not_fit(case: SecretCase) -> None:
-    """Validation errors like to quote."""
+    """Validation errors often quote the value, so their quotes are hidden."""
 
     async def login(password: Literal["a", "b"]) -> str:
         """Log in."""
@@ -307,7 +307,7 @@ async def test_an_output_that_comes_through_an_agent_tool(case: SecretCase) -> N
 
 
 async def test_a_history_that_is_told_to_the_next_agent(case: SecretCase) -> None:
-    """A nested history is text: secrets leave it before."""
+    """A nested history is text, so secrets are taken out of it first."""
     second = Agent("second", model=ScriptedModel([say("done")]))
     first = make_agent(
         [login(lambda password: OUTPUT)],
@@ -427,7 +427,7 @@ async def test_a_call_that_waited_in_a_sealing_journal_runs_with_its_secrets(run
 @pytest.mark.parametrize("way", ["json", "journal"])
 @pytest.mark.parametrize("codec", [None, ReversingCodec()])
 async def test_without_the_codec_a_call_that_needs_a_secret_is_named(run_mode: Run, way: str, codec: Any) -> None:
-    """Only its digest was stored, or it can't be opened: the run is refused before anything starts."""
+    """Only the secret's digest was stored, or it can't be opened: the run is refused before anything starts."""
     ran: list[str] = []
     journal = MemoryJournal(codec=codec)
     made = login(ran.append, needs_approval=True)
@@ -445,7 +445,7 @@ async def test_without_the_codec_a_call_that_needs_a_secret_is_named(run_mode: R
 
 
 async def test_without_the_codec_a_call_that_is_refused_needs_no_secret(run_mode: Run) -> None:
-    """A verdict given on what was asked holds, and what the model is shown has gaps."""
+    """The verdict on the masked call holds, and the model's next input has gaps."""
     made = login(lambda password: OUTPUT, needs_approval=True)
     agent = logging_in(made)
     paused = await run_mode(agent, "go")
@@ -469,7 +469,7 @@ async def test_an_output_that_was_not_kept_is_no_receipt_s_secret(run_mode: Run)
 
 
 def test_runs_in_a_loop_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
-    """The plain entry too; no log says anything."""
+    """The plain entry `run_sync` writes no secret into a log either."""
     caplog.set_level(logging.DEBUG)
     result = Runner.run_sync(
         logging_in(login(fails)), "go", run_config=RunConfig(tool_execution=ToolExecution(max_threads=1))
@@ -582,7 +582,7 @@ async def test_a_misfit_of_a_call_with_secrets_shows_its_type_alone(case: Secret
 
 @pytest.mark.scenario("RP-11")
 async def test_names_that_a_secret_catch_all_takes_are_secret(case: SecretCase) -> None:
-    """They are the keys of a mapping, among the names of the other arguments: all of the arguments are masked."""
+    """The names are keys of a mapping, among the names of the other arguments, so all of the arguments are masked."""
     got: list[Any] = []
 
     async def keep(user: str, **words: int) -> str:
@@ -616,7 +616,7 @@ async def test_why_a_call_with_secrets_was_cancelled_is_not_told(case: SecretCas
 @pytest.mark.parametrize("made", ERRORS.values(), ids=list(ERRORS))
 @pytest.mark.parametrize("raises", [False, True])
 def test_an_error_of_a_call_with_secrets_is_replayed(made: Any, raises: bool) -> None:
-    """Of a group the log has the types of its leaves, and the replay one error in its place."""
+    """The log has the types of a group's leaves, and the replay raises one error in the group's place."""
 
     async def keep(secret: str) -> str:
         """Keep it."""
@@ -635,7 +635,7 @@ def test_an_error_of_a_call_with_secrets_is_replayed(made: Any, raises: bool) ->
 
 @pytest.mark.parametrize("who", ["error function", "input guardrail", "output guardrail", "policy"])
 def test_words_made_of_a_secret_are_replayed_from_a_journal_that_lacks_them(who: str) -> None:
-    """The model was told them; the journal has a digest, and the replay comes out the same."""
+    """The model received the words; the journal has a digest of them, and the replay comes out the same."""
 
     @tool_input_guardrail
     def before(data: Any) -> RejectContent:
