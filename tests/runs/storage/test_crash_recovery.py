@@ -68,7 +68,7 @@ async def cut_everywhere(whole: WholeRun, places: Sequence[int]) -> None:
 @pytest.mark.backends("asyncio", "trio")
 @pytest.mark.parametrize("world", WORLDS)
 async def test_a_run_recovers_from_a_crash_after_any_record(world: str) -> None:
-    """Nothing that completed runs again, what is in doubt follows its tool, and the end is that of the whole run."""
+    """No finished call runs again, a call in doubt follows its tool's policy, and the end equals the whole run's."""
     whole = await run_undisturbed(WORLDS[world])
     assert set(whole.ledger.count().values()) <= {1, 2}
     await cut_everywhere(whole, range(1, len(whole.lines) - 1))
@@ -76,7 +76,7 @@ async def test_a_run_recovers_from_a_crash_after_any_record(world: str) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 async def test_a_run_recovers_from_a_crash_after_any_batch(world: str) -> None:
-    """As a journal leaves it: whole batches."""
+    """The cuts leave whole batches, as a journal does."""
     whole = await run_undisturbed(WORLDS[world])
     await cut_everywhere(whole, whole.ends_of_batches[:-1])
 
@@ -107,7 +107,7 @@ async def test_a_run_recovers_from_crashes_of_its_recoveries() -> None:
 @pytest.mark.backends("asyncio", "trio")
 @pytest.mark.parametrize("also", [False, True])
 async def test_a_session_gets_each_item_once_over_a_crash(also: bool) -> None:
-    """Whether the write that the crash met had been done or not."""
+    """The session is complete in both cases: the write that the crash met was done, or it was not."""
     plot = Plot((("plain", "idem"), ("asks", "guarded"), ("plain",)), session=True, handoff_after=2)
     whole = await run_undisturbed(plot)
     assert whole.session is not None
@@ -178,7 +178,7 @@ class CancelAt(Instrument):
 @pytest.mark.backends("asyncio", "trio")
 @pytest.mark.parametrize("world", ["calls of every kind", "a nested agent", "a handoff beside calls that wait"])
 async def test_a_run_that_is_cancelled_at_any_record_goes_on_from_its_journal(world: str) -> None:
-    """No body that ended runs again, none that was cut unless its tool says so; the end is that of the whole run."""
+    """No ended body runs again, a cut one only if its tool says so; the end is that of the whole run."""
     plot = attrs.evolve(WORLDS[world], session=True)
     whole = await run_undisturbed(plot)
     assert whole.session is not None
@@ -236,7 +236,7 @@ def worker(ran: list[str], then: str = "worked", **options: Any) -> Agent[Any, A
 
 @pytest.mark.scenario("LX-45")
 async def test_by_default_the_model_is_told_that_nobody_knows() -> None:
-    """The body isn't run, no hook hears of a start."""
+    """The body isn't run, no hook hears of a start, and the model receives an unknown outcome."""
     ran: list[str] = []
     journal = await crashed_at("call_started", worker(ran))
     ran.clear()
@@ -255,7 +255,7 @@ async def test_by_default_the_model_is_told_that_nobody_knows() -> None:
     "options", [{"in_doubt": "rerun"}, {"idempotent": True}, {"idempotent": True, "in_doubt": "raise"}]
 )
 async def test_what_may_be_run_again_is_with_the_same_key(options: Any) -> None:
-    """As attempt two."""
+    """The body runs as attempt two with the same idempotency key."""
     ran: list[str] = []
     journal = await crashed_at("call_started", worker(ran, **options))
     [key] = ran
@@ -296,7 +296,7 @@ async def test_a_tool_that_says_raise_raises_before_anything_else_starts() -> No
 
 
 async def test_a_body_that_had_ended_is_delivered_and_not_run_again() -> None:
-    """Its value goes through the rest of the steps; the outcome is that of attempt two."""
+    """The body's value passes the remaining steps; the outcome is that of attempt two."""
     ran: list[str] = []
     journal = await crashed_at("body_ended", worker(ran))
     ran.clear()
@@ -309,7 +309,7 @@ async def test_a_body_that_had_ended_is_delivered_and_not_run_again() -> None:
 
 
 async def test_a_body_that_had_failed_is_told_as_it_would_have_been() -> None:
-    """By the failure policy of the tool, from what was kept of the error."""
+    """The tool's failure policy words the failure from the stored part of the error."""
 
     @tool
     async def work() -> str:
@@ -324,7 +324,7 @@ async def test_a_body_that_had_failed_is_told_as_it_would_have_been() -> None:
 
 
 async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -> None:
-    """No policy of the tool is asked about something that is no `Exception`, neither before the crash nor after it."""
+    """No policy of the tool is asked about an error that is no `Exception`, before the crash or after it."""
 
     @tool
     async def work() -> str:
@@ -339,7 +339,7 @@ async def test_a_body_that_had_raised_what_nobody_answers_ends_the_run_again() -
 
 
 async def test_a_body_s_failure_that_is_raised_leaves_after_a_crash_as_it_would_have_before() -> None:
-    """As a `ToolCallError` in the same words; its cause is what was kept of the error."""
+    """A `ToolCallError` with the same words leaves; its cause is the stored part of the error."""
 
     @tool(failure_error_function=None)
     async def work() -> str:
@@ -382,7 +382,7 @@ FAILS_NESTED = [("body_ended", 1), ("call_settled", 1), ("run_ended", 1), ("body
 
 @pytest.mark.parametrize(("kind", "count"), FAILS_NESTED)
 async def test_a_nested_run_s_failure_is_told_as_it_would_have_been_without_the_crash(kind: str, count: int) -> None:
-    """Wherever the crash was on its way from the nested body to the outer model."""
+    """The crash may come at any step on the way from the nested body to the outer model."""
     undisturbed_run = nests(ValueError("no luck"))
     await Runner.run(undisturbed_run, "go")
     agent = nests(ValueError("no luck"))
@@ -395,7 +395,7 @@ async def test_a_nested_run_s_failure_is_told_as_it_would_have_been_without_the_
 
 @pytest.mark.parametrize(("kind", "count"), FAILS_NESTED)
 async def test_what_nobody_answers_ends_the_outer_run_also_after_a_crash_on_its_way(kind: str, count: int) -> None:
-    """No policy around the nested run is asked."""
+    """The fatal error ends the outer run without a question to any policy around the nested run."""
     agent = nests(Fatal("over"))
     journal = await crashed_at(kind, agent, count, raises=Fatal)
     with pytest.raises(EarlierFailure, match=r"Fatal\(over\)") as caught:
@@ -455,7 +455,7 @@ async def test_an_output_that_a_guardrail_replaced_stays_replaced() -> None:
 
 
 async def test_an_answer_that_is_in_the_journal_is_not_asked_for_again() -> None:
-    """The request is in the usage once; an attempt without an answer is asked again in the same turn."""
+    """The request counts once in the usage; an attempt without an answer is asked again in the same turn."""
     ran: list[str] = []
     answered = await crashed_at("model_responded", worker(ran))
     agent = worker(ran)
@@ -470,7 +470,7 @@ async def test_an_answer_that_is_in_the_journal_is_not_asked_for_again() -> None
 
 
 async def test_an_approval_that_was_given_before_the_crash_is_not_asked_again() -> None:
-    """It is durable once the entry that carries it has begun."""
+    """The approval is durable once the entry that carries it has begun."""
     ran: list[str] = []
     journal = BatchJournal()
     agent = worker(ran, needs_approval=True)

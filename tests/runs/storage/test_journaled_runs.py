@@ -60,7 +60,7 @@ def kinds(lines: Sequence[bytes]) -> list[str]:
 
 
 async def test_a_journal_holds_the_records_of_the_run_and_of_those_that_go_on(run_mode: Run) -> None:
-    """Behind one header, in their order, each once; verdicts come with the entry that carries them."""
+    """The records follow one header, in their order, each once; verdicts come with the entry that carries them."""
     journal = MemoryJournal()
     agent = two_turns()
     first = await run_mode(agent, "go", journal=journal)
@@ -82,7 +82,7 @@ async def test_a_journal_holds_the_records_of_the_run_and_of_those_that_go_on(ru
 
 @pytest.mark.real_clock
 async def test_a_journal_in_a_file_gives_the_run_back(run_mode: Run, tmp_path: Path) -> None:
-    """To another object, as it would to another process."""
+    """Another journal object on the same file reads the run, as another process would."""
     agent = two_turns()
     async with FileJournal(tmp_path / "run.jsonl") as journal:
         first = await run_mode(agent, "go", journal=journal)
@@ -96,7 +96,7 @@ async def test_a_journal_in_a_file_gives_the_run_back(run_mode: Run, tmp_path: P
 
 
 async def test_resume_goes_on_with_what_the_journal_holds(run_mode: Run) -> None:
-    """A run that was stopped in between; what `resume` is given else is given to the run."""
+    """The run was stopped in between; the other arguments of `resume` are given to the run."""
     from agentloop import MaxTurnsExceeded
 
     journal = MemoryJournal()
@@ -113,7 +113,7 @@ async def test_resume_goes_on_with_what_the_journal_holds(run_mode: Run) -> None
 
 
 async def test_a_nested_runs_records_are_in_the_same_journal(run_mode: Run) -> None:
-    """And in their order among the outer one's."""
+    """The nested run's records are in their order among the outer one's."""
     inner = Agent("inner", model=script_turns(call("look", call_id="l"), say("in")), tools=[look])
     outer = Agent("outer", model=script_turns(call("sub", {"input": "x"}, call_id="s"), say("out")))
     outer.tools = [inner.as_tool("sub", "Sub.")]
@@ -125,7 +125,7 @@ async def test_a_nested_runs_records_are_in_the_same_journal(run_mode: Run) -> N
 
 
 async def test_text_that_is_no_unicode_is_kept_in_journal_and_state(run_mode: Run) -> None:
-    """Halves of surrogate pairs that a tool got from a file name, or that the input has."""
+    """Halves of surrogate pairs, from a file name that a tool read or from the input, are kept."""
 
     @tool
     async def name() -> str:
@@ -141,7 +141,7 @@ async def test_text_that_is_no_unicode_is_kept_in_journal_and_state(run_mode: Ru
 
 @pytest.mark.parametrize("given", [object(), "path", []])
 async def test_what_is_no_journal_is_refused(run_mode: Run, given: Any) -> None:
-    """Before anything is asked."""
+    """The value is refused before any model is asked."""
     agent = two_turns()
     with pytest.raises(UserTypeError, match="journal"):
         await run_mode(agent, "go", journal=given)
@@ -169,7 +169,7 @@ class Held:
 
 
 async def test_a_body_starts_only_when_its_start_is_durable(run_mode: Run) -> None:
-    """However long the journal takes; hooks and body wait, and then run."""
+    """Hooks and body wait for the journal, however long it takes, and then run."""
     started: list[str] = []
 
     @tool
@@ -197,7 +197,7 @@ async def test_a_body_starts_only_when_its_start_is_durable(run_mode: Run) -> No
 
 
 async def test_every_start_is_durable_before_its_body_in_every_run_of_the_tree(run_mode: Run) -> None:
-    """Looked at from within the bodies."""
+    """The bodies themselves look into the journal and find their starts."""
     seen: list[bool] = []
 
     @tool
@@ -318,7 +318,7 @@ class Failing(BatchJournal):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [OSError, JournalError])
 async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind: type[Exception]) -> None:
-    """At each record of a run: the error has `run_data`; no body without its start, no model call without its turn."""
+    """At each record of a run the error has `run_data`, no body ran without its start, no model without its turn."""
 
     def build(started: list[str]) -> Agent[Any, Any]:
         @tool
@@ -405,7 +405,7 @@ async def test_a_journal_that_fails_at_the_very_end_fails_the_run(run_mode: Run)
 
 
 async def test_the_runs_own_failure_stays_the_one_when_the_journal_fails_too(run_mode: Run) -> None:
-    """The journal's is a note on it."""
+    """The run's own error leaves, and the journal's error is a note on it."""
 
     async def fail_at_the_end(records: Sequence[bytes]) -> None:
         if "run_ended" in kinds(records):
@@ -423,7 +423,7 @@ async def test_the_runs_own_failure_stays_the_one_when_the_journal_fails_too(run
 
 
 async def test_a_journal_of_another_run_is_refused(run_mode: Run) -> None:
-    """For a fresh run, for a state of another run, and for a state that is older than the journal."""
+    """The journal refuses a fresh run, a state of another run, and a state that is older than the journal."""
     agent = two_turns()
     one, two = MemoryJournal(), MemoryJournal()
     first = await run_mode(agent, "go", journal=one)
@@ -461,7 +461,7 @@ async def test_what_the_state_has_and_the_journal_lacks_is_written_first(run_mod
 
 @pytest.mark.real_clock
 async def test_a_second_writer_is_refused(run_mode: Run, tmp_path: Path) -> None:
-    """While another object holds the file, and when it has been written to meanwhile; no model is asked."""
+    """A writer is refused while another object holds the file, or after it wrote to it; no model is asked."""
     agent = two_turns()
     path = tmp_path / "run.jsonl"
     async with FileJournal(path) as mine:
@@ -488,7 +488,7 @@ async def test_a_second_writer_is_refused(run_mode: Run, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("schema", ["3", "0", None, 1])
 async def test_a_journal_of_another_schema_is_refused_with_what_is_supported(schema: Any) -> None:
-    """Nothing runs."""
+    """The error says which schema is supported, and nothing runs."""
     agent = two_turns()
     journal = MemoryJournal()
     await Runner.run(agent, "go", journal=journal)
@@ -499,7 +499,7 @@ async def test_a_journal_of_another_schema_is_refused_with_what_is_supported(sch
 
 
 async def test_a_journal_that_is_empty_or_has_no_header_is_refused() -> None:
-    """As what it is."""
+    """The error says that the journal is empty, lacks its header, or holds no run."""
     agent = two_turns()
     with pytest.raises(JournalError, match="empty"):
         await Runner.resume(agent, MemoryJournal())
@@ -514,7 +514,7 @@ async def test_a_journal_that_is_empty_or_has_no_header_is_refused() -> None:
 
 @pytest.mark.real_clock
 async def test_a_journal_that_was_changed_is_refused(run_mode: Run, tmp_path: Path) -> None:
-    """The line is named; nothing runs."""
+    """The error names the line, and nothing runs."""
     agent = two_turns()
     path = tmp_path / "run.jsonl"
     async with FileJournal(path) as journal:
@@ -547,7 +547,7 @@ async def test_a_journal_that_cannot_be_read_is_a_journal_error() -> None:
 
 
 async def test_a_changed_schema_of_a_tool_with_a_pending_call_is_refused(run_mode: Run) -> None:
-    """Before anything runs or is written."""
+    """The resume is refused before anything runs or is written."""
     journal = MemoryJournal()
     agent = two_turns()
     await run_mode(agent, "go", journal=journal)
@@ -563,7 +563,7 @@ async def test_a_changed_schema_of_a_tool_with_a_pending_call_is_refused(run_mod
 async def test_other_changes_are_recorded_and_warned_about_once(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In words; an entry with the same changes doesn't say so again."""
+    """The changes are recorded in words; an entry with the same changes doesn't repeat them."""
     journal = MemoryJournal()
     await run_mode(two_turns(), "go", journal=journal)
 
@@ -596,7 +596,7 @@ async def test_other_changes_are_recorded_and_warned_about_once(
 async def test_unchanged_definitions_make_neither_record_nor_warning(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though their objects are others."""
+    """Definitions with other objects and the same content count as unchanged."""
     journal = MemoryJournal()
     first = await run_mode(two_turns(), "go", journal=journal)
     with caplog.at_level(logging.WARNING, "agentloop"):
@@ -610,7 +610,7 @@ async def test_unchanged_definitions_make_neither_record_nor_warning(
 
 @pytest.mark.parametrize("cancelled", ["scope", "native"])
 async def test_a_cancelled_runs_last_records_are_durable(cancelled: str, run_mode: Run) -> None:
-    """Its end too, though the journal takes its time: the next entry knows what there was."""
+    """The run's end is durable too, although the journal is slow: the next entry knows every record."""
     ready = anyio.Event()
 
     @tool
@@ -679,7 +679,7 @@ def hogging(ready: anyio.Event, grace: float) -> Agent[Any, Any]:
 
 
 async def test_a_journal_gets_the_end_of_a_run_whose_cleanup_took_all_the_grace(run_mode: Run) -> None:
-    """Its last writes only begin when the deadline has passed: that isn't the journal's fault."""
+    """The journal's last writes begin only after the deadline, which isn't the journal's fault, so they are made."""
     ready = anyio.Event()
 
     async def waits(records: Sequence[bytes]) -> None:
@@ -713,7 +713,7 @@ async def test_a_journal_that_hangs_after_the_deadline_has_the_grace_once(
 
 
 async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
-    """As a cancellation does."""
+    """Leaving the block makes the run's end durable, as a cancellation does."""
     ready = anyio.Event()
 
     @tool
@@ -756,7 +756,7 @@ async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> N
 
 
 async def test_no_journal_is_closed_by_a_run(run_mode: Run) -> None:
-    """It is the caller's: several entries use it."""
+    """The journal is the caller's, because several entries use it."""
     journal = MemoryJournal()
     agent = make_agent([])
     await run_mode(agent, "go", journal=journal)

@@ -98,7 +98,7 @@ class Counting(MemorySession):
 
 @pytest.mark.scenario("SE-01")
 async def test_model_is_shown_history_and_input_and_each_item_is_saved_once(run_mode: Run) -> None:
-    """Two runs on one session: the second sees the first; nothing is stored twice."""
+    """The second of two runs on one session sees the first, and no item is stored twice."""
     session = MemorySession()
     agent = make_agent([fine], call("fine", call_id="c1"), say("one"), say("two"), done=None)
     first = await run_mode(agent, "first", session=session)
@@ -112,7 +112,7 @@ async def test_model_is_shown_history_and_input_and_each_item_is_saved_once(run_
 
 @pytest.mark.scenario("SE-02")
 async def test_limit_shows_the_latest_items_in_their_order(run_mode: Run) -> None:
-    """The run's limit; without one all there is. What is stored isn't touched."""
+    """The run's limit holds, without one all items are shown, and the stored items don't change."""
     history = [UserMessage(str(n)) for n in range(6)]
     for limit, wanted in ((2, ["4", "5", "go"]), (None, [*map(str, range(6)), "go"]), (0, ["go"])):
         session = await session_with(*history)
@@ -136,7 +136,7 @@ async def test_session_knows_its_own_limit_where_the_run_has_none(run_mode: Run)
 @pytest.mark.scenario("SE-06", "LX-86")
 @pytest.mark.parametrize("limit", range(9))
 async def test_limit_never_splits_a_call_from_its_output(run_mode: Run, limit: int) -> None:
-    """An output whose call fell outside isn't shown, of tools and of handoffs."""
+    """An output whose call is beyond the limit isn't shown, for tools and for handoffs."""
     session = await session_with(
         UserMessage("a"),
         HandoffCall("h", "transfer_to_b", "{}"),
@@ -226,7 +226,7 @@ async def test_call_precedes_its_output_in_storage(run_mode: Run) -> None:
 
 @pytest.mark.scenario("SE-03")
 async def test_callback_decides_what_is_shown_and_only_new_items_are_stored(run_mode: Run) -> None:
-    """It may reorder, filter, repeat and copy history; the store gets the run's own items once."""
+    """The callback may reorder, filter, repeat and copy history; the store gets the run's own items once."""
     old, older = UserMessage("old"), UserMessage("older")
     session = await session_with(older, old)
 
@@ -242,7 +242,7 @@ async def test_callback_decides_what_is_shown_and_only_new_items_are_stored(run_
 
 @pytest.mark.scenario("SE-03")
 async def test_new_items_that_the_callback_drops_are_neither_sent_nor_stored(run_mode: Run) -> None:
-    """Of two new items it keeps one."""
+    """The callback keeps one of two new items, and only that one is sent and stored."""
     session = await session_with(UserMessage("old"))
 
     def merge(history: list[Item], new: list[Item]) -> list[Item]:
@@ -258,7 +258,7 @@ async def test_new_items_that_the_callback_drops_are_neither_sent_nor_stored(run
 
 @pytest.mark.scenario("SE-03")
 async def test_new_item_equal_to_a_stored_one_is_stored_again(run_mode: Run) -> None:
-    """The user says the same twice: both are there, however the callback orders them."""
+    """A user may say the same twice: both items are stored, in any order that the callback gives them."""
     session = await session_with(UserMessage("go"))
 
     def merge(history: list[Item], new: list[Item]) -> list[Item]:
@@ -283,7 +283,7 @@ async def test_callback_that_gives_no_list_is_a_users_error(run_mode: Run) -> No
 
 @pytest.mark.scenario("SE-04")
 async def test_each_turn_is_saved_when_it_is_over(run_mode: Run) -> None:
-    """When the model is asked again, the turn before is stored."""
+    """The turn before is stored when the model is asked again."""
     session = Counting()
     stored: list[list[str]] = []
 
@@ -431,7 +431,7 @@ async def test_filter_of_the_models_input_does_not_change_what_is_stored(run_mod
 
 @pytest.mark.scenario("SE-10")
 async def test_only_plain_items_are_stored(run_mode: Run) -> None:
-    """Nothing of the runtime's own: no nested run's items, no ids of runs, no names of agents beyond handoffs."""
+    """The session gets no item of a nested run, no ids of runs, and no names of agents beyond handoffs."""
     session = MemorySession()
     inner = Agent("inner", model=ScriptedModel([call("fine", call_id="n1"), say("dug")]), tools=[fine])
     agent = make_agent([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
@@ -564,7 +564,7 @@ async def test_save_under_way_is_finished_when_the_run_is_cancelled(run_mode: Ru
 
 
 async def test_save_that_hangs_cannot_outlast_the_runs_timeout_for_long(run_mode: Run) -> None:
-    """The run's deadline bounds it, plus the cleanup grace."""
+    """The run's deadline and the cleanup grace bound the save."""
 
     class Hanging(MemorySession):
         async def add_items(self, items: Sequence[Item]) -> None:
@@ -579,7 +579,7 @@ async def test_save_that_hangs_cannot_outlast_the_runs_timeout_for_long(run_mode
 
 @pytest.mark.anyio
 async def test_cancelled_run_saves_its_session_once_its_journal_has_caught_up() -> None:
-    """A journal still at its last write when the caller cancels neither loses the session nor reads as a failure."""
+    """The session is saved, and no failure reported, when the caller cancels during the journal's last write."""
 
     class Slow(MemoryJournal):
         async def append(self, records: Sequence[bytes]) -> None:
@@ -624,7 +624,7 @@ def naively_left(items: list[Item], tail: list[Item]) -> list[Item]:
 @pytest.mark.scenario("RP-13")
 @given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 4), max_size=8))
 def test_what_a_session_may_have_got_is_found_in_one_pass(items: list[int], tail: list[int]) -> None:
-    """As a search for each length would find it, also where equal items come several times."""
+    """The one pass finds what a search for each length would find, also where equal items come several times."""
     given_items: list[Item] = [UserMessage(str(number)) for number in items]
     written: list[Item] = [UserMessage(str(number)) for number in tail]
     assert _not_there(given_items, written) == naively_left(given_items, written)
