@@ -60,7 +60,7 @@ async def other() -> str:
 
 @pytest.mark.scenario("LX-23")
 async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backend: Backend, run_mode: Run) -> None:
-    """At 60 s: the call ends by the deadline, `RunTimeout` leaves with what was achieved."""
+    """At 60 s the call ends by the deadline, and `RunTimeout` leaves with the results so far."""
     ended: list[str] = []
     beside = anyio.Event()
 
@@ -120,7 +120,7 @@ async def test_a_hook_that_hangs_at_the_end_is_cut_at_the_runs_time_and_grace(
 
 @pytest.mark.scenario("LX-23")
 async def test_callers_cancellation_is_never_the_runs_timeout(run_mode: Run) -> None:
-    """A scope of the caller's with a shorter deadline: the cancellation leaves, by `parent`."""
+    """The caller's scope has a shorter deadline, so its cancellation leaves, recorded as `parent`."""
 
     @tool
     async def slow() -> str:
@@ -138,7 +138,7 @@ async def test_callers_cancellation_is_never_the_runs_timeout(run_mode: Run) -> 
 
 
 async def test_timeout_during_a_model_call_closes_it(run_mode: Run) -> None:
-    """It is the run's timeout that leaves, not the model's."""
+    """The run's timeout leaves, not the model's."""
 
     def silent(request: Any) -> Any:
         advance_clock(60)
@@ -201,7 +201,7 @@ async def test_tokens_may_overshoot_once(run_mode: Run, limit: str) -> None:
 
 
 async def test_limits_hold_for_nested_runs_together(run_mode: Run) -> None:
-    """One ledger for the tree: the nested run's request is refused when the tree has spent them."""
+    """The whole tree has one ledger, so the nested run's request is refused when the tree has spent the limit."""
     inner = Agent("inner", model=ScriptedModel([call("fine"), say("dug")]), tools=[fine])
     agent = make_agent([inner.as_tool()], call("inner", {"input": "x"}, call_id="c1"))
     with pytest.raises(UsageLimitExceeded, match="requests 2 of 2"):
@@ -212,7 +212,7 @@ async def test_limits_hold_for_nested_runs_together(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-69")
 async def test_cost_is_reserved_atomically(run_mode: Run) -> None:
-    """Limit 100, three calls of 60, 61 and 62 side by side: one runs, two are refused; no body of those starts."""
+    """Limit 100, calls of 60, 61 and 62 side by side: one runs, two are refused, and no body of those starts."""
     together: list[int] = []
 
     @tool(cost=lambda arguments: arguments["amount"])
@@ -248,7 +248,7 @@ async def test_first_in_model_order_gets_the_budget(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-69")
 async def test_call_that_does_not_start_gives_its_cost_back(run_mode: Run) -> None:
-    """Refused by a guardrail in turn one; in turn two there is room."""
+    """A guardrail refuses the call in turn one, so turn two has room for its cost."""
     allow = False
 
     @tool_input_guardrail
@@ -288,7 +288,7 @@ async def test_call_that_does_not_start_gives_its_cost_back_before_its_slot(run_
 
 
 async def test_number_of_calls_is_limited(run_mode: Run) -> None:
-    """Calls past the limit are answered, those before it run; side by side or over turns."""
+    """Calls past the limit are answered and those before it run, side by side or over turns."""
     agent = make_agent([fine], [call("fine", {"n": n}) for n in range(3)], [call("fine", {"n": n}) for n in range(2)])
     result = await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(tool_calls=4)))
     assert read_statuses(result) == ["succeeded"] * 4 + ["skipped"]
@@ -314,7 +314,7 @@ async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
 
 
 async def test_limits_of_the_wrong_kind_are_a_users_error() -> None:
-    """They are checked before the run begins."""
+    """The limits are checked before the run begins."""
     with pytest.raises(UserTypeError, match=r"RunConfig\.limits"):
         await Runner.run(make_agent([]), "go", run_config=RunConfig(limits={"requests": 3}))
 
@@ -337,7 +337,7 @@ async def test_condition_of_two_stops_when_both_hold(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-72")
 async def test_condition_of_two_does_not_stop_for_one_alone(run_mode: Run) -> None:
-    """Turns are up, the tool wasn't called."""
+    """The number of turns is reached, but the tool wasn't called, so the run continues."""
     agent = make_agent([fine, other], call("other"), call("other"), call("other"))
     result = await run_mode(agent, "go", run_config=RunConfig(stop_when=ToolCalled("fine") & MaxTurns(2)))
     assert result.status == "completed"
@@ -345,7 +345,7 @@ async def test_condition_of_two_does_not_stop_for_one_alone(run_mode: Run) -> No
 
 @pytest.mark.scenario("LX-73")
 async def test_first_true_branch_stops_the_run_and_names_itself(run_mode: Run) -> None:
-    """A mention in the text of a turn that also calls; or the turns, whichever comes first."""
+    """The first branch to hold is a mention in the text of a turn that also calls, or the number of turns."""
     condition = MaxTurns(2) | TextMention("DONE")
     agent = make_agent([fine], [say("I am DONE now"), call("fine")], call("fine"), call("fine"))
     result = await run_mode(agent, "go", run_config=RunConfig(stop_when=condition))
@@ -359,7 +359,7 @@ async def test_first_true_branch_stops_the_run_and_names_itself(run_mode: Run) -
 
 @pytest.mark.scenario("LX-73")
 async def test_mention_is_looked_for_in_tool_outputs_of_the_turn(run_mode: Run) -> None:
-    """And not in the input, nor in earlier turns."""
+    """The mention is not looked for in the input or in earlier turns."""
 
     @tool
     async def speak() -> str:
@@ -372,7 +372,7 @@ async def test_mention_is_looked_for_in_tool_outputs_of_the_turn(run_mode: Run) 
 
 
 async def test_tokens_stop_a_run_with_a_result(run_mode: Run) -> None:
-    """Unlike a usage limit, which is an error."""
+    """A token condition gives a result, unlike a usage limit, which raises an error."""
     steps = [respond(ToolCall(f"c{n}", "fine", "{}"), usage=make_usage(6)) for n in range(4)]
     agent = make_agent([fine], *steps)
     result = await run_mode(agent, "go", run_config=RunConfig(stop_when=TokenLimit(12)))
@@ -382,7 +382,7 @@ async def test_tokens_stop_a_run_with_a_result(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-74")
 async def test_predicate_of_the_context_stops_the_run(run_mode: Run) -> None:
-    """Sync or async, by itself or composed; it sees the application's object and the usage."""
+    """The predicate, sync or async, alone or composed, sees the application's object and the usage."""
 
     def enough(ctx: Any) -> bool:
         return bool(ctx.usage.requests >= 2)
@@ -418,7 +418,7 @@ async def test_predicate_that_answers_no_bool_is_a_users_error(run_mode: Run) ->
 @pytest.mark.scenario("LX-75", "MT-04")
 @pytest.mark.parametrize("include", [True, False])
 async def test_handler_of_max_turns_ends_the_run_with_its_output(run_mode: Run, include: bool) -> None:
-    """It is given the error and what was done; its output is the run's, in the history if it says so."""
+    """The handler gets the error and the run's data; its output is the run's, in the history if it says so."""
     given: list[Any] = []
 
     async def handler(data: Any) -> ErrorHandlerResult:
@@ -474,7 +474,7 @@ def warnings_in(items: Any) -> list[str]:
 
 @pytest.mark.scenario("LX-76")
 async def test_model_that_turns_in_circles_is_warned_once_and_then_stopped(run_mode: Run) -> None:
-    """Three equal calls with equal results: a warning before the fourth request; the next repeat ends the run."""
+    """Three equal calls with equal results bring a warning before the fourth request; the next repeat ends the run."""
     agent = make_agent([fine], *[call("fine", {"n": 1}, call_id=f"c{n}") for n in range(6)])
     with pytest.raises(ToolLoopDetected, match="fine") as raised:
         await run_mode(agent, "go", run_config=RunConfig(loop_detection=3))
@@ -488,7 +488,7 @@ async def test_model_that_turns_in_circles_is_warned_once_and_then_stopped(run_m
 
 @pytest.mark.scenario("LX-76")
 async def test_changed_results_are_no_circle(run_mode: Run) -> None:
-    """Polling a thing that changes is work; so are other arguments."""
+    """Polling for a result that changes is work, and so is a call with other arguments."""
     count = 0
 
     @tool
@@ -505,7 +505,7 @@ async def test_changed_results_are_no_circle(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-76")
 async def test_circles_are_not_looked_for_unless_asked(run_mode: Run) -> None:
-    """Off by default."""
+    """Loop detection is off by default."""
     agent = make_agent([fine], *[call("fine") for _ in range(8)])
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
@@ -527,7 +527,7 @@ async def test_equal_calls_of_one_turn_warn_before_they_stop(run_mode: Run) -> N
 
 @pytest.mark.scenario("LX-76")
 async def test_model_that_heeds_the_warning_goes_on(run_mode: Run) -> None:
-    """Another call, then the same again with another result: counted from one."""
+    """Another call, then the same again with another result, starts the count from one."""
     results = iter(["same", "same", "new", "same"])
 
     @tool
@@ -542,7 +542,7 @@ async def test_model_that_heeds_the_warning_goes_on(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-76")
 async def test_a_result_that_changes_within_a_turn_begins_a_new_circle(run_mode: Run) -> None:
-    """The first two of the new kind earn a warning of their own."""
+    """The first two calls of the new kind get a warning of their own."""
     results = iter(["old", "old", "new", "new", "new"])
 
     @tool
@@ -561,7 +561,7 @@ CIRCLES = RunConfig(loop_detection=2)
 @pytest.mark.scenario("LX-76")
 @pytest.mark.parametrize("kept", range(1, 10))
 async def test_who_goes_on_with_a_run_knows_what_its_model_was_told(kept: int) -> None:
-    """Cut after any record of its second turn: one warning in all, and the next repeat ends the run."""
+    """The run is cut after any record of its second turn: one warning comes in all, and the next repeat ends it."""
 
     def build() -> Agent[Any, Any]:
         return Agent("guide", model=script_turns(*[call("fine") for _ in range(6)]), tools=[again])
@@ -614,7 +614,7 @@ async def test_a_call_that_is_cut_and_made_again_is_no_other_result(run_mode: Ru
 
 @pytest.mark.scenario("CO-10", "TR-06", "DY-04")
 async def test_runs_of_one_agent_share_neither_choice_nor_tools(run_mode: Run) -> None:
-    """Tool choice and enabled tools of two runs at once: each run's own, from its first turn to its last."""
+    """Tool choice and enabled tools of two runs at once belong to each run, from its first turn to its last."""
     meeting = Rendezvous(2)
     seen: dict[str, list[tuple[Any, list[str]]]] = {"rich": [], "poor": []}
 

@@ -104,7 +104,7 @@ def _garbage(backend: str, job: Job) -> Counter[str]:
 def test_a_run_that_is_over_leaves_nothing_to_the_garbage_collector(
     backend: str, turn: str, way: Any, options: dict[str, Any]
 ) -> None:
-    """Its parts don't hold each other once it has ended, so the last to let go of it frees all of it."""
+    """The parts of an ended run don't hold each other, so all of it is freed with the last reference to it."""
     agents = [_agent(TURNS[turn]) for _ in range(2)]  # which outlive their runs
     left = iter(agents)
 

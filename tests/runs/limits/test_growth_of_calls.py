@@ -82,7 +82,7 @@ def _calling(names: list[str], tools: list[FunctionTool]) -> Agent[Any, Any]:
 @BACKENDS
 @pytest.mark.parametrize("alike", [True, False])
 def test_unknown_tools_cost_in_proportion(backend: str, alike: bool) -> None:
-    """As many calls of unknown names, equal or not, as there are tools."""
+    """The turn has as many calls of unknown names, equal or not, as there are tools."""
 
     def work(size: int) -> Callable[[], Any]:
         names = ["search_customer_recrds" if alike else f"search_customer_recrds_{n}" for n in range(size)]
@@ -94,7 +94,7 @@ def test_unknown_tools_cost_in_proportion(backend: str, alike: bool) -> None:
 @pytest.mark.scenario("RP-12")
 @BACKENDS
 def test_calls_past_the_cap_cost_in_proportion(backend: str) -> None:
-    """Unknown ones, of which none is compared with anything."""
+    """The calls past the cap have unknown names, none of which is compared with a tool's name."""
 
     def work(size: int) -> Callable[[], Any]:
         names = [f"search_customer_recrds_{n}" for n in range(size)]
@@ -105,7 +105,7 @@ def test_calls_past_the_cap_cost_in_proportion(backend: str) -> None:
 
 @pytest.mark.scenario("RP-12")
 def test_names_are_compared_so_often_whatever_the_model_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand unknown names with a thousand tools: eighty comparisons letter by letter, each tool read once."""
+    """A thousand unknown names need at most eighty comparisons letter by letter, and each tool is read once."""
     compared: list[int] = []
     read: list[str] = []
 
@@ -125,7 +125,7 @@ def test_names_are_compared_so_often_whatever_the_model_sends(monkeypatch: pytes
 @BACKENDS
 @pytest.mark.parametrize("secret", [(), ("n",)])
 def test_unknown_arguments_cost_in_proportion(backend: str, secret: tuple[str, ...]) -> None:
-    """Of one call."""
+    """The cost of one call grows in proportion to its unknown arguments."""
 
     def work(size: int) -> Callable[[], Any]:
         made = tool(_nothing, name="f", secret=secret)
@@ -199,7 +199,7 @@ def test_errors_are_cut_before_they_are_searched(error: Exception, monkeypatch: 
 
 
 def test_leaves_of_deep_groups_cost_in_proportion() -> None:
-    """And no depth is too deep."""
+    """Leaves cost in proportion at any depth of the group."""
 
     def work(depth: int) -> Callable[[], Any]:
         group: Exception = ValueError("x")

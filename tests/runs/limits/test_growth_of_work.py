@@ -174,7 +174,7 @@ DIMENSIONS: dict[Callable[[int], Awaitable[None]], int] = {
 @pytest.mark.backends("asyncio", "trio")
 @pytest.mark.parametrize("dimension", DIMENSIONS, ids=lambda one: one.__name__)
 async def test_counted_work_grows_no_faster_than_n_log_n(dimension: Callable[[int], Awaitable[None]]) -> None:
-    """From one size to its double; the size is warmed up first."""
+    """The work is counted from one size to its double, after a run that warms the size up."""
     size = DIMENSIONS[dimension]
     await dimension(size // 4)
     counted = []

@@ -87,7 +87,7 @@ async def both(*runs: Any) -> list[RunResult[Any]]:
 
 @pytest.mark.scenario("CO-02")
 async def test_two_hundred_calls_under_a_cap_of_seven_peak_at_exactly_seven(run_mode: Run) -> None:
-    """And all of them run."""
+    """All two hundred calls run, and exactly seven of them at the peak."""
     flight = Flight()
     seven = anyio.Event()
 
@@ -110,7 +110,7 @@ async def test_two_hundred_calls_under_a_cap_of_seven_peak_at_exactly_seven(run_
 
 @VIRTUAL
 async def test_a_cap_is_fully_used_all_the_time(run_mode: Run) -> None:
-    """200 calls of one second under a cap of seven take 29 seconds."""
+    """A cap of seven lets 200 calls of one second take 29 seconds."""
 
     @tool
     async def f(n: int) -> int:
@@ -127,7 +127,7 @@ async def test_a_cap_is_fully_used_all_the_time(run_mode: Run) -> None:
 
 
 async def test_a_capacity_holds_over_two_runs_at_once(run_mode: Run) -> None:
-    """Two runs of two agents, three bodies in flight over both: exactly."""
+    """Two runs of two agents have exactly three bodies in flight together."""
     capacity = Capacity(3, "three")
     held = Held(capacity, meet=3)
     agents = [make_agent([held.tool], calls("f", 6)) for _ in range(2)]
@@ -142,7 +142,7 @@ async def test_a_capacity_holds_over_two_runs_at_once(run_mode: Run) -> None:
 
 
 async def test_a_capacity_holds_over_two_tools_of_one_run(run_mode: Run) -> None:
-    """Calls of both in flight: exactly the capacity."""
+    """Calls of both tools in flight are exactly as many as the capacity."""
     capacity, flight = Capacity(2), Flight()
     one = Held(capacity, name="one", flight=flight)
     two = Held(capacity, name="two", flight=flight)
@@ -163,7 +163,7 @@ async def test_a_capacity_holds_over_two_tools_of_one_run(run_mode: Run) -> None
 
 @VIRTUAL
 async def test_arrival_order_holds_over_runs(run_mode: Run) -> None:
-    """Of two runs that share a capacity of one, who came first is served first, call by call."""
+    """The runs share a capacity of one, which serves the first to come first, call by call."""
     capacity = Capacity(1)
     order: list[str] = []
 
@@ -222,7 +222,7 @@ async def test_a_blocked_call_lets_those_pass_that_want_other_limits(run_mode: R
 
 
 async def test_a_capacity_can_grow_while_in_use(run_mode: Run) -> None:
-    """Raising `total_tokens` starts what waits, without anything ending."""
+    """A larger `total_tokens` starts waiting calls, without the end of a running one."""
     capacity = Capacity(1)
     three = Rendezvous(3)
 
@@ -325,7 +325,7 @@ async def test_a_cancelled_run_leaves_the_queue_of_the_others(run_mode: Run) -> 
 
 @VIRTUAL
 async def test_a_rate_is_an_exact_sliding_window(run_mode: Run) -> None:
-    """Three per ten seconds: starts at 0, 0, 0, then 10, 10, 10, then 20; the bodies' own time plays no part."""
+    """A rate of three per ten seconds starts at 0, 0, 0, 10, 10, 10, 20; the bodies' own time plays no part."""
     rate = Rate(3, 10)
     starts: list[float] = []
 
@@ -344,7 +344,7 @@ async def test_a_rate_is_an_exact_sliding_window(run_mode: Run) -> None:
 
 @VIRTUAL
 async def test_a_rate_slides_with_each_start(run_mode: Run) -> None:
-    """Starts at 0 and 4 under two per ten: the next at 10 and 14, over two runs."""
+    """After starts at 0 and 4 under two per ten, the next come at 10 and 14, over two runs."""
     rate = Rate(2, 10)
     starts: list[float] = []
 
@@ -463,7 +463,7 @@ async def test_a_run_whose_consumer_is_behind_holds_back_no_other_run(buffer: in
 
 
 async def test_a_rate_with_room_makes_nobody_wait(run_mode: Run) -> None:
-    """Its statistics say what was started."""
+    """All calls start at once while the rate has room, and its statistics count them."""
     rate = Rate(5, 1000)
     held = Held(rate, meet=5)
     agent = make_agent([held.tool], calls("f", 5))
@@ -478,7 +478,7 @@ async def test_a_rate_with_room_makes_nobody_wait(run_mode: Run) -> None:
 
 @VIRTUAL
 async def test_a_call_that_waits_too_long_is_skipped(run_mode: Run) -> None:
-    """At exactly `queue_timeout`, with the text that says so; those that ran are unaffected."""
+    """The call is skipped at exactly `queue_timeout`, with a text that says so; running calls are unaffected."""
     settled: list[float] = []
 
     class Clock:
@@ -511,7 +511,7 @@ async def test_a_call_that_waits_too_long_is_skipped(run_mode: Run) -> None:
 
 @VIRTUAL
 async def test_queueing_takes_nothing_of_a_tool_s_timeout(run_mode: Run) -> None:
-    """Three bodies of two seconds under a cap of one, each with a timeout of three."""
+    """Three bodies of two seconds under a cap of one succeed, each with a timeout of three."""
 
     @tool(timeout=3)
     async def f(n: int) -> int:
@@ -665,7 +665,7 @@ async def test_a_tool_may_run_an_agent_of_its_own_under_the_same_capacity(run_mo
 
 @pytest.mark.parametrize("limit", [Capacity(1), Rate(1, 1)], ids=["capacity", "rate"])
 def test_a_limit_on_an_agent_tool_is_refused(limit: Any) -> None:
-    """It would hold it while its own tools wait for it; the error says where to put it."""
+    """The agent tool would hold the limit while its own tools wait for it; the error says where to put it."""
     import attrs
 
     agent_tool = Agent("inner", model=ScriptedModel([])).as_tool()
@@ -679,7 +679,7 @@ def test_a_limit_on_an_agent_tool_is_refused(limit: Any) -> None:
 @pytest.mark.real_clock
 @pytest.mark.parametrize("limit", [Capacity, Rate], ids=["capacity", "rate"])
 async def test_a_limit_used_from_a_second_live_loop_is_refused(run_mode: Run, limit: type[Any]) -> None:
-    """While the first loop's call is in flight; the first run is unharmed."""
+    """The limit is refused while the first loop's call is in flight; the first run is unharmed."""
     shared: Any = Capacity(5) if limit is Capacity else Rate(5, 1000)
     running, stop = threading.Event(), threading.Event()
     outcome: list[Any] = []
@@ -710,7 +710,7 @@ async def test_a_limit_used_from_a_second_live_loop_is_refused(run_mode: Run, li
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_limit_may_be_used_from_one_loop_after_another(backend: Any) -> None:
-    """When the first loop is gone; a rate's old starts say nothing on a new clock."""
+    """The limit works when the first loop is gone; a rate's old starts have no meaning on a new clock."""
     capacity, rate = Capacity(1), Rate(1, 0.001)
 
     @tool(capacity=[capacity, rate])
@@ -745,7 +745,7 @@ def test_limits_are_checked_where_they_are_made(make: Any, kind: type[Exception]
 
 
 def test_changing_a_capacity_is_checked() -> None:
-    """And shows in its repr."""
+    """A wrong number is refused, and the repr shows a changed one."""
     capacity = Capacity(2, "db")
     assert repr(capacity) == "Capacity(2, name='db')"
     with pytest.raises(UserValueError, match="total_tokens"):
@@ -757,7 +757,7 @@ def test_changing_a_capacity_is_checked() -> None:
 
 @pytest.mark.backends("trio-virtual")
 async def test_two_turns_that_wait_for_one_rate_sleep_until_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outer turn and a nested one, both under it: neither may wake the other for the time they both sleep until."""
+    """An outer and a nested turn share the rate, and neither may wake the other before there is room."""
     looks = 0
     pump = Dispatcher.pump
 
@@ -781,7 +781,7 @@ async def test_two_turns_that_wait_for_one_rate_sleep_until_it_has_room(monkeypa
 
 
 def test_of_two_loops_that_take_over_a_limit_at_once_one_gets_it() -> None:
-    """In two threads, when the loop that had it has ended; else calls of one would wait for the other."""
+    """Two threads compete when the owning loop has ended; otherwise calls of one loop would wait for the other."""
     from agentloop.limits import LoopBinding
 
     meeting = threading.Barrier(2)

@@ -103,7 +103,7 @@ def ends(times: list[float]) -> tuple[float, float]:
 @pytest.mark.backends("asyncio-eager", "trio", "asyncio")
 @pytest.mark.parametrize("way", ["plain", "streamed", "session", "limits"])
 async def test_turn_one_thousand_costs_what_turn_ten_does(way: str, anyio_backend: Any) -> None:
-    """CPU time per turn, in one process; garbage collection apart, whose passes fall where they fall."""
+    """CPU time per turn is measured in one process, without garbage collection, whose passes come at any time."""
     options: dict[str, Any] = {}
     if way == "limits":
         options["run_config"] = RunConfig(
@@ -154,6 +154,6 @@ def _counted_steps(turns: int) -> list[int]:
 
 
 def test_each_turn_makes_as_many_steps_as_any_other() -> None:
-    """Calls of Python functions per turn, counted: exact, so no doubt is left to the clock."""
+    """Calls of Python functions per turn are counted, which is exact, so the clock leaves no doubt."""
     steps = _counted_steps(120)
     assert statistics.median(steps[-20:]) <= statistics.median(steps[5:25]) * 1.02

@@ -44,7 +44,7 @@ def looking(turns: int, *more: Any, **fields: Any) -> Agent[Any, Any]:
 @pytest.mark.scenario("MT-01")
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_limit_lets_that_many_model_calls_happen(run_mode: Run, limit: int) -> None:
-    """The next one raises in its place; a run that needs no more goes through."""
+    """The model call after the limit raises instead; a run that needs no more calls completes."""
     agent = looking(limit + 1)
     with pytest.raises(MaxTurnsExceeded) as caught:
         await run_mode(agent, "go", max_turns=limit)
@@ -56,7 +56,7 @@ async def test_limit_lets_that_many_model_calls_happen(run_mode: Run, limit: int
 
 @pytest.mark.scenario("MT-01")
 async def test_limit_is_ten_where_none_is_given(run_mode: Run) -> None:
-    """As the signature says."""
+    """The default limit is ten, as in the signature."""
     agent = looking(11)
     with pytest.raises(MaxTurnsExceeded, match=r"\(10\)"):
         await run_mode(agent, "go")
@@ -77,7 +77,7 @@ async def test_retries_do_not_count(run_mode: Run) -> None:
 
 @pytest.mark.scenario("MT-02")
 async def test_handoffs_and_tools_do_not_count(run_mode: Run) -> None:
-    """However many of them a turn has."""
+    """A turn counts once, with any number of handoffs and tools in it."""
     second = script_agent("b", [call("look", call_id=f"d{n}") for n in range(5)], say("done"), tools=[look])
     first = script_agent(
         "a",
@@ -92,14 +92,14 @@ async def test_handoffs_and_tools_do_not_count(run_mode: Run) -> None:
 
 @pytest.mark.scenario("MT-03")
 async def test_none_is_no_limit(run_mode: Run) -> None:
-    """Past the usual ten."""
+    """A run with None makes more turns than the default ten."""
     result = await run_mode(looking(14, say("done")), "go", max_turns=None)
     assert result.final_output == "done"
     assert len(result.raw_responses) == 15
 
 
 async def test_limit_that_is_none_of_a_count_is_refused(run_mode: Run) -> None:
-    """Naming the argument."""
+    """The error names the argument."""
     agent = looking(1)
     with pytest.raises(UserValueError, match="max_turns"):
         await run_mode(agent, "go", max_turns=0)
@@ -145,7 +145,7 @@ async def test_handler_s_output_ends_the_run(run_mode: Run, kind: str) -> None:
 @pytest.mark.scenario("MT-04")
 @pytest.mark.parametrize("given", [Answer(7), {"number": 7}])
 async def test_handler_s_output_is_made_typed(run_mode: Run, given: Any) -> None:
-    """The history has it as the model would have said it."""
+    """The history has the handler's output in the form in which the model would have said it."""
     agent = looking(1, output_type=Answer)
     result = await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": lambda data: given})
     assert result.final_output == Answer(7)
@@ -154,7 +154,7 @@ async def test_handler_s_output_is_made_typed(run_mode: Run, given: Any) -> None
 
 @pytest.mark.scenario("MT-04")
 async def test_handler_s_output_that_does_not_fit_is_refused(run_mode: Run) -> None:
-    """Naming type and fault; the run's data is there."""
+    """The error names type and fault, and it has the run's data."""
     agent = looking(1, output_type=Answer)
     with pytest.raises(UserTypeError, match="number") as caught:
         await run_mode(agent, "go", max_turns=1, error_handlers={"max_turns": lambda data: {"number": "many"}})
@@ -164,7 +164,7 @@ async def test_handler_s_output_that_does_not_fit_is_refused(run_mode: Run) -> N
 
 @pytest.mark.scenario("MT-04")
 async def test_handler_s_output_may_stay_out_of_the_history(run_mode: Run) -> None:
-    """Items and session end with what the run did."""
+    """Items and session end with the run's own items."""
     session = MemorySession()
     handlers = {"max_turns": lambda data: ErrorHandlerResult("that's all", include_in_history=False)}
     result = await run_mode(looking(1), "go", max_turns=1, error_handlers=handlers, session=session)
@@ -175,7 +175,7 @@ async def test_handler_s_output_may_stay_out_of_the_history(run_mode: Run) -> No
 
 @pytest.mark.scenario("LX-75")
 async def test_handler_that_gives_none_lets_the_error_go_on(run_mode: Run) -> None:
-    """And one that raises replaces it."""
+    """A handler that gives None lets the error leave, and one that raises replaces it."""
     with pytest.raises(MaxTurnsExceeded):
         await run_mode(looking(1), "go", max_turns=1, error_handlers={"max_turns": lambda data: None})
 
@@ -187,7 +187,7 @@ async def test_handler_that_gives_none_lets_the_error_go_on(run_mode: Run) -> No
 
 
 async def test_handlers_are_checked_when_given(run_mode: Run) -> None:
-    """Their names, and that they can be called."""
+    """The names of handlers are checked, and that they can be called."""
     with pytest.raises(UserValueError, match="'max_turn'"):
         await run_mode(looking(1), "go", error_handlers={"max_turn": lambda data: None})
     with pytest.raises(UserTypeError, match="max_turns"):
@@ -199,7 +199,7 @@ async def test_handlers_are_checked_when_given(run_mode: Run) -> None:
 
 @pytest.mark.scenario("MT-05")
 async def test_error_has_what_was_done(run_mode: Run) -> None:
-    """Items, calls, responses, usage and the tools' guardrail results."""
+    """The error has items, calls, responses, usage and the tools' guardrail results."""
 
     @tool_input_guardrail
     async def check(data: Any) -> Any:
@@ -227,7 +227,7 @@ async def test_error_has_what_was_done(run_mode: Run) -> None:
 
 @pytest.mark.scenario("MT-06")
 async def test_stream_delivers_what_was_created_before_it_raises() -> None:
-    """Every item of the turns that were made, then the run's end."""
+    """The stream delivers every item of the turns that were made, then the run's end."""
     agent = looking(3)
     events: list[Any] = []
     async with Runner.run_streamed(agent, "go", max_turns=2) as stream:

@@ -72,7 +72,7 @@ async def test_a_session_is_not_given_a_demand_that_nobody_answers(run_mode: Run
 @pytest.mark.scenario("RP-07")
 @demanding
 async def test_a_demand_is_found_again_after_a_crash(run_mode: Run, item: Item) -> None:
-    """The log breaks off with the response."""
+    """The log breaks off with the response, and the resumed run raises the same error without a model call."""
     agent = Agent("guide", model=script_turns(respond(item), say("no")))
     journal = MemoryJournal()
     with pytest.raises(ModelBehaviorError):
@@ -89,7 +89,7 @@ async def test_a_demand_is_found_again_after_a_crash(run_mode: Run, item: Item) 
 @pytest.mark.scenario("RP-07")
 @demanding
 async def test_a_demand_of_a_nested_run_is_told_by_its_tool_s_policy(run_mode: Run, item: Item) -> None:
-    """It doesn't pass for an answer of no words."""
+    """The demand doesn't pass for an empty answer: the call fails, and the outer model receives the error."""
     inner = Agent("inner", model=ScriptedModel([respond(item)]))
     agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))
     result = await run_mode(agent, "go")
@@ -108,7 +108,7 @@ async def test_a_demand_of_a_nested_run_is_told_by_its_tool_s_policy(run_mode: R
     ids=["hosted", "unknown here", "with its output"],
 )
 async def test_what_the_provider_answered_leads_to_another_turn(run_mode: Run, items: tuple[Item, ...]) -> None:
-    """The items stay in the history."""
+    """The run asks the model again, and the items stay in the history."""
     agent = make_agent([], respond(*items))
     result = await run_mode(agent, "go")
     assert result.final_output == "done"
@@ -117,7 +117,7 @@ async def test_what_the_provider_answered_leads_to_another_turn(run_mode: Run, i
 
 @pytest.mark.scenario("RP-07", "OS-01")
 async def test_words_beside_a_demand_are_the_answer(run_mode: Run) -> None:
-    """The response doesn't consist of it alone."""
+    """The message is the final output, because the response has more than the demand."""
     agent = make_agent([], respond(COMPUTER, AssistantMessage("found it")), done=None)
     assert (await run_mode(agent, "go")).final_output == "found it"
 
@@ -129,7 +129,7 @@ async def test_words_beside_a_demand_are_the_answer(run_mode: Run) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 async def test_a_model_that_asks_twice_for_what_it_has_fails_the_run(run_mode: Run, count: int, typed: bool) -> None:
-    """With the third response, long before the turns are spent; nothing has run twice."""
+    """The run fails with the third response, long before the turns are spent; no call has run twice."""
     ran: list[int] = []
 
     @tool
@@ -150,7 +150,7 @@ async def test_a_model_that_asks_twice_for_what_it_has_fails_the_run(run_mode: R
 
 @pytest.mark.scenario("RP-18", "PL-04")
 async def test_repeats_that_something_new_comes_between_are_answered(run_mode: Run) -> None:
-    """However often."""
+    """Repeats are answered without a limit when a new call comes between them."""
     repeat = call("look", {"n": 1}, "c")
     news = [call("look", {"n": n}, f"d{n}") for n in range(4)]
     steps = [step for new in news for step in (repeat, new)]
@@ -162,7 +162,7 @@ async def test_repeats_that_something_new_comes_between_are_answered(run_mode: R
 
 @pytest.mark.scenario("RP-18")
 async def test_a_pause_between_two_repeats_forgets_none_of_them(run_mode: Run) -> None:
-    """The count follows from the log."""
+    """The pause keeps the count of repeats, because it follows from the log."""
     agent = make_agent([look], *[call("look", {}, "c")] * 5, done=None)
     stopped = await run_mode(agent, "go", run_config=RunConfig(stop_when=lambda ctx: len(read_requests(agent)) == 2))
     assert stopped.status == "stopped"
@@ -173,7 +173,7 @@ async def test_a_pause_between_two_repeats_forgets_none_of_them(run_mode: Run) -
 
 @pytest.mark.scenario("RP-18")
 async def test_a_handoff_asked_for_again_is_a_repeat_too(run_mode: Run) -> None:
-    """The agent it led to is at work already."""
+    """The handoff is a repeat because the agent it led to is at work already."""
     second = Agent("second", model=ScriptedModel([respond(HandoffCall("h", "transfer_to_second", "{}"))] * 5))
     first = Agent("first", model=ScriptedModel([respond(HandoffCall("h", "transfer_to_second", "{}"))]))
     first.handoffs = [second]

@@ -71,7 +71,7 @@ async def test_timeout_text_names_the_seconds_shortly(run_mode: Run, seconds: fl
 @pytest.mark.scenario("TO-02")
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_timeout_function_words_the_output(run_mode: Run, is_async: bool) -> None:
-    """Sync or async, it is given the call's context and a `ToolTimeoutError`."""
+    """The timeout function, sync or async, gets the call's context and a `ToolTimeoutError`."""
     seen: list[tuple[str, ToolTimeoutError]] = []
 
     def words(ctx: ToolContext[Any], error: ToolTimeoutError) -> str:
@@ -146,7 +146,7 @@ def test_impossible_timeouts_are_refused_at_construction(field: str, value: Any)
 @pytest.mark.scenario("TO-05")
 @pytest.mark.parametrize("field", ["timeout", "idle_timeout"])
 def test_timeout_on_a_sync_tool_needs_abandon_on_cancel(field: str) -> None:
-    """A thread can't be stopped: without the opt-in construction fails, and the error says what is missing."""
+    """A thread can't be stopped, so construction fails without the opt-in, and the error says what is missing."""
 
     def blocks() -> str:
         return "never called"
@@ -287,7 +287,7 @@ async def test_timed_out_body_may_clean_up_and_is_awaited(run_mode: Run, anyio_b
 
 
 async def test_body_that_ends_at_its_deadline_is_told_truthfully(run_mode: Run) -> None:
-    """One outcome, whichever of the two was first: a value with `succeeded`, or the text with `timed_out`."""
+    """The call has one outcome, in either order: a value with `succeeded`, or the text with `timed_out`."""
     agent = make_agent([sleeper(0.02, timeout=0.02)], call_each("slow"))
     result = await run_mode(agent, "go")
     [settled] = result.calls
@@ -392,7 +392,7 @@ async def test_timeout_of_a_sync_tool_leaves_its_thread_and_says_so(run_mode: Ru
 
 
 async def test_parent_outranks_a_timeout_under_way() -> None:
-    """A parent's cancel while a timed-out body cleans up: `cancelled` by `parent`, nothing for the model."""
+    """A parent's cancel while a timed-out body cleans up gives `cancelled` by `parent`, and nothing for the model."""
     watch = Watch()
 
     @tool(timeout=0.02)
