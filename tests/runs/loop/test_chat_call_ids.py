@@ -70,7 +70,7 @@ async def run(run_mode: Any, server: Server, config: RunConfig | None = None) ->
 
 @pytest.mark.scenario("RP-17")
 async def test_calls_of_a_server_that_restarts_its_ids_all_run(run_mode: Any) -> None:
-    """Ids are unique in the run; those not met before are the server's, which is sent back its own."""
+    """Ids are unique in the run; a new id stays the server's, and the server gets its own ids back."""
     server = Server(turns=3)
     result, ran = await run(run_mode, server)
     assert result.final_output == "done"
@@ -102,7 +102,7 @@ async def test_ids_are_unique_although_a_filter_cuts_the_earlier_calls(run_mode:
 
 @pytest.mark.scenario("RP-17")
 async def test_id_of_a_handoff_is_known_although_its_filter_cuts_it(run_mode: Any) -> None:
-    """The server that the second agent asks numbers from 0 again."""
+    """The second agent's server numbers from 0 again, and the run renames the id that the handoff has used."""
     ran: list[int] = []
 
     @tool

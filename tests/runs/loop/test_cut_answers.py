@@ -54,7 +54,7 @@ async def test_finish_reason_stands_in_response_record_event_and_result(
 
 @pytest.mark.scenario("RP-19")
 async def test_events_carry_the_finish_reason() -> None:
-    """A turn with calls tells it at its end, the run that of its last answer."""
+    """The end of a turn with calls has its reason, and the end of the run has the last answer's."""
     steps = [
         respond(ToolCall("c1", "look"), finish_reason="tool_calls"),
         respond(AssistantMessage("So far"), finish_reason="length"),
@@ -76,7 +76,7 @@ class Answer:
 @pytest.mark.scenario("RP-19")
 @pytest.mark.parametrize("reason", CUT)
 async def test_error_names_why_a_cut_text_does_not_fit_the_output_type(run_mode: Any, reason: str) -> None:
-    """The JSON is broken off in the middle, and that isn't the model's bad style."""
+    """The JSON is broken off in the middle, and the error says that the answer was cut."""
     half = respond(AssistantMessage('{"text": "hel'), finish_reason=reason)
     with pytest.raises(ModelBehaviorError, match=rf"cut \({reason}\)"):
         await run_mode(Agent("a", model=ScriptedModel([half]), output_type=Answer), "go")
@@ -84,7 +84,7 @@ async def test_error_names_why_a_cut_text_does_not_fit_the_output_type(run_mode:
 
 @pytest.mark.scenario("RP-19")
 async def test_cut_text_that_fits_its_type_is_the_output(run_mode: Any) -> None:
-    """Nothing that anybody asked for is missing."""
+    """A cut text that is complete for its type is the final output."""
     whole = respond(AssistantMessage('{"text": "hello", "number": 1}'), finish_reason="length")
     result = await run_mode(Agent("a", model=ScriptedModel([whole]), output_type=Answer), "go")
     assert result.final_output == Answer("hello", 1)
@@ -97,14 +97,14 @@ NOTHING = [(), (Reasoning(summary=("hm",)),), (AssistantMessage(""),), (Assistan
 @pytest.mark.parametrize("reason", CUT)
 @pytest.mark.parametrize("items", NOTHING)
 async def test_cut_answer_of_which_nothing_can_be_used_is_an_error(run_mode: Any, reason: str, items: Any) -> None:
-    """Any model's, not only one that comes over the wire."""
+    """Any model's cut answer is an error, not only that of a model on the network."""
     agent = Agent("a", model=ScriptedModel([respond(*items, finish_reason=reason)]))
     with pytest.raises(ModelBehaviorError, match=rf"cut \({reason}\) before anything usable"):
         await run_mode(agent, "go")
 
 
 async def test_a_runs_usage_in_the_place_of_a_requests_is_refused_at_once() -> None:
-    """The two have other fields, and the mistake used to show in the accounts, much later."""
+    """A `Usage` is refused at once, because its wrong fields would otherwise show much later in the accounts."""
     with pytest.raises(UserTypeError, match="RequestUsage is needed, not a Usage"):
         ResponseDone((AssistantMessage("x"),), Usage())  # type: ignore[arg-type]
     with pytest.raises(UserTypeError, match="RequestUsage"):

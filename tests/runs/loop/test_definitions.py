@@ -70,7 +70,7 @@ def str_or_type(value: Any) -> str:
     ("field", "value"), [(field, value) for field, values in WRONG.items() for value in values], ids=str_or_type
 )
 def test_field_of_a_wrong_category_is_refused_at_construction(field: str, value: Any) -> None:
-    """Naming the field; a clone is no way around it."""
+    """The error names the field, and a clone checks it too."""
     fields = {"name": "a"} | {field: value}
     with pytest.raises(UserError, match=rf"Agent\.{field}\b"):
         Agent(**fields)
@@ -80,7 +80,7 @@ def test_field_of_a_wrong_category_is_refused_at_construction(field: str, value:
 
 @pytest.mark.scenario("DE-01")
 def test_every_field_of_an_agent_is_checked() -> None:
-    """None of the fields is missing above."""
+    """The cases above have every field."""
     assert set(WRONG) == {field.name for field in attrs.fields(Agent) if field.init}
 
 
@@ -94,7 +94,7 @@ async def test_callables_are_checked_when_they_are_called(run_mode: Run) -> None
 
 @pytest.mark.scenario("DE-02")
 def test_clone_shares_every_member_that_is_not_given() -> None:
-    """The same objects; what is appended to a list shows in both. The agents stay two."""
+    """The clone and the agent share lists, so an appended element shows in both; they are still two agents."""
     agent = script_agent(
         "a",
         instructions="Be brief.",
@@ -126,7 +126,7 @@ def test_clone_shares_every_member_that_is_not_given() -> None:
 
 @pytest.mark.scenario("DE-02")
 def test_clone_of_a_field_there_is_none_of_is_refused() -> None:
-    """Naming it."""
+    """The error names the unknown field."""
     with pytest.raises(UserError, match="no field toolz"):
         Agent("a").clone(toolz=[])
 
@@ -232,7 +232,7 @@ def reachable(value: Any, seen: set[int]) -> Iterable[Any]:
 
 @pytest.mark.scenario("DE-05")
 async def test_application_s_object_is_in_no_request_record_or_span(run_mode: Run) -> None:
-    """Not by reference, and not in a text; though everything that can see it does."""
+    """No request, record or span has the object or its text, although all callbacks that may see it do."""
 
     class Spans(Watch):
         def __init__(self) -> None:
@@ -283,7 +283,7 @@ async def test_application_s_object_is_in_no_request_record_or_span(run_mode: Ru
 
 @pytest.mark.scenario("DE-06")
 async def test_everything_in_a_run_gets_one_application_object(run_mode: Run) -> None:
-    """Tools, hooks, guardrails, handoffs and nested agents."""
+    """Tools, hooks, guardrails, handoffs and nested agents get one and the same application object."""
     app = object()
     seen: dict[str, Any] = {}
 
@@ -355,7 +355,7 @@ async def test_everything_in_a_run_gets_one_application_object(run_mode: Run) ->
 
 @pytest.mark.scenario("DE-07")
 async def test_tool_context_of_a_call_has_the_run_s_and_its_own(run_mode: Run) -> None:
-    """Application object, usage and run; id, namespace, arguments, history, configuration, agent."""
+    """A tool context has object, usage, run id, call id, namespace, arguments, history, configuration and agent."""
     contexts: list[Any] = []
     app = object()
 
@@ -381,7 +381,7 @@ async def test_tool_context_of_a_call_has_the_run_s_and_its_own(run_mode: Run) -
 
 @pytest.mark.scenario("DE-07")
 def test_tool_context_can_be_made_from_a_run_s() -> None:
-    """It shares what is the run's and adds what is given; outside a run nothing of the runtime works."""
+    """The new context shares the run's values and adds the given ones; outside a run, `cancel_call` raises."""
     app = object()
     items = (UserMessage("go"),)
     config = RunConfig()
@@ -409,7 +409,7 @@ def test_tool_context_can_be_made_from_a_run_s() -> None:
 
 @pytest.mark.scenario("DE-10")
 async def test_tool_guardrails_do_not_run_for_handoffs_and_hosted_tools(run_mode: Run) -> None:
-    """Only for the functions they are given to; results have theirs alone."""
+    """Tool guardrails judge only the functions they are given to, and the results list only those judgements."""
     judged: list[str] = []
 
     @tool_input_guardrail
@@ -440,7 +440,7 @@ async def test_tool_guardrails_do_not_run_for_handoffs_and_hosted_tools(run_mode
 
 @pytest.mark.scenario("DE-11")
 async def test_data_results_and_usage_survive_an_error_handler(run_mode: Run) -> None:
-    """The handler sees all there was, and the result has it with what followed."""
+    """The handler sees all earlier data, and the result has it together with the later data."""
 
     @tool_input_guardrail
     def before(data: Any) -> Any:
@@ -483,7 +483,7 @@ async def test_data_results_and_usage_survive_an_error_handler(run_mode: Run) ->
 
 @pytest.mark.scenario("DE-11")
 async def test_error_of_a_handler_s_output_has_the_run_s_data(run_mode: Run) -> None:
-    """Where a guardrail trips on it."""
+    """The error of a guardrail that trips on the handler's output has the run's data."""
     agent = script_agent(
         "a", call("look", call_id="c"), tools=[look], output_guardrails=[make_output_guard("out", TRIPPED)]
     )
@@ -516,7 +516,7 @@ class Full(MemorySession):
 @pytest.mark.scenario("DE-12")
 @pytest.mark.parametrize("at", ["turn", "end"])
 async def test_session_that_cannot_be_written_fails_the_run(run_mode: Run, at: str) -> None:
-    """With that error; it isn't tried again, and the records are whole."""
+    """The run fails with the session's error; the write isn't tried again, and the records are complete."""
     watch, session, trace = Watch(), Full(), RunHookLog()
     steps = [call("look", call_id="c"), say("never")] if at == "turn" else [say("done")]
     agent = script_agent("a", *steps, tools=[look])
@@ -533,7 +533,7 @@ async def test_session_that_cannot_be_written_fails_the_run(run_mode: Run, at: s
 
 @pytest.mark.scenario("DE-12")
 async def test_session_that_cannot_be_written_while_cancelling_is_recorded(run_mode: Run) -> None:
-    """The cancellation is what leaves."""
+    """The cancellation leaves the run, and the session's error is recorded."""
     watch, session, held = Watch(), Full(), HeldWork()
 
     @tool
@@ -583,7 +583,7 @@ def ending(kind: str, *steps: Any, **fields: Any) -> tuple[Agent[Any, Any], dict
 @pytest.mark.scenario("DE-12")
 @pytest.mark.parametrize("kind", ["hook", "resource"])
 async def test_what_fails_at_the_end_of_a_good_run_is_raised(run_mode: Run, kind: str) -> None:
-    """The run has failed then."""
+    """The error of a closing hook or resource leaves the run, which has failed then."""
     watch = Watch()
     agent, options = ending(kind, say("done"))
     with pytest.raises(LookupError, match="can't close"):
@@ -594,7 +594,7 @@ async def test_what_fails_at_the_end_of_a_good_run_is_raised(run_mode: Run, kind
 @pytest.mark.scenario("DE-12")
 @pytest.mark.parametrize("kind", ["hook", "resource"])
 async def test_what_fails_while_an_error_leaves_is_a_note(run_mode: Run, kind: str) -> None:
-    """The first error stays."""
+    """The first error leaves, with the closing error as a note."""
     watch = Watch()
     agent, options = ending(kind)
     with pytest.raises(MaxTurnsExceeded) as caught:
@@ -606,7 +606,7 @@ async def test_what_fails_while_an_error_leaves_is_a_note(run_mode: Run, kind: s
 @pytest.mark.scenario("DE-12")
 @pytest.mark.parametrize("kind", ["hook", "resource"])
 async def test_what_fails_while_cancelling_is_recorded(run_mode: Run, kind: str) -> None:
-    """The cancellation leaves."""
+    """The cancellation leaves, and the closing error is in the last record."""
     watch, held = Watch(), HeldWork()
 
     @tool
@@ -624,7 +624,7 @@ async def test_what_fails_while_cancelling_is_recorded(run_mode: Run, kind: str)
 
 
 async def test_hook_that_fails_beside_a_tripwire_leaves_it(run_mode: Run) -> None:
-    """A verdict isn't lost over a hook."""
+    """The tripwire leaves with the hook's error as a note, because a verdict must not be lost."""
     agent = Agent[Any, Any](
         "a", model=ScriptedModel([respond(AssistantMessage("x"))]), input_guardrails=[make_input_guard("g", TRIPPED)]
     )

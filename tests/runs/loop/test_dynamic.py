@@ -57,7 +57,7 @@ async def test_instructions_see_the_current_context_every_turn(run_mode: Run) ->
 @pytest.mark.scenario("DY-02")
 @pytest.mark.parametrize("bad", [lambda: "x", lambda ctx: "x", lambda ctx, agent, more: "x"])
 async def test_instructions_of_the_wrong_arity_are_a_type_error(run_mode: Run, bad: Any) -> None:
-    """Naming field and agent, before the model is asked."""
+    """The error names field and agent, and comes before the model is asked."""
     agent = script_agent("a", say("never"), instructions=bad)
     with pytest.raises(TypeError, match=r"Agent\.instructions of 'a'"):
         await run_mode(agent, "go")
@@ -66,7 +66,7 @@ async def test_instructions_of_the_wrong_arity_are_a_type_error(run_mode: Run, b
 
 @pytest.mark.scenario("DY-03")
 async def test_async_instructions_are_awaited(run_mode: Run) -> None:
-    """Of a function and of a callable object; None is none."""
+    """Async instructions may be a function or a callable object; a result of None means no instructions."""
 
     async def instructions(ctx: Any, agent: Any) -> str:
         await anyio.lowlevel.checkpoint()
@@ -83,14 +83,14 @@ async def test_async_instructions_are_awaited(run_mode: Run) -> None:
 
 
 async def test_instructions_that_are_no_text_are_refused(run_mode: Run) -> None:
-    """Naming what came."""
+    """The error names the returned value."""
     agent = script_agent("a", say("never"), instructions=lambda ctx, agent: 5)
     with pytest.raises(UserError, match="must return text, not 5"):
         await run_mode(agent, "go")
 
 
 async def test_error_of_the_instructions_leaves_as_it_is(run_mode: Run) -> None:
-    """Before the model is asked."""
+    """The error of the instructions leaves unchanged, before the model is asked."""
 
     def broken(ctx: Any, agent: Any) -> str:
         raise LookupError("no template")
@@ -132,7 +132,7 @@ def flipping(*names: str) -> FunctionTool:
 
 @pytest.mark.scenario("DY-04")
 async def test_enabled_tools_differ_by_run_and_by_turn(run_mode: Run) -> None:
-    """Nothing of an answer is kept for the next turn, nor for the next run of the same agent."""
+    """The answers of `is_enabled` are not kept for the next turn, nor for the next run of the same agent."""
     agent = script_agent(
         "a",
         call("flip"),
@@ -151,7 +151,7 @@ async def test_enabled_tools_differ_by_run_and_by_turn(run_mode: Run) -> None:
 
 @pytest.mark.scenario("DY-05")
 async def test_enabled_handoffs_differ_by_run_and_by_turn(run_mode: Run) -> None:
-    """As tools do; async answers too."""
+    """Handoffs are enabled per run and per turn as tools are, also by async answers."""
     second = script_agent("b")
 
     async def enabled(ctx: Any, agent: Any) -> bool:
@@ -195,7 +195,7 @@ async def test_what_is_exposed_is_what_is_dispatched(run_mode: Run) -> None:
 @pytest.mark.scenario("DY-07")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_filter_sees_the_final_list_and_changes_one_request_only(run_mode: Run, kind: str) -> None:
-    """Outputs and instructions included; history and results stay."""
+    """The filter sees outputs and instructions too; history and results stay."""
     seen: list[Any] = []
 
     def shorten(data: ModelInputData) -> ModelInputData:
@@ -221,7 +221,7 @@ async def test_filter_sees_the_final_list_and_changes_one_request_only(run_mode:
 
 @pytest.mark.scenario("DY-07")
 async def test_filter_cannot_mutate_what_is_the_caller_s(run_mode: Run) -> None:
-    """Neither the list of the input, nor an item in it, nor the run's history."""
+    """The filter can't change the list of the input, an item in it, or the run's history."""
     given: list[Item] = [UserMessage("go"), HostedToolCall("search", {"q": ["x"]})]
 
     def mutate(data: ModelInputData) -> ModelInputData:
@@ -242,7 +242,7 @@ async def test_filter_cannot_mutate_what_is_the_caller_s(run_mode: Run) -> None:
 @pytest.mark.scenario("DY-07")
 @pytest.mark.parametrize("bad", [None, "text", [UserMessage("x")], ModelInputData(input=("text",), instructions=None)])
 async def test_filter_that_gives_something_else_is_a_user_error(run_mode: Run, bad: Any) -> None:
-    """Before the model is asked."""
+    """The error comes before the model is asked."""
     agent = script_agent("a", say("never"))
     with pytest.raises(UserError):
         await run_mode(agent, "go", run_config=RunConfig(call_model_input_filter=lambda data: bad))
@@ -251,7 +251,7 @@ async def test_filter_that_gives_something_else_is_a_user_error(run_mode: Run, b
 
 @pytest.mark.scenario("DY-07")
 async def test_of_two_outputs_of_a_call_the_latest_stays_in_the_first_one_s_place(run_mode: Run) -> None:
-    """Nothing else moves."""
+    """The latest output takes the first one's place, and no other item moves."""
 
     def repeat(data: ModelInputData) -> ModelInputData:
         return attrs.evolve(data, input=(*data.input, ToolOutput("c", "latest"), UserMessage("end")))
@@ -263,7 +263,7 @@ async def test_of_two_outputs_of_a_call_the_latest_stays_in_the_first_one_s_plac
 
 
 async def test_tool_that_is_disabled_is_unknown_to_the_run(run_mode: Run) -> None:
-    """Its name gives no hint that it exists."""
+    """The error doesn't tell the model that a disabled tool of that name exists."""
     agent = script_agent("a", call("f"), tools=[switched("f")])
     with pytest.raises(ModelBehaviorError, match="'f' not found"):
         await run_mode(agent, "go", context=App())

@@ -84,7 +84,7 @@ def chunk(delta: Any, finish: str | None = None) -> Any:
 @pytest.mark.scenario("OS-01", "OS-07")
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 async def test_last_message_is_the_final_output(run_mode: Run, typed: bool) -> None:
-    """Of several the last wins; all of them stay in the items."""
+    """The last of several messages is the output; all of them stay in the items."""
     agent = script_agent("a", [say('{"response": 1}'), say('{"response": 2}')], output_type=int if typed else None)
     result = await run_mode(agent, "go")
     assert result.final_output == (2 if typed else '{"response": 2}')
@@ -99,7 +99,7 @@ async def test_last_message_is_the_final_output(run_mode: Run, typed: bool) -> N
     ids=["no-items", "empty-text", "empty-last", "no-parts", "reasoning-alone"],
 )
 async def test_completed_response_without_text_is_an_empty_final_output(run_mode: Run, response: Any) -> None:
-    """A text agent's; it doesn't go round again."""
+    """A text agent's output is then the empty text, without another turn."""
     agent = script_agent("a", response)
     result = await run_mode(agent, "go")
     assert result.final_output == ""
@@ -109,7 +109,7 @@ async def test_completed_response_without_text_is_an_empty_final_output(run_mode
 @pytest.mark.scenario("OS-01")
 @pytest.mark.parametrize("finish", ["length", "content_filter"])
 async def test_response_cut_before_anything_usable_is_the_model_s_fault(run_mode: Run, finish: str) -> None:
-    """Not an empty answer. With text, the text is the answer."""
+    """The run raises an error instead of an empty answer; if there is text, the text is the answer."""
     model, _ = chat(chunk({"role": "assistant", "content": ""}, finish))
     with pytest.raises(ModelBehaviorError, match=finish):
         await run_mode(Agent("a", model=model), "go")
@@ -120,7 +120,7 @@ async def test_response_cut_before_anything_usable_is_the_model_s_fault(run_mode
 @pytest.mark.scenario("OS-01")
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 async def test_response_of_hosted_calls_alone_leads_to_another_turn(run_mode: Run, typed: bool) -> None:
-    """The provider has done something, and hasn't answered."""
+    """A response of hosted calls alone has no answer, so the model is asked again."""
     answer = say('{"response": 5}')
     agent = script_agent("a", respond(HostedToolCall("search")), answer, output_type=int if typed else None)
     result = await run_mode(agent, "go")
@@ -143,7 +143,7 @@ async def test_response_of_hosted_calls_alone_leads_to_another_turn(run_mode: Ru
     ids=["attrs", "dataclass", "typeddict", "dict"],
 )
 async def test_types_that_are_objects_are_the_answer_itself(run_mode: Run, type_: Any, wanted: Any) -> None:
-    """The model is shown their schema, and its JSON becomes one."""
+    """The model receives the type's schema, and its JSON becomes an object of that type."""
     agent = script_agent("a", say(PLACE), output_type=type_)
     result = await run_mode(agent, "go")
     assert result.final_output == wanted
@@ -155,7 +155,7 @@ async def test_types_that_are_objects_are_the_answer_itself(run_mode: Run, type_
 
 @pytest.mark.scenario("OS-02")
 async def test_pydantic_models_are_the_answer_itself(run_mode: Run) -> None:
-    """Where pydantic is installed."""
+    """A pydantic model is used as the answer itself where pydantic is installed."""
     pydantic = pytest.importorskip("pydantic")
     model = pydantic.create_model("City", city=(str, ...), people=(int, ...))
     agent = script_agent("a", say(PLACE), output_type=model)
@@ -176,7 +176,7 @@ async def test_pydantic_models_are_the_answer_itself(run_mode: Run) -> None:
     ids=["int", "list", "optional", "tuple"],
 )
 async def test_other_types_stand_under_response(run_mode: Run, type_: Any, text: str, wanted: Any) -> None:
-    """The root is an object with that one key."""
+    """The schema's root is an object with the one key `response`."""
     agent = script_agent("a", say(f'{{"response": {text}}}'), output_type=type_)
     result = await run_mode(agent, "go")
     assert result.final_output == wanted
@@ -189,7 +189,7 @@ async def test_other_types_stand_under_response(run_mode: Run, type_: Any, text:
     "text", ["Rome, three people", "{", "[]", "null", '{"city": "Rome"}', '{"city": "Rome", "people": "many"}', "5"]
 )
 async def test_answer_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text: str) -> None:
-    """It names the final output; the message is in the data."""
+    """The error names the final output, and the message is in its data."""
     agent = script_agent("a", say(text), output_type=Place)
     with pytest.raises(ModelBehaviorError, match="The final output") as caught:
         await run_mode(agent, "go")
@@ -201,7 +201,7 @@ async def test_answer_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text
 @pytest.mark.scenario("OS-04")
 @pytest.mark.parametrize("nothing", [say(""), say("  \n"), respond()], ids=["empty", "blank", "no-items"])
 async def test_typed_agent_that_says_nothing_gets_another_turn(run_mode: Run, nothing: Any) -> None:
-    """Not an error, and not an output."""
+    """An answer without text is neither an error nor an output for a typed agent."""
     agent = script_agent("a", nothing, say(PLACE), output_type=Place)
     result = await run_mode(agent, "go")
     assert result.final_output == Place("Rome", 3)
@@ -217,7 +217,7 @@ REFUSED = respond(AssistantMessage((Refusal("I "), Refusal("won't"))))
 @pytest.mark.scenario("OS-05")
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 async def test_refusal_ends_the_run_without_a_retry(run_mode: Run, typed: bool) -> None:
-    """The error has the words; the item is in the data."""
+    """The error has the words of the refusal, and the item is in its data."""
     agent = script_agent("a", REFUSED, say("never"), output_type=Place if typed else None)
     with pytest.raises(ModelRefusalError, match="I won't") as caught:
         await run_mode(agent, "go")
@@ -249,13 +249,13 @@ async def test_handler_of_refusals_gives_the_output(run_mode: Run, kind: str) ->
 
 @pytest.mark.scenario("OS-05")
 async def test_handler_that_gives_none_lets_the_refusal_go_on(run_mode: Run) -> None:
-    """As if there were none."""
+    """The refusal's error leaves as if there were no handler."""
     with pytest.raises(ModelRefusalError):
         await run_mode(script_agent("a", REFUSED), "go", error_handlers={"model_refusal": lambda data: None})
 
 
 async def test_refusal_beside_text_is_no_refusal_of_the_answer(run_mode: Run) -> None:
-    """The text is the answer."""
+    """The text beside the refusal is the answer."""
     agent = script_agent("a", respond(AssistantMessage((Text("here"), Refusal("but not all")))))
     assert (await run_mode(agent, "go")).final_output == "here"
 
@@ -287,7 +287,7 @@ async def test_fallback_for_an_invalid_output_is_validated_and_replays_no_tool(r
 
 @pytest.mark.scenario("OS-06")
 async def test_fallback_that_does_not_fit_is_the_application_s_fault(run_mode: Run) -> None:
-    """A UserError that names type and fault."""
+    """A `UserError` names type and fault."""
     agent = script_agent("a", say("no JSON"), output_type=Place)
     handlers = {"invalid_final_output": lambda data: {"city": "Rome"}}
     with pytest.raises(UserTypeError, match="people"):
@@ -296,7 +296,7 @@ async def test_fallback_that_does_not_fit_is_the_application_s_fault(run_mode: R
 
 @pytest.mark.scenario("OS-06")
 async def test_fallback_may_stay_out_of_the_history(run_mode: Run) -> None:
-    """Then session and items have what the model said, and no more."""
+    """Session and items then have the model's own message and no more."""
     session = MemorySession()
     agent = script_agent("a", say("no JSON"), output_type=Place)
     handlers = {"invalid_final_output": lambda data: ErrorHandlerResult(Place("x", 0), include_in_history=False)}
@@ -359,7 +359,7 @@ class Thing:
 @pytest.mark.scenario("OS-10")
 @pytest.mark.parametrize("behavior", BEHAVIORS)
 async def test_typed_agent_gives_a_tool_s_output_as_the_object_it_is(run_mode: Run, behavior: str) -> None:
-    """Not parsed, not validated, not text."""
+    """The final output is the tool's object itself, neither parsed nor validated nor made text."""
     value = Thing()
 
     @tool(name="look")
@@ -372,7 +372,7 @@ async def test_typed_agent_gives_a_tool_s_output_as_the_object_it_is(run_mode: R
 
 @pytest.mark.scenario("OS-10")
 async def test_what_a_callable_makes_of_the_outputs_is_the_output_of_a_typed_agent_too(run_mode: Run) -> None:
-    """Not the first call's value."""
+    """The output is the callable's value, not the first call's."""
 
     def total(ctx: Any, results: Any) -> ToolsToFinalOutput:
         return ToolsToFinalOutput(is_final=True, output=[result.value for result in results])
@@ -382,13 +382,13 @@ async def test_what_a_callable_makes_of_the_outputs_is_the_output_of_a_typed_age
 
 
 async def test_text_agent_gives_a_tool_s_output_as_the_model_would_see_it(run_mode: Run) -> None:
-    """Text."""
+    """The final output is the text that the model would have seen."""
     agent = script_agent("a", call("look"), tools=[look], tool_use_behavior="stop_on_first_tool")
     assert (await run_mode(agent, "go")).final_output == '{"seen": 1}'
 
 
 async def test_named_tools_end_the_run_and_others_do_not(run_mode: Run) -> None:
-    """The first of those named, in model order."""
+    """The output of the first named tool in model order is the final one."""
     tools = [tool(make(name), name=name, description=name) for name in "fgh"]
     agent = script_agent(
         "a",
@@ -412,7 +412,7 @@ def make(name: str) -> Any:
 
 
 async def test_callable_behavior_is_told_every_result_and_may_go_on(run_mode: Run) -> None:
-    """Tool, call, value and output of each, in model order."""
+    """The callable gets tool, call, value and output of each result, in model order."""
     seen: list[Any] = []
 
     async def behavior(ctx: Any, results: Any) -> ToolsToFinalOutput:
@@ -429,7 +429,7 @@ async def test_callable_behavior_is_told_every_result_and_may_go_on(run_mode: Ru
 
 
 async def test_callable_behavior_that_answers_something_else_is_refused(run_mode: Run) -> None:
-    """Naming what came."""
+    """The error names the returned value."""
     agent = script_agent("a", call("look"), tools=[look], tool_use_behavior=lambda ctx, results: True)
     with pytest.raises(UserError, match="must return ToolsToFinalOutput, not True"):
         await run_mode(agent, "go")

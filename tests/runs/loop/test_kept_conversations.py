@@ -13,7 +13,7 @@ from agentloop.testing import ScriptedModel, respond
 
 
 async def test_each_request_goes_on_from_the_response_before(run_mode: Any) -> None:
-    """The first from the given one; what the provider has isn't sent again."""
+    """The first request continues the given response; items that the provider has aren't sent again."""
     model = ScriptedModel(
         [respond(ToolCall("c", "look"), response_id="r1"), respond(AssistantMessage("x"), response_id="r2")]
     )
@@ -25,7 +25,7 @@ async def test_each_request_goes_on_from_the_response_before(run_mode: Any) -> N
 
 
 async def test_a_conversation_goes_by_its_id(run_mode: Any) -> None:
-    """And by no response's."""
+    """The requests have the conversation's id and no response's id."""
     model = ScriptedModel([respond(ToolCall("c", "look"), response_id="r1"), respond(AssistantMessage("x"))])
     await run_mode(Agent("a", model=model, tools=[look]), "go", conversation_id="conv")
     assert [(request.conversation_id, request.previous_response_id) for request in model.requests] == [
@@ -38,7 +38,7 @@ async def test_a_conversation_goes_by_its_id(run_mode: Any) -> None:
 @pytest.mark.scenario("SE-09")
 @pytest.mark.parametrize("kept", [{"conversation_id": "c"}, {"auto_previous_response_id": True}])
 async def test_a_session_and_a_kept_conversation_exclude_each_other(run_mode: Any, kept: dict[str, Any]) -> None:
-    """Nothing has been asked."""
+    """The run is refused before the model is asked."""
     model = ScriptedModel([])
     with pytest.raises(UserError, match="session"):
         await run_mode(Agent("a", model=model), "go", session=MemorySession(), **kept)
@@ -46,14 +46,14 @@ async def test_a_session_and_a_kept_conversation_exclude_each_other(run_mode: An
 
 
 async def test_two_ways_to_go_on_exclude_each_other(run_mode: Any) -> None:
-    """A conversation, or a response."""
+    """The run accepts a conversation or a response, not both."""
     with pytest.raises(UserError, match="choose one"):
         await run_mode(Agent("a", model=ScriptedModel([])), "go", conversation_id="c", previous_response_id="r")
 
 
 @pytest.mark.scenario("HO-10")
 async def test_a_kept_conversation_can_not_be_filtered_for_a_handoff(run_mode: Any) -> None:
-    """The filter isn't asked."""
+    """The run is refused without a call of the filter."""
     target = Agent("b", model=ScriptedModel([]))
     model = ScriptedModel([respond(ToolCall("c", "transfer_to_b"))])
     agent = Agent("a", model=model, handoffs=[handoff(target, input_filter=lambda data: pytest.fail("asked"))])

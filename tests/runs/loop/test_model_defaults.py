@@ -26,7 +26,7 @@ class Cold(ScriptedModel):
 
 @pytest.mark.scenario("DE-03")
 async def test_implicit_settings_follow_the_model_and_explicit_ones_stay(run_mode: Any) -> None:
-    """By `clone` and by `RunConfig.model` alike."""
+    """`clone` and `RunConfig.model` change the implicit settings alike."""
     implicit = Agent("a", model=Warm())
     assert implicit.model_settings.temperature == 0.7
     assert implicit.clone(model=Cold()).model_settings.temperature == 0.0

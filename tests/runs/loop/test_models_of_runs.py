@@ -45,7 +45,7 @@ class Shelf(ModelProvider):
 
 
 async def test_a_string_means_what_the_run_s_provider_says(run_mode: Any) -> None:
-    """The whole string is handed to it."""
+    """The run's provider gets the whole string."""
     shelf = Shelf(ScriptedModel([say("hello")]))
     result = await run_mode(Agent("a", model="mine:large"), "go", run_config=RunConfig(model_provider=shelf))
     assert result.final_output == "hello"
@@ -53,7 +53,7 @@ async def test_a_string_means_what_the_run_s_provider_says(run_mode: Any) -> Non
 
 
 async def test_a_provider_that_gives_no_model_is_told_so(run_mode: Any) -> None:
-    """By the value it gave."""
+    """The error names the value that the provider returned."""
     config = RunConfig(model_provider=Shelf(17))
     with pytest.raises(UserTypeError, match="model: a Model or a model string is needed, not 17"):
         await run_mode(Agent("a", model="mine"), "go", run_config=config)
@@ -62,7 +62,7 @@ async def test_a_provider_that_gives_no_model_is_told_so(run_mode: Any) -> None:
 async def test_a_model_that_was_not_entered_is_opened_once_for_the_run_alone(
     run_mode: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And left when the run is over; a warning says how to share it."""
+    """The model is closed when the run is over; a warning says how to share it."""
     model = Held(call("nothing"), say("done"))
     config = RunConfig(tool_not_found_behavior="return_error_to_model")
     with caplog.at_level(logging.WARNING, logger="agentloop"):
@@ -89,7 +89,7 @@ async def test_a_model_that_was_entered_is_asked_as_it_is(run_mode: Any) -> None
     ],
 )
 def test_what_is_no_run_s_is_refused_before_it_begins(given: dict[str, Any], words: str) -> None:
-    """Naming the argument."""
+    """The error names the argument."""
     agent: Any = given.pop("agent", Agent("a", model=ScriptedModel([say("x")])))
     with pytest.raises(UserTypeError, match=words):
         Runner.run_sync(agent, "go", **given)

@@ -74,7 +74,7 @@ def outcomes(result: Any) -> list[str]:
 @pytest.mark.scenario("RT-01", "RP-20")
 @pytest.mark.parametrize("error", [busy(429), busy(503), fail(ModelTransportError("refused"))])
 async def test_without_settings_two_retries_are_made(run_mode: Run, error: Any) -> None:
-    """Of what the provider's error allows, before any output was shown."""
+    """The run makes two retries where the provider's error allows them, before any output was shown."""
     door = Door()
     agent = make_agent([], error, error)
     result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
@@ -107,7 +107,7 @@ async def test_requests_that_a_lasting_error_gets(
 
 @pytest.mark.scenario("RP-20")
 async def test_plain_run_retries_after_deltas_that_nobody_saw() -> None:
-    """A stream's consumer has been given them, so there the error is final."""
+    """The plain run may retry, but a stream's consumer has received the deltas, so the error is final there."""
     for shown in (say("so far"), call("fine")):
         plain, streamed = (make_agent([fine], [shown, busy()]) for _ in range(2))
         result = await Runner.run(plain, "go", run_config=RunConfig(effects=Door()))
@@ -121,7 +121,7 @@ async def test_plain_run_retries_after_deltas_that_nobody_saw() -> None:
 
 @pytest.mark.scenario("RT-02")
 async def test_waits_grow_up_to_their_limit(run_mode: Run) -> None:
-    """Exponential without jitter: each twice the one before, none above `max_delay`."""
+    """Without jitter each wait is twice the one before, and none is above `max_delay`."""
     door = Door()
     settings = retrying(6, initial_delay=0.5, multiplier=2.0, max_delay=3.0, jitter=False)
     agent = make_agent([], *[busy()] * 5, model_settings=settings)
@@ -142,7 +142,7 @@ async def test_jitter_takes_up_to_half_of_a_wait(run_mode: Run, random: float, w
 
 @pytest.mark.scenario("RT-02")
 async def test_retries_end_at_their_number_and_the_last_error_is_raised(run_mode: Run) -> None:
-    """Even where the policy says yes for ever; attempts count from 1."""
+    """The retries end even if the policy always allows another; attempts count from 1."""
     asked: list[tuple[int, str]] = []
 
     async def always(context: Any) -> bool:
@@ -186,7 +186,7 @@ async def test_policy_has_the_last_word_over_the_errors_own_advice(run_mode: Run
     ],
 )
 async def test_unsafe_errors_are_not_retried_by_themselves(run_mode: Run, error: Exception) -> None:
-    """The provider says no, or asking again can't help."""
+    """An error is unsafe if the provider says so, or if asking again can't help."""
     agent = make_agent([], fail(error), model_settings=retrying())
     with pytest.raises(type(error), match=str(error)):
         await run_mode(agent, "go", run_config=RunConfig(effects=Door()))
@@ -224,7 +224,7 @@ async def test_retry_before_anything_was_shown_is_invisible_to_the_consumer() ->
 
 @pytest.mark.scenario("RT-05", "MT-02", "US-01")
 async def test_failed_attempts_count_as_requests_and_spend_no_turn(run_mode: Run) -> None:
-    """Three requests, one turn: `max_turns=1` is enough."""
+    """One turn makes three requests, so `max_turns=1` is enough."""
     agent = make_agent([fine], busy(), busy(), model_settings=retrying())
     result = await run_mode(agent, "go", max_turns=1, run_config=RunConfig(effects=Door()))
     assert result.usage.requests == 3
@@ -250,7 +250,7 @@ async def test_retries_are_refused_once_the_requests_are_used_up(run_mode: Run) 
 
 @pytest.mark.scenario("RT-06", "HS-04")
 async def test_hooks_see_one_logical_call(run_mode: Run) -> None:
-    """`on_llm_start` once before the first attempt, `on_llm_end` once with the response; none where all failed."""
+    """`on_llm_start` runs once before the first attempt, `on_llm_end` once with the response, if there is one."""
     lines: list[str] = []
 
     class Hooks(RunHooks):
@@ -272,7 +272,7 @@ async def test_hooks_see_one_logical_call(run_mode: Run) -> None:
 
 @pytest.mark.scenario("RT-07")
 async def test_cancellation_is_never_retried() -> None:
-    """Neither during an attempt nor during the wait: the policy isn't asked, the model not again."""
+    """The policy isn't asked and the model not asked again, after a cancellation in an attempt or in the wait."""
     asked: list[Any] = []
 
     def always(context: Any) -> bool:
@@ -326,7 +326,7 @@ async def test_cancel_during_the_wait_ends_it(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-78", "RT-02")
 async def test_retry_after_is_the_least_that_is_waited(run_mode: Run) -> None:
-    """429 with two seconds: one retry, after two seconds or more, also beyond `max_delay`, and a record of it."""
+    """After a 429 with two seconds, one recorded retry follows in two seconds or more, also beyond `max_delay`."""
     door = Door()
     agent = make_agent([], busy(429, retry_after=2.0), model_settings=retrying(max_delay=1.0))
     result = await run_mode(agent, "go", run_config=RunConfig(effects=door))
@@ -339,7 +339,7 @@ async def test_retry_after_is_the_least_that_is_waited(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-78")
 async def test_refused_key_is_not_retried(run_mode: Run) -> None:
-    """401 is final."""
+    """A 401 is final."""
     door = Door()
     agent = make_agent([], busy(401), model_settings=retrying())
     with pytest.raises(ModelTransportError):
@@ -350,7 +350,7 @@ async def test_refused_key_is_not_retried(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LX-78")
 async def test_wait_that_does_not_fit_into_the_runs_time_is_not_begun(run_mode: Run) -> None:
-    """The error comes at once, not the timeout after it."""
+    """The error leaves at once, instead of a timeout after the wait."""
     door = Door()
     agent = make_agent([], busy(429, retry_after=100.0), model_settings=retrying())
     with pytest.raises(ModelTransportError, match="busy"):
@@ -382,7 +382,7 @@ async def test_each_attempt_has_the_time_limit_for_itself(run_mode: Run) -> None
 
 @pytest.mark.scenario("TO-09")
 async def test_last_attempt_that_takes_too_long_raises_its_timeout(run_mode: Run) -> None:
-    """It isn't the run's timeout, and tells its seconds."""
+    """The model's timeout leaves, with its seconds, not the run's."""
     agent = make_agent([], wait(60), model_settings=ModelSettings(timeout=0.05))
     with pytest.raises(ModelTimeoutError) as raised:
         await run_mode(agent, "go")

@@ -24,7 +24,7 @@ def choosing(choice: Any, *steps: Any, name: str = "a", **fields: Any) -> Agent[
 
 @pytest.mark.scenario("TR-01")
 async def test_required_choice_is_dropped_once_a_tool_was_used(run_mode: Run) -> None:
-    """For this run's requests; what the agent declares stays."""
+    """The choice is dropped for this run's later requests; the agent's declaration stays."""
     agent = choosing("required", call("look"), call("look", call_id="x"), say("done"))
     settings = agent.model_settings
     await run_mode(agent, "go")
@@ -44,7 +44,7 @@ async def test_named_choice_and_auto_are_dropped_likewise(run_mode: Run, choice:
 
 @pytest.mark.scenario("TR-01")
 async def test_choice_of_the_run_s_configuration_is_dropped_too(run_mode: Run) -> None:
-    """It is laid over the agent's and obeyed by the agent."""
+    """The configuration's choice replaces the agent's, and is dropped like it."""
     agent = choosing("auto", call("look"), say("done"))
     config = RunConfig(model_settings=ModelSettings(tool_choice="required", temperature=0.5))
     await run_mode(agent, "go", run_config=config)
@@ -62,7 +62,7 @@ async def test_choice_stays_while_no_tool_was_used(run_mode: Run) -> None:
 
 @pytest.mark.scenario("TR-04")
 async def test_another_agent_s_use_does_not_count(run_mode: Run) -> None:
-    """Nor does a handoff: the second agent's own choice is still to be obeyed."""
+    """The second agent's own choice must still be obeyed after another agent's tool use or a handoff."""
     second = choosing("required", call("look", call_id="y"), say("done"), name="b")
     first = choosing("required", call("look", call_id="x"), call("transfer_to_b"), handoffs=[second])
     await run_mode(first, "go")
@@ -82,7 +82,7 @@ async def test_handing_over_is_no_use_of_a_tool(run_mode: Run) -> None:
 
 @pytest.mark.scenario("TR-05")
 async def test_choice_stays_where_the_agent_says_so(run_mode: Run) -> None:
-    """`reset_tool_choice=False`."""
+    """`reset_tool_choice=False` keeps the choice."""
     agent = choosing("required", call("look"), call("look", call_id="x"), say("done"), reset_tool_choice=False)
     await run_mode(agent, "go")
     assert choices(agent) == ["required", "required", "required"]
@@ -90,7 +90,7 @@ async def test_choice_stays_where_the_agent_says_so(run_mode: Run) -> None:
 
 @pytest.mark.scenario("TR-06")
 async def test_new_run_starts_with_the_declared_choice(run_mode: Run) -> None:
-    """Also with the first one's items as its input."""
+    """The new run has the declared choice, also with the first run's items as its input."""
     agent = choosing("required", call("look"), say("one"), call("look", call_id="x"), say("two"))
     result = await run_mode(agent, "go")
     await run_mode(agent, result.to_input_list())
@@ -100,7 +100,7 @@ async def test_new_run_starts_with_the_declared_choice(run_mode: Run) -> None:
 @pytest.mark.scenario("TR-09")
 @pytest.mark.parametrize("choice", ["look", None])
 async def test_after_a_handoff_the_target_s_own_choice_applies(run_mode: Run, choice: Any) -> None:
-    """Not the first agent's, dropped or not."""
+    """The target's own choice applies, not the first agent's, dropped or not."""
     second = choosing(choice, say("done"), name="b")
     first = choosing("required", call("transfer_to_b"), handoffs=[second])
     await run_mode(first, "go")

@@ -88,7 +88,7 @@ async def test_request_without_tokens_counts_and_has_no_entry(run_mode: Run) -> 
 
 @pytest.mark.scenario("US-06")
 def test_sum_of_usages_makes_up_no_entries() -> None:
-    """An aggregate that has none gets none."""
+    """A sum has only the entries of its parts, so an aggregate without entries adds none."""
     aggregate = Usage(requests=3, input_tokens=30, output_tokens=3, total_tokens=33)
     one = Usage(requests=1, input_tokens=1, output_tokens=1, total_tokens=2, entries=(tokens(1, 1),))
     assert (aggregate + aggregate).entries == ()
@@ -99,7 +99,7 @@ def test_sum_of_usages_makes_up_no_entries() -> None:
 
 @pytest.mark.scenario("US-07", "US-02")
 async def test_handoffs_and_agent_tools_count_into_one_usage(run_mode: Run) -> None:
-    """In the order of the requests."""
+    """The entries are in the order of the requests."""
     second = Agent("second", model=ScriptedModel([say("the end", usage=tokens(1000, 1))]))
     nested = Agent("nested", model=ScriptedModel([say("dug", usage=tokens(10, 1))]))
     first = Agent(
@@ -124,7 +124,7 @@ async def test_handoffs_and_agent_tools_count_into_one_usage(run_mode: Run) -> N
 
 @pytest.mark.scenario("US-11")
 async def test_request_cut_by_an_immediate_cancel_counts_as_incomplete() -> None:
-    """One request, whose entry says that its tokens aren't all known."""
+    """The cut request counts once, and its entry says that its tokens aren't all known."""
     watch = Watch()
     agent = make_agent([], [say("some text"), wait(60)], done=None)
     async with Runner.run_streamed(agent, "go", run_config=configure_run(watch)) as stream:
@@ -140,7 +140,7 @@ async def test_request_cut_by_an_immediate_cancel_counts_as_incomplete() -> None
 
 @pytest.mark.scenario("US-11")
 async def test_request_cut_in_a_nested_run_counts_as_incomplete(run_mode: Run) -> None:
-    """Also where a deadline does it, two levels down."""
+    """The nested request counts as incomplete also where a deadline cuts it."""
 
     def silent(request: Any) -> Any:
         advance_clock(60)
@@ -158,7 +158,7 @@ async def test_request_cut_in_a_nested_run_counts_as_incomplete(run_mode: Run) -
 
 @pytest.mark.scenario("US-12")
 async def test_cancel_after_the_turn_counts_the_request() -> None:
-    """It came to its end, so its entry is complete."""
+    """The request came to its end, so its entry is complete."""
     agent = make_agent([fine], calling(tokens(10, 2)))
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
@@ -207,7 +207,7 @@ async def test_details_that_are_missing_count_as_zero(run_mode: Run, details: di
 
 @pytest.mark.scenario("US-10")
 async def test_response_without_usage_counts_and_keeps_it_absent(run_mode: Run) -> None:
-    """One request; the raw response says None, not zeros."""
+    """The request counts, and the raw response has None, not zeros."""
     result = await run_mode(Agent("a", model=chat_model(None)), "go")
     assert result.usage == Usage(requests=1)
     assert result.raw_responses[0].usage is None
