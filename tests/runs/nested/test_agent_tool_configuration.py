@@ -69,7 +69,7 @@ async def test_limits_of_an_agent_tool_bound_what_its_run_uses(run_mode: Run, li
 
 
 async def test_each_run_of_an_agent_tool_has_its_limits_to_itself(run_mode: Run) -> None:
-    """A second call begins with nothing used."""
+    """A second call of the agent tool begins with nothing used."""
     inner = Agent("digger", model=ScriptedModel([call("dig"), say("one"), call("dig"), say("two")]), tools=[dig])
     outer = sending(inner, limited(requests=2, tool_calls=1), times=2)
     result = await run_mode(outer, "go")
@@ -103,7 +103,7 @@ async def test_the_outer_run_s_limits_go_on_for_the_whole(run_mode: Run) -> None
 
 
 async def test_a_call_is_paid_from_both_ledgers(run_mode: Run) -> None:
-    """Its cost is refused where either has too little, and counts in both."""
+    """The call's cost is refused where either ledger has too little, and counts in both."""
     paid: FunctionTool = tool(name="dig", cost=lambda arguments: 2)(_paid)
     inner = Agent("digger", model=ScriptedModel([[call("dig"), call("dig")], say("dug")]), tools=[paid])
     outer = make_agent(
@@ -143,7 +143,7 @@ async def test_requests_of_a_nested_run_cost_what_the_nearest_price_says(run_mod
 
 
 async def test_a_resumed_nested_run_goes_on_with_what_it_has_used(run_mode: Run) -> None:
-    """Its ledger is its part of the log: requests, calls and their cost, not those of the rest."""
+    """The nested ledger restores requests, calls and their cost from its own part of the log."""
 
     @tool(needs_approval=True, cost=lambda arguments: 2)
     async def dig(n: int = 0) -> str:
@@ -192,13 +192,13 @@ async def test_a_configuration_that_can_not_be_is_refused_where_the_tool_is_made
 
 
 def test_instruments_of_a_nested_run_are_refused_where_the_tool_is_made() -> None:
-    """The outer run's see nested records by their path, so there is one place to give them."""
+    """The outer run's instruments see nested records by their path, so they are given there only."""
     with pytest.raises(UserError, match="Give them to the outer run"):
         digger(1).as_tool(run_config=RunConfig(instruments=[Watch()]))
 
 
 def test_the_plain_entry_obeys_it_too() -> None:
-    """In a loop of its own."""
+    """The limits hold in the plain entry `run_sync` too."""
     outer = sending(digger(3), RunConfig(limits=UsageLimits(requests=1)))
     result = Runner.run_sync(outer, "go")
     assert read_statuses(result) == ["failed"]

@@ -70,7 +70,7 @@ async def test_nested_run_has_the_callers_object_and_counts_into_one_usage(run_m
 
 @pytest.mark.scenario("NA-12")
 async def test_nested_run_goes_by_the_outer_configuration(run_mode: Run) -> None:
-    """The object itself is inherited: model, policies, caps; also two levels down."""
+    """The nested run inherits the configuration object itself: model, policies, caps; also two levels down."""
     seen: list[Any] = []
 
     @tool
@@ -162,7 +162,7 @@ async def test_nested_failure_is_told_to_the_model_by_default(run_mode: Run) -> 
 
 @pytest.mark.scenario("NA-09")
 async def test_nested_failure_is_raised_where_the_tool_has_no_failure_function(run_mode: Run) -> None:
-    """One of ours keeps its type; another is the cause of a `ToolCallError`."""
+    """An error of the library keeps its type; another one is the cause of a `ToolCallError`."""
     with pytest.raises(ModelBehaviorError, match="no sense") as raised:
         await run_mode(asking(helper(fail(ModelBehaviorError("no sense"))), failure_error_function=None), "go")
     assert raised.value.run_data is not None
@@ -186,7 +186,7 @@ async def test_nested_run_has_ten_turns_of_its_own(run_mode: Run) -> None:
 @pytest.mark.scenario("NA-10")
 @pytest.mark.parametrize(("limit", "wanted"), [(3, 3), (None, 13)])
 async def test_turns_of_a_nested_run_can_be_set(run_mode: Run, limit: int | None, wanted: int) -> None:
-    """A number of turns, or no limit; the outer run's own limit is spent by its own turns alone."""
+    """The nested limit may be a number or None; the outer run's own limit counts its own turns alone."""
     inner = helper(*[call("fine", {"n": n}) for n in range(12)], say("dug"), tools=[fine])
     outer = asking(inner, max_turns=limit)
     await run_mode(outer, "go", max_turns=2)
@@ -469,7 +469,7 @@ async def test_structured_input_becomes_json_or_what_the_builder_makes(run_mode:
 
 
 async def test_structured_input_that_does_not_fit_is_told_to_the_model(run_mode: Run) -> None:
-    """The nested run doesn't begin."""
+    """The nested run doesn't begin, and the outer model receives the fault."""
     inner = helper(say("never"))
     tools = [inner.as_tool(parameters=Question)]
     outer = make_agent(tools, call("helper", {"topic": "bees", "depth": "deep"}, call_id="c1"))
@@ -480,7 +480,7 @@ async def test_structured_input_that_does_not_fit_is_told_to_the_model(run_mode:
 
 
 async def test_extractor_decides_what_the_tool_gives(run_mode: Run) -> None:
-    """It is given the nested run's result; its value is the call's."""
+    """The extractor gets the nested run's result, and its value is the call's."""
     inner = helper(call("fine", call_id="n1"), say("dug"), tools=[fine])
 
     async def extract(result: Any) -> dict[str, Any]:
@@ -492,7 +492,7 @@ async def test_extractor_decides_what_the_tool_gives(run_mode: Run) -> None:
 
 
 async def test_nested_run_keeps_a_session_of_its_own(run_mode: Run) -> None:
-    """Two calls one after the other: the second nested run is shown the first one's items. The outer session is not."""
+    """The second of two nested runs sees the first one's items in their own session, not in the outer one."""
     inner_session, outer_session = MemorySession("inner"), MemorySession("outer")
     inner = helper(say("first"), say("second"))
     outer = make_agent(

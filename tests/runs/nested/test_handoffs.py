@@ -91,7 +91,7 @@ class HandoffSpans(Instrument):
 
 @pytest.mark.scenario("HO-02")
 async def test_first_of_several_handoffs_is_taken(run_mode: Run) -> None:
-    """The others are answered, their callbacks not called; the span says what was wrong."""
+    """The other handoffs get an answer and no callback; the span says that several were requested."""
     spans = HandoffSpans()
     called: list[str] = []
     second, third = script_agent("b", say("done")), script_agent("c", say("never"))
@@ -117,7 +117,7 @@ async def test_first_of_several_handoffs_is_taken(run_mode: Run) -> None:
 @pytest.mark.scenario("HO-03")
 @pytest.mark.parametrize("behavior", ["run_llm_again", "stop_on_first_tool"])
 async def test_tools_run_before_the_handoff_which_beats_every_output(run_mode: Run, behavior: Any) -> None:
-    """Neither the text nor the tool's output ends the run."""
+    """Neither the model's text nor the tool's output ends the run."""
     log: list[str] = []
 
     @tool
@@ -160,7 +160,7 @@ class Reason:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("typed", [False, True], ids=["bare", "typed"])
 async def test_callback_gets_the_context_and_the_input(run_mode: Run, kind: str, typed: bool) -> None:
-    """Sync or async, with an input type or without; before the target is at work."""
+    """The callback, sync or async, with an input type or without, runs before the target's first turn."""
     seen: list[Any] = []
     trace = RunHookLog(seen)
 
@@ -197,7 +197,7 @@ async def test_callback_gets_the_context_and_the_input(run_mode: Run, kind: str,
 @pytest.mark.scenario("HO-04")
 @pytest.mark.parametrize("text", ["{", "", "[]", '{"why": 5}', "{}"])
 async def test_input_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text: str) -> None:
-    """The callback isn't called, the agent stays."""
+    """The callback isn't called, and the agent stays."""
     called: list[Any] = []
     second = script_agent("b", say("never"))
     entry = handoff(second, on_handoff=lambda ctx, given: called.append(given), input_type=Reason)
@@ -228,7 +228,7 @@ def test_callback_of_the_wrong_arity_is_refused_at_construction() -> None:
 
 
 async def test_error_of_a_callback_fails_the_run(run_mode: Run) -> None:
-    """Bare; the target hasn't begun."""
+    """The callback's error leaves bare, and the target hasn't begun."""
 
     def broken(ctx: Any) -> None:
         raise LookupError("no such desk")
@@ -261,7 +261,7 @@ def first_words_only(data: HandoffInputData) -> HandoffInputData:
 @pytest.mark.scenario("HO-05")
 @pytest.mark.parametrize("level", ["handoff", "run", "both"])
 async def test_filter_decides_what_the_target_sees_and_nothing_else(run_mode: Run, level: str) -> None:
-    """Session and new items keep everything; a handoff's own filter wins, false or not."""
+    """Session and new items keep everything; a handoff's own filter wins, even if its truth value is false."""
     session = MemorySession()
     second = script_agent("b", say("done"))
     entry = handoff(second, input_filter=None if level == "run" else FalsyFilter())
@@ -289,7 +289,7 @@ async def test_filter_decides_what_the_target_sees_and_nothing_else(run_mode: Ru
 
 @pytest.mark.scenario("HO-05")
 async def test_filter_gets_the_history_told_apart_by_when_it_came(run_mode: Run) -> None:
-    """Session and input, earlier turns, the handoff's turn; and the run's context."""
+    """The filter gets session and input, earlier turns, and the handoff's turn apart, with the run's context."""
     session = MemorySession()
     await session.add_items([UserMessage("before"), AssistantMessage("yes?")])
     given: list[HandoffInputData] = []
@@ -351,7 +351,7 @@ async def test_a_filter_is_given_outputs_in_model_order_after_a_pause_too(run_mo
 
 @pytest.mark.scenario("HO-05")
 async def test_later_filter_does_not_bring_back_what_an_earlier_one_left_out(run_mode: Run) -> None:
-    """It starts from what the agent before was shown."""
+    """The later filter starts from the items that the agent before received."""
     given: list[HandoffInputData] = []
 
     def look(data: HandoffInputData) -> HandoffInputData:
@@ -408,7 +408,7 @@ async def test_filter_that_is_none_is_refused(run_mode: Run) -> None:
 @pytest.mark.scenario("HO-07")
 @pytest.mark.parametrize("level", ["handoff", "run"])
 async def test_async_filter_is_awaited(run_mode: Run, level: str) -> None:
-    """At both levels."""
+    """An async filter is awaited, the handoff's and the run's."""
 
     async def only_this(data: HandoffInputData) -> HandoffInputData:
         return FalsyFilter()(data)
@@ -429,7 +429,7 @@ async def test_async_filter_is_awaited(run_mode: Run, level: str) -> None:
 @pytest.mark.scenario("HO-08")
 @pytest.mark.parametrize("kind", ["constant", "sync", "async"])
 async def test_disabled_handoff_is_neither_shown_nor_callable(run_mode: Run, kind: str) -> None:
-    """The model's call of it is one of an unknown tool."""
+    """The model's call of a disabled handoff is a call of an unknown tool."""
 
     async def never(ctx: Any, agent: Any) -> bool:
         return False
@@ -445,7 +445,7 @@ async def test_disabled_handoff_is_neither_shown_nor_callable(run_mode: Run, kin
 
 @pytest.mark.scenario("HO-08")
 async def test_enablement_is_asked_with_the_run_s_context_and_agent(run_mode: Run) -> None:
-    """Usage, run id and application object are there."""
+    """The callable gets usage, run id and application object."""
     seen: list[Any] = []
 
     def enabled(ctx: Any, agent: Any) -> bool:
@@ -544,7 +544,7 @@ async def test_summaries_flatten_over_several_handoffs(run_mode: Run, wrappers: 
 @pytest.mark.scenario("HO-09")
 @pytest.mark.parametrize("level", ["handoff", "run"])
 async def test_wrapper_of_a_summary_is_the_application_s(run_mode: Run, level: str) -> None:
-    """Two lines; anything else is refused."""
+    """A wrapper is two lines, and anything else is refused."""
     wrapper = ("<said>", "</said>")
     second = script_agent("b", say("done"))
     entry = handoff(second, nest_handoff_history=wrapper if level == "handoff" else None)
@@ -563,7 +563,7 @@ async def test_wrapper_of_a_summary_is_the_application_s(run_mode: Run, level: s
 
 @pytest.mark.scenario("HO-09")
 async def test_handoff_s_own_word_wins_over_the_run_s(run_mode: Run) -> None:
-    """Off where the run says on; and a filter wins over both."""
+    """The handoff can turn nesting off where the run turns it on, and a filter wins over both."""
     for entry_fields in ({"nest_handoff_history": False}, {"input_filter": lambda data: data}):
         second = script_agent("b", say("done"))
         first = script_agent("a", call("transfer_to_b", call_id="h"), handoffs=[handoff(second, **entry_fields)])
@@ -580,7 +580,7 @@ async def test_handoff_s_own_word_wins_over_the_run_s(run_mode: Run) -> None:
 
 @pytest.mark.scenario("HO-11")
 async def test_stream_shows_call_output_and_agent_in_that_order() -> None:
-    """The call is a HandoffCall and nothing else."""
+    """The stream shows the call as a `HandoffCall` and nothing else."""
     second = script_agent("b", say("done"))
     first = script_agent("a", call("transfer_to_b", call_id="h"), handoffs=[second])
     events: list[Any] = []
@@ -607,7 +607,7 @@ async def test_stream_shows_call_output_and_agent_in_that_order() -> None:
 
 @pytest.mark.scenario("HO-11")
 async def test_stream_shows_the_answers_of_all_handoffs_before_the_agent() -> None:
-    """The taken one's first."""
+    """The answer of the handoff that was taken comes first."""
     second, third = script_agent("b"), script_agent("c", say("done"))
     first = script_agent(
         "a", [call("transfer_to_c", call_id="h1"), call("transfer_to_b", call_id="h2")], handoffs=[second, third]
@@ -629,7 +629,7 @@ class Answer:
 
 @pytest.mark.scenario("HO-12")
 async def test_output_type_of_the_final_agent_decides(run_mode: Run) -> None:
-    """Both ways: a typed agent hands to a text agent, and a text agent to a typed one."""
+    """A typed agent may hand over to a text agent, and a text agent to a typed one."""
     typed = script_agent("typed", say('{"number": 7}'), output_type=Answer)
     plain = script_agent("plain", call("transfer_to_typed"), handoffs=[typed])
     assert (await run_mode(plain, "go")).final_output == Answer(7)
@@ -643,7 +643,7 @@ async def test_output_type_of_the_final_agent_decides(run_mode: Run) -> None:
 
 
 async def test_handoff_s_name_and_description_are_what_the_model_is_shown(run_mode: Run) -> None:
-    """Those given, or made from the agent's."""
+    """The model receives the given name and description, or those made from the agent's."""
     second = script_agent("B & Co.", say("done"), handoff_description="Knows all.")
     first = script_agent(
         "a", call("ask_b"), handoffs=[handoff(second, tool_name="ask_b", tool_description="Ask b."), second]

@@ -32,7 +32,7 @@ class Both:
 @pytest.mark.scenario("PL-09")
 @pytest.mark.parametrize("order", ["tool-first", "handoff-first"])
 async def test_one_id_for_a_tool_and_a_handoff_fails_before_execution(run_mode: Run, order: str) -> None:
-    """Neither is taken, nor is a sibling run."""
+    """Neither the tool nor the handoff of that id runs, and no sibling does."""
     both = Both()
     calls = [call("f", {}, "c"), call("transfer_to_b", {}, "c")]
     agent = script_agent(
@@ -51,7 +51,7 @@ async def test_one_id_for_a_tool_and_a_handoff_fails_before_execution(run_mode: 
 
 @pytest.mark.scenario("PL-09")
 async def test_id_of_an_earlier_turn_s_tool_is_not_a_handoff_s(run_mode: Run) -> None:
-    """The id names the tool call for the whole run."""
+    """An id names the tool call for the whole run."""
     both = Both()
     agent = script_agent(
         "a", call("f", {}, "c"), call("transfer_to_b", {}, "c"), tools=[both.f], handoffs=[both.handoff]
@@ -64,7 +64,7 @@ async def test_id_of_an_earlier_turn_s_tool_is_not_a_handoff_s(run_mode: Run) ->
 @pytest.mark.scenario("PL-10")
 @pytest.mark.parametrize("name", ["g", "transfer_to_c"])
 async def test_unknown_name_fails_the_run_before_its_siblings(run_mode: Run, name: str) -> None:
-    """The end of the model call was told; neither tool nor handoff followed."""
+    """The model call's end hook has run, but no tool or handoff starts."""
     both = Both()
     trace = RunHookLog()
     agent = script_agent(
@@ -84,7 +84,7 @@ async def test_unknown_name_fails_the_run_before_its_siblings(run_mode: Run, nam
 
 @pytest.mark.scenario("PL-16")
 async def test_handoff_wins_over_a_tool_of_its_name(run_mode: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """In what the model is shown and in what its call means; one warning for the run."""
+    """The handoff wins in the model's list and in the meaning of its call; one warning comes for the run."""
     both = Both(tool_name="f")
 
     @tool
@@ -105,7 +105,7 @@ async def test_handoff_wins_over_a_tool_of_its_name(run_mode: Run, caplog: pytes
 
 @pytest.mark.scenario("PL-16")
 async def test_disabled_handoff_does_not_take_a_tool_s_name(run_mode: Run) -> None:
-    """It isn't there in that turn."""
+    """The disabled handoff isn't there in that turn."""
     both = Both(tool_name="f", is_enabled=False)
     agent = script_agent("a", call("f", {}, "c"), say("done"), tools=[both.f], handoffs=[both.handoff])
     result = await run_mode(agent, "go")
@@ -114,7 +114,7 @@ async def test_disabled_handoff_does_not_take_a_tool_s_name(run_mode: Run) -> No
 
 
 async def test_collision_of_a_tool_and_a_handoff_may_be_an_error(run_mode: Run) -> None:
-    """By the run's policy, before the model is asked."""
+    """The run's policy makes the collision an error before the model is asked."""
     both = Both(tool_name="f")
     agent = script_agent("a", say("never"), tools=[both.f], handoffs=[both.handoff])
     with pytest.raises(UserError, match="a tool and a handoff named 'f'"):
@@ -125,7 +125,7 @@ async def test_collision_of_a_tool_and_a_handoff_may_be_an_error(run_mode: Run) 
 @pytest.mark.scenario("PL-17")
 @pytest.mark.parametrize("policy", ["warn", "error"])
 async def test_tool_of_a_namespace_is_no_handoff_s_rival(run_mode: Run, policy: Any) -> None:
-    """Called in the namespace the tool runs; the bare name is the handoff's."""
+    """A call with the namespace runs the tool, and a call of the bare name takes the handoff."""
     both = Both(tool_name="f")
 
     @tool(name="f", namespace="ns")
