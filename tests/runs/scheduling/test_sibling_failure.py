@@ -60,7 +60,7 @@ async def test_one_failing_call_leaves_its_siblings_outputs_alone(run_mode: Run)
 
 @pytest.mark.scenario("LX-07")
 async def test_the_text_of_a_failure_names_type_and_message(run_mode: Run) -> None:
-    """Also of an error whose message says little by itself."""
+    """The text names the type also of an error whose message says little by itself."""
 
     @tool
     async def fetch() -> str:
@@ -90,7 +90,7 @@ async def test_the_text_of_a_failure_has_one_line_and_no_secret(run_mode: Run) -
 
 @pytest.mark.scenario("LX-09")
 async def test_the_text_of_a_group_names_every_leaf(run_mode: Run) -> None:
-    """Nested groups included."""
+    """The text names the leaves of nested groups too."""
 
     @tool
     async def fetch() -> str:
@@ -106,7 +106,7 @@ async def test_the_text_of_a_group_names_every_leaf(run_mode: Run) -> None:
 
 @pytest.mark.scenario("SF-13")
 async def test_a_returned_exception_object_is_an_ordinary_output(run_mode: Run) -> None:
-    """Nothing is raised, nothing counts as failed."""
+    """The call raises nothing and counts as succeeded."""
     error = ValueError("a value")
 
     @tool(failure_error_function=None)
@@ -125,7 +125,7 @@ async def test_a_returned_exception_object_is_an_ordinary_output(run_mode: Run) 
 
 @pytest.mark.scenario("SF-02")
 async def test_a_failure_without_a_failure_function_ends_the_run(run_mode: Run) -> None:
-    """As `ToolCallError`, bare, the original as its cause."""
+    """A bare `ToolCallError` leaves the run, with the original as its cause."""
     original = LookupError("no luck")
 
     @tool(failure_error_function=None)
@@ -150,7 +150,7 @@ async def test_a_failure_without_a_failure_function_ends_the_run(run_mode: Run) 
 
 @pytest.mark.scenario("SF-03")
 async def test_running_siblings_are_cancelled_and_only_their_end_hook_runs(run_mode: Run) -> None:
-    """Neither failure function nor output guardrail; one end hook, `cancelled` by sibling."""
+    """No failure function or output guardrail runs, and the one end hook gets `cancelled` by sibling."""
     waiting = anyio.Event()
     touched: list[str] = []
 
@@ -264,7 +264,7 @@ async def test_what_follows_a_sibling_s_body_is_cut_at_the_cleanup_deadline(run_
 
 @pytest.mark.scenario("SF-05")
 async def test_a_sibling_s_cleanup_is_awaited_before_the_failure_is_raised(run_mode: Run) -> None:
-    """Unshielded awaits in it fail at once, `ctx.cleanup()` works."""
+    """Unshielded awaits in the cleanup fail at once, and `ctx.cleanup()` works."""
     waiting = anyio.Event()
     steps: list[str] = []
 
@@ -432,7 +432,7 @@ async def _fail_together(run_mode: Run, wait: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.scenario("SF-06", "SF-09")
 async def test_of_failures_after_one_checkpoint_the_first_in_model_order_is_raised(run_mode: Run) -> None:
-    """Every time, with five notes."""
+    """The same failure is raised each time, with five notes."""
     for _ in range(REPEATS):
         await _fail_together(run_mode, _pass_by_sleep_zero)
 
@@ -440,7 +440,7 @@ async def test_of_failures_after_one_checkpoint_the_first_in_model_order_is_rais
 @pytest.mark.slow
 @pytest.mark.scenario("SF-06")
 async def test_of_failures_after_one_event_the_first_in_model_order_is_raised(run_mode: Run) -> None:
-    """Every time, with five notes."""
+    """The same failure is raised each time, with five notes."""
     for _ in range(REPEATS):
         everyone = Rendezvous(6)
 
@@ -455,7 +455,7 @@ async def test_of_failures_after_one_event_the_first_in_model_order_is_raised(ru
 @pytest.mark.slow
 @pytest.mark.scenario("SF-06")
 async def test_of_failures_set_off_from_outside_the_first_in_model_order_is_raised(run_mode: Run) -> None:
-    """One event, set by a task that is no call."""
+    """A task that is no call sets the one event that all of the bodies wait for."""
     for _ in range(REPEATS // 4):
         come, go = Rendezvous(7), anyio.Event()
 
@@ -478,7 +478,7 @@ async def test_of_failures_set_off_from_outside_the_first_in_model_order_is_rais
 @pytest.mark.scenario("SF-06")
 @pytest.mark.backends("trio-virtual")
 async def test_of_failures_after_equal_sleeps_the_first_in_model_order_is_raised(run_mode: Run) -> None:
-    """Every time, with five notes."""
+    """The same failure is raised each time, with five notes."""
     for _ in range(REPEATS):
         await _fail_together(run_mode, _pass_by_equal_sleeps)
 
@@ -600,7 +600,7 @@ async def test_an_error_of_a_cancelled_sibling_s_cleanup_is_secondary(run_mode: 
 
 @pytest.mark.scenario("SF-08")
 async def test_a_fatal_error_of_a_cancelled_sibling_s_cleanup_replaces_the_failure(run_mode: Run) -> None:
-    """The failure that set it off becomes its note."""
+    """The earlier failure becomes a note of the fatal error."""
     waiting = anyio.Event()
 
     @tool(failure_error_function=None)
@@ -691,7 +691,7 @@ async def test_what_fails_after_a_body_beats_a_sibling_s_cancellation(run_mode: 
 
 @pytest.mark.scenario("SF-11")
 async def test_what_completed_before_the_failure_is_in_the_error_s_items(run_mode: Run) -> None:
-    """Complete pairs only: a call without an output is left out with the reasoning that led to it."""
+    """The items have complete pairs only: a call without an output is left out with the reasoning before it."""
     first = anyio.Event()
 
     @tool
@@ -740,7 +740,7 @@ async def test_an_error_of_the_library_keeps_its_type(run_mode: Run) -> None:
 
 
 async def test_a_failure_is_raised_bare_from_a_stream_after_its_events() -> None:
-    """Every event of what was recorded before comes first."""
+    """The stream delivers every event of the earlier records first."""
 
     @tool
     async def good() -> str:

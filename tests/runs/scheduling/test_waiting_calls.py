@@ -12,7 +12,7 @@ from agentloop.testing import ScriptedModel, call, say
 
 @pytest.mark.backends("trio-virtual")
 async def test_a_skipped_call_never_runs_though_it_is_next_in_line(run_mode: Any) -> None:
-    """One at a time, all past the queue's limit: settling one must not start the next."""
+    """In sequential mode all calls are past the queue's limit, and settling one must not start the next."""
     ran: list[int] = []
 
     @tool(capacity=Rate(1, 60))
@@ -36,7 +36,7 @@ async def test_a_skipped_call_never_runs_though_it_is_next_in_line(run_mode: Any
 
 
 async def test_a_capacity_changed_by_a_body_wakes_who_waits_for_it(run_mode: Any) -> None:
-    """Also when nothing held it for a moment."""
+    """The change wakes the waiting calls also at a moment when no call holds the capacity."""
     capacity = Capacity(1)
     third = anyio.Event()
 
@@ -57,7 +57,7 @@ async def test_a_capacity_changed_by_a_body_wakes_who_waits_for_it(run_mode: Any
 
 @pytest.mark.backends("trio-virtual")
 async def test_an_inner_run_lives_on_the_deadline_that_reports_extend(run_mode: Any) -> None:
-    """A deadline is asked for when it matters, not remembered."""
+    """The inner run reads the outer deadline when it needs it, and does not remember an earlier value."""
 
     @tool
     async def step(ctx: ToolContext[Any], n: int) -> int:
