@@ -42,7 +42,7 @@ def judging(lines: list[str], verdict: Any = None) -> Any:
 @pytest.mark.scenario("GT-06")
 @in_every_way
 async def test_guardrails_of_a_gated_tool_run_after_the_approval_alone(run_mode: Run, way: str) -> None:
-    """Right before the body, in the entry that runs it; one that refuses still can."""
+    """The guardrails run right before the body, in the entry that runs it, so they can still refuse."""
     ran: list[Any] = []
     lines: list[str] = []
     agent = make_agent([make_gated_tool(ran, tool_input_guardrails=[judging(lines)])], call("gated", {"n": 1}, "c1"))
@@ -88,7 +88,7 @@ async def test_a_guardrail_before_the_approval_refuses_without_a_pause(run_mode:
 
 @pytest.mark.scenario("GT-07")
 async def test_a_guardrail_that_trips_before_the_approval_ends_the_run(run_mode: Run) -> None:
-    """Before anything starts, and before anybody is asked."""
+    """The run ends before any call starts, and no approval is requested."""
     ran: list[Any] = []
     gate = make_gated_tool(ran, tool_input_guardrails=[judging([], RaiseException())])
     agent = make_agent([gate, make_free_tool(ran)], [call("free", {}, "c1"), call("gated", {}, "c2")])
@@ -124,7 +124,7 @@ async def test_guardrails_that_passed_before_the_approval_run_again_after_it(run
 async def test_a_free_tools_guardrails_run_once_where_those_of_gated_ones_run_before_the_approval(
     run_mode: Run,
 ) -> None:
-    """There is no approval that they would come before."""
+    """The guardrails of a free tool run once, because its call has no approval."""
     ran: list[Any] = []
     lines: list[str] = []
     agent = make_agent([make_free_tool(ran, tool_input_guardrails=[judging(lines)])], call("free", {"n": 1}, "c1"))

@@ -121,7 +121,7 @@ async def cut_in_judgement(run: Run, guards: Guards, agent: Agent[Any, Any], con
 async def test_of_input_that_was_not_accepted_who_has_passed_it_is_not_asked_again(
     run_mode: Run, parallel: bool, after: str, wanted: str
 ) -> None:
-    """`a` has passed when the run is cut, `b` has not: of the new list all are asked but `a`."""
+    """`a` has passed when the run is cut, `b` has not: all guardrails of the new list but `a` are asked."""
     guards = Guards(held="b")
     agent = Agent("guide", model=script_turns(say("done")))
     state = await cut_in_judgement(run_mode, guards, agent, guards.config("ab", parallel=parallel))
@@ -149,7 +149,7 @@ async def test_guardrails_of_one_name_are_told_apart_by_their_order(run_mode: Ru
 async def test_a_log_that_breaks_off_anywhere_leaves_passes_with_their_guardrails(
     run_mode: Run, parallel: bool
 ) -> None:
-    """With the list turned round and another one in it: who has passed isn't asked, who is new only before the end."""
+    """The resumed list is reversed and longer: a pass stays, and a new guardrail is asked until all have passed."""
     agent = Agent(
         "guide", model=script_turns(call("pay", {"n": 1}, "p1"), say("done")), tools=[make_gated_tool([], "pay")]
     )
@@ -170,7 +170,7 @@ async def test_a_log_that_breaks_off_anywhere_leaves_passes_with_their_guardrail
 
 @pytest.mark.scenario("RP-09")
 async def test_a_model_that_could_not_be_reached_leaves_the_input_accepted(run_mode: Run) -> None:
-    """The guardrails have passed it before: none is asked again, and no new one."""
+    """The guardrails have passed the input before, so none is asked again, and no new one is."""
     guards = Guards()
     agent = Agent("guide", model=ScriptedModel([fail(ModelTransportError("down", status=400)), say("done")]))
     with pytest.raises(ModelTransportError) as caught:
@@ -184,7 +184,7 @@ async def test_a_model_that_could_not_be_reached_leaves_the_input_accepted(run_m
 
 @pytest.mark.scenario("RP-09", "GI-10")
 async def test_added_input_is_judged_once_by_all_and_the_first_input_by_nobody_again(run_mode: Run) -> None:
-    """Those that have passed the run's input judge what is added, alone; not again when the model was not reached."""
+    """The guardrails judge the added input alone; they don't judge it again when the model was not reached."""
     guards = Guards()
     down = fail(ModelTransportError("down", status=400))
     agent = Agent("guide", model=ScriptedModel([down, down, down, say("done")]))
@@ -219,7 +219,7 @@ async def test_input_added_before_the_first_was_accepted_is_judged_with_it(run_m
 
 @pytest.mark.scenario("RP-09")
 async def test_a_guardrail_that_is_asked_again_can_still_trip(run_mode: Run) -> None:
-    """The one that had not passed when the run was cut."""
+    """The guardrail that had not passed when the run was cut trips in the resumed run."""
     guards = Guards(held="b", tripping="b")
     agent = Agent("guide", model=script_turns(say("done")))
     state = await cut_in_judgement(run_mode, guards, agent, guards.config("ab"))
@@ -229,7 +229,7 @@ async def test_a_guardrail_that_is_asked_again_can_still_trip(run_mode: Run) -> 
 
 @pytest.mark.scenario("RP-09")
 async def test_a_nested_run_keeps_its_passes(run_mode: Run) -> None:
-    """Its agent's guardrails, moved by a configuration's that comes later."""
+    """The nested agent's guardrail keeps its pass, also at the new place a configuration gives it."""
     guards = Guards()
     inner = paying("m", guards=guards)
     agent = make_agent([inner.as_tool("ask", "asks")], call("ask", {"input": "x"}, "c1"))

@@ -105,7 +105,7 @@ async def test_guardrail_results_stand_in_declaration_and_model_order(run_mode: 
 
 @pytest.mark.scenario("RP-23")
 async def test_several_guardrails_of_one_call_stand_together(run_mode: Run) -> None:
-    """In their own order, within the place of their call."""
+    """The results are in the guardrails' own order, at the place of their call."""
     first, second = [Backwards()], [Backwards()]
 
     @tool(

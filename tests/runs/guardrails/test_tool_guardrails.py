@@ -83,7 +83,7 @@ async def test_input_rejection_skips_body_and_hooks_and_tells_the_model(run_mode
 @pytest.mark.scenario("GT-02")
 @pytest.mark.parametrize("siblings", [0, 2])
 async def test_input_tripwire_leaves_the_run_unwrapped(run_mode: Run, siblings: int) -> None:
-    """`ToolInputGuardrailTripwireTriggered`, although the tool has a failure function; siblings are cancelled."""
+    """`ToolInputGuardrailTripwireTriggered` leaves despite the tool's failure function; siblings are cancelled."""
     ran: list[int] = []
     watch = Watch()
 
@@ -239,7 +239,7 @@ async def test_output_rejection_is_all_a_stream_shows() -> None:
 
 @pytest.mark.scenario("GT-04")
 async def test_output_tripwire_leaves_the_run_unwrapped(run_mode: Run) -> None:
-    """`ToolOutputGuardrailTripwireTriggered` with the result that tripped."""
+    """`ToolOutputGuardrailTripwireTriggered` leaves with the result that tripped."""
     watch, hooks = Watch(), ToolHookLog()
     work = worker([], tool_output_guardrails=[output_guard(RaiseException("info"))])
     agent = make_agent([work], call_each("work"))
@@ -307,7 +307,7 @@ async def test_guardrails_run_in_list_order_and_the_first_refusal_ends_the_list(
 
 @pytest.mark.scenario("GT-09")
 async def test_guardrail_results_are_reported_on_success(run_mode: Run) -> None:
-    """Of every turn, inputs and outputs apart."""
+    """The result has the guardrail results of every turn, with inputs and outputs apart."""
     work = worker([], tool_input_guardrails=[input_guard(Allow("in"))], tool_output_guardrails=[output_guard(Allow(2))])
     agent = make_agent([work], call("work", call_id="c1"), call("work", {"n": 2}, call_id="c2"))
     result = await run_mode(agent, "go")
@@ -320,7 +320,7 @@ async def test_guardrail_results_are_reported_on_success(run_mode: Run) -> None:
 
 @pytest.mark.scenario("GT-09")
 async def test_guardrail_results_are_reported_when_turns_run_out(run_mode: Run) -> None:
-    """On the error's data."""
+    """The error's data has the guardrail results."""
     work = worker([], tool_input_guardrails=[input_guard(Allow("in"))])
     agent = make_agent([work], call("work", call_id="c1"), call("work", call_id="c2"), done=None)
     with pytest.raises(MaxTurnsExceeded) as caught:
@@ -463,7 +463,7 @@ async def test_output_guardrail_that_passes_while_a_failure_is_drained_keeps_the
 @pytest.mark.scenario("GT-11")
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_output_guardrail_is_cut_at_the_cleanup_deadline_while_a_failure_is_drained(run_mode: Run) -> None:
-    """It doesn't get for ever: the cut is recorded and the failure raised."""
+    """The guardrail is cut at the deadline, the cut is recorded, and the failure is raised."""
     judging, watch = anyio.Event(), Watch()
 
     @tool_output_guardrail
@@ -494,7 +494,7 @@ async def test_output_guardrail_is_cut_at_the_cleanup_deadline_while_a_failure_i
 
 @pytest.mark.parametrize("stage", ["input", "output"])
 async def test_guardrail_that_raises_fails_the_run(run_mode: Run, stage: str) -> None:
-    """Not a verdict, not a failure of the body: it isn't converted into a text for the model."""
+    """A guardrail's error is no verdict and no failure of the body, so it isn't made a text for the model."""
 
     def broken(data: Any) -> Any:
         raise LookupError("no verdict")
