@@ -241,7 +241,7 @@ async def told(kept: Callable[[], Any], way: Way) -> Told:
 @pytest.mark.scenario("SP-01", "US-02", "US-07", "HS-01")
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_run_of_everything_is_the_same_in_all_four_modes(kind: str, tmp_path: Path) -> None:
-    """Handoff, nested agent, session, structured output and guardrails: items, usage, session, hooks, and the log."""
+    """Handoff, nested agent, session, typed output and guardrails leave the same items, usage, session, hooks, log."""
     files = iter(range(4))
 
     def kept() -> Any:

@@ -66,7 +66,7 @@ async def test_break_out_of_the_loop_and_the_block_leaves_nothing_running() -> N
 
 @pytest.mark.scenario("SC-14")
 async def test_leaving_the_block_at_once_starts_next_to_nothing() -> None:
-    """A block without iteration: no body runs after it."""
+    """A block without iteration starts no body after it."""
     slow = Slow()
     agent = make_agent([slow.tool], call_each("slow"))
     async with Runner.run_streamed(agent, "go") as stream:
@@ -88,7 +88,7 @@ async def test_break_while_the_model_answers_closes_the_response() -> None:
 
 
 async def test_immediate_cancel_ends_the_run_and_its_iteration() -> None:
-    """At most the event in hand; then the iteration ends, the result says `cancelled`."""
+    """At most the event in hand is delivered; then the iteration ends, and the result says `cancelled`."""
     slow, watch = Slow(), Watch()
     agent = make_agent([slow.tool], call_each("slow"))
     after: list[Any] = []
@@ -172,7 +172,7 @@ async def test_cancel_after_the_turn_lets_its_tools_finish_and_asks_no_more() ->
 
 @pytest.mark.scenario("LX-53")
 async def test_cancel_after_the_turn_of_one_run_leaves_another_of_the_same_agent_alone() -> None:
-    """Two streams of one agent object."""
+    """One of two streams of one agent object is cancelled, and the other completes."""
     statuses: dict[str, str] = {}
     agent = make_agent([fine], *[call("fine") for _ in range(2)], say("done"))
 
@@ -217,7 +217,7 @@ async def test_immediate_cancel_overrides_after_turn() -> None:
 
 
 async def test_unknown_mode_of_cancel_is_a_users_error() -> None:
-    """The two modes are named."""
+    """The error names the two modes."""
     async with Runner.run_streamed(make_agent([]), "go") as stream:
         with pytest.raises(UserError, match="after_turn"):
             stream.cancel("soon")  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ async def test_consumers_scope_is_cancelled_while_it_waits_for_an_event(anyio_ba
 
 
 async def test_first_event_names_the_starting_agent() -> None:
-    """SP-02: the very object."""
+    """SP-02: the first event has the caller's very object."""
     agent = make_agent([])
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]

@@ -155,7 +155,7 @@ class World:
 
 @pytest.mark.scenario("SP-01", "US-02")
 async def test_streamed_run_gives_what_the_plain_one_gives() -> None:
-    """Output, items, agent, usage, guardrail results, session, hooks and the log itself."""
+    """Output, items, agent, usage, guardrail results, session, hooks and the log itself are equal."""
     plain, watched = World(), World()
     one = await Runner.run(plain.first, "go", **plain.options())
     _events, other = await streamed(watched.first, **watched.options())
@@ -192,7 +192,7 @@ async def test_items_of_the_events_are_the_items_of_the_result() -> None:
 
 @pytest.mark.scenario("SP-12", "LX-04")
 async def test_calls_settle_in_their_order_and_outputs_come_in_the_models() -> None:
-    """`CallSettled` at once, `ItemCreated` of the outputs in model order."""
+    """`CallSettled` comes at once, and `ItemCreated` of the outputs in model order."""
     turn = [anyio.Event() for _ in range(3)]
 
     @tool
@@ -220,7 +220,7 @@ async def test_calls_settle_in_their_order_and_outputs_come_in_the_models() -> N
 @pytest.mark.scenario("GT-09")
 @pytest.mark.parametrize("end", ["completed", "max_turns", "handoff", "tripwire"])
 async def test_tool_guardrail_results_are_reported_however_the_run_ends(run_mode: Run, end: str) -> None:
-    """On the result or on the error: those of every call, in order."""
+    """The result or the error has the guardrail results of every call, in order."""
 
     @tool_input_guardrail
     async def before(data: Any) -> Any:
@@ -258,7 +258,7 @@ async def test_tool_guardrail_results_are_reported_however_the_run_ends(run_mode
 
 @pytest.mark.scenario("SP-02")
 async def test_first_event_is_the_starting_agent_and_the_last_the_end() -> None:
-    """`AgentUpdated` with the caller's own object; `RunEnded` comes once for the run."""
+    """The first event is `AgentUpdated` with the caller's own object; `RunEnded` comes once for the run."""
     agent = make_agent([fine], call("fine"))
     events, _ = await streamed(agent)
     assert isinstance(events[0], ev.AgentUpdated)
@@ -269,7 +269,7 @@ async def test_first_event_is_the_starting_agent_and_the_last_the_end() -> None:
 
 @pytest.mark.scenario("SP-03")
 async def test_deltas_come_before_items_and_items_before_bodies() -> None:
-    """Of each model call first what streamed, then its items; a body runs after its call's item was to be seen."""
+    """The pieces of a model call come first, then its items; a body runs after its call's item could be seen."""
     seen = anyio.Event()
 
     @tool
@@ -354,7 +354,7 @@ async def test_items_of_the_last_event_count_where_it_has_some() -> None:
 
 @pytest.mark.scenario("SP-13")
 async def test_raw_responses_carry_their_request_ids() -> None:
-    """The id a provider's support asks for, next to the response's own, plain and streamed."""
+    """The id a provider's support asks for is next to the response's own, plain and streamed."""
 
     def steps() -> list[Any]:
         return [
@@ -370,7 +370,7 @@ async def test_raw_responses_carry_their_request_ids() -> None:
 
 @pytest.mark.scenario("SP-14")
 async def test_iterating_again_after_the_end_gives_nothing() -> None:
-    """Inside the block and after it."""
+    """A second iteration inside the block or after it gives no event."""
     async with Runner.run_streamed(make_agent([fine], call("fine")), "go") as stream:
         assert [event async for event in stream]
         assert [event async for event in stream] == []
@@ -621,7 +621,7 @@ async def test_session_write_that_never_returns_is_cut_when_the_block_is_left() 
 
 @pytest.mark.scenario("SP-07")
 async def test_error_is_raised_at_block_exit_where_nobody_iterates() -> None:
-    """Once; a caught one isn't raised again."""
+    """The error is raised once; an error that was caught isn't raised again."""
     agent = make_agent([], fail(ModelTransportError("gone")), done=None)
     with pytest.raises(ModelTransportError):
         async with Runner.run_streamed(agent, "go") as stream:
@@ -647,7 +647,7 @@ async def test_consumers_own_error_wins_and_the_runs_is_its_context() -> None:
 
 
 async def test_result_before_the_end_is_a_users_error() -> None:
-    """There is none yet."""
+    """The run has no result before its end."""
     async with Runner.run_streamed(make_agent([], wait(60)), "go") as stream:
         with pytest.raises(UserError):
             stream.result
