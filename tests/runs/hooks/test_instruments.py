@@ -46,7 +46,7 @@ async def test_raising_instrument_is_logged_once_and_changes_nothing(
 
 @pytest.mark.scenario("LX-62")
 async def test_each_broken_instrument_gets_one_warning_a_run(run_mode: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Two instruments, two runs."""
+    """Two instruments in two runs get four warnings."""
     instruments = (Broken(), Broken())
     for _ in range(2):
         await run_mode(make_agent([fine], call("fine")), "go", run_config=RunConfig(instruments=instruments))
@@ -79,7 +79,7 @@ async def test_failing_instrument_never_replaces_the_runs_own_error(run_mode: Ru
 
 
 async def test_instrument_sees_a_record_when_it_is_a_fact(run_mode: Run) -> None:
-    """Told in the step that appends it: before anything that follows from it."""
+    """The instrument is called in the step that appends the record, before anything that follows from it."""
     lines: list[str] = []
 
     class Noting(Instrument):

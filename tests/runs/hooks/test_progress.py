@@ -56,7 +56,7 @@ def steps_in_a_thread(ctx: ToolContext[Any]) -> str:
 
 @pytest.mark.scenario("LX-84")
 async def test_progress_of_async_bodies_stands_between_start_and_end_in_order() -> None:
-    """Of two calls at once each has its own sequence."""
+    """Each of two calls at once has its own sequence of reports."""
     agent = make_agent([steps, steps_nowait], call_each("steps", "steps_nowait"))
     async with Runner.run_streamed(agent, "go") as stream:
         events = [event async for event in stream]
@@ -200,7 +200,7 @@ async def test_no_report_replaces_or_precedes_another_calls(
 
 
 async def test_a_report_finds_the_unread_one_of_its_call_by_what_the_call_is() -> None:
-    """Not by an object that may be gone, whose place in memory another one has taken; and a call's end forgets it."""
+    """The report is found by its call, not by an object whose memory may be reused, and a call's end forgets it."""
     fold = RunFold()
     buffer = EventBuffer(fold, 1, lambda path: None)
 

@@ -59,7 +59,7 @@ JOURNEY = [
 
 @pytest.mark.scenario("HS-01")
 async def test_events_of_a_tool_a_handoff_and_a_message_come_in_order(run_mode: Run) -> None:
-    """From the agent's start to the run's end."""
+    """The events come in order from the agent's start to the run's end."""
     trace = RunHookLog()
     first, _ = journey(trace.lines)
     await run_mode(first, "go", hooks=trace)
@@ -70,7 +70,7 @@ async def test_events_of_a_tool_a_handoff_and_a_message_come_in_order(run_mode: 
 
 @pytest.mark.scenario("HS-01")
 async def test_start_events_go_to_the_run_first_and_end_events_to_the_agent_first(run_mode: Run) -> None:
-    """One after the other, for each kind of event."""
+    """The hooks run one after the other, for each kind of event."""
     lines: list[str] = []
     trace = RunHookLog(lines, "run ")
     first, second = journey(lines)
@@ -109,7 +109,7 @@ async def test_start_events_go_to_the_run_first_and_end_events_to_the_agent_firs
 
 @pytest.mark.scenario("HS-02")
 async def test_agent_start_comes_once_per_activation(run_mode: Run) -> None:
-    """Not once per turn; again when an agent is handed to again."""
+    """The hook runs once per activation, not once per turn, and again when an agent is handed to again."""
     trace = RunHookLog()
 
     @tool
@@ -127,7 +127,7 @@ async def test_agent_start_comes_once_per_activation(run_mode: Run) -> None:
 
 @pytest.mark.scenario("HS-03")
 async def test_llm_start_sees_what_the_filter_left(run_mode: Run) -> None:
-    """System prompt and input, as the model is asked."""
+    """The hook sees system prompt and input as the model receives them."""
     trace = RunHookLog()
     lines: list[Any] = []
 
@@ -150,7 +150,7 @@ async def test_llm_start_sees_what_the_filter_left(run_mode: Run) -> None:
 @pytest.mark.scenario("HS-03")
 @pytest.mark.parametrize("bad", [call("nothing"), call("look", call_id="")], ids=["unknown-tool", "no-id"])
 async def test_llm_end_comes_before_tools_and_also_where_the_response_is_no_good(run_mode: Run, bad: Any) -> None:
-    """Once for each response."""
+    """The hook runs once for each response."""
     trace = RunHookLog()
 
     @tool
@@ -176,7 +176,7 @@ async def test_llm_end_comes_before_tools_and_also_where_the_response_is_no_good
 
 @pytest.mark.scenario("HS-03")
 async def test_llm_end_does_not_come_where_a_call_id_is_reused(run_mode: Run) -> None:
-    """The response is refused as a whole."""
+    """The response is refused as a whole, without the hook."""
     trace = RunHookLog()
 
     @tool
@@ -191,7 +191,7 @@ async def test_llm_end_does_not_come_where_a_call_id_is_reused(run_mode: Run) ->
 
 @pytest.mark.scenario("HS-04")
 async def test_error_of_the_model_leaves_llm_start_without_an_end(run_mode: Run) -> None:
-    """The run's end has the error."""
+    """The hook at the run's end gets the error."""
     lines: list[str] = []
     trace = RunHookLog(lines)
     error = ModelTransportError("gone")
@@ -204,7 +204,7 @@ async def test_error_of_the_model_leaves_llm_start_without_an_end(run_mode: Run)
 
 @pytest.mark.scenario("HS-05")
 async def test_tool_hooks_get_the_call_s_context(run_mode: Run) -> None:
-    """Its id, name and arguments, at both levels."""
+    """The hooks of run and agent get the call's id, name and arguments."""
     seen: list[Any] = []
 
     class OfAgent(AgentHooks):
@@ -233,7 +233,7 @@ async def test_tool_hooks_get_the_call_s_context(run_mode: Run) -> None:
 
 @pytest.mark.scenario("HS-06")
 async def test_tool_end_gets_the_value_and_what_the_model_sees(run_mode: Run) -> None:
-    """The Python object raw; after a rejected output there is none."""
+    """The hook gets the Python object itself; after a rejected output it gets none."""
     trace = RunHookLog()
     value = {"n": [1, 2]}
 
@@ -270,7 +270,7 @@ EVENTS = [
 @pytest.mark.scenario("HS-07")
 @pytest.mark.parametrize("event", EVENTS)
 async def test_hook_that_raises_fails_the_run(run_mode: Run, event: str) -> None:
-    """Nothing comes after it but the run's end, and the end of a tool that was to start."""
+    """After the error only the run's end hook runs, and the end hook of a tool that was to start."""
     error = LookupError("hook")
     trace = RunHookLog()
 
@@ -292,7 +292,7 @@ async def test_hook_that_raises_fails_the_run(run_mode: Run, event: str) -> None
 @pytest.mark.scenario("HS-07")
 @pytest.mark.parametrize("event", ["agent_start", "llm_start", "llm_end", "tool_start", "tool_end", "agent_end"])
 async def test_later_hooks_of_a_failed_event_are_not_started(run_mode: Run, event: str) -> None:
-    """Start events: the agent's after the run's; end events: the run's after the agent's."""
+    """The agent's hook comes second at start events and the run's at end events; a failure leaves the second out."""
     lines: list[str] = []
 
     @tool
@@ -337,7 +337,7 @@ async def test_what_happened_before_a_failing_hook_is_kept(run_mode: Run) -> Non
 
 @pytest.mark.scenario("HS-08")
 async def test_agent_hooks_in_the_place_of_run_hooks_are_refused(run_mode: Run) -> None:
-    """A TypeError before anything starts; and the other way round."""
+    """A `TypeError` comes before anything starts, also for run hooks in the place of agent hooks."""
     agent = script_agent("A", say("never"))
     with pytest.raises(TypeError, match=r"give them to Agent\.hooks"):
         await run_mode(agent, "go", hooks=AgentHooks())
@@ -382,7 +382,7 @@ async def test_turn_input_is_visible_in_hooks(run_mode: Run) -> None:
 
 
 async def test_hooks_may_be_sync(run_mode: Run) -> None:
-    """Of either kind."""
+    """Hooks of runs and of agents may be sync."""
     lines: list[str] = []
 
     class HooksOfRun(RunHooks):
@@ -401,7 +401,7 @@ async def test_hooks_may_be_sync(run_mode: Run) -> None:
 
 
 async def test_llm_end_gets_the_response(run_mode: Run) -> None:
-    """Its items and usage."""
+    """The hook gets the response's items and usage."""
     trace = RunHookLog()
     first, _ = journey([])
     await run_mode(first, "go", hooks=trace)

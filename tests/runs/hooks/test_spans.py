@@ -37,7 +37,7 @@ async def test_a_run_makes_one_trace_and_a_run_in_a_trace_makes_none(run_mode: A
 
 @pytest.mark.scenario("HS-11")
 async def test_every_call_has_one_span_and_every_activation_one_agent_span(run_mode: Any) -> None:
-    """Also a call that is answered without running; the agent's span names what it could use."""
+    """A call that is answered without running has a span too; the agent's span names the tools it could use."""
 
     @tool
     async def good() -> str:
@@ -81,7 +81,7 @@ async def test_turn_spans_carry_the_usage_of_their_turn(run_mode: Any) -> None:
 
 @pytest.mark.scenario("HS-13")
 async def test_what_goes_wrong_marks_its_span(run_mode: Any) -> None:
-    """Max turns marks the run and the agent; several handoffs mark the handoff."""
+    """An exceeded turn limit marks the run and the agent; several handoffs mark the handoff."""
     watcher = SpanWatch()
     with pytest.raises(MaxTurnsExceeded):
         await _one_turn_too_many(run_mode, watcher)
@@ -105,7 +105,7 @@ async def _one_turn_too_many(run_mode: Any, watcher: SpanWatch) -> None:
 
 @pytest.mark.scenario("HS-14")
 async def test_a_failing_instrument_never_replaces_the_run_s_own_error(run_mode: Any) -> None:
-    """Neither does it fail a run that succeeds."""
+    """The instrument's failure doesn't fail a run that succeeds either."""
 
     class Broken(SpanWatch):
         def on_span_start(self, span: Span) -> None:
@@ -145,7 +145,7 @@ async def test_the_span_of_a_call_that_cancels_itself_says_so(run_mode: Any) -> 
 
 @pytest.mark.scenario("FC-10")
 async def test_the_span_of_a_failed_call_tells_whether_it_was_handled(run_mode: Any) -> None:
-    """`(non-fatal)` where the model was told; details on demand."""
+    """The span says `(non-fatal)` where the model received the failure, and has details on demand."""
 
     @tool
     async def told() -> str:

@@ -96,7 +96,7 @@ async def test_hooks_are_paired_however_a_call_ends(
 
 
 async def test_hooks_are_paired_for_the_failing_and_for_the_cancelled_siblings(run_mode: Run) -> None:
-    """Once each, with the failure and with `cancelled` by `sibling`; a call that never started has none."""
+    """Each end hook runs once, with the failure or with `cancelled` by `sibling`; an unstarted call has none."""
     hooks, watch = ToolHookLog(), Watch()
     running = anyio.Event()
 
@@ -120,7 +120,7 @@ async def test_hooks_are_paired_for_the_failing_and_for_the_cancelled_siblings(r
 
 
 async def test_hooks_are_paired_when_the_caller_is_cancelled(run_mode: Run) -> None:
-    """Shielded, once each, with `cancelled` by `parent`."""
+    """The end hooks run shielded, once each, with `cancelled` by `parent`."""
     started = anyio.Event()
 
     async def at_start(call_id: str) -> None:
@@ -273,7 +273,7 @@ async def test_hook_or_guardrail_failure_beats_a_siblings_cancellation(run_mode:
 
 @pytest.mark.scenario("HS-05")
 async def test_tool_hooks_see_the_calls_context(run_mode: Run) -> None:
-    """A `ToolContext` with id, name and arguments; the agent and the tool are the caller's objects."""
+    """The hooks get a `ToolContext` with id, name and arguments; agent and tool are the caller's objects."""
     seen: list[Any] = []
 
     class Hooks(RunHooks):
@@ -313,7 +313,7 @@ async def test_end_hook_gets_the_raw_value_and_the_models_output(run_mode: Run) 
 
 
 async def test_start_hooks_run_run_level_first_and_end_hooks_agent_level_first(run_mode: Run) -> None:
-    """One after the other, each finished before the next begins."""
+    """The hooks run one after the other, each finished before the next begins."""
     lines: list[str] = []
 
     async def at_start(call_id: str) -> None:
@@ -355,7 +355,7 @@ async def test_sync_hook_methods_are_called(run_mode: Run) -> None:
 async def test_start_hooks_of_different_calls_overlap_unless_the_calls_are_sequential(
     run_mode: Run, anyio_backend: Backend, sequential: bool, seconds: float
 ) -> None:
-    """Five calls with a start hook of 0.1 s."""
+    """Five calls have a start hook of 0.1 s each."""
 
     async def at_start(call_id: str) -> None:
         await anyio.sleep(0.1)
