@@ -237,12 +237,12 @@ class LoggedCalls:
 
     @property
     def in_doubt(self) -> set[str]:
-        """Calls that started and of which the log says no more."""
+        """Return the calls that started and have no later record."""
         return self.started - self.ended - self.settled
 
     @property
     def finished(self) -> set[str]:
-        """Calls whose body must not run again."""
+        """Return the calls whose body must not run again."""
         return self.ended | self.settled
 
 

@@ -49,7 +49,7 @@ class ReprInstrument(Instrument):
 
 
 class ReprHooks(RunHooks):
-    """Keeps the reprs of what the hooks of a run are given."""
+    """Keeps the reprs of everything that the hooks of a run receive."""
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
@@ -139,7 +139,7 @@ def _words_of_data(data: Any) -> Iterator[str]:
 
 
 class ReversingCodec:
-    """A codec that anybody could open; `open` refuses what `seal` has not made."""
+    """A codec that can be opened without a key; `open` refuses a value that `seal` has not made."""
 
     def __init__(self) -> None:
         self.sealed = 0
@@ -150,7 +150,7 @@ class ReversingCodec:
         return b"sealed:%d:" % self.sealed + data[::-1]
 
     def open(self, sealed: bytes) -> bytes:
-        """Return what was sealed."""
+        """Return the value that was sealed."""
         mark, _, data = sealed.split(b":", 2)
         if mark != b"sealed":
             raise ValueError("not sealed by this codec")
@@ -158,7 +158,7 @@ class ReversingCodec:
 
 
 class ReprAgentHooks(AgentHooks):
-    """Keeps the reprs of what the hooks of an agent are given."""
+    """Keeps the reprs of everything that the hooks of an agent receive."""
 
     def __init__(self, words: list[str]) -> None:
         self.words = words

@@ -88,7 +88,7 @@ class SpanWatch(Watch):
 
 
 class ToolHookLog(RunHooks):
-    """Keeps what the tool hooks of a run are given, by call id.
+    """Keeps everything that the tool hooks of a run receive, by call id.
 
     `at_start` and `at_end` are awaited before the event is kept; what they raise leaves the hook.
     """
@@ -127,7 +127,7 @@ class ToolHookLog(RunHooks):
 
 
 class RunHookLog(RunHooks):
-    """Appends a line for every event of a run to *lines*, after *mark*, and keeps what each event was given."""
+    """Appends a line for every event of a run to *lines*, after *mark*, and keeps the arguments of each event."""
 
     def __init__(self, lines: list[str] | None = None, mark: str = "") -> None:
         self.lines = [] if lines is None else lines
@@ -163,7 +163,7 @@ class RunHookLog(RunHooks):
         self._add(f"handoff {from_agent.name} {to_agent.name}", ctx, from_agent, to_agent)
 
     def args_of(self, start: str) -> tuple[Any, ...]:
-        """Return what the first event whose line begins with *start* was given."""
+        """Return the arguments of the first event whose line begins with *start*."""
         return next(args for line, args in self.seen if line.startswith(start))
 
 
