@@ -526,7 +526,7 @@ async def test_two_tools_with_one_name_are_an_error_by_policy(run_mode: Run) -> 
 
 @pytest.mark.scenario("LX-26")
 async def test_a_disabled_tool_does_not_collide(run_mode: Run) -> None:
-    """Only enabled tools of one name are two."""
+    """A disabled tool doesn't collide, because only enabled tools of one name do."""
 
     @tool(name="f", is_enabled=False)
     async def off() -> str:

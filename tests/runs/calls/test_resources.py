@@ -432,7 +432,7 @@ async def test_resource_whose_task_has_not_begun_when_the_run_ends_is_not_entere
 
 
 async def test_resource_that_is_entered_although_it_is_given_up_is_said_to_be_cut() -> None:
-    """Its entry can't be interrupted, so it is left, but with no time for that."""
+    """The resource's entry can't be interrupted, so the resource is left, but with no time for that."""
     entered, left = anyio.Event(), []
 
     @asynccontextmanager

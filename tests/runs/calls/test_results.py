@@ -255,7 +255,7 @@ async def test_custom_data_stands_beside_the_output(run_mode: Run, kind: str) ->
 
 
 async def test_custom_data_is_not_asked_for_of_a_failure(run_mode: Run) -> None:
-    """There is no value to extract from."""
+    """A failed call has no value to extract from, so the extractor is not called."""
 
     def extract(ctx: Any, value: Any) -> Any:
         raise AssertionError

@@ -351,7 +351,7 @@ async def test_sync_tool_waits_at_the_cap_while_a_thread_is_awaited(run_mode: Ru
 async def test_waiting_sync_tool_is_refused_once_every_place_has_been_abandoned(
     run_mode: Run, go_on: threading.Event
 ) -> None:
-    """It began to wait while the holder was still awaited; when that is abandoned there is nothing to wait for."""
+    """The tool waits while the holder is awaited; when that is abandoned, no place can come free, and it is refused."""
     started: list[str] = []
     watch = LateWatch()
     agent = make_agent([blocking(go_on, 1, started), quick], call_each("blocks", "quick"))

@@ -75,13 +75,13 @@ async def cancelled_by(end: Callable[[anyio.CancelScope], Awaitable[None]], worl
 
 
 async def caller_first(scope: anyio.CancelScope) -> None:
-    """The scope is cancelled, and before anybody hears of it the time is up."""
+    """Cancel the scope, and let the time run out before the run can react."""
     scope.cancel()
     advance_clock(LIMIT + 10)
 
 
 async def deadline_first(scope: anyio.CancelScope) -> None:
-    """The time is up, and before anybody hears of it the scope is cancelled."""
+    """Let the time run out, and cancel the scope before the run can react."""
     advance_clock(LIMIT + 10)
     scope.cancel()
 

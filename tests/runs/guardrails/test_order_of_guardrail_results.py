@@ -35,7 +35,7 @@ class Backwards:
 
 
 def names_of(results: Any) -> list[Any]:
-    """Return what tells the results of a list apart."""
+    """Return the part by which the results of a list differ."""
     return [(one.guardrail.name, one.output.output_info) for one in results]
 
 

@@ -173,7 +173,7 @@ async def test_first_failure_cancels_and_awaits_the_siblings(
 
 @pytest.mark.parametrize("siblings", [0, 1])
 async def test_base_exception_of_an_output_guardrail_leaves_bare(run_mode: Run, siblings: int) -> None:
-    """It leaves in no group."""
+    """The base exception leaves in no group."""
 
     async def fatal(ctx: Any, agent: Any, output: Any) -> Any:
         raise Fatal
@@ -190,7 +190,7 @@ class Answer:
 
 @pytest.mark.scenario("GO-04")
 async def test_only_the_last_agent_s_and_the_configuration_s_guardrails_judge_the_typed_output(run_mode: Run) -> None:
-    """They get the last agent and the object, not its JSON."""
+    """The guardrails get the last agent and the object, not its JSON."""
     log: list[str] = []
     judged: list[Any] = []
 
@@ -300,7 +300,7 @@ async def test_withheld_output_is_not_shown_to_a_later_run_s_model(run_mode: Run
 
 @pytest.mark.scenario("GO-06")
 async def test_guardrails_that_passed_keep_nothing_of_a_withheld_output(run_mode: Run) -> None:
-    """Their results are emptied too, in declaration order; an output that passes keeps everything."""
+    """The results of passed guardrails are emptied too, in declaration order; an output that passes stays whole."""
     passed = anyio.Event()
 
     async def notes(ctx: Any, agent: Any, output: Any) -> Any:
@@ -347,7 +347,7 @@ async def test_all_outputs_are_withheld_where_a_callable_made_one_of_them(run_mo
 
 
 async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_mode: Run) -> None:
-    """It is stored as any turn is."""
+    """A turn that the callable does not end is stored as any turn is."""
     session = Written()
     agent = script_agent(
         "a",
@@ -361,7 +361,7 @@ async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_m
 
 
 async def test_final_output_of_a_tool_is_stored_once_it_is_accepted(run_mode: Run) -> None:
-    """It is stored in one write with its call."""
+    """The output is stored in one write with its call."""
     session = Written()
     agent = script_agent("a", call("secret", call_id="c"), tools=[secret], tool_use_behavior="stop_on_first_tool")
     result = await run_mode(agent, "go", session=session)
@@ -449,7 +449,7 @@ async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run
 
 @pytest.mark.scenario("GO-08")
 async def test_handler_s_output_passes_output_guardrails(run_mode: Run) -> None:
-    """It is judged as the model's output is."""
+    """The handler's output is judged as the model's output is."""
     judged: list[Any] = []
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
@@ -482,6 +482,6 @@ async def test_output_guardrail_that_answers_nothing_is_an_error_of_the_applicat
 
 
 def test_what_is_not_callable_is_no_output_guardrail() -> None:
-    """It is refused at construction, and the error names the field."""
+    """The value is refused at construction, and the error names the field."""
     with pytest.raises(UserTypeError, match=r"OutputGuardrail\.fn"):
         OutputGuardrail(5)  # type: ignore[arg-type]

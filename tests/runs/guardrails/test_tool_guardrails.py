@@ -108,7 +108,7 @@ async def test_input_tripwire_leaves_the_run_unwrapped(run_mode: Run, siblings: 
 
 @pytest.mark.scenario("GT-08")
 async def test_input_guardrail_runs_although_the_arguments_are_no_json(run_mode: Run) -> None:
-    """It sees None for arguments and the raw text in the context; its rejection is the output."""
+    """The guardrail sees None for arguments and the raw text in the context; its rejection is the output."""
     seen: list[Any] = []
 
     @tool_input_guardrail
@@ -356,7 +356,7 @@ class Scoped:
 
 @pytest.mark.scenario("GT-10")
 async def test_context_variables_set_in_a_body_are_seen_by_its_guardrails_and_end_hook_alone(run_mode: Run) -> None:
-    """Neither a sibling nor the caller sees them."""
+    """The variables are seen neither by a sibling nor by the caller."""
     scoped, both = Scoped(), anyio.Event()
 
     @tool(tool_output_guardrails=[tool_output_guardrail(scoped.judge)])
@@ -387,7 +387,7 @@ async def test_context_variables_set_in_a_sync_body_are_seen_by_its_guardrails_a
 @pytest.mark.scenario("GT-11")
 @pytest.mark.parametrize("first", [True, False])
 async def test_output_guardrail_that_trips_while_a_failure_is_drained_wins(run_mode: Run, first: bool) -> None:
-    """It finishes under the cleanup deadline; of two errors of one class the later phase is raised, the other noted."""
+    """The guardrail finishes in the grace; of two errors of one class the later phase's is raised, the other noted."""
     judging, drained = anyio.Event(), anyio.Event()
 
     @tool_output_guardrail

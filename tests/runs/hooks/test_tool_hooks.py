@@ -39,7 +39,7 @@ class ToolHookLines(AgentHooks):
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what a `ToolCallError` wraps, or the error itself."""
+    """Return the error that a `ToolCallError` wraps, or the error itself."""
     return error.__cause__ if isinstance(error, ToolCallError) and error.__cause__ is not None else error
 
 
@@ -367,7 +367,7 @@ async def test_start_hooks_of_different_calls_overlap_unless_the_calls_are_seque
 
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_end_hook_of_a_cancelled_run_is_cut_at_the_cleanup_deadline(run_mode: Run) -> None:
-    """It gets the grace, no more; the cut is recorded and the call settles."""
+    """The hook gets the grace, no more; the cut is recorded and the call settles."""
     started, watch = anyio.Event(), Watch()
 
     async def at_start(call_id: str) -> None:

@@ -32,14 +32,14 @@ async def dawdle(x: int) -> str:
 
 
 class Quiet(RunHooks):
-    """Hears of everything and says nothing."""
+    """Run hooks that receive everything and do nothing."""
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
         """Hear of it."""
 
 
 class Timing(Instrument):
-    """Hears of spans."""
+    """An instrument that receives spans."""
 
     def on_span_end(self, span: Any) -> None:
         """Hear of one."""
@@ -71,7 +71,7 @@ async def _streamed(agent: Agent[Any, Any], **options: Any) -> None:
 
 
 def _garbage(backend: str, job: Job) -> Counter[str]:
-    """Return what of *job* only a collection frees, by type."""
+    """Return the objects of *job* that only a collection frees, by type."""
 
     async def main() -> None:
         await job()  # the first run creates everything that is made once and kept

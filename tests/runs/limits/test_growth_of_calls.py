@@ -50,7 +50,7 @@ def exponent(work: Callable[[int], Callable[[], Any]], size: int) -> float:
 
 
 def running(agent: Agent[Any, Any], backend: str, **execution: Any) -> Callable[[], Any]:
-    """Return what runs *agent*, which may call unknown tools."""
+    """Return a function that runs *agent*, which may call unknown tools."""
     config = RunConfig(
         tool_not_found_behavior="return_error_to_model",
         tool_execution=ToolExecution(**execution),

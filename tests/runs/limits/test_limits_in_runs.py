@@ -286,7 +286,7 @@ async def test_a_failing_or_cancelled_call_gives_its_tokens_back(run_mode: Run) 
 
 
 async def test_a_cancelled_run_leaves_the_queue_of_the_others(run_mode: Run) -> None:
-    """Its waiting calls are gone, and what it held is given to the other run."""
+    """The waiting calls of the cancelled run are gone, and the other run gets the tokens that it held."""
     capacity = Capacity(1)
     holding = anyio.Event()
     scope = anyio.CancelScope()
@@ -384,7 +384,7 @@ async def test_a_rate_and_a_capacity_together(run_mode: Run) -> None:
 @VIRTUAL
 @pytest.mark.scenario("RP-14")
 async def test_a_call_that_waits_for_a_rate_holds_back_no_free_call_of_its_turn(run_mode: Run) -> None:
-    """Under a cap of four, a hundred later calls start as if the waiting one were not there."""
+    """A hundred later calls under a cap of four start as if the waiting one were not there."""
     starts: dict[str, float] = {}
 
     @tool(capacity=Rate(1, 3))

@@ -159,7 +159,7 @@ async def test_retries_end_at_their_number_and_the_last_error_is_raised(run_mode
 
 @pytest.mark.scenario("RT-02", "RT-04")
 async def test_policy_has_the_last_word_over_the_errors_own_advice(run_mode: Run) -> None:
-    """It may approve what is marked as unsafe, and refuse what is safe."""
+    """The policy may approve errors that are marked as unsafe, and refuse safe ones."""
     advice: list[bool] = []
 
     def contrary(context: Any) -> bool:

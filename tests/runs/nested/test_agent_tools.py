@@ -109,7 +109,7 @@ async def test_nested_run_goes_by_the_outer_configuration(run_mode: Run) -> None
 
 @pytest.mark.scenario("NA-12")
 async def test_configuration_given_to_an_agent_tool_is_its_own(run_mode: Run) -> None:
-    """It replaces the outer one for the nested run alone."""
+    """The given configuration replaces the outer one for the nested run alone."""
     own = RunConfig(tool_not_found_behavior="return_error_to_model")
     inner = helper(call("ghost", call_id="n1"), say("survived"))
     outer = make_agent([inner.as_tool(run_config=own)], call("helper", {"input": "dig"}, call_id="c1"), call("ghost"))
@@ -291,7 +291,7 @@ async def test_outer_hooks_see_the_agent_tool_and_nothing_below(run_mode: Run) -
 
 @pytest.mark.scenario("NA-11")
 async def test_on_stream_gets_every_event_of_the_nested_run_in_order() -> None:
-    """They are those that the stream of the whole shows under the call's path, from the first to `RunEnded`."""
+    """The handler gets the events that the whole stream shows under the call's path, from the first to `RunEnded`."""
     got: list[ev.Event] = []
     inner = helper([say("thinking"), call("fine", call_id="n1")], say("dug"), tools=[fine])
     outer = asking(inner, on_stream=got.append)
@@ -334,7 +334,7 @@ async def test_slow_on_stream_delays_nobody_and_gets_all_before_the_call_ends(ru
 
 @pytest.mark.scenario("NA-11")
 async def test_failing_on_stream_is_logged_and_changes_nothing(run_mode: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Its error is never the run's."""
+    """The handler's error never becomes the run's."""
 
     def handler(event: ev.Event) -> None:
         raise RuntimeError("handler is broken")
@@ -449,7 +449,7 @@ async def test_structured_input_is_seen_by_the_nested_run_as_an_object(run_mode:
 
 
 async def test_structured_input_becomes_json_or_what_the_builder_makes(run_mode: Run) -> None:
-    """Without `input_builder` the nested run is given the JSON; with it, text or items."""
+    """The nested run receives JSON without `input_builder`, and text or items with it."""
     first, second, third = (helper(say("ok"), name=name) for name in ("first", "second", "third"))
 
     async def build(question: Question) -> list[Any]:

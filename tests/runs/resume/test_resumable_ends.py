@@ -85,7 +85,7 @@ def _work(**options: Any) -> Any:
 
 
 def in_body(raises: Raises) -> Case:
-    """The usual one: the body itself."""
+    """Return the usual case: the body itself raises."""
 
     @tool(failure_error_function=None)
     async def work() -> str:
@@ -96,7 +96,7 @@ def in_body(raises: Raises) -> Case:
 
 
 def in_body_beside_another(raises: Raises) -> Case:
-    """A body whose sibling has succeeded."""
+    """Return the case in which a body raises whose sibling has succeeded."""
     case = in_body(raises)
     case.agent.tools.append(_work(name="free"))  # type: ignore[attr-defined]
     case.agent.model = ScriptedModel([[call("free"), call("work")], say("done")])
@@ -109,7 +109,7 @@ def in_sync_callback(field: str) -> Callable[[Raises], Case]:
 
 
 def in_error_function(raises: Raises) -> Case:
-    """The function that words another error."""
+    """Return the case in which the function that words another error raises."""
 
     @tool(failure_error_function=lambda ctx, error: raises())
     async def work() -> str:
@@ -124,12 +124,12 @@ def in_hook(name: str) -> Callable[[Raises], Case]:
 
 
 def in_tool_guardrail(raises: Raises) -> Case:
-    """Before the body."""
+    """Return the case in which a guardrail raises before the body."""
     return Case(_calling(_work(tool_input_guardrails=[tool_input_guardrail(raises)])))
 
 
 def in_output_tool_guardrail(raises: Raises) -> Case:
-    """After the body."""
+    """Return the case in which a guardrail raises after the body."""
     return Case(_calling(_work(tool_output_guardrails=[tool_output_guardrail(raises)])))
 
 
@@ -143,22 +143,22 @@ def in_input_guardrail(parallel: bool) -> Callable[[Raises], Case]:
 
 
 def in_output_guardrail(raises: Raises) -> Case:
-    """On the final output."""
+    """Return the case in which a guardrail of the final output raises."""
     return Case(_calling(_work(), output_guardrails=[make_output_guard("g", raises.error())]))
 
 
 def in_instructions(raises: Raises) -> Case:
-    """Of the agent."""
+    """Return the case in which the agent's instructions raise."""
     return Case(_calling(_work(), instructions=lambda ctx, agent: raises()))
 
 
 def in_behavior(raises: Raises) -> Case:
-    """A callable `tool_use_behavior`."""
+    """Return the case in which a callable `tool_use_behavior` raises."""
     return Case(_calling(_work(), tool_use_behavior=raises))
 
 
 def in_filter(raises: Raises) -> Case:
-    """Raise in the filter that chooses the model's input."""
+    """Return the case in which the filter of the model's input raises."""
     return Case(_calling(_work()), {"run_config": RunConfig(call_model_input_filter=raises)})
 
 
@@ -167,12 +167,12 @@ def _asking(inner: Agent[Any, Any], **options: Any) -> Case:
 
 
 def in_body_of_nested_run(raises: Raises) -> Case:
-    """Two levels down."""
+    """Return the case in which a body of a nested run raises."""
     return _asking(in_body(raises).agent)
 
 
 def in_model_of_nested_run(raises: Raises) -> Case:
-    """The nested run's own loop is stopped; to the outer run it is the failure of a body."""
+    """Return the case in which the nested run's own loop is stopped; the outer run sees the failure of a body."""
     return _asking(Agent("inner", model=ScriptedModel([raises] * 3)))
 
 

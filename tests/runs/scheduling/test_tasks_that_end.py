@@ -247,7 +247,7 @@ async def test_base_exception_of_an_instrument_ends_the_run_bare(run_mode: Any, 
 async def test_cancellation_made_up_by_an_instrument_is_logged(
     run_mode: Any, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is no cancellation of the run's, and no more than an instrument's Exception."""
+    """The instrument's cancellation doesn't cancel the run, and is treated like an instrument's Exception."""
 
     class Odd(Watch):
         def on_record(self, record: Any) -> None:

@@ -125,7 +125,7 @@ async def test_a_session_gets_each_item_once_over_a_crash(also: bool) -> None:
 
 
 async def test_a_session_gets_each_item_once_over_two_crashes_right_after_it_was_written() -> None:
-    """The second process writes behind the first one's items, so the session's order differs from the run's."""
+    """The resumed entry writes behind the first one's items, so the session's order differs from the run's."""
 
     def passing() -> Agent[Any, Any]:
         @tool

@@ -41,7 +41,7 @@ WAYS: tuple[Way, ...] = ("plain", "streamed")
 
 
 def in_each_mode(scenario: Callable[[Way], Awaitable[Any]]) -> dict[tuple[str, Way], Any]:
-    """Return what *scenario* gives in each of the four modes, each in an event loop of its own."""
+    """Return the value that *scenario* gives in each of the four modes, each in an event loop of its own."""
     return {(backend, way): anyio.run(partial(scenario, way), backend=backend) for backend in BACKENDS for way in WAYS}
 
 

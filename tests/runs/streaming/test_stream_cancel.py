@@ -239,7 +239,7 @@ async def test_cancel_after_a_turn_that_hands_over_stops_before_the_targets_firs
 
 @pytest.mark.scenario("LX-53")
 async def test_cancel_after_the_turn_is_one_runs_own() -> None:
-    """Of two runs of one agent at once, the other completes."""
+    """One of two runs of one agent at once is cancelled, and the other completes."""
     second = anyio.Event()
 
     def step(request: Any) -> Any:

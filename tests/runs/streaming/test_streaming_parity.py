@@ -345,7 +345,7 @@ async def test_items_are_taken_from_their_own_events_where_the_last_event_has_no
 
 @pytest.mark.scenario("SP-06")
 async def test_items_of_the_last_event_count_where_it_has_some() -> None:
-    """It is the whole answer; items aren't taken twice."""
+    """The last event has the whole answer, and no item is taken twice."""
     message = AssistantMessage("all done")
     agent = make_agent([], stream_of([m.ItemDone(message), m.ResponseDone((message,))]), done=None)
     _, result = await streamed(agent)
