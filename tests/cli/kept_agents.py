@@ -1,6 +1,6 @@
 """Agents for the tests of `--journal` and `--approve`, loaded as a TARGET by every process anew.
 
-Their models answer by rules that look at the request alone, so that a process may stand anywhere in a run.
+Their models answer by rules that look at the request alone, so that a process may be anywhere in a run.
 """
 
 import os
@@ -143,7 +143,7 @@ def _unlocks(request: ModelRequest) -> Any:
 
 @tool(secret_output=True)
 async def peek() -> str:
-    """Look at what is nobody's business."""
+    """Return a secret value."""
     return "hunter2"
 
 

@@ -1,7 +1,7 @@
-"""A batch of runs with effects, killed again and again at random moments, and gone on with each time.
+"""A batch of runs with effects, killed again and again at random moments, and resumed each time.
 
-Run by hand: `python tests/cli/kill_batch.py --count 50 --kills 5`. Prints what was found; fails where a promise is
-broken: every idempotent effect is there once, every other at most once, and all answers are, in order.
+Run by hand: `python tests/cli/kill_batch.py --count 50 --kills 5`. It prints its findings, and fails where a
+promise is broken: every idempotent effect is there once, every other at most once, and all answers are, in order.
 """
 
 import argparse
@@ -24,7 +24,7 @@ EFFECTS = 3
 
 @attrs.frozen
 class Report:
-    """What was found. `seen` counts effects as they were had, an idempotent one by its key."""
+    """The findings of one batch. `seen` counts effects as they were had, an idempotent one by its key."""
 
     killed_at: list[int]
     """After how many notes of its own each process was killed; 0 for one that had ended before."""

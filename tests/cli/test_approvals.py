@@ -39,7 +39,7 @@ def agent() -> AgentOf:
 
 @pytest.fixture
 def noted(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Noted:
-    """What tools noted, those of this process too."""
+    """Return a function that reads the notes of all tools, those of this process too."""
     monkeypatch.setenv("AGENTLOOP_TEST_NOTES", str(notes))
     return lambda: notes.read_text().splitlines() if notes.exists() else []
 
@@ -100,7 +100,7 @@ def test_what_nobody_decided_on_is_still_pending(invoke: Invoke, agent: AgentOf,
 
 
 def test_the_last_verdict_holds(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """Until somebody goes on with the run, a verdict can be given anew."""
+    """A later verdict replaces an earlier one until the run is resumed."""
     invoke("run", agent("deleting"), "a", "--journal", kept)
     assert invoke("approve", kept, "call_a").exit_code == 0
     assert invoke("pending", kept).stderr == "No call waits for approval.\n"
@@ -255,7 +255,7 @@ def test_always_approves_all_there_is(invoke: Invoke, agent: AgentOf, backend: s
 
 
 def test_secrets_of_a_call_are_shown_nowhere(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """Neither in what is told of the run, in words or JSON, nor in the list, nor in the folder."""
+    """Secret arguments appear neither in the output, in words or JSON, nor in the list, nor in the folder."""
     shown = [
         invoke("run", agent("unlocking"), "go", "--journal", kept).output,
         invoke("pending", kept).output,
@@ -356,7 +356,7 @@ def test_at_a_terminal_each_call_is_asked_about(
 
 @pytest.mark.slow
 def test_at_a_terminal_arguments_can_be_edited(start: Start, agent: AgentOf, noted: Noted) -> None:
-    """What is no JSON object is told of, and asked about again; nothing typed leaves them."""
+    """The terminal reports an input that is no JSON object and asks again; only the typed arguments are run."""
     terminal = _Terminal(start, "run", agent("deleting"), "a")
     for typed in ("", "[1]", '{"path": "z"}'):
         terminal.answer("e")
@@ -370,7 +370,7 @@ def test_at_a_terminal_arguments_can_be_edited(start: Start, agent: AgentOf, not
 
 @pytest.mark.slow
 def test_what_was_put_off_at_the_terminal_is_kept(start: Start, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """Verdicts given stand in the journal, so the next process asks about the rest alone."""
+    """The journal keeps the verdicts that were given, so the next process asks about the rest alone."""
     terminal = _Terminal(start, "run", agent("boss"), "go", "--journal", kept)
     terminal.answer("y")
     terminal.answer("later")
@@ -432,7 +432,7 @@ def test_ctrl_c_ends_a_question(start: Start, agent: AgentOf, kept: str, backend
 
 
 def test_asking_needs_a_terminal(invoke: Invoke, agent: AgentOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is told of before anything runs."""
+    """Without a terminal, `--approve ask` is refused before anything runs."""
     result = invoke("run", agent("deleting"), "a", "--approve", "ask")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--approve ask needs a terminal" in result.stderr

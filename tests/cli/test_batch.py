@@ -14,7 +14,7 @@ AgentOf = Callable[[str], str]
 
 
 def test_answers_come_in_the_order_of_the_requests(invoke: Invoke, agent: AgentOf, backend: str) -> None:
-    """The first ends only after the last has been asked, and still stands first."""
+    """The first run ends only after the last has been asked, and its answer is still printed first."""
     result = invoke("run", agent("crossing"), "--backend", backend, input="first\nsecond\nlast\n")
     assert result.exit_code == 0
     assert result.stdout == "first\nsecond\nlast\n"

@@ -36,7 +36,7 @@ AgentOf = Callable[[str], str]
 
 @pytest.fixture
 def noted(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """What tools noted, those of this process too."""
+    """Return a function that reads the notes of all tools, those of this process too."""
     monkeypatch.setenv("AGENTLOOP_TEST_NOTES", str(notes))
     return lambda: notes.read_text().splitlines() if notes.exists() else []
 
@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_where_it_was_on_the_other_backend(
 
 @pytest.mark.slow
 def test_the_same_command_goes_on_too(start: Start, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """As whatever restarts a program that died would do; what has ended is printed again, and not run."""
+    """A supervisor may repeat the same command: it resumes the run, or prints the answer of a completed one."""
     command = ("run", agent("dying"), "x", "--journal", kept)
     assert finished(start(*command))[0] == -signal.SIGKILL
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_errors_of_the_past_are_told_of_like_new_ones() -> None:
 
 
 def test_turns_can_be_added_on_resuming(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """Without more of them the run fails as before; with them it goes on, and has forgotten nothing."""
+    """Without more turns the resumed run fails as before; with them it continues, and no call is repeated."""
     assert invoke("run", agent("endless"), "x", "--journal", kept, "--max-turns", "2").exit_code == 1
     again = invoke("resume", kept)
     assert again.exit_code == 1
@@ -178,7 +178,7 @@ def test_resuming_works_in_the_folder_it_began_in(start: Start, kept: str, tmp_p
 def test_a_folder_of_another_job_is_refused(
     invoke: Invoke, agent: AgentOf, kept: str, command: tuple[str, ...], said: str
 ) -> None:
-    """Saying what differs, and how to go on with that one."""
+    """The error says what differs, and how to resume the run in the folder."""
     assert invoke("run", agent("failing"), "hello", "--journal", kept).stdout == "[hello]\n"
     name, request, *options = command
     result = invoke("run", agent(name), request, "--journal", kept, *options, input="one\n")
@@ -257,7 +257,7 @@ def test_a_damaged_journal_is_told_of(invoke: Invoke, agent: AgentOf, kept: str)
 
 
 def test_the_folder_is_nobody_elses(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """What runs keep may be private."""
+    """The folder can be read by its owner alone, since the input and output of runs may be private."""
     invoke("run", agent("failing"), "hello", "--journal", kept)
     assert Path(kept).stat().st_mode & 0o077 == 0
 
@@ -347,7 +347,7 @@ def test_requests_from_a_stream_are_kept_as_far_as_they_were_read(start: Start, 
 
 
 def test_a_request_torn_by_a_crash_is_asked_for_again(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """What is whole of the file stays; what is damaged otherwise is refused."""
+    """The whole lines of a torn file are kept; a file that is damaged otherwise is refused."""
     command = ("run", agent("failing"), "--journal", kept)
     assert invoke(*command, input="one\ntwo\n").exit_code == 0
     requests = Path(kept) / "requests.jsonl"

@@ -1,6 +1,6 @@
 """The main job from end to end: the command line, the example, and the model in its child process.
 
-What the model says is never asserted, only what must hold whatever it says.
+The tests never assert the model's words, only the properties of every answer.
 """
 
 import json
@@ -44,7 +44,7 @@ def _models_of(notes: Path) -> list[int]:
             ours = str(notes).encode() in (entry / "environ").read_bytes()
             if ours and b"_local_server.py" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
-        except OSError:  # ended meanwhile, or somebody else's
+        except OSError:  # ended meanwhile, or another user's
             continue
     return found
 

@@ -96,7 +96,7 @@ def test_traceback_of_a_tool_that_the_model_is_told_of_is_shown_on_demand(invoke
 def test_failure_of_a_call_with_secret_arguments_shows_them_nowhere(
     invoke: Invoke, agent: AgentOf, name: str, option: str | None
 ) -> None:
-    """Wherever it comes from, and whatever leads to it: its type is told, and in a traceback where it came up."""
+    """A secret shows in no error, at any step that raises it; its type is shown, and a traceback names its file."""
     result = invoke("run", agent(name), "go", *([option] if option else []))
     assert result.exit_code != 0
     assert "[redacted]" in result.output
@@ -107,7 +107,7 @@ def test_failure_of_a_call_with_secret_arguments_shows_them_nowhere(
 
 
 def test_a_failing_run_in_json_ends_with_a_result_that_holds_the_error(invoke: Invoke, agent: AgentOf) -> None:
-    """The last line is the result, whatever became of the run."""
+    """The last line is the result, also of a run that failed."""
     result = invoke("run", agent("echo"), "bad one", "--json")
     assert result.exit_code == 1
     last = json.loads(result.stdout.splitlines()[-1])
@@ -125,7 +125,7 @@ def test_max_turns_bounds_the_run(invoke: Invoke, agent: AgentOf) -> None:
 
 
 def test_control_characters_of_a_model_do_not_reach_the_terminal(invoke: Invoke, agent: AgentOf) -> None:
-    """Arguments are shown with them written out; a failed call says why, and the run goes on."""
+    """Arguments are shown with control characters written out; a failed call says why, and the run continues."""
     result = invoke("run", agent("steering"), "Clear my screen", "--max-turns", "1")
     assert "\x1b" not in result.stderr
     assert "✗ double failed" in result.stderr

@@ -1,4 +1,4 @@
-"""What events and results look like, in words and in JSON."""
+"""Events and results are shown in words and in JSON."""
 
 import io
 import json
@@ -69,7 +69,7 @@ async def _done(text: str = "done") -> RunSummary:
 
 
 async def test_on_a_terminal_text_of_an_earlier_turn_is_no_answer(anyio_backend: object) -> None:
-    """What the last turn said stands there once; a tool's output that ends a run is printed after all."""
+    """The text of the last turn is printed once; a tool's output that ends a run is printed after all."""
     show, out, err = _narrator(terminal=True)
     ending = await _done("done\x07")
     await show.event(ev.TextDelta("thinking"))

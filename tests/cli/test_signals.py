@@ -274,7 +274,7 @@ def test_on_a_terminal_the_answer_stands_there_once(start: Start, agent: AgentOf
 def test_on_a_terminal_a_batch_shows_its_progress(
     start: Start, agent: AgentOf, backend: str, tmp_path: Path, by_file: bool
 ) -> None:
-    """The bar counts to the end, the answers stand whole in between, and the cursor comes back."""
+    """The bar counts to the end, each answer in between is printed whole, and the cursor comes back."""
     file = tmp_path / "requests.txt"
     file.write_text("one\n\ntwo\nbad three\n")
     with file.open() as opened:

@@ -1,4 +1,4 @@
-"""What TARGET may be, and what is said of one that means no agent."""
+"""A TARGET names an agent; one that names none is refused with the reason."""
 
 import sys
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_a_module_of_the_current_folder_and_a_file_give_their_agents(folder: Pat
 
 
 def test_a_file_imports_its_neighbours_and_may_be_called_like_a_known_module(folder: Path) -> None:
-    """As with `python file.py`, but a file called json.py doesn't stand in for the real one."""
+    """A file finds its neighbours, as with `python file.py`; a file called json.py does not replace the real module."""
     (folder / "sub").mkdir()
     (folder / "sub" / "target_neighbour.py").write_text(MODULE)
     (folder / "sub" / "json.py").write_text("from target_neighbour import helper\n")
@@ -105,7 +105,7 @@ def test_code_that_raises_while_imported_is_shown_by_its_last_lines(
 
 
 def test_ctrl_c_while_importing_is_no_error_of_the_target(folder: Path) -> None:
-    """It goes on to whoever pressed it, and the half-made module is forgotten."""
+    """The interrupt is raised unchanged, and the half-made module is forgotten."""
     (folder / "target_slow.py").write_text("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         load_agent("target_slow.py:helper")

@@ -95,7 +95,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wrong_input_is_named_with_its_place(
     invoke: Invoke, prepared: Path, monkeypatch: pytest.MonkeyPatch, wrong: Wrong
 ) -> None:
-    """Nothing stands on the output, the last words are one error, and nothing of the implementation shows."""
+    """Nothing is printed on the output, the last words are one error, and nothing of the implementation shows."""
     monkeypatch.chdir(prepared)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
