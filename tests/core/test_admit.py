@@ -290,7 +290,7 @@ def tickets(admission: Admission, *wishes: tuple[Any, ...]) -> list[Ticket]:
 
 
 def test_a_ticket_without_limits_starts_at_once() -> None:
-    """And an empty queue has nobody to start."""
+    """The ticket starts at once, and an empty queue starts no ticket."""
     admission = Admission()
     assert admission.admit(0) == []
     assert admission.next_room(0) == math.inf
@@ -343,7 +343,7 @@ def test_a_ticket_is_not_overtaken_more_often_in_one_admission() -> None:
 
 
 def test_a_reservation_holds_for_its_own_limits_only() -> None:
-    """Who wants something else passes by."""
+    """A ticket that wants another limit passes by the waiting one."""
     admission = Admission()
     narrow, wide, other = Capacity(1), Capacity(1), Capacity(1)
     admission.add(Ticket((narrow,), "holder"))
@@ -414,7 +414,7 @@ def test_a_ticket_says_what_it_waited_for() -> None:
 
 
 def test_the_next_room_is_when_all_rates_have_room() -> None:
-    """The latest of a ticket's rates, the earliest over tickets; a full capacity makes it nobody's own time."""
+    """A ticket's time is that of its latest rate, and the earliest ticket counts; a full capacity has no time."""
     admission = Admission()
     slow, fast, narrow = Rate(1, 10), Rate(1, 3), Capacity(1)
     _, second = tickets(admission, (slow, fast, narrow), (slow, fast))

@@ -1,4 +1,4 @@
-"""Which items of a response demand an answer that nobody gives."""
+"""Some items of a response demand an answer that the library can't give."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_a_call_that_the_provider_answered_leads_to_another_turn(item: Item) -> 
 
 @pytest.mark.parametrize("item", NO_CALLS.values(), ids=list(NO_CALLS))
 def test_other_items_demand_nothing(item: Item) -> None:
-    """Whatever they are, and an output answers its call."""
+    """An item of any other kind demands no answer, and an output answers its call."""
     assert unanswered([item]) is None
     assert not is_call(item)
     assert next_action(in_turn(item).state, view_of()) == CheckOutput("")
@@ -127,7 +127,7 @@ def test_what_else_a_response_has_is_gone_on_with() -> None:
 
 
 def test_the_next_turn_is_not_judged_by_the_last_one() -> None:
-    """What was wrong with a response is the response's own."""
+    """A fault of one response does not count against the next response."""
     writer = in_turn(DEMANDING["computer"])
     writer.turn(AssistantMessage("done"))
     assert next_action(writer.state, view_of()) == CheckOutput("done")
@@ -183,7 +183,7 @@ def test_the_second_response_of_repeats_alone_can_not_be_planned(beside: list[It
     ids=["another call", "the provider's call"],
 )
 def test_repeats_that_do_not_follow_each_other_are_answered(between: Item) -> None:
-    """What is new in between is progress."""
+    """A new call or message in between is progress, so the repeated call is answered."""
     writer = in_turn(called("a")).settle("a").accept().turn(called("a")).turn(between)
     if isinstance(between, ToolCall):
         writer.settle("b").accept()

@@ -102,7 +102,7 @@ def test_a_summary_is_opened_whatever_wraps_it() -> None:
 
 
 def test_a_summary_after_a_message_is_opened_entry_by_entry() -> None:
-    """Its numbers go on from the message's, and a line that belongs to an entry stays with it."""
+    """The summary's numbers follow the message's, and a line that belongs to an entry stays with it."""
     [earlier] = nest_history([UserMessage("x\ny"), UserMessage("z", secret=True)])
     [summary] = nest_history([UserMessage("first"), earlier])
     assert isinstance(summary, AssistantMessage)
@@ -111,7 +111,7 @@ def test_a_summary_after_a_message_is_opened_entry_by_entry() -> None:
 
 
 def test_a_summary_whose_numbers_have_a_gap_is_numbered_anew() -> None:
-    """Somebody shortened it, an input filter say: nothing it still says is lost."""
+    """A shortened summary, by an input filter for example, keeps all the entries it still has."""
     [earlier] = nest_history([UserMessage("x"), UserMessage("y"), UserMessage("z")])
     assert isinstance(earlier, AssistantMessage)
     [summary] = nest_history([AssistantMessage(earlier.text.replace("2. user: y\n", "")), UserMessage("w")])
@@ -135,7 +135,7 @@ TRICKY = [
     first=st.lists(st.sampled_from(TRICKY) | st.text(), max_size=5), then=st.lists(st.sampled_from(TRICKY), max_size=3)
 )
 def test_summaries_flatten_and_say_everything_once(first: list[str], then: list[str]) -> None:
-    """Summarising a summary and what followed it is summarising everything, whatever the messages hold."""
+    """Summarising a summary and the messages after it equals summarising all of them, for messages of any text."""
     early = [UserMessage(text) for text in first]
     late = [AssistantMessage(text) for text in then]
     assert nest_history([*nest_history(early), *late]) == nest_history([*early, *late])

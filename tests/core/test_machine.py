@@ -1,4 +1,4 @@
-"""What is due next, for every situation a state can be in."""
+"""The machine chooses the next action for every situation a state can be in."""
 
 from typing import Any
 
@@ -161,7 +161,7 @@ def test_without_a_view_one_is_prepared_before_a_candidate_is_judged() -> None:
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
 def test_an_ended_run_is_finished(status: Any) -> None:
-    """Whatever else is due."""
+    """A run that has ended is finished, even if other actions are due."""
     writer = Writer().begin().turn(called("a"))
     writer.append(r.RunEnded, status, "x")
     action = next_action(writer.state, VIEW)

@@ -97,7 +97,7 @@ def test_calls_past_the_cap_are_answered() -> None:
 @pytest.mark.scenario("RP-12")
 @pytest.mark.parametrize("rules", [PlanRules(max_calls=1), PlanRules(max_calls=1, not_found="return_error_to_model")])
 def test_unknown_names_count_towards_the_cap(rules: PlanRules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The surplus is refused before any name is looked up, whatever is done about unknown ones; one within it isn't."""
+    """Calls beyond the cap are refused before their names are looked up, by every rule for unknown names."""
     monkeypatch.setattr(NearNames, "of", lambda self, name: pytest.fail("a name was compared"))
     entries = plan(called("a"), called("b", "zzz"), called("c", "onc", namespace="ns"), rules=rules)
     assert [(entry.tool is None, type(entry.disposition)) for entry in entries[1:]] == [(True, Answer), (True, Answer)]
@@ -187,7 +187,7 @@ def test_a_raw_body_binds_nothing() -> None:
 
 @attrs.frozen
 class Task:
-    """What a structured agent tool is asked."""
+    """The input of a structured agent tool."""
 
     topic: str
 
@@ -274,7 +274,7 @@ def test_names_are_qualified_and_near() -> None:
 
 
 def test_near_names_are_found_among_many() -> None:
-    """Those that share most letters are compared, wherever they stand; the same names as by comparing all."""
+    """The names that share most letters are compared, at any position; the result equals comparing all."""
     known = [f"{verb}_{noun}_{n}" for n in range(20) for verb in ("get", "put", "find") for noun in ("user", "order")]
     near = NearNames(known)
     for name in ("get_user_7x", "gt_order_12", "find_usr_3", "put_orders_0", "nothing", "", "é"):

@@ -147,7 +147,7 @@ def test_a_cancellation_is_never_retried(error: BaseException) -> None:
 
 
 def test_nothing_is_retried_once_something_was_shown() -> None:
-    """A second answer would contradict the first, whatever the policy says."""
+    """A second answer would contradict the first, so no policy can make a retry."""
     assert delay_after(RATE_LIMITED, streamed=True) is None
     assert delay_after(RATE_LIMITED, streamed=True, approved=True) is None
 

@@ -1,4 +1,4 @@
-"""Which of several failures is raised."""
+"""The most severe of several failures is raised."""
 
 import itertools
 
@@ -25,7 +25,7 @@ RANKED = [FATAL, FATAL_LATE, POST, POST_LATE, BODY, BODY_LATE, CANCELLED_POST, C
 
 @given(chosen=st.sets(st.sampled_from(range(len(RANKED))), min_size=1), data=st.data())
 def test_class_then_phase_then_model_order_decides(chosen: set[int], data: st.DataObject) -> None:
-    """Whatever order the failures came in; the others are notes, most severe first."""
+    """The choice doesn't depend on the order of the failures; the others are notes, most severe first."""
     failures = [Failure(index=f.index, error=_fresh(f.error), phase=f.phase) for f in RANKED]
     given_order = data.draw(st.permutations(sorted(chosen)))
     raised = choose([failures[place] for place in given_order])
@@ -58,7 +58,7 @@ def test_one_error_of_two_calls_is_no_note_on_itself() -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_notes_don_t_depend_on_the_order_of_failures(order: tuple[int, ...]) -> None:
-    """They stand in rank order."""
+    """The notes are in rank order."""
     failures = [Failure(index=index, error=ValueError(f"no {index}"), phase="body") for index in range(3)]
     raised = choose(failures[place] for place in order)
     assert raised.__notes__ == ["also failed: ValueError(no 1)", "also failed: ValueError(no 2)"]

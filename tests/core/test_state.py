@@ -32,7 +32,7 @@ USAGE = RequestUsage(input_tokens=3, output_tokens=4, total_tokens=7, cached_tok
 
 
 def test_a_run_begins_with_its_input() -> None:
-    """Which is what the model is shown, unless something stands before it."""
+    """The model is shown the input, unless the record says that other items come before it."""
     state = Writer().begin(max_turns=3).state
     assert (state.run_id, state.agent, state.max_turns, state.turn) == ("run", "guide", 3, 0)
     assert state.input == tuple(state.history) == (UserMessage("go"),)
@@ -325,7 +325,7 @@ def test_the_meter_and_the_sum_of_values_agree(entries: list[RequestUsage]) -> N
 
 
 def test_a_nested_run_is_folded_below_its_call() -> None:
-    """Its records stand in the root's log, its usage counts for the root, its items are its own."""
+    """Its records are in the root's log, its usage counts for the root, its items are its own."""
     writer = Writer().begin().turn(called("a"))
     root = writer.state
     path = ("a",)
@@ -364,7 +364,7 @@ def test_a_nested_run_may_begin_with_any_record() -> None:
 
 
 def test_records_without_a_meaning_for_the_state_are_kept() -> None:
-    """They stand in the log."""
+    """The log keeps a record that changes nothing else in the state."""
     writer = Writer().begin()
     writer.append(r.GraphChanged, ("x",))
     assert isinstance(writer.state.records[-1], r.GraphChanged)
@@ -372,7 +372,7 @@ def test_records_without_a_meaning_for_the_state_are_kept() -> None:
 
 @given(order=st.permutations(range(5)), without=st.sets(st.integers(0, 4)))
 def test_history_pairs_every_call_whatever_order_they_settle_in(order: list[int], without: set[int]) -> None:
-    """Released outputs stand in model order; folding the same records again gives the same state."""
+    """Released outputs are in model order; folding the same records again gives the same state."""
     writer = Writer().begin().turn(*(called(f"c{n}") for n in range(5)))
     for n in order:
         writer.settle(f"c{n}", None if n in without else f"o{n}")
@@ -388,7 +388,7 @@ def test_history_pairs_every_call_whatever_order_they_settle_in(order: list[int]
 
 
 def test_a_state_may_have_its_own_limits_on_json() -> None:
-    """What breaks them is compared as text."""
+    """Arguments beyond the limits are compared as text."""
     deep: Any = '{"a":[[1]]}'
     strict, loose = RunFold(limits=JsonLimits(max_depth=1)), RunFold()
     for state in (strict, loose):

@@ -126,7 +126,7 @@ def test_what_is_a_digest_stays_one(record: r.Record, secret: Any) -> None:
 
 @in_every_record
 def test_what_can_not_be_opened_stays_sealed(record: r.Record, secret: Any) -> None:
-    """Somebody without the codec may read the rest, and hand it on."""
+    """A reader without the codec can read the other fields, and write the record again unchanged."""
     text = encode(record_to_json(record, SEALED))
     back = record_from_json(decode(text))
     assert encode(record_to_json(back)) == text
@@ -192,7 +192,7 @@ def test_arguments_come_back_to_the_character(arguments: dict[str, Any], ascii_o
     "text", ['{"p": "hush', "[1]", "$sealed:hush", "$digest:x", '{"$sealed": "hush"}', '{"p": {"$sealed": "hush"}}']
 )
 def test_a_model_can_not_write_what_reads_as_a_secret(text: str) -> None:
-    """What looks like a mark in a live call is hidden like anything else, and comes back as the model wrote it."""
+    """Text that looks like a mark in a live call is hidden like any other, and comes back as the model wrote it."""
     for secrets in (SEALED, Secrets(Shifting(9))):
         hidden = hide_arguments(text, ("p",), secrets)
         assert reveal_arguments(hidden, ("p",), secrets) == text
@@ -200,7 +200,7 @@ def test_a_model_can_not_write_what_reads_as_a_secret(text: str) -> None:
 
 
 def test_arguments_that_do_not_parse_are_missing_whole() -> None:
-    """Nobody knows which of them is which."""
+    """Such a text has no separate arguments, so each secret one counts as missing."""
     gaps = reveal_arguments(hide_arguments('{"p": "hush', ("p",), DIGESTS), ("p",), DIGESTS)
     assert gaps.startswith("$digest:")
     assert missing_secrets(i.ToolCall("c", "f", gaps, secret=("p",))) == ["p"]
@@ -232,7 +232,7 @@ def test_items_in_values_are_hidden_too() -> None:
 
 
 def test_flags_survive_and_take_no_part_in_equality() -> None:
-    """What a record says of itself is stored with it."""
+    """The secret flags of a record are stored with it, and equality ignores them."""
     for record, _ in RECORDS:
         back = record_from_json(record_to_json(record, SEALED), secrets=SEALED)
         if hasattr(record, "secret"):

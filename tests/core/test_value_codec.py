@@ -127,7 +127,7 @@ def test_the_librarys_own_values_come_back_as_what_they_were(value: Any) -> None
 
 @given(VALUES)
 def test_any_value_has_a_fixed_point(value: Any) -> None:
-    """What can't be kept is replaced once, and then stays."""
+    """A value that can't be kept is replaced once, and then stays the same."""
     once = back(value)
     assert back(once) == once or encode(value_to_json(back(once))) == encode(value_to_json(once))
 
@@ -173,7 +173,7 @@ def test_values_of_the_standard_library_become_texts_and_lists() -> None:
 
 
 def test_keys_that_json_has_not_are_kept() -> None:
-    """Keys that are no texts, or look like a mark, stand in pairs; what is a text in JSON is one here."""
+    """Keys that aren't text, or look like a mark, are kept as pairs; a value that JSON writes as text is a text key."""
     assert back({1: "a", None: "b", (1, (2,)): "d", b"x": "e", 1.5: "f"}) == {
         1: "a",
         None: "b",
@@ -297,7 +297,7 @@ class Broken(Mapping[str, Any]):
 
 
 class Lazy:
-    """Attributes that fail, whatever is asked."""
+    """An object that raises for every attribute."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("hush")
@@ -315,7 +315,7 @@ def test_what_fails_while_it_is_read_is_named_by_its_type() -> None:
 
 
 def test_an_item_with_content_that_is_none_is_a_repr() -> None:
-    """What could not be read again isn't written as if it could."""
+    """An item that could not be read again isn't written as an item."""
     broken = i.ToolCall(5, None)  # type: ignore[arg-type]
     assert value_to_json(broken) == {"$repr": "<ToolCall>"}
     assert value_to_json(ModelInputData(input=("x",), instructions=None)) == {"$repr": "<ModelInputData>"}
