@@ -51,7 +51,7 @@ def test_every_spent_limit_is_named() -> None:
 
 
 def test_cost_of_requests_and_calls_is_one_sum() -> None:
-    """What requests cost is no longer there for calls, and the other way round."""
+    """Requests and calls share one cost limit: each spends what is left for the other."""
     budget = Budget(UsageLimits(cost=10))
     budget.charge(4)
     budget.spend(admitted(budget, 5))

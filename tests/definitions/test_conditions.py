@@ -185,7 +185,7 @@ def test_a_predicate_composes_from_either_side_and_its_repr_evaluates_back() -> 
 
 
 def test_each_predicate_is_asked_once_in_order_of_appearance() -> None:
-    """However often it stands in the condition, at whatever depth."""
+    """A predicate is listed once, however often and at any depth the condition holds it."""
     condition = (MaxTurns(1) & later) | ~(enough & MaxTurns(2)) | later
     assert condition.predicates() == (later, enough)
 
@@ -254,7 +254,7 @@ def test_the_repr_of_any_condition_evaluates_back(condition: Condition) -> None:
 def test_any_condition_holds_as_logic_says_and_what_fired_holds_too(
     condition: Condition, seen: ConditionView, answers: Any
 ) -> None:
-    """What fired is itself a condition that is true of the same run, and fires as itself."""
+    """The part that fired is itself a condition that is true of the same run, and fires as itself."""
     fired = condition.check(seen, answers)
     assert (fired is not None) is truth(condition, seen, answers)
     if fired is not None:

@@ -64,7 +64,7 @@ def test_the_form_is_an_object_with_its_kind_and_what_differs_from_defaults() ->
 
 
 def test_an_unknown_kind_is_kept_whole() -> None:
-    """What a later version or a provider wrote comes back as it was, twice over."""
+    """An item of a later version or a provider comes back unchanged, also when it is written again."""
     data = {"type": "hologram", "angle": 3, "parts": [{"type": "text"}]}
     item = item_from_json(data)
     assert item == OpaqueItem(data)
@@ -159,7 +159,7 @@ class Broken(Mapping[str, Any]):
 
 
 def test_a_mapping_that_fails_is_a_fault_like_any_other() -> None:
-    """Whatever goes wrong inside is named by its type alone."""
+    """An error raised inside the mapping is named by its type alone."""
     assert len(Broken()) == 1
     with pytest.raises(RuntimeError):
         Broken()["x"]

@@ -49,7 +49,7 @@ def test_blank_text_means_no_arguments(text: str) -> None:
 
 @given(JSON_OBJECTS)
 def test_an_object_comes_back_as_it_was_written(value: dict[str, Any]) -> None:
-    """What json writes, indented or not, is parsed to the same value of the same types."""
+    """Text that json writes, indented or not, is parsed to the same value of the same types."""
     for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
         assert repr(parse_object(text, LIMITS, tool="t")) == repr(value)
 
@@ -75,7 +75,7 @@ def test_text_that_is_not_json_is_quoted(text: str) -> None:
 
 @pytest.mark.scenario("LX-15")
 def test_the_quote_of_bad_json_is_the_raw_text() -> None:
-    """Plain text stands in single quotes unchanged."""
+    """Plain text is quoted unchanged in single quotes."""
     assert refusal('{"x": 1,') == "Arguments of tool t aren't valid JSON: '{\"x\": 1,'"
 
 
@@ -126,7 +126,7 @@ def test_depth_counts_arrays_and_objects_alike() -> None:
 
 
 def depth_of(value: Any) -> int:
-    """Return how many arrays and objects stand around each other in *value*."""
+    """Return how many levels of arrays and objects *value* has."""
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if members is None else 1 + max(map(depth_of, members), default=0)
 
@@ -141,7 +141,7 @@ def most_digits(value: Any) -> int:
 
 @given(JSON_OBJECTS, st.integers(1, 6), st.integers(1, 12))
 def test_limits_refuse_what_is_beyond_them_and_nothing_else(value: dict[str, Any], depth: int, digits: int) -> None:
-    """Whatever stands in strings, and however the text is laid out."""
+    """The limits hold for any content of strings and any layout of the text."""
     for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
         for limits, refused in (
             (JsonLimits(max_depth=depth), depth_of(value) > depth),
@@ -189,7 +189,7 @@ def test_a_float_that_would_become_infinite_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ['{"k":1,"k":1}', '{"a":[{"b":{"x":1,"k":1,"k":2}}]}', '{"k":1,"\\u006b":2}'])
 def test_a_repeated_key_is_refused_at_any_depth(text: str) -> None:
-    """Which of two values was meant can't be known."""
+    """The reader can't know which of the two values was meant."""
     assert refusal(text) == "Arguments of tool t repeat the key 'k'"
 
 

@@ -189,7 +189,7 @@ def test_a_schema_holds_the_definitions_it_refers_to_and_no_others(type_: Any) -
 
 
 def test_a_type_without_a_strict_schema_is_asked_for_without() -> None:
-    """Free keys have no strict form; whoever insists is told."""
+    """Free keys have no strict form; asking for one raises an error with the reason."""
     assert typed(dict[str, int]).schema.strict is False
     assert typed(Any).schema.strict is False
     for type_, reason in ((dict[str, int], "an object with free keys"), (Any, "a value of any type")):
@@ -364,7 +364,7 @@ TREES: st.SearchStrategy[Tree] = st.recursive(
 
 @given(TREES)
 def test_any_value_is_read_back_from_what_it_is_dumped_to(value: Tree) -> None:
-    """What the application gives enters the history as the model would have said it."""
+    """A value of the application is dumped to the text that the model would have sent for it."""
     assert typed(Tree).parse(typed(Tree).dump(value)) == value
 
 

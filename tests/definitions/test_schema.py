@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Ctx(Generic[T]):
-    """Stands for the run's context."""
+    """A class in the place of the run's context."""
 
 
 class SubCtx(Ctx[T]):
@@ -361,7 +361,7 @@ def test_every_fault_is_named() -> None:
 
 @given(st.sets(st.sampled_from(list(GOOD))), st.sets(st.sampled_from(["u", *GOOD])), st.sets(st.text(min_size=1)))
 def test_any_set_of_faults_is_named(wrong: set[str], missing: set[str], unknown: set[str]) -> None:
-    """Whatever combination is wrong, each fault is in the message, and nothing that is right."""
+    """For any combination of faults the message names each fault, and no correct argument."""
     missing, wrong, unknown = missing - {"u"}, wrong - missing, unknown - set(GOOD)
     arguments = {name: object if name in wrong else value for name, value in GOOD.items() if name not in missing}
     arguments |= dict.fromkeys(unknown, 1)
@@ -484,7 +484,7 @@ def test_nested_nulls_in_arrays_tuples_and_unions_mean_defaults_too() -> None:
 
 
 def test_a_tuple_that_is_too_long_is_a_fault() -> None:
-    """What stands beyond its end has no schema to look nulls up in."""
+    """A member beyond the tuple's end has no schema to look nulls up in."""
 
     def f(pair: tuple[int, Geo]) -> None: ...
 
@@ -685,7 +685,7 @@ def typed_values(draw: st.DrawFn) -> tuple[Any, Any]:
 
 @given(st.lists(typed_values(), max_size=5), st.data())
 def test_values_survive_the_way_through_json(typed: list[tuple[Any, Any]], data: st.DataObject) -> None:
-    """What msgspec writes is accepted by the schema and bound to equal values, with one key in any order."""
+    """The schema accepts the JSON that msgspec writes and binds it to equal values, with one key in any order."""
 
     def f(**parameters: Any) -> dict[str, Any]:
         return parameters
@@ -758,7 +758,7 @@ def test_a_model_cannot_smuggle_in_what_others_fill() -> None:
 
 
 def test_two_contexts_are_one_too_many() -> None:
-    """Which of them is meant would be a guess."""
+    """The library refuses both, since choosing one would be a guess."""
 
     def f(a: Ctx[int], b: SubCtx[int]) -> None: ...
 
@@ -798,7 +798,7 @@ def test_a_missing_annotation_is_named(strict: bool) -> None:
 
 @pytest.mark.parametrize("default", [object(), float("nan"), len, msgspec.UNSET, pydantic.Field(default=1)])
 def test_a_default_that_json_cannot_hold_is_named(default: Any) -> None:
-    """The model has to be told what happens without it."""
+    """A default must be JSON, since the schema shows it to the model."""
 
     def f(a: int = default) -> None: ...
 
@@ -1014,7 +1014,7 @@ WRAPPERS: list[tuple[Any, str]] = [
 @pytest.mark.scenario("DE-09")
 @pytest.mark.parametrize(("fn", "name"), WRAPPERS)
 def test_the_signature_is_the_inner_functions(fn: Callable[..., Any], name: str) -> None:
-    """Whatever is wrapped around it, and the outer call tells whether to await."""
+    """The schema is the inner function's under any wrapper, and the outer call says whether to await."""
     schema = schema_of(fn)
     assert (schema.name, schema.description) == (name, "Add two numbers.")
     assert schema.params_json_schema["properties"] == {
@@ -1092,7 +1092,7 @@ def test_a_description_given_wins_and_parameters_stay_documented() -> None:
 
 
 def test_metas_description_wins_over_the_docstrings() -> None:
-    """It stands nearer to the parameter."""
+    """The Meta is nearer to the parameter, so its description is taken."""
 
     def f(a: Annotated[int, msgspec.Meta(description="near")]) -> None:
         """Do it.

@@ -1,4 +1,4 @@
-"""Secret arguments are found in a call's JSON text, whatever the JSON, and masked in reprs."""
+"""Secret arguments are found in a call's JSON text, in any form of JSON, and masked in reprs."""
 
 import json
 from typing import Any

@@ -196,7 +196,7 @@ async def test_calling_a_tool_calls_its_function() -> None:
 
 
 async def test_a_tool_can_be_invoked_with_the_text_of_its_arguments() -> None:
-    """By whoever has a context: arguments are checked, sync functions run in place."""
+    """Code that has a context can invoke a tool: arguments are checked, sync functions run in place."""
     invoke = _invoke_of(tool(greet))
     assert await invoke(context(), '{"name": "you", "loud": true}') == "HELLO you"
     assert await _invoke_of(tool(add))(context("add"), '{"x": 1, "y": 2}') == 3

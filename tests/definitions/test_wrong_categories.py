@@ -1,4 +1,4 @@
-"""What can't be the value of an option is refused where it is given, by the option's name."""
+"""A value of a wrong category is refused where the option is given, by the option's name."""
 
 import inspect
 from collections.abc import Callable
@@ -68,11 +68,11 @@ NEEDED: dict[Any, dict[str, Any]] = {
     handoff: {"agent": Agent("b")},
     Runner.run_streamed: {"agent": Agent("d"), "input": "hi"},
 }
-"""What takes options, with those it can't do without."""
+"""The functions that take options, with the options they can't do without."""
 
 
 def options_of(made: Callable[..., Any]) -> list[str]:
-    # `context` is the application's own object, whatever it is.
+    # `context` is the application's own object, of any type.
     return [name for name in inspect.signature(made).parameters if name not in ("self", "context")]
 
 
