@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 
 class Door:
-    """Stands in for the lock inside the thread: closed until opened, and counts who has come and gone."""
+    """A lock in the thread's place: closed until opened; it counts the arrivals and departures."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

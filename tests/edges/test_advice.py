@@ -1,4 +1,4 @@
-"""What the library advises stands as it was written: what hides secrets takes none of it for one."""
+"""The library's advice is shown as it was written: redaction takes none of its words for a secret."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from agentloop._common.error_text import redact
 from agentloop.models import OpenAIChatModel
 
 OF_SECRETS = ("signing.py", "withholding.py")
-"""What seals secrets: it speaks of little else, and its errors may come with what a codec said of one."""
+"""The modules that seal secrets: their texts name secrets often, and their errors may quote a codec."""
 PACKAGE = Path(next(iter(agentloop.__path__)))
 
 
@@ -28,7 +28,7 @@ def texts_of(path: Path) -> Iterator[str]:
 
 
 def test_no_error_of_the_library_is_redacted_in_its_own_words() -> None:
-    """As `api_key=…` would be, where a missing key is told of."""
+    """Redaction leaves every text of the library unchanged, though it would redact an `api_key=…`."""
     texts = [text for path in PACKAGE.rglob("*.py") if path.name not in OF_SECRETS for text in texts_of(path)]
     assert len(texts) > 500
     assert [text for text in texts if redact(text) != text] == []

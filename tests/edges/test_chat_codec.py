@@ -48,7 +48,7 @@ from agentloop.usage import RequestUsage
 
 @attrs.frozen
 class Definition:
-    """What a model is shown of a tool or a handoff."""
+    """The part of a tool or handoff that a model is shown."""
 
     name: str
     description: str = "Does it."
@@ -70,7 +70,7 @@ def messages(*items: Item, **options: Any) -> list[dict[str, Any]]:
 
 
 def test_a_bare_request_sends_model_messages_and_stream_alone() -> None:
-    """What isn't set isn't sent."""
+    """A setting without a value isn't sent."""
     assert encode(ask(system="Be brief."), "m") == {
         "model": "m",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
@@ -370,7 +370,7 @@ def test_calls_come_in_order_after_reasoning_and_text() -> None:
 
 
 def test_every_chunk_also_comes_raw_and_nothing_after_done_counts() -> None:
-    """What follows [DONE] is noise."""
+    """The decoder ignores every chunk after [DONE]."""
     first, last = chunk({"content": "a"}), chunk(finish="stop")
     events = decode([(stream_text(first, last) + stream_text(chunk({"content": "late"}))).encode()])
     assert [event.data for event in events if isinstance(event, Raw)] == [first, last]
@@ -459,7 +459,7 @@ def test_a_cut_response_counts_only_if_something_usable_came(reason: str) -> Non
 
 @pytest.mark.parametrize("done", [True, False])
 def test_a_stream_without_a_finish_reason_is_an_error_never_a_short_answer(done: bool) -> None:
-    """Whatever came before, and whether or not [DONE] came."""
+    """The stream fails after any content, with or without [DONE]."""
     with pytest.raises(ModelBehaviorError, match="ended before"):
         decode([stream_text(chunk({"content": "Once"}), done=done).encode()])
 
@@ -522,7 +522,7 @@ def test_an_error_in_place_of_an_answer_is_the_transports(
 def test_an_error_within_an_answer_is_the_responses(
     shown: Any, data: Any, status: int | None, code: str | None, words: str
 ) -> None:
-    """What was shown can't be taken back. The message has the server's words and its code."""
+    """Shown text can't be taken back, so the answer fails. The message has the server's words and its code."""
     with pytest.raises(ModelBehaviorError, match=f"broke the response off: {words}") as caught:
         answer(chunk(shown), data)
     for known in (status, code):
@@ -740,7 +740,7 @@ def test_constrained_mode_takes_refusals_real_calls_and_plain_text_as_they_come(
 
 @pytest.mark.scenario("US-13")
 def test_usage_keeps_a_detached_copy_of_what_the_server_said() -> None:
-    """What the server left out is absent in the copy; the counts say 0."""
+    """A field that the server left out is absent in the copy; the counts say 0."""
     said: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens_details": {"x": 1}}
     usage = _usage(said, "m")
     said["completion_tokens_details"]["x"] = 2

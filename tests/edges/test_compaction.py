@@ -64,7 +64,7 @@ async def test_the_older_part_is_exchanged_in_one_step() -> None:
 
 
 async def test_a_session_that_changed_meanwhile_is_left_alone() -> None:
-    """Whoever wrote in between loses nothing."""
+    """The items of another writer in between are not lost."""
     session = MemorySession()
     await session.add_items([UserMessage("one"), AssistantMessage("two")])
 

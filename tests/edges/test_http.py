@@ -282,7 +282,7 @@ async def test_answer_may_be_silent_longer_before_its_first_output(
 @pytest.mark.scenario("RP-20")
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_reasoning_effort_gives_the_first_output_more_time() -> None:
-    """Ten minutes; and a model may be told another time, or none."""
+    """High effort allows ten minutes of silence; a model may be given another time, or no limit."""
     hard = ModelRequest(system=None, items=REQUEST.items, settings=ModelSettings(reasoning={"effort": "high"}))
 
     def late(seconds: float) -> httpx.Response:
@@ -298,7 +298,7 @@ async def test_reasoning_effort_gives_the_first_output_more_time() -> None:
 
 
 async def test_a_given_client_stays_open_and_the_model_needs_no_entering() -> None:
-    """Who makes it closes it."""
+    """The code that made a client closes it."""
     client = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200, headers=SSE, content=GOOD)))
     model = OpenAIChatModel("m", base_url=URL, http_client=client)
     assert not model.holds_resources
@@ -436,7 +436,7 @@ async def test_a_model_streams_only_once_entered_and_several_may_enter_it() -> N
 
 
 async def test_a_server_that_does_not_stream_is_understood() -> None:
-    """Whatever it was asked."""
+    """A plain JSON answer is read, though a stream was asked for."""
     choice = {"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}
     assert await text(mock_model(httpx.Response(200, json={"choices": [choice]}))) == "Hello"
     with pytest.raises(ModelBehaviorError, match="JSON object"):
@@ -561,7 +561,7 @@ async def test_an_error_that_is_not_the_clients_passes() -> None:
 
 @pytest.mark.real_clock
 async def test_a_connection_serves_again_after_a_complete_answer() -> None:
-    """What follows [DONE] is read, so that the pool can keep it."""
+    """The bytes after [DONE] are read, so that the pool can keep the connection."""
     connections: list[int] = []
 
     async def answer(exchange: Exchange) -> None:
@@ -607,7 +607,7 @@ async def test_a_new_connection_that_dies_is_not_replaced() -> None:
 
 @pytest.mark.real_clock
 async def test_leaving_early_or_being_cancelled_closes_the_connection() -> None:
-    """At once, though the server would go on for ever; nothing of the stream is left to the garbage collector."""
+    """It closes at once, though the server would send for ever; the garbage collector finds nothing of the stream."""
     closed = 0
     asked = anyio.Event()
 

@@ -131,7 +131,7 @@ async def test_the_suite_finds_a_faulty_journal(fault: str, anyio_backend: Any) 
 
 
 async def test_the_suite_wants_an_error_where_it_says_so(anyio_backend: Any) -> None:
-    """What should have been refused and wasn't is named; and the base class can't be run by itself."""
+    """A record that should have been refused and wasn't is named; the base class can't be run by itself."""
     with pytest.raises(AssertionError, match="because"):
         await refused(MemoryJournal().append([]), "because")
     with pytest.raises(NotImplementedError):

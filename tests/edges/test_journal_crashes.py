@@ -21,7 +21,7 @@ ALL = [record for batch in BATCHES for record in batch]
 
 
 async def live(disk: SimulatedDisk, fsync: Fsync = "always") -> int:
-    """Go on from what is there until all batches are appended or the disk crashes.
+    """Continue from the batches there until all are appended or the disk crashes.
 
     Return how many batches the last append that returned made durable; none where none did.
     """
@@ -77,7 +77,7 @@ async def crashed(crash: CrashAt, fsync: Fsync, seed: int) -> tuple[SimulatedDis
 
 @pytest.mark.slow
 async def test_after_a_crash_anywhere_whole_batches_are_left_and_each_that_was_appended(anyio_backend: Any) -> None:
-    """A crash at every operation, in every way, several times where chance has a part; then the run goes on."""
+    """The disk crashes at every operation in every way, by several seeds where chance matters; then the run resumes."""
     for crash in points(await operations_of(b"", "always")):
         for seed in range(6 if crash.mode in ("torn", "unsynced") else 1):
             disk, returned = await crashed(crash, "always", seed)
@@ -107,7 +107,7 @@ async def test_a_crash_while_recovering_is_recovered_from(anyio_backend: Any) ->
 async def test_the_death_of_the_process_costs_nothing_under_any_policy(
     fsync: Fsync, mode: Mode, anyio_backend: Any
 ) -> None:
-    """What the system was given it keeps; a sync changes nothing about that."""
+    """The system keeps the bytes it was given; a sync changes nothing about that."""
     for operation in range(await operations_of(b"", fsync)):
         disk, returned = await crashed(CrashAt(operation, mode), fsync, seed=operation)
         assert await found_on(disk) >= returned
@@ -117,7 +117,7 @@ async def test_the_death_of_the_process_costs_nothing_under_any_policy(
 
 @pytest.mark.slow
 async def test_a_power_failure_under_batch_costs_what_was_not_synced(anyio_backend: Any) -> None:
-    """The journal is readable whatever the disk kept, holds what had been synced, and goes on."""
+    """The journal can be read after any loss, holds all that had been synced, and takes further batches."""
     for seed in range(60):
         disk = SimulatedDisk(seed=seed)
         journal = FileJournal("simulated", fsync="batch", storage=disk)
@@ -213,7 +213,7 @@ async def test_what_another_process_left_unsynced_is_synced_before_anything_buil
 
 @pytest.mark.parametrize("failing", ["open", "write", "sync"])
 async def test_a_disk_that_refuses_is_a_journal_error_for_good(failing: str, anyio_backend: Any) -> None:
-    """The cause is told; the journal takes no more, since nobody knows what is there; a new one finds whole batches."""
+    """The error has the cause; the journal takes no more, as its content is unknown; a new one finds whole batches."""
     disk = SimulatedDisk()
     error = OSError(28, "No space left on device")
     original = getattr(disk, failing)
@@ -255,7 +255,7 @@ async def test_a_sync_that_fails_at_the_end_is_told(anyio_backend: Any) -> None:
 
 
 async def test_something_that_changes_the_file_under_a_writer_is_found_when_it_reads(anyio_backend: Any) -> None:
-    """What it wrote isn't there any more."""
+    """The writer finds that its own records are missing."""
     disk = SimulatedDisk()
     async with FileJournal("simulated", storage=disk) as journal:
         await journal.append(BATCHES[0])
@@ -265,7 +265,7 @@ async def test_something_that_changes_the_file_under_a_writer_is_found_when_it_r
 
 
 async def test_a_crash_in_a_thread_reaches_the_caller_as_it_is(anyio_backend: Any) -> None:
-    """What is no error of the disk isn't made one; the journal has failed all the same."""
+    """A crash that is no disk error reaches the caller unchanged; the journal has failed all the same."""
     disk = SimulatedDisk()
     disk.crash = CrashAt(1, "torn")
     journal = FileJournal("simulated", storage=disk)

@@ -1,4 +1,4 @@
-"""The envelope: what is written is read, whatever tears is recovered from, and whatever is changed is seen."""
+"""The envelope: written records are read, a torn end is recovered from, and every change is found."""
 
 import hashlib
 import json
@@ -94,7 +94,7 @@ def test_the_digest_can_be_computed_by_anyone_and_the_keyed_one_by_nobody_else()
 @pytest.mark.slow
 @given(batches=BATCHES, seal=st.sampled_from([PLAIN, KEYED]))
 def test_what_is_written_is_read(batches: list[list[bytes]], seal: Seal) -> None:
-    """Whatever stands in the records; and writing can go on where reading ended."""
+    """Records of any content are read back, and writing can continue where reading ended."""
     written = write(batches, seal)
     found = scan(written.data, seal, "J")
     assert found == Scan(written.records, found.end, len(written.data), 0)
@@ -296,7 +296,7 @@ def test_the_wrong_key_is_told_from_damage(writer: Seal, reader: Seal, complaint
 
 @attrs.define
 class Forger(Seal):
-    """Computes digests as well as anyone without the key can, and names the key that he hasn't got."""
+    """Computes digests as well as anyone without the key can, and names a key that it doesn't have."""
 
     made: Seal
     key_id: bytes | None
@@ -324,7 +324,7 @@ def test_lines_digested_anew_are_refused_under_a_key(made: Seal, first: int) -> 
 def test_no_change_of_a_keyed_journal_gives_other_records(
     batches: list[list[bytes]], others: list[list[bytes]], data: st.DataObject
 ) -> None:
-    """Whatever is cut, kept and joined of two of them: an error, or the first batches of one."""
+    """Any mix of cut and joined lines of two journals gives an error, or the first batches of one of them."""
     one, other = write(batches, KEYED), write(others, KEYED)
     lines = one.data.splitlines(True) + other.data.splitlines(True) + write(others, OTHER).data.splitlines(True)
     mixed = b"".join(data.draw(st.lists(st.sampled_from(lines), max_size=8)))

@@ -186,7 +186,7 @@ async def test_a_torn_file_is_cut_and_written_on(path: Path, anyio_backend: Any)
 
 
 async def test_a_file_shorter_than_what_was_read_is_refused(path: Path, anyio_backend: Any) -> None:
-    """What this one goes on from is gone."""
+    """The records that this journal continues from are gone."""
     async with FileJournal(path) as journal:
         await journal.append(A)
         await journal.append(B)
@@ -297,7 +297,7 @@ async def test_a_second_object_of_the_same_process_is_refused_too(path: Path, an
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["always", "batch", "never", "sqlite"])
 def test_a_killed_writer_leaves_whole_batches_and_each_that_was_appended(path: Path, kind: str) -> None:
-    """Killed at five moments that nobody chose, each time after some appends; every life goes on from the last."""
+    """The writer is killed at five random moments, after some appends each; every restart continues the same file."""
     told = -1
     for life in range(5):
         with start(WRITER, str(path), kind) as writer:
@@ -356,7 +356,7 @@ async def test_an_append_that_has_begun_is_finished_and_says_so(
 async def test_an_append_that_waits_for_its_turn_does_nothing_when_cancelled(
     held: FileJournal | SQLiteJournal, door: Door, anyio_backend: Any
 ) -> None:
-    """It stands behind another, without a thread."""
+    """It waits behind another append, without a thread."""
     async with anyio.create_task_group() as group:
         group.start_soon(held.append, A)
         await until(lambda: door.arrived == 1)
@@ -425,7 +425,7 @@ def test_a_journal_goes_on_with_the_other_backend(make: Callable[[], Journal]) -
 async def test_a_journal_is_closed_in_a_cancelled_scope_too(
     make: Callable[[], FileJournal | SQLiteJournal], anyio_backend: Any
 ) -> None:
-    """Leaving its block gives the lock back, whatever way out is taken."""
+    """The lock is given back however the block is left."""
     with anyio.CancelScope() as scope:
         async with make() as journal:
             await journal.append(A)
@@ -452,7 +452,7 @@ async def test_a_forgotten_journal_is_let_go_by_the_collector(make: Callable[[],
 
 
 def rows(path: Path) -> list[tuple[str, int, bytes]]:
-    """Return what stands in the database, past the library."""
+    """Return the rows of the database, past the library."""
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT run_id, n, line FROM agentloop_journal_lines ORDER BY run_id, n").fetchall()
 
@@ -497,7 +497,7 @@ async def test_who_goes_on_elsewhere_takes_the_run_over(path: Path, anyio_backen
 
 
 async def test_a_writer_that_reads_what_another_wrote_is_told(path: Path, anyio_backend: Any) -> None:
-    """It can't be what this one goes on from."""
+    """The other writer's batch can't be what this journal continues from."""
     async with SQLiteJournal(path, "run") as before, SQLiteJournal(path, "run") as after:
         await before.append(A)
         await after.append(B)

@@ -27,7 +27,7 @@ slow = pytest.mark.slow
 
 @attrs.frozen
 class Definition:
-    """What a model is shown of a tool."""
+    """The part of a tool that a model is shown."""
 
     name: str
     description: str

@@ -266,7 +266,7 @@ class TestOpenAIChatModel(ModelConformance):
 @pytest.mark.parametrize("kind", ["cut off", "not there"])
 @pytest.mark.real_clock
 async def test_other_failures_of_servers_are_typed_too(kind: str, server: Server, anyio_backend: Any) -> None:
-    """An answer that breaks off, and an address where nobody listens."""
+    """An answer that breaks off and an address without a server both give typed errors."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
 

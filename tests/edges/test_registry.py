@@ -175,7 +175,7 @@ def witnesses(monkeypatch: pytest.MonkeyPatch) -> dict[str, Witness]:
 
 
 async def test_a_shared_model_is_entered_once_and_left_in_the_same_task(witnesses: dict[str, Witness]) -> None:
-    """However many ask for it, from whatever task, also at the same time."""
+    """The model is entered once, for any number of requests from any tasks, also at the same time."""
     got: list[Model] = []
 
     async def open_one(providers: Providers, name: str) -> None:

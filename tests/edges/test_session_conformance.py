@@ -80,7 +80,7 @@ class TestWithoutReplace(SessionConformance):
 
 
 def test_every_kind_of_item_is_given_to_a_session() -> None:
-    """What a session may be asked to keep is what runs give it: verdicts are asked of the caller, not kept."""
+    """The suite's items are those that runs give to a session: verdicts are asked of the caller, not kept."""
     assert {type(item).__name__ for item in ONE_OF_EACH} == {kind.__name__ for kind in ITEM_TYPES} - {"ApprovalRequest"}
 
 
@@ -260,7 +260,7 @@ class ReadsOnce(Good):
 class OneByOne(Good):
     async def add_items(self, items: Sequence[Item]) -> None:
         for item in items:
-            for _ in range(3):  # as long as that, so that a cancellation finds it whatever order trio's tasks take
+            for _ in range(3):  # as long as that, so that a cancellation finds it in any order of trio's tasks
                 await checkpoint()
             self.items.append(item)
 

@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def rows(path: Path) -> list[tuple[int, str]]:
-    """Return what stands in the file, past the library."""
+    """Return the rows of the file, past the library."""
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT id, item FROM agentloop_session_items ORDER BY id").fetchall()
 
@@ -176,7 +176,7 @@ async def test_of_two_replacements_of_one_reading_one_is_a_conflict(
 
 
 async def test_expected_items_may_be_written_with_tuples(session: ReplaceableSession, anyio_backend: Any) -> None:
-    """An array is an array, whatever Python type wrote it."""
+    """An array equals an array, also when a tuple wrote it."""
     item = UserMessage("x", provider_data=MappingProxyType({"a": (1, 2), "b": MappingProxyType({})}))
     await session.add_items([item])
     await session.replace([A], expect=[item])
@@ -631,7 +631,7 @@ async def test_a_session_that_was_never_used_makes_no_file(path: Path, anyio_bac
 
 
 async def test_a_session_is_closed_in_a_cancelled_scope_too(path: Path, anyio_backend: Any) -> None:
-    """Leaving its block closes it, whatever way out is taken."""
+    """The file is closed however the block is left."""
     with anyio.CancelScope() as scope:
         async with SQLiteSession(path) as session:
             await session.add_items([A])

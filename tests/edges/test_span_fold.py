@@ -27,7 +27,7 @@ class Folded:
     fold: SpanFold
 
     def tree(self) -> list[str]:
-        """Return a line for each span: how deep it stands, its kind and name, its time, and its error."""
+        """Return a line for each span: its depth as indentation, its kind and name, its time, and its error."""
         lines = []
         for span in self.spans:
             depth, above = 0, span.parent
@@ -45,7 +45,7 @@ class Folded:
 
 
 def folded(records: Iterable[r.Record], **options: Any) -> Folded:
-    """Fold *records*; each span is told to start once, and to end at most once, afterwards."""
+    """Fold *records*; each span starts once, and ends at most once, afterwards."""
     spans: list[Span] = []
     ended: list[Span] = []
 
@@ -140,7 +140,7 @@ def test_a_handoff_ends_one_agents_span_and_begins_the_others() -> None:
 
 
 def test_a_nested_runs_tree_stands_in_its_calls_span() -> None:
-    """Named after its agent; records of a run that nobody began are no work of anybody's."""
+    """The span has the agent's name; records of a run without a start make no span."""
     inner = begun(path=("c",), at=5, agent="in")
     alone = folded([*inner[1:], started(4, path=("nobody",))])
     assert alone.spans == []
@@ -186,7 +186,7 @@ def test_what_is_open_when_a_run_ends_ends_with_it() -> None:
 
 
 def test_each_attempt_of_a_model_call_has_a_span_and_tokens_add_up() -> None:
-    """What failed says why; usage stands at the attempt, its tokens at turn and run too, where there are any."""
+    """A failed attempt has its error; usage is kept at the attempt, and its tokens, if any, at turn and run too."""
     failed = r.ModelFailed((), 1, 3, error="busy", usage=USAGE)
     found = folded([*begun(), requested(2), failed, requested(4, attempt=2), responded(5), over(9)])
     first, second = (span for span in found.spans if span.kind == "model")

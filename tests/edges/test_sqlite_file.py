@@ -1,4 +1,4 @@
-"""What sessions and journals share of a SQLite file."""
+"""Sessions and journals share these rules of a SQLite file."""
 
 import sqlite3
 from contextlib import closing
@@ -10,7 +10,7 @@ from agentloop._storage.sqlite_file import opened, transaction, use_wal
 
 
 class _BusyOnce:
-    """A connection that is told twice that another is turning the file to write-ahead logging."""
+    """A connection that fails twice, as if another were turning the file to write-ahead logging."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -57,7 +57,7 @@ def test_a_file_that_can_not_be_used_is_not_left_open(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(("synced", "level"), [(True, 2), (False, None)])
 def test_a_synced_file_is_synced_at_each_commit(tmp_path: Any, synced: bool, level: int | None) -> None:
-    """Whatever the build's default is; the statements are executed, and the file is in write-ahead mode."""
+    """The level doesn't depend on the build's default; the statements are executed; the file is in write-ahead mode."""
     path = str(tmp_path / "x.db")
     with closing(opened(path, ("CREATE TABLE t (x)",), busy_timeout=1, synced=synced)) as connection:
         (found,) = connection.execute("PRAGMA synchronous").fetchone()
