@@ -212,7 +212,7 @@ class Player:
         for index in list(self._waiting):
             kind = self.batch.kind(index)
             if kind.serial in groups - {None} or not self._room(kind):
-                groups.add(kind.serial)  # nobody of the group passes the one that waits
+                groups.add(kind.serial)  # no call of the group passes the one that waits
                 continue
             self._waiting.remove(index)
             self.started.add(index)
@@ -223,7 +223,7 @@ class Player:
                 self._starts.append(self.now)
 
     def _openings(self) -> list[float]:
-        """Return when the rate's window lets somebody in who waits for it."""
+        """Return the times at which the rate's window admits a waiting call."""
         if not any(self.batch.kind(index).rate for index in self._waiting):
             return []
         return [start + PER for start in self._starts if start + PER > self.now]
@@ -242,7 +242,7 @@ class Player:
         del self._running[index]
         end, key = self.batch.calls[index].end, self.batch.receipt(index)
         self.status[index] = STATUS[end]
-        # A timeout is told the model whatever becomes of other failures.
+        # The model is shown a timeout, also when other failures end the run.
         if self.batch.kind(index).raises and end in ("raise", "cancel", "native"):
             self.raised = index
         elif key is not None:
@@ -336,7 +336,7 @@ class Bodies:
 
 @attrs.frozen
 class Ran:
-    """What a run of a batch left."""
+    """The result of a batch's run."""
 
     records: Sequence[r.Record]
     calls: Sequence[Any]
@@ -375,7 +375,7 @@ async def run(batch: Batch, bodies: Bodies, *, streamed: bool) -> Ran:
 
 
 def check_log(batch: Batch, bodies: Bodies, ran: Ran) -> None:
-    """What holds of every log, whatever the timing."""
+    """Assert the properties that every log has, at any timing."""
     assert bodies.faults == []
     assert bodies.running == []
     count = len(batch.calls)
@@ -401,7 +401,7 @@ def check_log(batch: Batch, bodies: Bodies, ran: Ran) -> None:
 
 
 def check_against(batch: Batch, played: Player, bodies: Bodies, ran: Ran) -> None:
-    """What the model says."""
+    """Assert that the run did as the model of the batch says."""
     assert ran.statuses == played.statuses
     assert set(bodies.started) == played.started
     if played.raised is None:
@@ -436,7 +436,7 @@ async def test_a_batch_does_what_the_model_says_at_the_time_it_says(batch: Batch
 @settings(max_examples=60)
 @given(batch=batches(clock=False, raising=False), streamed=st.booleans())
 async def test_a_batch_that_is_told_the_model_does_the_same_without_a_clock(batch: Batch, streamed: bool) -> None:
-    """Bodies that only pass checkpoints: the statuses are the model's on every backend, whatever the order."""
+    """Bodies only pass checkpoints: in any order and on every backend, the statuses are the model's."""
     played = Player(batch).play()
     bodies = Bodies(batch, clock=False)
     ran = await run(batch, bodies, streamed=streamed)

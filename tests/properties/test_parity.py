@@ -1,7 +1,7 @@
 """Generated runs in all four ways: plain and streamed, on asyncio and on trio. They must be the same run.
 
-What is generated leaves nothing to chance that the specification leaves to it: a call whose failure is to be raised
-stands alone or in sequence, and a guardrail that trips has company that waits for ever. All else runs side by side.
+A generated run depends on no choice that the specification leaves open: a call whose failure is raised runs alone or in
+sequence, and the guardrails beside one that trips wait for ever. All else runs side by side.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,13 +96,13 @@ def verdicts(draw: st.DrawFn) -> tuple[Verdict, ...]:
 
 @st.composite
 def turns(draw: st.DrawFn, *, depth: int, sequential: bool) -> tuple[Turn, ...]:
-    """Return turns; where calls run side by side, one that ends the run stands alone."""
+    """Return turns; where calls run side by side, a call that ends the run is alone in its turn."""
     found: list[Turn] = []
     for _ in range(draw(st.integers(0, 3 - depth))):
         kinds = draw(st.lists(st.sampled_from([*HARMLESS, *ENDING, *["nested"] * (2 - depth)]), min_size=1, max_size=4))
         if not sequential and any(kind in ENDING for kind in kinds):
             kinds = [kind for kind in kinds if kind not in ENDING] if draw(st.booleans()) else [ENDING[len(kinds) % 2]]
-        # A nested run may end in a failure that is told to the model: that is harmless for its siblings.
+        # A nested run may end in a failure that the model is shown: that is harmless for its siblings.
         calls = tuple(
             Call(
                 kind,
@@ -275,7 +275,7 @@ class Player:
         return [guard(place, kind) for place, kind in enumerate(kinds)]
 
     def hooks(self) -> RunHooks:
-        """Return hooks that write down all they are told, and raise once where the script says so."""
+        """Return hooks that write down every call they get, and raise once where the script says so."""
         player, script = self, self.script
         counts = dict.fromkeys(HOOKS, 0)
 
@@ -314,7 +314,7 @@ class Player:
 
 
 async def play(script: Script, *, streamed: bool) -> dict[str, Any]:
-    """Run *script* and return all that can be told of the run from outside."""
+    """Run *script* and return all that can be observed of the run from outside."""
     player, session = Player(script), MemorySession()
     seen: list[Any] = []
 

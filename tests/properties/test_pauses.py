@@ -1,7 +1,7 @@
-"""Generated runs that pause: whatever is decided in whatever order, each approved body runs once, each rejected never.
+"""Generated runs that pause: in any order of verdicts, each approved body runs once, each rejected never.
 
-A run is a few turns of calls, some of which go to an agent tool with a turn of its own. At each pause some of what
-waits is decided on; the run goes on from the state itself, from its JSON, or from its journal.
+A run is a few turns of calls, some of which go to an agent tool with a turn of its own. At each pause some of the
+waiting calls get a verdict; the run resumes from the state itself, from its JSON, or from its journal.
 """
 
 import json
@@ -166,7 +166,7 @@ class Bench:
 
 
 async def run_through(plan: Plan) -> tuple[Bench, RunResult[Any], set[Place]]:
-    """Run *plan* to its end over all its pauses; return also which calls were put to somebody."""
+    """Run *plan* to its end over all its pauses; return also which calls had to be approved."""
     bench = Bench(plan)
     journal = MemoryJournal() if plan.way == "journal" else None
     config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=plan.cap))
