@@ -63,7 +63,7 @@ class Points:
     names: list[str] = attrs.field(factory=list)
     watch: SpanWatch = attrs.field(factory=SpanWatch)
     ended: bool = False
-    """Whether the run's last record stood when the error was raised: it can't tell of that any more."""
+    """Whether the log held the run's last record when the error was raised: the record can't tell of that any more."""
 
     def reach(self, name: str) -> None:
         """Come to the point *name*."""
@@ -105,7 +105,7 @@ class Points:
 
 
 class PointInstrument(Instrument):
-    """Comes to a point with everything that it is told."""
+    """An instrument each of whose methods is a point."""
 
     def __init__(self, points: Points) -> None:
         self._points = points
@@ -489,7 +489,7 @@ def cut_off_in(stage: str) -> Program:
 
 
 STAGES = ("input_guardrail", "input_guardrail beside", "output_guardrail", "is_enabled")
-"""What is asked several at a time, each in a task of its own."""
+"""The stages that ask several callables at a time, each in a task of its own."""
 PATIENCE = "patience"
 """The option of a program that says after how many seconds its caller cancels the run."""
 PROGRAMS: list[Program] = [

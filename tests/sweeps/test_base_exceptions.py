@@ -44,7 +44,7 @@ MUST_BE_REACHED = {
     *(f"on_record {kind.__name__}" for kind in (r.BatchEnded, r.HandedOff, r.GuardrailSettled, r.CallbackReturned)),
     *(f"on_record {kind.__name__}" for kind in (r.ModelFailed, r.SessionSaved, r.HistoryReplaced, r.RunEnded)),
 }
-"""What an application can hand in, by the names of its points: a program that calls it no more is an empty sweep."""
+"""The objects an application can hand in, by the names of their points: one that is never called is an empty sweep."""
 
 
 def run_raising(backend: Backend, mode: str, program: Program, points: Points) -> Stepped:

@@ -1,4 +1,4 @@
-"""A dozen scenarios, each cancelled at every step: whatever the moment, the run joins and its log is whole.
+"""A dozen scenarios, each cancelled at every step: at any moment, the run joins and its log is whole.
 
 After each run: no task is left, every body, resource and start hook that began has ended, no token is held, every
 started call has exactly one outcome, nothing is accepted after the cancellation, `RunEnded` is the last record, and the
@@ -39,7 +39,7 @@ from agentloop.testing import ScriptedModel, call, say
 
 @attrs.define
 class World:
-    """What one run of a scenario does, counted: whatever begins has to end."""
+    """The counts of one run of a scenario: every part that begins has to end."""
 
     watch: Watch = attrs.field(factory=Watch)
     begun: Counter[str] = attrs.field(factory=Counter)
@@ -249,7 +249,7 @@ async def streamed(world: World) -> Any:
 
 
 async def cancel_call(world: World) -> Any:
-    """One call cancels another, which cleans up, and is told of."""
+    """One call cancels another, which cleans up and whose cancellation is reported."""
 
     @tool
     async def stops(ctx: ToolContext[Any]) -> str:

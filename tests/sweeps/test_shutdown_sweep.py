@@ -95,7 +95,7 @@ async def kept(world: World) -> Any:
 
 
 async def enabled(world: World) -> Any:
-    """Several callables that are asked at once, and an agent tool whose events somebody reads."""
+    """Several callables are asked at once, and a reader follows the events of an agent tool."""
 
     async def ask(ctx: Any, agent: Any) -> bool:
         await anyio.lowlevel.checkpoint()
@@ -118,7 +118,7 @@ ALL: list[Scenario] = [*SCENARIOS, guarded, kept, enabled]
 
 
 def check_shutdown(seen: Stepped, world: World) -> None:
-    """Assert what holds although no shield does: application code may be cut wherever it stands."""
+    """Assert the promises that need no shield: application code may be cut at any point."""
     where = f"the loop was left at step {seen.cancelled_at} of {seen.steps}"
     assert seen.tasks_left == [], where
     assert world.capacity.statistics().tokens_in_use == 0, where
