@@ -34,7 +34,7 @@ def lines(records: Any) -> list[bytes]:
 
 @attrs.frozen
 class Stage:
-    """What a part is played on, in real time."""
+    """The surroundings of a part, in real time."""
 
     path: tuple[str, ...]
     call_id: str
@@ -42,7 +42,7 @@ class Stage:
     real: Callable[[], Awaitable[Any]]
 
     async def point(self, label: str = "") -> None:
-        """Let others go on."""
+        """Let the other tasks run."""
         await checkpoint()
 
     async def sleep(self, seconds: float) -> None:
@@ -54,7 +54,7 @@ class Stage:
         return 0
 
     def cleaning(self, section: str, entered: int | None = None) -> contextlib.AbstractContextManager[None]:
-        """Note nothing: nobody judges these runs."""
+        """Note nothing: no check reads these runs."""
         return contextlib.nullcontext()
 
 
@@ -77,7 +77,7 @@ class StockEffects(LiveEffects):
 
 @attrs.frozen
 class Recording:
-    """What was recorded, and what a replay of it needs."""
+    """A recorded run, and all that a replay of it needs."""
 
     records: tuple[Record, ...]
     agent: Any
@@ -126,7 +126,7 @@ class World:
 
     @classmethod
     def of(cls, seed: int, folder: Path | None = None) -> World:
-        """Return the world of *seed*, which its caller cancels now and then; its journal stands in *folder*."""
+        """Return the world of *seed*, which its caller sometimes cancels; its journal is in *folder*."""
         chance = Seeded(f"stock {seed}")
         fields: Any = draw_world(chance, GeneratorConfig(approvals=chance.one_in(3), secrets=False, slow_readers=False))
         cancelled_after = chance.whole(0, 2000) / 1000 * SCALE if chance.one_in(4) else None
@@ -137,7 +137,7 @@ class World:
         return cls(cast, fields, cancelled_after, journal, bool(seed // 2 % 2), config=config)
 
     async def run(self) -> None:
-        """Run it, over pauses that its verdicts end; whatever it raises is in its log."""
+        """Run it, over pauses that its verdicts end; an error that it raises is in its log."""
         agent, watch, fields = self.cast(), self.watch, self.fields
         models = SimulatedModels(agent, watch, fields["script"], fields["nested"])
         options = {name: value() if name in MADE else value for name, value in fields["options"].items()}

@@ -249,7 +249,7 @@ class Slot:
 
 
 class Model(pydantic.BaseModel):
-    """What pydantic makes of types."""
+    """Types that pydantic describes in a schema."""
 
     count: Annotated[int, pydantic.Field(ge=1, le=5)]
     name: Annotated[str, pydantic.Field(min_length=3, max_length=8, pattern="^[a-z]+$")]
@@ -413,7 +413,7 @@ def test_tool_that_waits_for_approval_fails_the_property_unless_verdicts_are_giv
 
 
 def test_tool_that_is_never_enabled_fails_the_property_unless_it_is_off_for_good() -> None:
-    """What is switched off by a constant is meant to be."""
+    """A tool that a constant switches off is meant to be off."""
 
     @tool
     async def work() -> str:

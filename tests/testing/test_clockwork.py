@@ -69,7 +69,7 @@ def test_one_tape_is_one_order(backend: Any, order: Any) -> None:
 @both
 @orders
 def test_choices_replay_as_a_tape(backend: Any, order: Any) -> None:
-    """What a random run chose, given as numbers, gives the same run."""
+    """The choices of a random run, given as numbers, give the same run."""
     recorder = Recorder(Tape(seed=5))
     seen = run_deterministic(mingling, backend=backend, scheduler=recorder, order=order)
     assert run_deterministic(mingling, backend=backend, scheduler=Tape(tape_of(recorder.choices)), order=order) == seen
@@ -91,7 +91,7 @@ def test_order_is_the_same_in_a_fresh_process(backend: Any) -> None:
 
 
 def test_natural_order_is_the_same_on_both_backends() -> None:
-    """Tasks that became ready together go on in the order of their creation, on either."""
+    """Tasks that became ready together resume in the order of their creation, on either backend."""
     assert run_deterministic(mingling, backend="asyncio") == run_deterministic(mingling, backend="trio")
 
 
@@ -121,7 +121,7 @@ def test_passes_let_every_task_run_once_and_steps_let_one_run_on(backend: Any) -
 
 @both
 def test_nobody_starves_in_the_natural_order_of_steps(backend: Any) -> None:
-    """Who waited longest goes first, so a task that never waits for anything doesn't keep the others out."""
+    """The task that waited longest runs first, so one that never waits doesn't keep the others out."""
 
     async def program() -> int:
         turns = 0
@@ -167,7 +167,7 @@ def test_hours_pass_in_no_time(backend: Any) -> None:
 
 
 def test_asyncio_s_own_time_is_virtual_too() -> None:
-    """What isn't anyio's goes by the same clock."""
+    """Timers of asyncio itself follow the same clock as anyio's."""
 
     async def program() -> float:
         loop = asyncio.get_running_loop()
@@ -362,7 +362,7 @@ def test_other_loops_keep_their_threads(backend: Any) -> None:
 
 @both
 def test_gate_lets_one_through_at_a_time_as_the_tape_says(backend: Any) -> None:
-    """Equal labels are told apart; time is one of the choices where a timer is set."""
+    """The gate tells equal labels apart; time is one of the choices where a timer is set."""
 
     async def program(recorder: Recorder) -> list[str]:
         seen: list[str] = []
@@ -528,7 +528,7 @@ def test_gate_leaves_timers_as_it_found_them(backend: Any) -> None:
 
 
 async def test_gate_needs_a_clockwork_loop() -> None:
-    """On another loop nobody can tell when everything waits."""
+    """On another loop the gate can't see when everything waits."""
     with pytest.raises(UserError, match="the event loop is somebody else's"):
         waiting()
 

@@ -48,16 +48,16 @@ ONE_WAY = [("asyncio", "trio")]
 
 @attrs.define
 class Bank:
-    """What is outside of the process: payments that were made, by key."""
+    """The world outside of the process: payments that were made, by key."""
 
     paid: list[tuple[str, int]] = attrs.field(factory=list)
 
     def pay(self, key: str, amount: int) -> None:
-        """Pay, whoever has paid before."""
+        """Pay, even if the key has been paid before."""
         self.paid.append((key, amount))
 
     def pay_once(self, key: str, amount: int) -> None:
-        """Pay, if nobody has paid under that key."""
+        """Pay, unless that key has been paid."""
         if all(known != key for known, _ in self.paid):
             self.paid.append((key, amount))
 
@@ -88,7 +88,7 @@ async def refund_again(ctx: ToolContext[Bank], amount: int) -> str:
 
 @tool(in_doubt="raise")
 async def refund_or_raise(ctx: ToolContext[Bank], amount: int) -> str:
-    """Pay back *amount*, and let somebody look if nobody knows whether it was paid."""
+    """Pay back *amount*; an unknown payment needs a person's look."""
     ctx.context.pay(ctx.idempotency_key, amount)
     return f"refunded {amount}"
 
@@ -128,7 +128,7 @@ NESTED = {"c3": [call("refund", {"amount": 5}, "c1"), say("asked")]}
 
 @pytest.mark.parametrize("order", ["gate", "passes"])
 def test_agent_with_all_kinds_of_work_comes_through_every_crash(order: Any) -> None:
-    """Every way to crash at every write, gone on with on the other backend."""
+    """The run crashes in every way at every write, and resumes on the other backend."""
     swept = t.crash_sweep(
         clerk, SCRIPT, nobody_is_paid_twice, nested=NESTED, context=Bank, ways=ONE_WAY, order=order, tape=[1, 0, 2]
     )
@@ -138,7 +138,7 @@ def test_agent_with_all_kinds_of_work_comes_through_every_crash(order: Any) -> N
 
 
 def test_all_four_ways_of_two_backends_are_gone_by_default() -> None:
-    """Each backend crashes, each goes on."""
+    """Each backend crashes, and each resumes."""
     backends: set[tuple[str, str]] = set()
 
     def check(run: t.CrashRun) -> None:
@@ -164,7 +164,7 @@ def test_check_is_shown_both_lives() -> None:
 
 
 def test_session_outlives_the_crash_and_gets_each_item_once() -> None:
-    """It is made once for each crash, and stands as it stood when that came."""
+    """The session is made once for each crash, and keeps its items over it."""
 
     def check(run: t.CrashRun) -> None:
         assert run.result is not None
@@ -207,7 +207,7 @@ def test_models_of_the_agents_own_go_on_where_they_were() -> None:
 
 
 def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
-    """Without one the second body fails first; a life that goes on has a schedule of its own."""
+    """Without a crash the second body fails first; a restarted run has a schedule of its own."""
     lives: list[None] = []
 
     @tool(failure_error_function=None)
@@ -366,7 +366,7 @@ def writer_that_drops(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None
 def test_runtime_that_forgets_a_record_is_found(
     writer_that_drops: Callable[[bytes], None], kind: bytes, words: str
 ) -> None:
-    """What isn't written is missed by the life that needs it."""
+    """The next life misses the record that wasn't written, and fails."""
     writer_that_drops(kind)
     with pytest.raises(t.ExplorationFailure, match=words):
         t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, ways=ONE_WAY)
@@ -425,7 +425,7 @@ def test_options_reach_the_runs() -> None:
 
 @pytest.mark.parametrize("stage", ["input", "output"])
 def test_a_tripwire_in_the_journal_ends_the_run_though_it_crashed_before_its_end(stage: str) -> None:
-    """The guardrail isn't asked again: another answer would let the run go on with what one has tripped on."""
+    """The guardrail isn't asked again: another answer would let the run continue although it had tripped."""
     asked: list[str] = []
 
     async def trips(*given: Any) -> GuardrailFunctionOutput:
@@ -478,7 +478,7 @@ def test_crash_points_of_rounds_find_a_forgotten_gate() -> None:
 
 
 def test_malformed_input_is_refused_by_type_or_taken_whole() -> None:
-    """Of every kind; what goes wrong with one is told in words."""
+    """Every kind of malformed input is tried; a fault is described in words."""
     chance = Seeded("malformed")
     faults = [(kind, fault) for kind, fault in (feed(chance) for _ in range(600)) if fault is not None]
     assert faults == []

@@ -68,7 +68,7 @@ def test_bug_that_the_natural_order_hides_is_found_by_leaving_it_once(backend: A
 
 
 def test_failure_prints_script_tape_timeline_and_a_line_that_repeats_it() -> None:
-    """Whoever reads it can see what happened, and see it again."""
+    """A reader of the failure can see what happened, and repeat it."""
     script = [[call("refund", {"amount": 80}), call("look"), call("refund", {"amount": 70})], DONE]
     with pytest.raises(t.ExplorationFailure) as found:
         t.explore(agent, script, never_pays_twice, context=Till)
@@ -100,7 +100,7 @@ def test_sound_agent_is_explored_to_the_end() -> None:
 
 @pytest.mark.scenario("RP-24")
 def test_search_over_sync_bodies_that_are_one_step_each_does_not_say_that_it_is_complete() -> None:
-    """What happens between the lines of two threads was not tried."""
+    """The search did not try the orders of two threads' lines."""
 
     @tool
     def count(ctx: ToolContext[list[int]]) -> None:
@@ -123,7 +123,7 @@ def test_search_stops_at_its_budget_and_says_that_it_is_not_complete() -> None:
 
 
 def test_run_that_raises_is_a_finding_unless_it_may() -> None:
-    """An error that nobody expects isn't passed by because the check doesn't look for it."""
+    """An unexpected error is a finding, also when the check doesn't look for it."""
 
     @tool(failure_error_function=None)
     async def broken() -> str:
@@ -216,7 +216,7 @@ def test_finding_is_never_made_small_to_a_script_without_calls() -> None:
 
 @tool(needs_approval=True)
 async def pay(ctx: ToolContext[Till], amount: int) -> str:
-    """Pay *amount* back, once somebody has agreed."""
+    """Pay *amount* back, after a person has approved."""
     left = ctx.context.owed
     await anyio.lowlevel.checkpoint()
     if amount > left:
@@ -461,7 +461,7 @@ def test_task_that_outlives_its_run_is_found() -> None:
 
 
 def test_capacity_that_is_never_given_back_is_found() -> None:
-    """What a run leaves behind is a finding without any check."""
+    """A capacity that a run doesn't give back is a finding without any check."""
     from agentloop import Capacity
 
     def make() -> Agent[Any, Any]:

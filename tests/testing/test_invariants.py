@@ -112,7 +112,7 @@ def test_a_failure_of_the_journal_behind_the_end_stands_in_no_log() -> None:
 
 
 def test_an_application_may_keep_things_from_its_model() -> None:
-    """Who has a function for what a model is shown breaks no promise with it."""
+    """An application that changes the model's input by a function breaks no promise."""
 
     def newest(data: Any) -> Any:
         return attrs.evolve(data, input=data.input[-2:])
@@ -178,7 +178,7 @@ def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_anothe
 
 
 def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another_backend() -> None:
-    """His steps and the call's are the backend's to order; what the call does isn't."""
+    """The order of the reader's steps and the call's is the backend's; the call's own work isn't."""
     evidence = slowly_read()
     held = next(n for n, one in enumerate(evidence.records) if isinstance(one, CallStarted) and one.waited_for)
     assert "stream_buffer" in evidence.records[held].waited_for  # type: ignore[union-attr]
@@ -231,7 +231,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
         CallOutcome(status="succeeded", output="other", body_finished=True),
     ),
 }
-"""What else may stand in the fields of a record."""
+"""Other values that the fields of a record may have."""
 
 
 def damaged(records: Sequence[Any]) -> Iterator[list[Any]]:
@@ -276,7 +276,7 @@ def test_circles_and_lengths_are_held_against_all_that_was_said(what: str, fault
 
 
 def test_a_circle_that_goes_on_after_its_warning_is_found() -> None:
-    """The run of a model that was let go on in a circle: another turn began."""
+    """The model ran in a circle and was allowed another turn, which began."""
     letting = circling()
     place = find(letting, HistoryReplaced)
     earlier = move(letting, place, find(letting, TurnStarted, 2))

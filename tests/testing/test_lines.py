@@ -1,4 +1,4 @@
-"""Sync bodies in a search go on line by line: races between them are found, and what can't be ordered is told."""
+"""A search runs sync bodies line by line: it finds races between them, and reports what can't be ordered."""
 
 import sys
 import threading
@@ -118,7 +118,7 @@ def test_every_order_of_lines_is_run(backend: Any) -> None:
 @needs_monitoring
 @both_backends
 def test_race_between_a_sync_body_and_an_async_one_is_found(backend: Any) -> None:
-    """The loop goes on between two lines of a thread."""
+    """The loop runs other tasks between two lines of a thread."""
 
     @tool
     async def clear(ctx: ToolContext[list[int]]) -> None:

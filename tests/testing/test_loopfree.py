@@ -77,7 +77,7 @@ def test_drawn_worlds_keep_the_invariants_and_exercise_all_of_the_core() -> None
 
 
 def test_a_tape_repeats_a_run_of_the_core() -> None:
-    """What was chosen, played as a tape, gives the same log."""
+    """The choices of a run, played as a tape, give the same log."""
     world = CoreWorld(turns=(_turn("plain", "line", "line", "shared"), _turn("plain", "plain", first=4)))
     first = play(world, Tape((), seed=3))
     again = play(world, Tape(chosen for _, chosen in first.choices))

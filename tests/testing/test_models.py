@@ -248,7 +248,7 @@ async def test_answer_that_was_not_read_to_its_end_is_left_out(tmp_path: Path) -
 
 
 async def test_error_of_who_reads_the_answer_is_not_recorded_as_the_model_s(tmp_path: Path) -> None:
-    """The runtime refuses an answer that goes on after its end; the model didn't raise that."""
+    """The reader refuses the answer with an error of its own; the model didn't raise that."""
     path = tmp_path / "a.json"
     model = RecordingModel(ScriptedModel([say("all is well")]), path)
     with pytest.raises(ModelTransportError, match="of the reader"):
@@ -292,7 +292,7 @@ async def test_no_secret_stands_in_a_cassette(tmp_path: Path) -> None:
 
 
 async def test_divergence_quotes_no_secret(tmp_path: Path) -> None:
-    """What it is asked now is redacted as what was recorded."""
+    """The new request is redacted like the recorded one."""
     path = tmp_path / "a.json"
     await recorded(path, say("hi"))
     agent = agent_with(ReplayModel(path), instructions=f"Use {KEY}")

@@ -54,7 +54,7 @@ def test_an_edit_that_does_not_fit_says_so(
 
 
 def test_the_table_says_what_found_each() -> None:
-    """Three invariants at most are named, and a survivor stands out."""
+    """The table names three invariants at most, and shows a survivor in bold."""
     mutants = [Mutant(name=name, file="a.py", old="x", new="y") for name in ("one", "two")]
     found = Verdict(mutant="one", verdict="killed", invariants=("a_b", "c", "d", "e"), rounds=3)
     rows = table(mutants, [found, Verdict(mutant="two", verdict="survived", rounds=250)]).splitlines()[2:]

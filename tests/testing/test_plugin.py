@@ -102,7 +102,7 @@ def test_explore():
 
 @pytest.mark.slow
 def test_failing_search_prints_how_to_see_it_again(inside: Inside) -> None:
-    """In the short summary of a test that fails, as it stands in the error."""
+    """The short summary of a failing test has the command, as the error has it."""
     result = inside(
         """
 def test_twice():
@@ -161,7 +161,7 @@ class Spans(Instrument):
 
 
 async def test_clean_run_is_no_orphan(anyio_backend: Any) -> None:
-    """Plain and streamed, with spans, one beside another, and with a task of the test's own that goes on."""
+    """Plain and streamed runs, with spans, side by side, and beside a task of the test's own, leave no orphan."""
     config = RunConfig(instruments=[Spans()])
     with orphans_watched():
         async with anyio.create_task_group() as group:

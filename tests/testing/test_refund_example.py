@@ -22,7 +22,7 @@ IN_PYTEST = next(block for block in BLOCKS if "no_orphans" in block)
 
 @pytest.fixture
 def shop() -> dict[str, Any]:
-    """What the page's application and its test define."""
+    """Return the names that the page's application and its test define."""
     names: dict[str, Any] = {"__name__": "shop"}
     for number, block in enumerate((APPLICATION, TEST)):
         exec(compile(block, f"{PAGE}:{number}", "exec"), names)
@@ -68,7 +68,7 @@ def test_the_race_is_found_and_made_small_to_two_calls(shop: dict[str, Any]) -> 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("order", ["gate", "passes", "steps"])
 def test_on_either_backend_and_in_any_order(shop: dict[str, Any], backend: Any, order: Any) -> None:
-    """Out of a longer script too, where the two calls stand apart."""
+    """The failure is found in a longer script too, where the two calls are in separate turns."""
     failure = failure_of(shop, backends=[backend], order=order)
     assert sizes(failure) == [2]
     assert failure.run.backend == backend
@@ -85,7 +85,7 @@ def test_the_printed_line_repeats_it(shop: dict[str, Any]) -> None:
 
 
 def test_the_test_has_less_than_fifteen_lines_and_public_names_only() -> None:
-    """What it imports is in `__all__`; nothing private is touched."""
+    """Every name it imports is in `__all__`; nothing private is touched."""
     assert len([line for line in TEST.splitlines() if line.strip() and "import" not in line]) < 15
     tree = ast.parse(TEST)
     imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]

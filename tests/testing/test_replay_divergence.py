@@ -1,4 +1,4 @@
-"""What a divergence says: at which record the run goes otherwise, what was wanted, what came, and what has changed."""
+"""A divergence names the record where the run differs, what was wanted, what came, and what has changed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -109,7 +109,7 @@ def journaled(agent: Agent[Any, Any], config: RunConfig) -> tuple[MemoryJournal,
 
 
 def first(records: Sequence[r.Record], kind: type[Any], **fields: Any) -> int:
-    """Return where the first record of *kind* with these *fields* stands."""
+    """Return the index of the first record of *kind* with these *fields*."""
     for index, one in enumerate(records):
         if isinstance(one, kind) and all(getattr(one, name) == value for name, value in fields.items()):
             return index

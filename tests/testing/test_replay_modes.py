@@ -67,7 +67,7 @@ def cut(path: Path, lines: int) -> Path:
 
 @both
 def test_resume_goes_on_where_the_log_breaks_off(tmp_path: Path, backend: Any) -> None:
-    """What is in the log isn't done again; the rest runs, live."""
+    """Work in the log isn't done again; the rest runs, live."""
     path = record(tmp_path / "run.jsonl")
     cut(path, [b'"turn_started"' in line for line in path.read_bytes().splitlines()].index(True, 3) + 2)
     PAID.clear()
@@ -94,7 +94,7 @@ def test_resume_refuses_a_log_that_goes_otherwise_today(tmp_path: Path, backend:
 
 @both
 def test_what_if_goes_its_own_way_from_a_turn_or_a_record(tmp_path: Path, backend: Any) -> None:
-    """Another agent goes on, or the same with another model; calls before it aren't made."""
+    """Another agent continues, or the same with another model; calls before it aren't made."""
     path = record(tmp_path / "run.jsonl")
     PAID.clear()
     other = replay(path, clerk(), mode="what_if", turn=3, then=clerk("Just done."), backend=backend)
@@ -257,7 +257,7 @@ def test_secrets_stay_out_of_replays_and_what_they_say(tmp_path: Path, backend: 
 
 @pytest.mark.parametrize("mode", ["strict", "resume", "what_if", "shadow"])
 async def test_replay_inside_a_running_loop_is_refused_and_says_what_to_await(mode: Any, tmp_path: Path) -> None:
-    """At once, whatever the mode and the source; a bare error of the event loop would name neither."""
+    """Replay refuses at once, in every mode and before reading the source; the loop's own error would name neither."""
     with pytest.raises(UserError, match=r"inside a running event loop.*sync code.*await anyio\.to_thread\.run_sync"):
         replay(tmp_path / "nothing.jsonl", clerk(), mode=mode)
 

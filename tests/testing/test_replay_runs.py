@@ -67,7 +67,7 @@ def lines(records: Any) -> list[bytes]:
 
 
 class Records:
-    """An instrument that keeps the records of a run, whatever becomes of it."""
+    """An instrument that keeps the records of a run, also of one that fails."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -88,7 +88,7 @@ def comes_out_the_same(
 ) -> list[Replayed]:
     """Record *agent* on both stock backends, replay each on both, and return the replays; nothing of it runs again.
 
-    *start* starts the runs that are recorded, for what is told apart by its times on virtual clocks.
+    *start* starts the recorded runs, for cases that only their times on virtual clocks tell apart.
     """
     config = config or RunConfig()
     replays: list[Replayed] = []
@@ -223,7 +223,7 @@ def test_a_nested_run_that_takes_its_time_to_leave_what_it_holds(fails: bool) ->
 
 
 def test_a_body_that_cancelled_itself_too_late() -> None:
-    """Its call timed out although nobody cut it off: the loop had no time to, and the body came to its own end."""
+    """Its call timed out without being cut off: the loop had no time to cut it, and the body ended by itself."""
 
     @tool(timeout=60)
     async def late() -> str:
@@ -294,7 +294,7 @@ def test_callbacks_that_answer() -> None:
 
 
 def test_callbacks_that_raise() -> None:
-    """What has no answer in the log raised what ended the run, or the call, or nothing."""
+    """A callback without an answer in the log raised what ended the run, or the call, or nothing."""
 
     def broken(*_: Any) -> Any:
         ran("broken")
@@ -322,7 +322,7 @@ def test_callbacks_that_raise() -> None:
 
 
 def test_hooks_that_wait_and_hooks_that_raise() -> None:
-    """Hooks aren't called; where they waited others went on, and where one raised the run ends as it did."""
+    """Hooks aren't called; other work ran where they waited, and the run ends as it did where one raised."""
 
     class Slow(RunHooks):
         async def on_tool_start(self, *_: Any) -> None:
@@ -590,7 +590,7 @@ def test_approvals_over_three_entries() -> None:
 
 
 def test_a_rate_over_two_entries() -> None:
-    """What was started before a pause doesn't hold up what starts long after it, and let others go first."""
+    """Calls before a pause don't hold up those that start long after it; those before them start first."""
     rated = attrs.evolve(double, name="rated", capacity=(Rate(1, 0.05),))
 
     @tool(needs_approval=True)
@@ -622,7 +622,7 @@ def test_a_rate_over_two_entries() -> None:
 
 
 def test_a_run_that_crashed_and_went_on() -> None:
-    """An entry without an end: it is replayed up to there, and then the one that went on from it."""
+    """The first entry has no end: it is replayed up to there, and then the entry that resumed the run."""
 
     class Gone(BaseException):
         """The process is gone."""
@@ -773,7 +773,7 @@ def test_a_turn_whose_first_call_never_starts_queues_its_calls_in_time() -> None
 
 
 def test_a_loop_that_was_late() -> None:
-    """What was due meanwhile came in one pass: a call had waited for too long, though there was room by then."""
+    """The late loop did all due work in one pass: a call had waited for too long, though there was room by then."""
     rated = attrs.evolve(double, capacity=(Rate(1, 40.0),))
     turn = [call("double", {"n": n}, call_id=f"c{n}") for n in (1, 2)]
     agent = Agent("a", tools=[rated], model=scripted(turn, say("done")))
@@ -807,7 +807,7 @@ def test_a_loop_that_was_late() -> None:
 
 
 def test_a_consumer_who_is_behind() -> None:
-    """Turns of nested runs that waited until he had caught up begin in their turn."""
+    """Turns of nested runs that waited until the consumer had caught up begin in their turn."""
     quick = Agent("quick", tools=[double], model=scripted(call("double", {"n": 1}), say("quick done")))
     slow = Agent("slow", tools=[hangs], model=scripted(call("hangs"), say("slow done")))
     turn = [call("quick", {"input": "x"}), call("slow", {"input": "y"}), call("quick", {"input": "z"})]
@@ -823,7 +823,7 @@ def test_a_consumer_who_is_behind() -> None:
 
 
 def test_budgets_and_limits_of_their_own() -> None:
-    """What requests and calls cost is read off the log: the application isn't asked for prices again."""
+    """The log has the costs of requests and calls: the application isn't asked for prices again."""
 
     def cost(arguments: dict[str, Any]) -> Decimal:
         return ran("cost", Decimal(arguments["n"]) / 2)

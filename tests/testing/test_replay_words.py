@@ -1,4 +1,4 @@
-"""What a divergence says: which record, what was wanted, what came, and what has probably changed."""
+"""A divergence names the record, what was wanted, what came, and what has probably changed."""
 
 from typing import Any
 

@@ -136,7 +136,7 @@ def test_log_of_a_gated_world_is_the_same_on_both_backends_streamed_and_plain() 
 @pytest.mark.parametrize("order", ["passes", "steps"])
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_run_s_own_tape_repeats_it(order: Any, backend: Any) -> None:
-    """Whatever scheduler chose, the tape of its choices gives the same log."""
+    """The tape of a scheduler's choices gives the same log as the scheduler."""
     world = world_of(3, order=order, tape=())
     seen = t.run_one(world, backend=backend, scheduler=t.Tape(seed=8))
     again = t.run_one(attrs.evolve(world, tape=seen.tape), backend=backend)
@@ -153,7 +153,7 @@ def test_times_and_ids_are_counted() -> None:
     assert run.seconds == run.ended_at == 0.2
 
 
-# ---------------------------------------------------------------------------------------------- what is told
+# ------------------------------------------------------------------------------------------ what is reported
 
 
 def test_what_a_world_s_run_tells() -> None:
@@ -246,7 +246,7 @@ def test_deadlock_of_a_run_is_its_error() -> None:
 
 @attrs.frozen
 class Acts:
-    """A body that waits at the gate, sleeps, and then ends as it is told."""
+    """A body that waits at the gate, sleeps, and then ends as *ending* says."""
 
     points: int = 0
     seconds: float = 0.0
@@ -339,7 +339,7 @@ def test_what_is_due_at_one_moment_gives_one_log_on_both_backends(
 
 
 def test_bodies_that_wake_together_are_settled_one_by_one() -> None:
-    """The second goes on when the first has been settled, and nothing can go on any more."""
+    """The second resumes when the first has been settled, and nothing else can run any more."""
     script = [[call("work", {"n": 1}), call("work", {"n": 1})], DONE]
     behaviors = {"call_1": Goes((0.5, 0.25)), "call_2": Goes((0.75,))}
     for run in t.run(t.World(agent=Agent("busy", tools=[work]), script=script, behaviors=behaviors)).runs:

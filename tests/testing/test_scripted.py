@@ -63,7 +63,7 @@ async def test_steps_are_taken_one_a_request_and_requests_are_kept() -> None:
 
 
 async def test_calls_without_an_id_get_ids_that_the_conversation_has_not() -> None:
-    """Of calls and handoffs; those of the script go on from response to response. A given id stays."""
+    """Calls and handoffs without an id are counted across responses. A given id stays."""
     steps = [[call("f"), call("g", call_id="mine")], call("h"), call("i")]
     model = ScriptedModel(steps)
     made: list[str] = []
@@ -105,7 +105,7 @@ async def test_a_stream_is_given_event_by_event_and_nothing_else() -> None:
 
 
 async def test_a_response_fails_where_the_script_says() -> None:
-    """What comes before has been given."""
+    """The events before the failure have been given."""
     error = ModelTransportError("gone")
     seen: list[ModelEvent] = []
     with pytest.raises(ModelTransportError) as caught:

@@ -1,4 +1,4 @@
-"""What a failed search makes of its finding: the smallest script and tape it can, and a text a person can read."""
+"""A failed search gives the smallest script and tape it can find, and a text that a person can read."""
 
 from typing import Any
 
@@ -198,7 +198,7 @@ def test_timeline_tells_failures_verdicts_and_cancellations() -> None:
     ],
 )
 def test_script_is_printed_as_the_code_that_makes_it(steps: Any, code: str) -> None:
-    """Whoever copies it has the script."""
+    """A reader can copy the printed code and has the script."""
     assert script_as_code(steps) == code
 
 

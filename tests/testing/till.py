@@ -8,7 +8,7 @@ from agentloop import Agent, ToolContext, tool
 
 @attrs.define
 class Till:
-    """What the shop owes a customer, and what it has paid."""
+    """The shop's debt to a customer, and the payments it has made."""
 
     owed: int = 100
     paid: int = 0
