@@ -1,4 +1,4 @@
-"""What type checkers know of agents, runs and streams. Checked, never run."""
+"""Type checkers know the types of agents, runs and streams. Checked, never run."""
 
 from typing import Any, Literal, assert_type
 

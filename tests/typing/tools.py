@@ -1,4 +1,4 @@
-"""What type checkers know of tools, their contexts, guardrails, limits and conditions. Checked, never run."""
+"""Type checkers know the types of tools, their contexts, guardrails, limits and conditions. Checked, never run."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -219,7 +219,7 @@ def late(ctx: RunContext[Any]) -> bool:
 
 
 def conditions_compose() -> None:
-    """A predicate may stand on either side."""
+    """A predicate may be on either side."""
     assert_type(MaxTurns(3) | TextMention("done"), Condition)
     assert_type(late & MaxTurns(3), Condition)
     assert_type(~MaxTurns(3), Condition)
