@@ -39,7 +39,7 @@ settings.load_profile("ci" if "CI" in os.environ else "default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let whoever has little time leave out backends that are variations of others."""
+    """Add the option `--backends`, which can leave out backends that are variations of others."""
     names = ", ".join((*BACKENDS, TRIO_ONCE))
     parser.addoption("--backends", default=",".join(BACKENDS), help=f"backends to test on, of {names}")
 

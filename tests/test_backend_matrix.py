@@ -26,7 +26,7 @@ def test_async_test_runs_on_the_whole_matrix(pytester: pytest.Pytester) -> None:
 
 
 def test_real_clock_drops_the_virtual_one(pytester: pytest.Pytester) -> None:
-    """What waits outside the loop is collected without trio-virtual; nothing is reported as skipped."""
+    """A test that waits outside the loop is collected without trio-virtual; nothing is reported as skipped."""
     ids = _ids(pytester, "@pytest.mark.real_clock\nasync def test_it(): pass")
     assert ids == ["asyncio", *EAGER, "trio"]
 

@@ -1,4 +1,4 @@
-"""The benchmarks start, and what they write has the shape their readers rely on; figures are nobody's business here."""
+"""The benchmarks start, and their output has the shape that readers rely on; the figures aren't checked here."""
 
 import json
 import sys

@@ -98,7 +98,7 @@ def test_the_readme_and_the_tutorial_have_examples() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """By its own entry, or by the page of the module it stands in."""
+    """Each name has its own entry, or is on the page of its module."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
     named = set(re.findall(r"^\.\. auto(?:class|function):: (\w+)$", pages, re.MULTILINE))
     modules = set(re.findall(r"^\.\. automodule:: ([\w.]+)$", pages, re.MULTILINE))

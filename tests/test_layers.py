@@ -45,7 +45,7 @@ WAITING_OR_CHANGING = frozenset(
 
 
 def modules_under(package: Path) -> dict[str, Path]:
-    """Return every module of *package* by dotted name; a package's name stands for its `__init__`."""
+    """Return every module of *package* by dotted name; a package's name means its `__init__`."""
     found = {}
     for path in package.rglob("*.py"):
         parts = (package.name, *path.relative_to(package).with_suffix("").parts)
@@ -109,7 +109,7 @@ def downward_imports(graph: dict[str, set[str]], package: str) -> list[str]:
 
 
 def folder_of(module: str, modules: set[str]) -> str:
-    """Return the folder that *module* stands in, or the module itself where it stands beside the folders."""
+    """Return the folder that holds *module*, or the module itself where it lies beside the folders."""
     if any(other.startswith(f"{module}.") for other in modules):
         return module
     folder = module.rpartition(".")[0]
@@ -175,7 +175,7 @@ def test_every_module_has_a_layer(graph: dict[str, set[str]]) -> None:
 
 
 def test_rooms_stay_few_and_the_way_down_short(graph: dict[str, set[str]]) -> None:
-    """Whoever reads the package has that many places to know, and passes that many on the longest way."""
+    """A reader of the package has that many places to know, and passes that many on the longest way."""
     floors = floors_of(graph)
     assert len(floors) <= MOST_ROOMS, sorted(floors)
     assert max(floors.values()) <= MOST_FLOORS, sorted(floors.items(), key=lambda each: each[1])
@@ -195,7 +195,7 @@ def test_core_waits_for_nothing_and_reads_no_clock(graph: dict[str, set[str]]) -
 
 
 def test_one_module_at_most_imports_asyncio(graph: dict[str, set[str]]) -> None:
-    """What anyio can't say stands in one documented module; the testing package may do as it must."""
+    """One documented module holds what anyio can't do; the testing package may do as it must."""
     users = [
         module
         for module, targets in graph.items()
@@ -235,7 +235,7 @@ def _package(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_reader_finds_deferred_relative_and_typing_imports() -> None:
-    """Every import counts, wherever it stands, those that only a type checker reads too."""
+    """Every import counts, at any place in a module, also those that only a type checker reads."""
     source = (
         "from typing import TYPE_CHECKING\n"
         "from . import tools\n"

@@ -113,7 +113,7 @@ def test_sessions_that_end_together_all_keep_their_verdicts(tmp_path: Path) -> N
 
 
 def test_later_verdict_replaces_the_earlier_one_of_the_same_backend() -> None:
-    """What failed and now passes has passed, and the other way round."""
+    """A scenario that failed and now passes has passed, and the other way round."""
     known = {"PL-01": {"passed": ["asyncio"], "failed": ["trio"]}}
     assert merged(known, {("PL-01", "asyncio"): False, ("PL-01", "trio"): True}) == {
         "PL-01": {"passed": ["trio"], "failed": ["asyncio"]}
