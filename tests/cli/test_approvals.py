@@ -57,7 +57,7 @@ def finished(child: "subprocess.Popen[str]") -> tuple[int, str, str]:
 def test_paused_in_one_process_approved_in_another_resumed_in_a_third(
     start: Start, agent: AgentOf, kept: str, backend: str, noted: Noted
 ) -> None:
-    """On the other backend; each process says what to run next, and only the last runs the call."""
+    """Each process says what to run next, and only the last, on the other backend, runs the call."""
     code, out, err = finished(start("run", agent("deleting"), "a", "--journal", kept, "--backend", backend))
     assert (code, out) == (3, "")
     assert "1 call waits for approval: call_a (delete)" in err
@@ -75,7 +75,7 @@ def test_paused_in_one_process_approved_in_another_resumed_in_a_third(
 
 
 def test_a_rejection_is_told_to_the_model(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """In the words given; the body never runs."""
+    """The model gets the rejection in the words given; the body never runs."""
     assert invoke("run", agent("deleting"), "a b", "--journal", kept).exit_code == 3
     told = invoke("reject", kept, "call_b", "--message", "keep b")
     assert "1 more waits" in told.stderr
@@ -85,7 +85,7 @@ def test_a_rejection_is_told_to_the_model(invoke: Invoke, agent: AgentOf, kept: 
 
 
 def test_what_nobody_decided_on_is_still_pending(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """Resuming runs what was approved, once, and asks about the rest again; nothing decided, nothing happens."""
+    """Resuming runs the approved calls once and asks about the rest again; without a verdict, no call runs."""
     invoke("run", agent("deleting"), "a b", "--journal", kept)
     assert invoke("resume", kept).exit_code == 3
     assert noted() == []
@@ -126,7 +126,7 @@ def test_other_arguments_can_be_approved(invoke: Invoke, agent: AgentOf, kept: s
 def test_always_holds_for_the_later_calls_of_the_run(
     invoke: Invoke, agent: AgentOf, kept: str, noted: Noted, command: str, answer: str
 ) -> None:
-    """And without it each call is asked about."""
+    """`always` approves the later calls of the run; without it each call is asked about."""
     invoke("run", agent("one_by_one"), "a b", "--journal", kept)
     message = ("--message", "no") if command == "reject" else ()
     assert invoke(command, kept, "call_a", "--always", *message).exit_code == 0
@@ -134,7 +134,7 @@ def test_always_holds_for_the_later_calls_of_the_run(
 
 
 def test_without_always_each_call_is_asked_about(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """A verdict is on one call."""
+    """A verdict holds for one call."""
     invoke("run", agent("one_by_one"), "a b", "--journal", kept)
     invoke("approve", kept, "call_a")
     assert invoke("resume", kept).exit_code == 3
@@ -142,7 +142,7 @@ def test_without_always_each_call_is_asked_about(invoke: Invoke, agent: AgentOf,
 
 
 def test_nested_calls_are_named_by_their_path(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """A call of the same id in another run of the tree isn't meant; a short name that fits one is enough."""
+    """A call of the same id in another run of the tree isn't meant; a short name is enough if it fits one call."""
     assert invoke("run", agent("boss"), "go", "--journal", kept).exit_code == 3
     names = [line.split()[0] for line in invoke("pending", kept).stdout.splitlines()]
     assert names == ["outer/call_x", "call_x"]
@@ -154,7 +154,7 @@ def test_nested_calls_are_named_by_their_path(invoke: Invoke, agent: AgentOf, ke
 
 @pytest.mark.parametrize("call", ["call_z", "3:call_a", ""])
 def test_a_call_that_does_not_wait_is_refused(invoke: Invoke, agent: AgentOf, kept: str, call: str) -> None:
-    """The journal stays as it is."""
+    """An approval of a call that doesn't wait leaves the journal as it is."""
     invoke("run", agent("deleting"), "a", "--journal", kept)
     before = (Path(kept) / "run.journal").read_bytes()
     result = invoke("approve", kept, call)
@@ -164,7 +164,7 @@ def test_a_call_that_does_not_wait_is_refused(invoke: Invoke, agent: AgentOf, ke
 
 
 def test_lines_of_a_batch_wait_by_themselves(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """Each in its place of the output; calls are named with their lines, or without where that is enough."""
+    """Each line waits in its own place; its calls are named with the line, or without where that is enough."""
     result = invoke("run", agent("deleting"), "--journal", kept, input="a\na\n\nb\n")
     assert result.exit_code == 3
     assert result.stdout == (
@@ -187,7 +187,7 @@ def test_lines_of_a_batch_wait_by_themselves(invoke: Invoke, agent: AgentOf, kep
 
 
 def test_json_tells_what_waits(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """In the result and in the list, in one form."""
+    """The result and the list describe a waiting call in one form."""
     result = invoke("run", agent("deleting"), "--journal", kept, "--json", input="a\n")
     told = json.loads(result.stdout)
     assert told["status"] == "interrupted"
@@ -208,7 +208,7 @@ class Strict:
 
 
 def test_which_policy_asks_and_why_is_told(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """In the list and in JSON; on one line, nothing in it steers a terminal."""
+    """The list and the JSON name policy and reason; the list writes them on one line, without terminal controls."""
     invoke("run", agent("deleting"), "a", "--journal", kept)
     (path := Path(kept) / "run.journal").unlink()
 
@@ -233,12 +233,12 @@ def test_which_policy_asks_and_why_is_told(invoke: Invoke, agent: AgentOf, kept:
     ("policy", "reason", "said"), [(None, None, ""), ("Strict", None, "Strict"), ("A, B", "so; so", "A, B: so; so")]
 )
 def test_who_asks_in_words(policy: str | None, reason: str | None, said: str) -> None:
-    """Nothing where the tool asks by itself."""
+    """The policies and their reasons are joined; the text is empty where the tool itself asks."""
     assert asked_because(ApprovalRequest(ToolCall("c", "f"), "a", policy=policy, reason=reason)) == said
 
 
 def test_without_a_folder_nothing_can_be_decided_later(invoke: Invoke, agent: AgentOf, noted: Noted) -> None:
-    """It says so, and what to do."""
+    """The error says that nothing was kept, and what to do."""
     result = invoke("run", agent("deleting"), "a")
     assert (result.exit_code, result.stdout) == (3, "")
     assert "Nothing of it was kept: run again with --journal DIR" in result.stderr
@@ -246,7 +246,7 @@ def test_without_a_folder_nothing_can_be_decided_later(invoke: Invoke, agent: Ag
 
 
 def test_always_approves_all_there_is(invoke: Invoke, agent: AgentOf, backend: str, noted: Noted) -> None:
-    """With a folder and without one, for one request and many."""
+    """The option approves every call, with a folder and without one, for one request and many."""
     one = invoke("run", agent("one_by_one"), "a b", "--approve", "always", "--backend", backend)
     assert (one.exit_code, one.stdout) == (0, "a is gone; b is gone\n")
     many = invoke("run", agent("deleting"), "--approve", "always", "--backend", backend, input="c\nd\n")
@@ -270,7 +270,7 @@ def test_secrets_of_a_call_are_shown_nowhere(invoke: Invoke, agent: AgentOf, kep
 
 
 def test_secret_outputs_are_shown_and_kept_nowhere(invoke: Invoke, agent: AgentOf, kept: str, tmp_path: Path) -> None:
-    """One that is the answer is printed by the run that made it; its journal can't tell it again."""
+    """A secret answer is printed by the run that made it; its journal can't repeat it."""
     for options in ((), ("--json",), ("--journal", kept)):
         result = invoke("run", agent("peeking"), "go", *options)
         assert result.exit_code == 0
@@ -344,7 +344,7 @@ def test_at_a_terminal_each_call_is_asked_about(
     answer: str,
     deleted: list[str],
 ) -> None:
-    """Yes, no and why, always, never, later; Ctrl-D is later; anything else is asked again."""
+    """Every answer has its effect: yes, no and why, always, never, later; Ctrl-D is later; others are asked again."""
     terminal = _Terminal(start, "run", agent("one_by_one"), "a b", "--backend", backend)
     for each in answers:
         terminal.answer(each)
@@ -387,7 +387,7 @@ def test_what_was_put_off_at_the_terminal_is_kept(start: Start, agent: AgentOf, 
 def test_questions_of_many_runs_come_one_at_a_time(
     start: Start, agent: AgentOf, tmp_path: Path, noted: Noted, backend: str
 ) -> None:
-    """Each says of which line it is; the progress bar is out of the way."""
+    """Each question names its line; the progress bar is out of the way."""
     file = tmp_path / "requests.txt"
     file.write_text("a\nb\nc\n")
     terminal = _Terminal(start, "run", agent("deleting"), "--input", str(file), "--backend", backend)
@@ -414,7 +414,7 @@ def test_a_call_cannot_hide_what_it_asks_for(start: Start, agent: AgentOf) -> No
 
 @pytest.mark.slow
 def test_never_asks_nobody_even_at_a_terminal(start: Start, agent: AgentOf, noted: Noted) -> None:
-    """As in a script that happens to run at one."""
+    """The option holds at a terminal as in a script."""
     terminal = _Terminal(start, "run", agent("deleting"), "a", "--approve", "never")
     assert terminal.finish() == 3
     assert "[l]ater" not in terminal.shown
@@ -423,7 +423,7 @@ def test_never_asks_nobody_even_at_a_terminal(start: Start, agent: AgentOf, note
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_question(start: Start, agent: AgentOf, kept: str, backend: str) -> None:
-    """The call is still pending."""
+    """The call is still pending after Ctrl-C."""
     terminal = _Terminal(start, "run", agent("deleting"), "a", "--journal", kept, "--backend", backend)
     terminal.wait_for("[l]ater: ")
     terminal.child.send_signal(2)

@@ -33,7 +33,7 @@ def test_as_many_run_at_once_as_the_cap_allows(
 
 
 def test_many_requests_lose_none(invoke: Invoke, agent: AgentOf) -> None:
-    """More than are read ahead."""
+    """A thousand requests, more than are read ahead, are all answered."""
     result = invoke("run", agent("echo"), input="".join(f"{n}\n" for n in range(1_000)))
     assert result.stdout == "".join(f"[{n}]\n" for n in range(1_000))
 
@@ -41,7 +41,7 @@ def test_many_requests_lose_none(invoke: Invoke, agent: AgentOf) -> None:
 def test_a_failing_line_is_reported_in_its_place_and_the_others_are_answered(
     invoke: Invoke, agent: AgentOf, backend: str
 ) -> None:
-    """The exit code tells that not all went well."""
+    """The exit code says that a line failed."""
     result = invoke("run", agent("echo"), "--backend", backend, input="one\nbad two\nthree\n")
     assert result.exit_code == 1
     assert result.stdout == "[one]\nError: can't answer 'bad two': api_key=[redacted]\n[three]\n"
@@ -51,7 +51,7 @@ def test_a_failing_line_is_reported_in_its_place_and_the_others_are_answered(
 
 
 def test_json_gives_one_result_a_line_with_its_request(invoke: Invoke, agent: AgentOf, tmp_path: Path) -> None:
-    """Line numbers are the file's own: blank lines are left out, and counted."""
+    """Line numbers are the file's own: blank lines are counted but give no result."""
     file = tmp_path / "requests.txt"
     file.write_text("one\n\n   \nbad two\nthree")
     result = invoke("run", agent("echo"), "--input", str(file), "--json")
@@ -69,18 +69,18 @@ def test_json_gives_one_result_a_line_with_its_request(invoke: Invoke, agent: Ag
 def test_standard_input_is_read_where_no_request_is_given(
     invoke: Invoke, agent: AgentOf, options: tuple[str, ...]
 ) -> None:
-    """Silently, or by its conventional name."""
+    """The input is read without a word, also when it is named `-`."""
     assert invoke("run", agent("echo"), *options, input="one\r\ntwo\r\n").stdout == "[one]\n[two]\n"
 
 
 def test_empty_input_is_no_error(invoke: Invoke, agent: AgentOf) -> None:
-    """Nothing asked, nothing answered."""
+    """An input of blank lines gives no answer and no error."""
     result = invoke("run", agent("echo"), input="\n\n")
     assert (result.exit_code, result.output) == (0, "")
 
 
 def test_undecodable_and_too_long_lines_fail_alone(invoke: Invoke, agent: AgentOf) -> None:
-    """Named by their numbers, with nothing lost around them."""
+    """The lines are named by their numbers, and no line around them is lost."""
     given = b"one\n\xff two\n" + b"x" * (MAX_LINE + 1) + b"\n" + b"y" * (3 * MAX_LINE) + b"\nfive\n"
     result = invoke("run", agent("echo"), input=given)
     assert result.exit_code == 1
@@ -95,7 +95,7 @@ def test_undecodable_and_too_long_lines_fail_alone(invoke: Invoke, agent: AgentO
 
 
 def test_a_missing_model_is_told_of_once_before_a_line_is_read(invoke: Invoke, agent: AgentOf) -> None:
-    """Not once for every line."""
+    """The error is shown once, not for every line."""
     result = invoke("run", agent("nowhere"), input="one\ntwo\n")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("Error:") == 1

@@ -48,7 +48,7 @@ def test_files_are_listed_counted_and_searched(helper: ModuleType) -> None:
 
 
 def test_long_lists_are_cut_and_say_so(helper: ModuleType, folder: Path) -> None:
-    """The rest is counted."""
+    """The tool shows the first entries and counts the rest."""
     for number in range(25):
         (folder / "docs" / f"{number:02}.txt").touch()
     assert helper.list_files("docs").endswith("19.txt\n… and 6 more")
@@ -70,7 +70,7 @@ def test_long_lists_are_cut_and_say_so(helper: ModuleType, folder: Path) -> None
     ],
 )
 def test_paths_that_are_no_file_of_the_folder_are_refused(helper: ModuleType, path: str, said: str) -> None:
-    """Whichever way they are written."""
+    """The tool refuses such a path in every spelling."""
     with pytest.raises(helper.Refused, match=said):
         helper.count_lines(path)
     with pytest.raises(helper.Refused):
@@ -78,7 +78,7 @@ def test_paths_that_are_no_file_of_the_folder_are_refused(helper: ModuleType, pa
 
 
 def test_a_file_that_is_too_large_is_refused(helper: ModuleType, folder: Path) -> None:
-    """Before it is read."""
+    """The tool refuses the file before it reads it."""
     with (folder / "large.bin").open("wb") as file:
         file.truncate(helper.MAX_FILE + 1)
     with pytest.raises(helper.Refused, match="larger than"):
@@ -106,7 +106,7 @@ def repository(folder: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.real_clock
 async def test_git_that_fails_is_quoted(anyio_backend: object, helper: ModuleType) -> None:
-    """Here there is no repository."""
+    """The tool quotes git's error, here that there is no repository."""
     with pytest.raises(helper.Refused, match=r"(?i)git repository"):
         await helper.recent_commits(1)
 
@@ -115,7 +115,7 @@ async def test_git_that_fails_is_quoted(anyio_backend: object, helper: ModuleTyp
 @pytest.mark.anyio
 @pytest.mark.real_clock
 async def test_commits_come_from_git(anyio_backend: object, helper: ModuleType) -> None:
-    """Run as a process, newest first."""
+    """The tool runs git as a process and lists the newest commit first."""
     assert (await helper.recent_commits(1)).endswith(" Second")
     assert len((await helper.recent_commits(10)).splitlines()) == 2
 
@@ -124,7 +124,7 @@ async def test_commits_come_from_git(anyio_backend: object, helper: ModuleType) 
 @pytest.mark.anyio
 @pytest.mark.real_clock
 async def test_a_refusal_ends_the_run(anyio_backend: object, helper: ModuleType) -> None:
-    """It is no answer, so scripts see it by the exit code."""
+    """A refusal is no answer, so scripts see it by the exit code."""
     agent = helper.agent.clone(model=ScriptedModel([call("count_lines", {"path": "../secret.txt"})]))
     with pytest.raises(ToolCallError, match="outside the current folder"):
         await Runner.run(agent, "How many lines does ../secret.txt have?")

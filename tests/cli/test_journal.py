@@ -57,7 +57,7 @@ def finished(child: "subprocess.Popen[str]") -> tuple[int, str, str]:
 def test_a_killed_run_goes_on_where_it_was_on_the_other_backend(
     start: Start, agent: AgentOf, kept: str, backend: str, noted: Noted
 ) -> None:
-    """The call that had settled isn't run again; the idempotent one that the process died in is."""
+    """The call that had settled isn't run again; the idempotent one that was running when the process died is."""
     code, out, _ = finished(start("run", agent("dying"), "x", "--journal", kept, "--backend", backend))
     assert (code, out) == (-signal.SIGKILL, "")
     assert noted() == ["first x", "second x"]
@@ -78,7 +78,7 @@ def test_the_same_command_goes_on_too(start: Start, agent: AgentOf, kept: str, n
 
 
 def test_a_completed_run_is_told_of_as_it_was(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """In words and in JSON, values that aren't text too, without asking the model."""
+    """The result is printed in words and in JSON, also values that aren't text, without asking the model."""
     first = invoke("run", agent("measuring"), "x", "--journal", kept, "--json")
     again = invoke("resume", kept, "--json")
     assert (first.exit_code, again.exit_code) == (0, 0)
@@ -90,7 +90,7 @@ def test_a_completed_run_is_told_of_as_it_was(invoke: Invoke, agent: AgentOf, ke
 def test_a_run_that_failed_for_good_fails_again_in_the_same_words(
     invoke: Invoke, agent: AgentOf, kept: str, noted: Noted
 ) -> None:
-    """And nothing of it is run."""
+    """The error is printed again, and no call is run."""
     first = invoke("run", agent("failing"), "bad", "--journal", kept)
     again = invoke("resume", kept)
     assert (first.exit_code, again.exit_code) == (1, 1)
@@ -103,7 +103,7 @@ def test_a_run_that_failed_for_good_fails_again_in_the_same_words(
 
 
 def test_errors_of_the_past_are_told_of_like_new_ones() -> None:
-    """With what failed besides, and the user's own without their class."""
+    """A past error is shown with the failures beside it; a user's mistake is shown without its class."""
     noted = PastError.of("ValueError(x (y))", {"also_failed": ["KeyError(z)"]})
     assert words_for(noted) == "Error: ValueError: x (y)\n  also failed: KeyError(z)\n"
     assert code_of(noted) == 1
@@ -145,7 +145,7 @@ def test_a_cancelled_run_says_how_to_go_on_and_does(start: Start, agent: AgentOf
 
 @pytest.mark.slow
 def test_resuming_works_in_the_folder_it_began_in(start: Start, kept: str, tmp_path: Path) -> None:
-    """Modules are found there, and tools that use paths find their files."""
+    """Modules are found in that folder, and tools that use paths find their files."""
     (tmp_path / "local.py").write_text(
         "from pathlib import Path\nfrom agentloop import Agent\nfrom agentloop.testing import ScriptedModel, say\n"
         "here = Agent('here', model=ScriptedModel([lambda _: say(str(Path.cwd()))]))\n"
@@ -188,7 +188,7 @@ def test_a_folder_of_another_job_is_refused(
 
 
 def test_a_folder_of_something_else_is_refused(invoke: Invoke, agent: AgentOf, tmp_path: Path) -> None:
-    """Nothing is written into it; nor is a file taken for a folder, nor a folder without a job for one with."""
+    """No file is written into it; a file isn't taken for a folder, nor a folder without a job for one with."""
     (tmp_path / "thesis.tex").touch()
     result = invoke("run", agent("failing"), "hello", "--journal", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
@@ -204,7 +204,7 @@ def test_a_folder_of_something_else_is_refused(invoke: Invoke, agent: AgentOf, t
 
 
 def test_a_wrong_target_leaves_no_folder(invoke: Invoke, kept: str) -> None:
-    """Nothing of the job exists before it could begin."""
+    """No file of the job exists before it could begin."""
     assert invoke("run", "nowhere.py:agent", "hello", "--journal", kept).exit_code == 2
     assert not Path(kept).exists()
 
@@ -227,7 +227,7 @@ def test_a_wrong_target_leaves_no_folder(invoke: Invoke, kept: str) -> None:
     ],
 )
 def test_a_damaged_job_is_refused(invoke: Invoke, kept: str, data: bytes, said: str) -> None:
-    """With what is wrong with it."""
+    """The error says what is damaged."""
     Path(kept).mkdir()
     (Path(kept) / "job.json").write_bytes(data)
     result = invoke("resume", kept)
@@ -236,7 +236,7 @@ def test_a_damaged_job_is_refused(invoke: Invoke, kept: str, data: bytes, said: 
 
 
 def test_a_folder_in_use_is_refused(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """Two processes would both run what is due."""
+    """Two processes would both run the due calls."""
     assert invoke("run", agent("failing"), "hello", "--journal", kept).exit_code == 0
     with Folder.at(kept).held():
         result = invoke("resume", kept)
@@ -246,7 +246,7 @@ def test_a_folder_in_use_is_refused(invoke: Invoke, agent: AgentOf, kept: str) -
 
 
 def test_a_damaged_journal_is_told_of(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """Nothing is run by guessing."""
+    """The command reports the damage and runs no call by guessing."""
     assert invoke("run", agent("failing"), "hello", "--journal", kept).exit_code == 0
     journal = Path(kept) / "run.journal"
     journal.write_bytes(journal.read_bytes().replace(b"hello", b"hallo"))
@@ -268,7 +268,7 @@ def test_the_folder_is_nobody_elses(invoke: Invoke, agent: AgentOf, kept: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_batch_killed_at_random_keeps_every_promise(tmp_path: Path, seed: int) -> None:
-    """Every idempotent effect once, every other at most once, all answers, in order."""
+    """Every idempotent effect is there once, every other at most once, and all answers are in order."""
     report = kill_batch.run(8, 3, seed, tmp_path)
     assert any(report.killed_at)
     report.check(8)
@@ -277,7 +277,7 @@ def test_a_batch_killed_at_random_keeps_every_promise(tmp_path: Path, seed: int)
 def test_complete_lines_are_printed_from_their_journals_in_order(
     invoke: Invoke, agent: AgentOf, kept: str, tmp_path: Path, noted: Noted
 ) -> None:
-    """Also what failed, and lines that are no requests, in the same words and places; the file may be gone."""
+    """Failures and lines that are no requests are printed in the same words and places; the file may be gone."""
     file = tmp_path / "requests.txt"
     file.write_bytes(b"one\n\nbad two\n\xff\nfive")
     command = ("run", agent("failing"), "--input", str(file), "--journal", kept)
@@ -312,7 +312,7 @@ def test_complete_lines_are_printed_from_their_journals_in_order(
 def test_other_input_is_refused(
     invoke: Invoke, agent: AgentOf, kept: str, tmp_path: Path, text: str, said: str, by_file: bool
 ) -> None:
-    """A file before anything is printed, a stream where it begins to differ."""
+    """A file is refused before anything is printed, a stream at the first line that differs."""
     assert invoke("run", agent("failing"), "--journal", kept, input="one\ntwo\n").stdout == "[one]\n[two]\n"
     file = tmp_path / "requests.txt"
     file.write_text(text)
@@ -327,7 +327,7 @@ def test_other_input_is_refused(
 
 @pytest.mark.slow
 def test_requests_from_a_stream_are_kept_as_far_as_they_were_read(start: Start, agent: AgentOf, kept: str) -> None:
-    """Resuming answers those, and says that there were more to come; given all of the input the job gets them."""
+    """Resuming answers the kept ones and says that there were more to come; the whole input completes the job."""
     command = ("run", agent("failing"), "--journal", kept)
     child = start(*command, stdin=subprocess.PIPE)
     assert child.stdin is not None
@@ -364,7 +364,7 @@ def test_a_request_torn_by_a_crash_is_asked_for_again(invoke: Invoke, agent: Age
 
 
 def test_a_journal_of_another_request_is_refused(invoke: Invoke, agent: AgentOf, kept: str) -> None:
-    """That line alone fails."""
+    """The line with the foreign journal fails alone."""
     invoke("run", agent("failing"), "--journal", kept, input="one\ntwo\n")
     folder = Path(kept)
     (folder / "line-000001.journal").replace(folder / "line-000002.journal")
@@ -376,7 +376,7 @@ def test_a_journal_of_another_request_is_refused(invoke: Invoke, agent: AgentOf,
 
 
 def test_a_missing_model_ends_a_kept_batch_once(invoke: Invoke, agent: AgentOf, kept: str, tmp_path: Path) -> None:
-    """No line is answered; where all lines have ended none is needed."""
+    """No line is answered; a job whose lines have all ended needs no model."""
     nowhere = f"{Path(__file__).with_name('agents.py')}:nowhere"
     result = invoke("run", nowhere, "--journal", kept, input="one\ntwo\n")
     assert (result.exit_code, result.stdout) == (2, "")

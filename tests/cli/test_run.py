@@ -23,7 +23,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def test_the_answer_is_on_the_output_and_the_calls_on_the_error_output(
     invoke: Invoke, agent: AgentOf, backend: str
 ) -> None:
-    """So that a script can pipe the answer alone; the text also comes as it is made."""
+    """A script can pipe the answer alone; the text also comes as it is made."""
     result = invoke("run", agent("doubler"), "Double 21", "--backend", backend)
     assert result.exit_code == 0
     assert result.stdout == "It is 42.\n"
@@ -35,12 +35,12 @@ def test_the_answer_is_on_the_output_and_the_calls_on_the_error_output(
 
 
 def test_a_tool_output_that_ends_the_run_is_the_answer(invoke: Invoke, agent: AgentOf) -> None:
-    """As text, like any answer."""
+    """The output is printed as text, like any answer."""
     assert invoke("run", agent("stopping"), "Double 21").stdout == "42\n"
 
 
 def test_json_gives_one_object_a_line_and_the_result_last(invoke: Invoke, agent: AgentOf, backend: str) -> None:
-    """Every line parses, in the order of the events."""
+    """Every line parses, and the lines are in the order of the events."""
     result = invoke("run", agent("doubler"), "Double 21", "--json", "--backend", backend)
     assert result.exit_code == 0
     assert result.stderr == ""
@@ -67,7 +67,7 @@ def test_json_gives_one_object_a_line_and_the_result_last(invoke: Invoke, agent:
 
 
 def test_a_failing_run_ends_with_1_and_its_error_without_secrets(invoke: Invoke, agent: AgentOf, backend: str) -> None:
-    """Type and message on the error output, no traceback unless asked for."""
+    """The error output has type and message, and a traceback only if it was asked for."""
     result = invoke("run", agent("echo"), "bad one", "--backend", backend)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: ValueError: can't answer 'bad one': api_key=[redacted]\n"
@@ -78,7 +78,7 @@ def test_a_failing_run_ends_with_1_and_its_error_without_secrets(invoke: Invoke,
 
 @pytest.mark.scenario("RP-22")
 def test_traceback_of_a_tool_that_the_model_is_told_of_is_shown_on_demand(invoke: Invoke, agent: AgentOf) -> None:
-    """Without secrets; the answer is the answer."""
+    """The traceback shows no secret, and the answer stays the same."""
     traced = invoke("run", agent("clumsy"), "go", "--traceback")
     assert (traced.exit_code, traced.stdout) == (0, "Never mind.\n")
     assert "tool trip failed in call c1: ValueError(no step 3, api_key=[redacted])" in traced.stderr
@@ -142,7 +142,7 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal(invoke: Invoke,
 def test_a_missing_key_or_model_ends_with_2(
     invoke: Invoke, agent: AgentOf, monkeypatch: pytest.MonkeyPatch, name: str, options: tuple[str, ...], said: str
 ) -> None:
-    """And says what is missing, before anything runs."""
+    """The error says what is missing, before anything runs."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     result = invoke("run", agent(name), "Hello", *options)
@@ -164,7 +164,7 @@ def test_a_missing_key_or_model_ends_with_2(
     ],
 )
 def test_wrong_use_ends_with_2(invoke: Invoke, arguments: tuple[str, ...], said: str) -> None:
-    """With the reason on the error output."""
+    """The error output has the reason."""
     result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
@@ -173,7 +173,7 @@ def test_wrong_use_ends_with_2(invoke: Invoke, arguments: tuple[str, ...], said:
 def test_a_backend_that_is_not_installed_is_told_of(
     invoke: Invoke, agent: AgentOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the command that installs it."""
+    """The error has the command that installs the backend."""
     monkeypatch.setitem(sys.modules, "trio", None)
     result = invoke("run", agent("echo"), "Hello", "--backend", "trio")
     assert result.exit_code == 2
@@ -184,7 +184,7 @@ def test_a_backend_that_is_not_installed_is_told_of(
 def test_without_the_extra_the_command_says_what_to_install(
     missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not an ImportError."""
+    """The error names the extra to install, and is no ImportError."""
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit) as ended:
         main()
@@ -193,7 +193,7 @@ def test_without_the_extra_the_command_says_what_to_install(
 
 
 def test_version_and_help(invoke: Invoke) -> None:
-    """The package's version; every option is explained."""
+    """The version is the package's; every option is explained."""
     assert invoke("--version").stdout == f"agentloop, version {agentloop.__version__}\n"
     shown = invoke("run", "--help").stdout
     for option in ("--backend", "--model", "--json", "--max-turns", "--input", "--concurrency", "--traceback"):
@@ -202,7 +202,7 @@ def test_version_and_help(invoke: Invoke) -> None:
 
 @pytest.mark.slow
 def test_answer_comes_once_where_both_outputs_are_one_pipe(start: Start, agent: AgentOf, backend: str) -> None:
-    """As with `2>&1 |`: what was shown as it came isn't repeated."""
+    """With `2>&1 |`, the text that was shown as it came isn't repeated."""
     child = start("run", agent("doubler"), "Double 21", "--backend", backend, stderr=subprocess.STDOUT)
     out, _ = child.communicate(timeout=60)
     assert child.returncode == 0, out
@@ -214,7 +214,7 @@ def test_answer_comes_once_where_both_outputs_are_one_pipe(start: Start, agent: 
 
 @pytest.mark.slow
 def test_answer_of_a_tool_comes_where_both_outputs_are_one_pipe(start: Start, agent: AgentOf) -> None:
-    """The model hasn't said it, so it wasn't shown."""
+    """The tool's output is printed, since the model hasn't said it and so it wasn't shown."""
     child = start("run", agent("stopping"), "Double 21", stderr=subprocess.STDOUT)
     out, _ = child.communicate(timeout=60)
     assert out.splitlines()[-1] == "42"
@@ -222,7 +222,7 @@ def test_answer_of_a_tool_comes_where_both_outputs_are_one_pipe(start: Start, ag
 
 @pytest.mark.slow
 def test_answer_comes_once_where_both_outputs_are_one_file(start: Start, agent: AgentOf, tmp_path: Path) -> None:
-    """`> file 2>&1`."""
+    """With `> file 2>&1`, the file has the answer once."""
     with (tmp_path / "out").open("wb") as file:
         assert start("run", agent("doubler"), "Double 21", stdout=file, stderr=subprocess.STDOUT).wait(60) == 0
     assert (tmp_path / "out").read_text(encoding="utf-8").count("It is 42.") == 1
@@ -230,7 +230,7 @@ def test_answer_comes_once_where_both_outputs_are_one_file(start: Start, agent: 
 
 @pytest.mark.slow
 def test_answer_comes_once_where_both_outputs_are_one_terminal(start: Start, agent: AgentOf) -> None:
-    """Whether or not it is redirected to itself."""
+    """The answer is printed once on a terminal that shows both outputs."""
     ours, theirs = pty.openpty()
     try:
         child = start("run", agent("doubler"), "Double 21", stdout=theirs, stderr=theirs)

@@ -58,7 +58,7 @@ async def test_progress_and_nested_calls_are_told_where_they_belong(anyio_backen
     ],
 )
 async def test_a_settled_call_says_how_it_ended(anyio_backend: object, outcome: CallOutcome, line: str) -> None:
-    """Status, who cancelled it, how long its body ran, and for a failure the first line of why."""
+    """The line has its status, who cancelled it, how long its body ran, and for a failure the first line of why."""
     show, _, err = _narrator()
     await show.event(ev.CallSettled(CALL, outcome))
     assert err.getvalue().rstrip() == line
@@ -85,7 +85,7 @@ async def test_on_a_terminal_text_of_an_earlier_turn_is_no_answer(anyio_backend:
 
 
 async def test_a_run_that_did_not_complete_gives_no_answer(anyio_backend: object) -> None:
-    """It says what became of it, and why."""
+    """The text says how the run ended, and why."""
     ending = await _done()
     for changes, said in [
         ({"status": "interrupted"}, "The run was interrupted.\n"),
@@ -97,7 +97,7 @@ async def test_a_run_that_did_not_complete_gives_no_answer(anyio_backend: object
 
 
 async def test_events_of_guardrails_and_agents_name_them(anyio_backend: object) -> None:
-    """Live objects don't get into JSON."""
+    """The events name guardrails and agents; live objects don't get into JSON."""
 
     @tool_input_guardrail
     def careful(data: Any) -> Allow:
@@ -121,7 +121,7 @@ async def test_events_of_guardrails_and_agents_name_them(anyio_backend: object) 
     [({"a": (1, None)}, {"a": [1, None]}), (float("nan"), "nan"), ({1: "x"}, {"1": "x"}), (None, None), ("→", "→")],
 )
 async def test_any_final_output_has_a_place_in_json(anyio_backend: object, value: object, shown: object) -> None:
-    """As JSON where it has that form, else as text; never as something JSON lacks."""
+    """The output is written as JSON where it has that form, else as text; never in a form that JSON lacks."""
     ending = await _done()
     line = json_line(result_json(attrs.evolve(ending, final_output=value)))
     assert json.loads(line, parse_constant=pytest.fail)["final_output"] == shown
@@ -141,7 +141,7 @@ async def test_json_writes_one_result_whatever_follows(anyio_backend: object) ->
 
 @pytest.mark.backends("asyncio")
 async def test_parts_that_are_no_text_are_named(anyio_backend: object) -> None:
-    """A terminal can't show them."""
+    """A terminal can't show such a part, so its kind is printed."""
     assert text_of((Text("see "), Image("https://example.org/x.png"))) == "see [Image]"
     assert duration(-1) == "0 ms"
 
@@ -153,7 +153,7 @@ class _Broken(Exception):
 
 @pytest.mark.backends("asyncio")
 async def test_errors_have_words_even_where_they_have_none_themselves(anyio_backend: object) -> None:
-    """Their type, their message, their notes; a user's mistake needs no type."""
+    """An error is shown by its type, message and notes; a user's mistake needs no type."""
     noted = ValueError("wrong")
     noted.add_note("also failed: password=hunter2")
     assert errors.words_for(noted) == "Error: ValueError: wrong\n  also failed: password=[redacted]\n"

@@ -52,7 +52,7 @@ def test_a_first_signal_cancels_and_joins(
 def test_a_second_signal_ends_at_once(
     start: Start, agent: AgentOf, notes: Path, backend: str, number: int, code: int
 ) -> None:
-    """Also where a body can't be cancelled."""
+    """The second signal ends the process also where a body can't be cancelled."""
     child = start("run", agent("resisting"), "Resist", "--backend", backend)
     lines_until(child, "→ resist")
     child.send_signal(number)
@@ -65,7 +65,7 @@ def test_a_second_signal_ends_at_once(
 
 @pytest.mark.slow
 def test_a_second_signal_ends_a_blocked_event_loop(start: Start, agent: AgentOf, notes: Path, backend: str) -> None:
-    """No event loop is needed for it: here none would ever get to run."""
+    """The second signal needs no event loop: here the loop is blocked and would never run its handler."""
     os.mkfifo(notes)
     child = start("run", agent("blocking"), "Block", "--backend", backend)
     with notes.open() as reader:
@@ -94,7 +94,7 @@ def test_json_ends_with_a_result_when_cancelled(start: Start, agent: AgentOf, ba
 
 @pytest.mark.slow
 def test_a_cancelled_batch_keeps_what_it_printed(start: Start, agent: AgentOf, backend: str) -> None:
-    """It says how far it came; a standard input that stays open holds nothing up."""
+    """The error output says how far the batch came; a standard input that stays open holds nothing up."""
     child = start("run", agent("hanging_at_two"), "--backend", backend, stdin=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -109,7 +109,7 @@ def test_a_cancelled_batch_keeps_what_it_printed(start: Start, agent: AgentOf, b
 
 @pytest.mark.slow
 def test_a_request_is_answered_while_the_input_stays_open(start: Start, agent: AgentOf, backend: str) -> None:
-    """One at a time, as in a conversation with another program."""
+    """Requests are answered one at a time, as in a conversation with another program."""
     child = start("run", agent("echo"), "--backend", backend, stdin=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -126,7 +126,7 @@ def test_a_request_is_answered_while_the_input_stays_open(start: Start, agent: A
 def test_a_reader_that_leaves_ends_the_run_quietly(
     start: Start, agent: AgentOf, backend: str, options: tuple[str, ...]
 ) -> None:
-    """As `head` does: no traceback, and the code a shell gives for SIGPIPE."""
+    """A reader such as `head` gets no traceback, and the exit code is a shell's for SIGPIPE."""
     child = start("run", agent("talkative"), "Talk", "--backend", backend, *options)
     assert child.stdout is not None
     child.stdout.close()
@@ -185,7 +185,7 @@ def test_an_ignored_signal_stays_ignored(start: Start, agent: AgentOf, backend: 
 
 @pytest.mark.slow
 def test_with_every_signal_ignored_the_run_is_answered_all_the_same(start: Start, agent: AgentOf, backend: str) -> None:
-    """There is nothing to watch then."""
+    """The command then has no signal to watch, and answers every request."""
     program = _ignoring("SIGINT", "SIGTERM")
     child = start("run", agent("echo"), "--backend", backend, stdin=subprocess.PIPE, program=program)
     assert child.stdin is not None
@@ -201,7 +201,7 @@ def test_with_every_signal_ignored_the_run_is_answered_all_the_same(start: Start
 
 
 def test_ctrl_c_outside_the_event_loop_ends_with_130(tmp_path: Path, invoke: Invoke) -> None:
-    """Here while the agent's module is imported."""
+    """The interrupt ends the command also while the agent's module is imported."""
     (tmp_path / "slow.py").write_text("raise KeyboardInterrupt")
     result = invoke("run", f"{tmp_path}/slow.py:agent", "Hello")
     assert (result.exit_code, result.output) == (130, "")
@@ -209,7 +209,7 @@ def test_ctrl_c_outside_the_event_loop_ends_with_130(tmp_path: Path, invoke: Inv
 
 @pytest.mark.slow
 def test_an_installation_ends_with_its_installer(start: Start, notes: Path, tmp_path: Path) -> None:
-    """SIGTERM doesn't leave it behind."""
+    """SIGTERM ends the installer too."""
     os.mkfifo(notes)
     installer = tmp_path / "uv"
     installer.write_text(f'#!/bin/sh\necho $$ > "{notes}"\nexec sleep 1000\n')
@@ -227,7 +227,7 @@ def test_an_installation_ends_with_its_installer(start: Start, notes: Path, tmp_
 
 @pytest.mark.slow
 def test_without_a_request_on_a_terminal_one_is_asked_for(start: Start, agent: AgentOf) -> None:
-    """Nothing waits for a user who doesn't know."""
+    """The command ends with a hint, so a user doesn't wait in front of a silent terminal."""
     ours, theirs = pty.openpty()
     child = start("run", agent("echo"), stdin=theirs)
     os.close(theirs)

@@ -47,7 +47,7 @@ class Trickle(io.RawIOBase):
 @pytest.mark.anyio
 @pytest.mark.parametrize("given", CASES)
 async def test_lines_are_the_same_however_the_bytes_arrive(anyio_backend: object, given: bytes) -> None:
-    """At once, byte by byte, and from a pipe."""
+    """The lines are the same when the bytes come at once, one by one, or from a pipe."""
     reading, writing = os.pipe()
     os.write(writing, given)
     os.close(writing)
@@ -63,7 +63,7 @@ async def test_lines_are_the_same_however_the_bytes_arrive(anyio_backend: object
 @pytest.mark.parametrize("end", [b"", b"\n", b"\nnext\n"])
 @pytest.mark.parametrize("length", [11, 12, 5_000, 200_000])
 async def test_a_too_long_line_is_named_and_costs_nothing_else(anyio_backend: object, length: int, end: bytes) -> None:
-    """Wherever it ends, and however it arrives."""
+    """The line is named wherever it ends and however it arrives, and the lines around it are read."""
     given = b"before\n" + b"x" * length + end
     for source in (io.BytesIO(given), Trickle(given)) if length < 10_000 else (io.BytesIO(given),):
         lines = await _all(Lines(source, limit=10))  # type: ignore[arg-type]  # it reads, which is all that is asked
@@ -74,7 +74,7 @@ async def test_a_too_long_line_is_named_and_costs_nothing_else(anyio_backend: ob
 
 @pytest.mark.anyio
 async def test_waiting_for_input_can_be_cancelled(anyio_backend: object) -> None:
-    """A pipe in which nothing comes holds nothing up."""
+    """A read from an empty pipe ends with its scope."""
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as pipe:
         with anyio.move_on_after(0.01) as scope:
@@ -85,7 +85,7 @@ async def test_waiting_for_input_can_be_cancelled(anyio_backend: object) -> None
 
 @pytest.mark.anyio
 async def test_a_cancelled_write_is_completed_by_the_next(anyio_backend: object) -> None:
-    """So a line is never cut in the middle of what the reader gets."""
+    """A line is never cut in the middle of what the reader gets."""
     reading, writing = os.pipe()
     text = "x" * PIPE_SIZE
     received = bytearray()
@@ -109,7 +109,7 @@ async def test_a_cancelled_write_is_completed_by_the_next(anyio_backend: object)
 
 @pytest.mark.anyio
 async def test_texts_of_several_tasks_come_out_whole(anyio_backend: object) -> None:
-    """Although the pipe is full most of the time."""
+    """Each text comes out whole, although the pipe is full most of the time."""
     reading, writing = os.pipe()
     texts = [f"{letter * 100_000}\n" for letter in "abc"]
     received = bytearray()
@@ -127,7 +127,7 @@ async def test_texts_of_several_tasks_come_out_whole(anyio_backend: object) -> N
 
 @pytest.mark.anyio
 async def test_a_closed_pipe_is_an_error_of_its_own(anyio_backend: object) -> None:
-    """Not to be taken for a tool's broken pipe."""
+    """The error has its own type, so that it isn't taken for a tool's broken pipe."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
@@ -139,7 +139,7 @@ async def test_a_closed_pipe_is_an_error_of_its_own(anyio_backend: object) -> No
 
 
 def test_last_words_give_up_on_a_reader_that_stands_still() -> None:
-    """The process must end, read or not."""
+    """The process must end, even if its last words are never read."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe:
         Output(pipe).write_last("x" * PIPE_SIZE)
@@ -171,7 +171,7 @@ def test_a_full_descriptor_of_the_non_blocking_kind_is_waited_for() -> None:
 async def test_what_the_encoding_lacks_is_escaped_and_files_and_memory_just_take_it(
     anyio_backend: object, tmp_path: Path
 ) -> None:
-    """No output kind makes a text fail."""
+    """No kind of output makes a text fail."""
     with (tmp_path / "out").open("w", encoding="ascii") as file:
         await Output(file).write("→ \ud800\n")
     assert (tmp_path / "out").read_text() == "\\u2192 \\ud800\n"

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_module_of_the_current_folder_and_a_file_give_their_agents(folder: Path) -> None:
-    """Both forms, and a dotted name."""
+    """An agent is found by its module, by a file, and by a dotted name in it."""
     (folder / "target_helpers.py").write_text(MODULE)
     assert load_agent("target_helpers:helper").name == "helper"
     assert load_agent("target_helpers.py:helper").name == "helper"
@@ -91,7 +91,7 @@ def test_a_target_without_an_agent_is_named_with_what_is_wrong(folder: Path, tar
 def test_code_that_raises_while_imported_is_shown_by_its_last_lines(
     folder: Path, form: str, code: str, said: str
 ) -> None:
-    """The module's own frames, not ours, and no secret."""
+    """The error shows the module's own frames, none of the library's, and no secret."""
     (folder / "target_broken.py").write_text(code)
     with pytest.raises(TargetError) as caught:
         load_agent(form)
@@ -113,7 +113,7 @@ def test_ctrl_c_while_importing_is_no_error_of_the_target(folder: Path) -> None:
 
 
 def test_the_command_ends_with_2_and_the_reason_on_the_error_output(invoke: Callable[..., Result]) -> None:
-    """Nothing on the standard output, no traceback unless asked for."""
+    """The standard output is empty, and a traceback is shown only if it was asked for."""
     result = invoke("run", "absent.py:helper", "Hello")
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -114,7 +114,7 @@ def test_every_command_is_given_wrong_input() -> None:
 
 
 def test_exit_codes_of_wrong_input_are_documented() -> None:
-    """In the table of the page."""
+    """The table of the page has every exit code."""
     page = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
     codes = set(re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert {str(wrong.code) for wrong in CASES} <= codes
