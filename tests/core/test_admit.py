@@ -239,7 +239,7 @@ class TestAdmission(AdmissionMachine.TestCase):  # type: ignore[misc,valid-type]
 def test_a_ticket_starts_soon_whatever_later_ones_want(
     capacities: list[int], rates: list[int], lasting: int, data: st.DataObject
 ) -> None:
-    """Of later calls without end, of any subset of its limits, none keeps it waiting once it was passed 32 times.
+    """A ticket that was passed 32 times waits for no later ticket, of any subset of its limits.
 
     From then on it waits for two windows of each rate at most, and for one call of each capacity; so does each of the
     calls that came before it and wait too.
@@ -359,7 +359,7 @@ def test_a_reservation_holds_for_its_own_limits_only() -> None:
 
 @pytest.mark.scenario("RP-14")
 def test_a_ticket_that_waits_for_time_keeps_a_token_of_its_rate_alone() -> None:
-    """However often it was passed; when its time comes it starts before those that came later."""
+    """The ticket was passed often, and still starts before the later ones when its time comes."""
     admission = Admission()
     rate, capacity = Rate(1, 10), Capacity(1)
     _, patient = tickets(admission, (rate,), (rate, capacity))
@@ -404,7 +404,7 @@ def test_a_spent_ticket_keeps_its_rate_once_time_has_come_and_lets_capacity_go_i
 
 
 def test_a_ticket_says_what_it_waited_for() -> None:
-    """By the limits' names, or their kinds."""
+    """A limit is named by its name, or by its kind where it has none."""
     admission = Admission()
     named, unnamed, free = Capacity(1, "db"), Rate(1, 10), Capacity(9, "free")
     first, second = tickets(admission, (named, unnamed), (free, named, unnamed))
@@ -434,7 +434,7 @@ def test_the_next_room_is_when_all_rates_have_room() -> None:
 
 
 def test_withdrawing_twice_or_after_the_start_changes_nothing() -> None:
-    """Only those that wait leave."""
+    """Only a waiting ticket can be withdrawn."""
     admission = Admission()
     one = Capacity(1)
     first, second, third = tickets(admission, (one,), (one,), (one,))

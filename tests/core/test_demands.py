@@ -70,7 +70,7 @@ def in_turn(*items: Item) -> Writer:
 @pytest.mark.parametrize("item", DEMANDING.values(), ids=list(DEMANDING))
 @pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
 def test_a_response_that_ends_in_a_demand_can_not_be_planned(item: Item, typed: bool) -> None:
-    """Alone, behind reasoning, beside a message without words, or behind a call that the provider answered."""
+    """The demand may be alone, behind reasoning or an answered hosted call, or beside a message without words."""
     view = view_of(output=object() if typed else None)
     for items in ([item], [Reasoning("r"), item], [AssistantMessage(" "), item], [HostedToolCall("search"), item]):
         assert unanswered(items) is item
@@ -84,7 +84,7 @@ def test_a_response_that_ends_in_a_demand_can_not_be_planned(item: Item, typed: 
 @pytest.mark.scenario("RP-07")
 @pytest.mark.parametrize("item", ANSWERED.values(), ids=list(ANSWERED))
 def test_a_call_that_the_provider_answered_leads_to_another_turn(item: Item) -> None:
-    """It is no answer to the user."""
+    """A hosted call is no answer to the user."""
     assert unanswered([item]) is None
     assert is_call(item)
     assert next_action(in_turn(item).state, view_of()) == RequestModel()
@@ -109,7 +109,7 @@ def test_other_items_demand_nothing(item: Item) -> None:
     ],
 )
 def test_a_call_whose_output_came_with_it_is_answered(items: list[Item]) -> None:
-    """By the id that the output names; an output of another call answers nothing."""
+    """An output answers the call whose id it names, and no other call."""
     assert unanswered(items) is None
     assert next_action(in_turn(*items).state, view_of()) == RequestModel()
     assert unanswered(items[:1]) is items[0]
@@ -117,7 +117,7 @@ def test_a_call_whose_output_came_with_it_is_answered(items: list[Item]) -> None
 
 
 def test_what_else_a_response_has_is_gone_on_with() -> None:
-    """Words end the run, our own calls are run; of a demand beside them the provider will say what it thinks."""
+    """Words end the run and function calls are run; the provider will report the unanswered demand beside them."""
     item = DEMANDING["computer"]
     assert next_action(in_turn(item, AssistantMessage("done")).state, view_of()) == CheckOutput("done")
     assert next_action(in_turn(item, AssistantMessage([Refusal("no")])).state, view_of()) != Settle()
@@ -134,7 +134,7 @@ def test_the_next_turn_is_not_judged_by_the_last_one() -> None:
 
 
 def test_a_demand_is_named_by_its_kind_and_id() -> None:
-    """The id that an output would have to name, cut to a length; what has none goes by its kind."""
+    """The name has the id that an output would need, cut to a length; a demand without an id is named by its kind."""
     assert named(DEMANDING["computer"]) == "'computer_call' with id 'k1'"
     assert named(DEMANDING["computer as hosted"]) == "'computer_call' with id 'cu_1'"
     assert named(DEMANDING["computer without ids"]) == "'computer_call'"
@@ -166,7 +166,7 @@ def test_reasoning_and_blank_messages_say_nothing(item: Item, nothing: bool) -> 
 @pytest.mark.scenario("RP-18")
 @pytest.mark.parametrize("beside", [[], [Reasoning("r")], [AssistantMessage("")]], ids=["alone", "reasoning", "blank"])
 def test_the_second_response_of_repeats_alone_can_not_be_planned(beside: list[Item]) -> None:
-    """The first one gets another turn with the outputs there are."""
+    """The first response of repeats gets another turn with the outputs there are."""
     writer = in_turn(called("a")).settle("a").accept()
     writer.turn(*beside, called("a"))
     assert next_action(writer.state, view_of()) == RequestModel()
@@ -192,7 +192,7 @@ def test_repeats_that_do_not_follow_each_other_are_answered(between: Item) -> No
 
 
 def test_a_repeat_beside_words_is_not_a_repeat_alone() -> None:
-    """The words are the candidate, as often as they come."""
+    """Words are the candidate, in every such response."""
     writer = in_turn(called("a")).settle("a").accept()
     for _ in range(3):
         writer.turn(called("a"), AssistantMessage("done"))

@@ -32,7 +32,7 @@ def lines_of(item: Item) -> list[str]:
 
 
 def test_what_text_can_stand_for_becomes_numbered_lines() -> None:
-    """Messages by who spoke, calls with their arguments, outputs; reasoning is left out."""
+    """A message becomes a line with its role, a call one with its arguments, an output one; reasoning is left out."""
     items = [
         SystemMessage("be brief"),
         UserMessage("hello"),
@@ -73,20 +73,20 @@ def test_what_text_cannot_stand_for_keeps_its_place_between_segments(kept: Item)
 
 
 def test_nothing_gives_nothing() -> None:
-    """No empty summary."""
+    """An empty history gives no summary."""
     assert nest_history([]) == ()
     assert nest_history([Reasoning("r")]) == ()
 
 
 def test_the_wrapper_is_the_application_s() -> None:
-    """Both its lines."""
+    """Both lines of the application's wrapper are around the summary."""
     [summary] = nest_history([UserMessage("x")], ("<<", ">>"))
     assert isinstance(summary, AssistantMessage)
     assert summary.text.split("\n")[1:] == ["<<", "1. user: x", ">>"]
 
 
 def test_a_message_that_only_looks_like_a_summary_is_a_message() -> None:
-    """It lacks the words before the wrapper, or the lines between."""
+    """The message lacks the words before the wrapper, or the lines between."""
     [summary] = nest_history([AssistantMessage(f"{OPENING}\n1. user: x\n{CLOSING}")])
     assert lines_of(summary)[0] == f"1. assistant: {OPENING}"
     [real] = nest_history([UserMessage("x")])
@@ -96,7 +96,7 @@ def test_a_message_that_only_looks_like_a_summary_is_a_message() -> None:
 
 
 def test_a_summary_is_opened_whatever_wraps_it() -> None:
-    """The new one's lines are around all of it."""
+    """The lines of the new wrapper are around the whole summary."""
     [summary] = nest_history([*nest_history([UserMessage("x\ny")], ("<<", ">>")), UserMessage("z")])
     assert lines_of(summary) == ["1. user: x", "   y", "2. user: z"]
 

@@ -28,12 +28,12 @@ TYPED = view_of(output=object())
 
 
 def test_a_fresh_run_asks_the_model() -> None:
-    """Before its first turn there is no view."""
+    """The model is asked without a view, since there is none before the first turn."""
     assert next_action(Writer().begin().state, None) == RequestModel()
 
 
 def test_a_response_with_calls_is_settled() -> None:
-    """As long as the batch isn't accepted, also when every call has settled; then the model is asked."""
+    """The batch is settled until it is accepted, also when every call has settled; then the model is asked."""
     writer = Writer().begin().turn(called("a"))
     assert next_action(writer.state, VIEW) == Settle()
     writer.settle("a")
@@ -43,7 +43,7 @@ def test_a_response_with_calls_is_settled() -> None:
 
 
 def test_what_planning_must_refuse_is_brought_to_planning() -> None:
-    """A contradicting id, and calls without one."""
+    """A contradicting id and calls without an id go to planning, which refuses them."""
     writer = Writer().begin().turn(called("a")).settle("a").accept().turn(called("a", "g"))
     assert next_action(writer.state, VIEW) == Settle()
     assert next_action(Writer().begin().turn(called("")).state, VIEW) == Settle()
@@ -51,7 +51,7 @@ def test_what_planning_must_refuse_is_brought_to_planning() -> None:
 
 
 def test_a_handoff_comes_after_the_tools_and_before_any_message() -> None:
-    """The first is taken, the others are named."""
+    """The first handoff is taken, and the others are named."""
     first, second = HandoffCall("h1", "to_b"), HandoffCall("h2", "to_c")
     writer = Writer().begin().turn(AssistantMessage("bye"), called("a"), first, second)
     assert next_action(writer.state, VIEW) == Settle()
@@ -74,12 +74,12 @@ def test_a_handoff_comes_after_the_tools_and_before_any_message() -> None:
     ],
 )
 def test_a_message_is_the_candidate(items: Any, output: str) -> None:
-    """The last one; nothing at all is the empty text."""
+    """The last message is the candidate; a response without one gives the empty text."""
     assert next_action(Writer().begin().turn(*items).state, VIEW) == CheckOutput(output)
 
 
 def test_hosted_calls_alone_lead_to_another_turn() -> None:
-    """Typed or not."""
+    """The model is asked again, whether or not the agent has an output type."""
     state = Writer().begin().turn(HostedToolCall("search")).state
     assert next_action(state, VIEW) == RequestModel()
     assert next_action(state, TYPED) == RequestModel()
@@ -98,7 +98,7 @@ def test_a_typed_agent_without_words_gets_another_turn(items: Any) -> None:
 
 
 def test_a_refusal_gives_up() -> None:
-    """With the model's words; a handler may give an output instead."""
+    """The error has the model's words; a handler may give an output instead."""
     action = next_action(Writer().begin().turn(AssistantMessage([Refusal("never")])).state, VIEW)
     assert isinstance(action, GiveUp)
     assert isinstance(action.error, ModelRefusalError)
@@ -106,7 +106,7 @@ def test_a_refusal_gives_up() -> None:
 
 
 def test_the_turn_limit_gives_up_when_the_next_turn_is_due() -> None:
-    """Not before: the last turn's message is still an answer."""
+    """The run gives up only then: the message of the last turn is still an answer."""
     writer = Writer().begin(max_turns=1).turn(AssistantMessage("done"))
     assert next_action(writer.state, VIEW) == CheckOutput("done")
     writer = Writer().begin(max_turns=1).turn(called("a")).settle("a").accept()
@@ -135,12 +135,12 @@ def _two_calls() -> Writer:
     ],
 )
 def test_tools_may_make_the_final_output(behavior: Any, action: Any) -> None:
-    """By the agent's behaviour: text as it is, anything else as the value."""
+    """The agent's behaviour chooses the output: text as it is, anything else as the value."""
     assert next_action(_two_calls().state, view_of(tool_use_behavior=behavior)) == action
 
 
 def test_a_call_without_an_output_makes_no_final_output() -> None:
-    """The next one that has one does; if none has, the model is asked."""
+    """The next call with an output makes it; if none has one, the model is asked."""
     first = view_of(tool_use_behavior="stop_on_first_tool")
     writer = Writer().begin().turn(called("a"), called("b")).settle("a", None, "cancelled").settle("b").accept()
     assert next_action(writer.state, first) == CheckOutput("ok", made_by="b")
@@ -149,13 +149,13 @@ def test_a_call_without_an_output_makes_no_final_output() -> None:
 
 
 def test_a_settled_call_s_output_is_text_or_its_value() -> None:
-    """As a behaviour's results show it."""
+    """A behaviour gets the text of an output, or its value if the output isn't text."""
     a, b = _two_calls().state.batch
     assert (tool_output(a), tool_output(b)) == ("text", [1])
 
 
 def test_without_a_view_one_is_prepared_before_a_candidate_is_judged() -> None:
-    """An entry that resumes has none yet."""
+    """A resumed run has no view yet."""
     assert next_action(Writer().begin().turn(AssistantMessage("done")).state, None) == Prepare()
 
 

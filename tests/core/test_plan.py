@@ -72,7 +72,7 @@ def test_a_plan_can_be_read() -> None:
 
 
 def test_a_receipt_of_an_earlier_turn_is_replayed() -> None:
-    """By the key of the bound arguments; another key executes."""
+    """The receipt is found by the key of the bound arguments; a call with another key executes."""
     [entry] = plan(called("a", "once"))
     key = entry.disposition.arguments.receipt
     assert key == 'once {"n":0}'
@@ -85,7 +85,7 @@ def test_a_receipt_of_an_earlier_turn_is_replayed() -> None:
 
 
 def test_calls_past_the_cap_are_answered() -> None:
-    """By their place in the response, and without a look at their arguments."""
+    """A call is refused by its place in the response, without a look at its arguments."""
     entries = plan(called("a"), called("b", "f", "{"), rules=PlanRules(max_calls=1))
     assert isinstance(entries[0].disposition, Execute)
     answer = entries[1].disposition
@@ -125,7 +125,7 @@ def test_a_name_is_quoted_on_one_line_and_cut() -> None:
 
 
 def test_an_unknown_tool_is_answered_or_refused() -> None:
-    """By policy; the answer offers near names."""
+    """The policy decides; an answer offers near names."""
     with pytest.raises(ModelBehaviorError, match=r"'ns\.onc'.*'guide'"):
         plan(called("a", "onc", namespace="ns"))
     [entry] = plan(called("a", "onc"), rules=ANSWERING)
@@ -138,7 +138,7 @@ def test_an_unknown_tool_is_answered_or_refused() -> None:
 
 
 def test_a_disabled_tool_is_refused_by_name() -> None:
-    """With its agent; another tool's call isn't."""
+    """The error names the tool and the agent; a call of another tool isn't refused."""
     rules = PlanRules(disabled=frozenset({"once"}))
     assert len(plan(called("a"), rules=rules)) == 1
     with pytest.raises(ModelBehaviorError, match=r"'once'.*'guide'"):
@@ -147,13 +147,13 @@ def test_a_disabled_tool_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("nameless", [called(""), HandoffCall("", "h")])
 def test_a_call_without_an_id_is_refused(nameless: Any) -> None:
-    """Before any tool is looked up."""
+    """The call is refused before any tool is looked up."""
     with pytest.raises(ModelBehaviorError, match="without a call id"):
         plan(called("a", "nobody"), nameless)
 
 
 def test_a_contradiction_is_refused() -> None:
-    """Naming the id and the tool."""
+    """The error names the id and the tool."""
     with pytest.raises(ModelBehaviorError, match=r"'a'.*'once'"):
         plan(called("a"), called("a", "once"))
 
@@ -162,7 +162,7 @@ def test_a_contradiction_is_refused() -> None:
 
 
 def test_arguments_are_parsed_and_bound() -> None:
-    """Text, JSON, values; only an idempotent tool has a receipt key."""
+    """The text is parsed as JSON and bound to values; only an idempotent tool has a receipt key."""
     arguments = read_arguments(f, '{"n": 3}', LIMITS)
     assert (arguments.text, arguments.parsed, arguments.fault, arguments.receipt) == ('{"n": 3}', {"n": 3}, None, None)
     assert arguments.bound is not None
@@ -171,14 +171,14 @@ def test_arguments_are_parsed_and_bound() -> None:
 
 @pytest.mark.parametrize(("text", "parsed"), [("{", None), ("[]", None), ('{"n":"x"}', {"n": "x"})])
 def test_a_fault_is_kept_not_raised(text: str, parsed: Any) -> None:
-    """It is converted later, by the tool's policy; it has no receipt key."""
+    """The tool's policy converts the fault later; such a call has no receipt key."""
     arguments = read_arguments(once, text, LIMITS)
     assert isinstance(arguments.fault, ModelBehaviorError)
     assert (arguments.parsed, arguments.bound, arguments.receipt) == (parsed, None, None)
 
 
 def test_a_raw_body_binds_nothing() -> None:
-    """Its receipt key is the canonical JSON."""
+    """The receipt key of a raw body is the canonical JSON."""
     arguments = read_arguments(RAW, '{"b":1, "a":2}', LIMITS)
     assert (arguments.parsed, arguments.bound, arguments.receipt) == ({"b": 1, "a": 2}, None, None)
     keyed = read_arguments(attrs.evolve(RAW, idempotent=True), '{"b":1, "a":2}', LIMITS)
@@ -193,7 +193,7 @@ class Task:
 
 
 def test_an_agent_tool_s_structured_input_is_read_as_its_type() -> None:
-    """As a value of it, or a fault beside what was parsed; a plain one has one text."""
+    """The input is a value of the type, or a fault beside the parsed JSON; a plain agent tool has one text."""
     agent: Agent[Any, Any] = Agent("inner", model=ScriptedModel([]))
     structured = agent.as_tool(parameters=Task)
     assert read_arguments(structured, '{"topic":"x"}', LIMITS).value == Task("x")
@@ -221,7 +221,7 @@ def test_an_agent_tool_s_structured_input_is_read_as_its_type() -> None:
     ],
 )
 def test_one_invocation_is_one_tool_with_equal_arguments(other: Any, same: bool) -> None:
-    """Equal as JSON; handoff calls alike."""
+    """Arguments are compared as JSON, also those of handoff calls."""
     assert same_invocation(called("x", "f", '{"a":1,"b":null}'), other, LIMITS) is same
     handoff = HandoffCall("x", "f", '{"a":1}')
     assert same_invocation(handoff, HandoffCall("x", "f", '{ "a": 1 }'), LIMITS)
@@ -258,14 +258,14 @@ def test_a_call_finds_its_tool_by_name_and_namespace(name: str, namespace: str |
 
 
 def test_a_bare_tool_wins_over_a_deferred_one() -> None:
-    """For the bare name; without it the deferred one is meant."""
+    """The bare name means the bare tool; without one it means the deferred tool."""
     deferred = _named("f", deferred=True)
     assert find_tool({"f": BARE, "deferred:f": deferred}, "f", None) is BARE
     assert find_tool({"deferred:f": deferred}, "f", None) is deferred
 
 
 def test_names_are_qualified_and_near() -> None:
-    """At most two near ones, the nearest first."""
+    """At most two near names are given, the nearest first."""
     assert qualified(called("a", "f")) == "f"
     assert qualified(called("a", "f", namespace="ns")) == "ns.f"
     near = NearNames(["write", "rea", "read", "readz"])
@@ -282,7 +282,7 @@ def test_near_names_are_found_among_many() -> None:
 
 
 def test_near_names_are_looked_for_so_many_times() -> None:
-    """Equal names once; after ten others none is looked for, nor a name that is longer than any tool's."""
+    """Each name is looked for once, and ten at most; a name longer than any tool's isn't looked for."""
     near = NearNames(["read"])
     assert near.of("reads" * 100) == []
     for n in range(10):
@@ -292,7 +292,7 @@ def test_near_names_are_looked_for_so_many_times() -> None:
 
 
 def test_an_idempotency_key_is_a_function_of_run_path_and_call() -> None:
-    """Nothing else, and no two places share one; text that can't be encoded is no trouble."""
+    """The key depends on nothing else, and no two places share one; text that can't be encoded is accepted."""
     keys = {
         idempotency_key("r", (), "a"),
         idempotency_key("r", ("a",), "a"),

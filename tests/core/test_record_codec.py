@@ -100,7 +100,7 @@ def test_the_strategies_and_the_table_know_every_kind() -> None:
 
 
 def test_no_field_of_a_record_is_called_like_its_kind() -> None:
-    """The key that names the record is taken."""
+    """That key names the kind of record, so no field can have it."""
     assert not [cls.__name__ for cls in BY_KIND if "kind" in {field.name for field in attrs.fields(cls)}]
 
 
@@ -217,7 +217,7 @@ def test_several_faults_are_named_at_once_and_the_rest_counted() -> None:
 @given(RECORDS, st.data())
 @settings(max_examples=300)
 def test_a_changed_record_is_refused_or_means_what_it_says(record: r.Record, data: st.DataObject) -> None:
-    """Any node replaced, removed or added: a `StateError`, or a record that survives the way there and back."""
+    """A record with a node replaced, removed or added raises a `StateError`, or survives the way there and back."""
     written = json.loads(json.dumps(record_to_json(record)))
     place = data.draw(st.sampled_from(list(places(written))))
     value = data.draw(
@@ -246,7 +246,7 @@ def test_a_changed_record_is_refused_or_means_what_it_says(record: r.Record, dat
 
 @given(RECORDS, VALUES | WIDE, st.data())
 def test_python_values_in_place_of_json_are_refused_too(record: r.Record, value: Any, data: st.DataObject) -> None:
-    """Data that never was JSON text: objects, keys that are no texts, bytes."""
+    """Data that never was JSON text is refused: objects, keys that are no texts, bytes."""
     written = json.loads(json.dumps(record_to_json(record)))
     place = data.draw(st.sampled_from(list(places(written))))
     copy = changed(written, place, lambda parent, key: parent.__setitem__(key, value))
@@ -275,7 +275,7 @@ def test_deep_nesting_is_refused_wherever_it_stands() -> None:
 
 
 def test_the_bytes_are_canonical() -> None:
-    """Sorted keys, no blanks, UTF-8: equal values have one text."""
+    """Keys are sorted, blanks left out, text is UTF-8: equal values have one text."""
     assert encode({"b": [1, 1.5, None, True], "a": "é"}) == '{"a":"é","b":[1,1.5,null,true]}'.encode()
     assert encode({"x": "\ud800"}) == b'{"x":"\\ud800"}'
     assert decode(encode({"x": "a\udc00"})) == {"x": "a\udc00"}
@@ -304,7 +304,7 @@ def test_what_json_has_not_is_not_encoded(value: Any) -> None:
     ],
 )
 def test_bytes_that_are_no_json_are_refused(data: bytes, message: str) -> None:
-    """A typed error that quotes nothing."""
+    """The bytes raise a typed error that quotes nothing."""
     with pytest.raises(StateError, match=message) as caught:
         decode(data)
     assert "hush" not in str(caught.value)
@@ -318,7 +318,7 @@ def test_json_written_by_hand_is_read() -> None:
 
 @given(RECORDS, st.integers(0, 10_000), st.integers(0, 255))
 def test_flipped_bytes_raise_nothing_but_state_errors(record: r.Record, at: int, value: int) -> None:
-    """One byte of stored text changed: refused, or another well-formed record."""
+    """A record with one changed byte is refused, or is another well-formed record."""
     text = bytearray(encode(record_to_json(record)))
     text[at % len(text)] = value
     with contextlib.suppress(StateError):
@@ -339,7 +339,7 @@ def test_data_of_this_version_passes_unchanged() -> None:
 @pytest.mark.scenario("RS-02")
 @pytest.mark.parametrize("version", [None, "0", "99", 1, True, [], {"a": 1}, "1 ", "hush" * 50, "\ud800"])
 def test_an_unknown_version_is_refused_with_what_is_supported(version: Any) -> None:
-    """Neither guessed at nor read as if it were today's."""
+    """The data is neither guessed at nor read as if it were of today's version."""
     data = {} if version is None else {"schema": version}
     with pytest.raises(StateError, match="supported: 1") as caught:
         upgrade(data)

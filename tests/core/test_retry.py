@@ -71,7 +71,7 @@ def test_advice_follows_from_the_error(error: BaseException, retryable: bool, re
     [(2.0, 2.0), (0.0, 0.0), (-5.0, 0.0), (1e9, MAX_RETRY_AFTER), (math.inf, MAX_RETRY_AFTER), (math.nan, None)],
 )
 def test_an_absurd_retry_after_is_clamped(asked: float, taken: float | None) -> None:
-    """A provider can't make a run wait for days, nor backwards."""
+    """The wait of a run is never negative, nor many days long."""
     assert retry_advice(ModelTransportError("x", status=429, retry_after=asked)).retry_after == taken
 
 
@@ -91,7 +91,7 @@ def test_a_locked_conversation_may_be_asked_again() -> None:
 
 
 def test_what_is_not_retryable_anyway_is_not_put_down_to_state() -> None:
-    """The reason stays the true one."""
+    """The reason given stays the true one."""
     assert retry_advice(ModelTransportError("x", status=401), stateful=True).reason == "status 401"
 
 
@@ -122,27 +122,27 @@ def test_without_settings_two_retries_are_made_where_the_error_speaks_for_them(e
 
 @pytest.mark.scenario("RP-20")
 def test_settings_that_are_given_hold_as_they_are() -> None:
-    """`max_retries=0` is how to ask for none."""
+    """`max_retries=0` asks for no retry."""
     none = ModelRetrySettings(max_retries=0)
     assert effective_settings(none, RATE_LIMITED) is none
     assert delay_after(RATE_LIMITED, none) is None
 
 
 def test_an_unauthorised_request_is_final() -> None:
-    """401 gets no retry unless a policy insists."""
+    """A 401 gets no retry unless a policy insists."""
     assert delay_after(ModelTransportError("x", status=401)) is None
     assert delay_after(ModelTransportError("x", status=401), approved=True) == 0.25
 
 
 def test_a_policy_decides_in_the_place_of_advice() -> None:
-    """Its no is final as well."""
+    """A policy's no is final as well."""
     assert delay_after(RATE_LIMITED, approved=False) is None
     assert delay_after(ModelBehaviorError("x"), approved=True) == 0.25
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), SystemExit()])
 def test_a_cancellation_is_never_retried(error: BaseException) -> None:
-    """Nor is any other error that isn't an Exception."""
+    """A cancellation gets no retry, nor does any other error that isn't an Exception."""
     assert delay_after(error, approved=True) is None
 
 
@@ -182,26 +182,26 @@ def test_a_policy_is_asked_only_where_it_can_decide(
 
 
 def test_delays_grow_up_to_their_maximum() -> None:
-    """Without jitter: 0.25, 0.5, 1, 2, 2."""
+    """Without jitter the delays are 0.25, 0.5, 1, 2 and 2 seconds."""
     settings = ModelRetrySettings(5, jitter=False)
     assert [delay_after(RATE_LIMITED, settings, attempt=n) for n in range(1, 6)] == [0.25, 0.5, 1.0, 2.0, 2.0]
 
 
 def test_jitter_spreads_over_the_upper_half() -> None:
-    """From half of the delay to all of it."""
+    """The delay lies between its half and the whole of it."""
     settings = ModelRetrySettings(1, initial_delay=2.0, max_delay=2.0)
     assert [delay_after(RATE_LIMITED, settings, random=chance) for chance in (0.0, 0.5, 1.0)] == [1.0, 1.5, 2.0]
 
 
 def test_retry_after_is_the_least_that_is_waited() -> None:
-    """Also beyond `max_delay`; a shorter one doesn't shorten the backoff."""
+    """The wait lasts at least that long, also beyond `max_delay`; a shorter one doesn't shorten the backoff."""
     assert delay_after(ModelTransportError("x", status=429, retry_after=20.0)) == 20.0
     assert delay_after(ModelTransportError("x", status=429, retry_after=0.1)) == 0.25
 
 
 @pytest.mark.parametrize(("left", "delay"), [(None, 2.0), (2.5, 2.0), (2.0, None), (1.0, None), (0.0, None)])
 def test_a_wait_that_exceeds_the_time_left_is_an_immediate_failure(left: float | None, delay: float | None) -> None:
-    """There must be time for the attempt as well."""
+    """The time left must be enough for the attempt as well."""
     assert delay_after(ModelTransportError("x", status=429, retry_after=2.0), left=left) == delay
 
 
@@ -228,7 +228,7 @@ def test_a_huge_attempt_number_does_not_overflow() -> None:
 def test_a_delay_keeps_all_its_bounds(
     settings: ModelRetrySettings, attempt: int, random: float, retry_after: float | None, left: float | None
 ) -> None:
-    """Not below Retry-After, not above it and `max_delay`, below what is left, and never past `max_retries`."""
+    """Retry-After, `max_delay` and the time left bound the delay; after `max_retries` there is none."""
     error = ModelTransportError("x", status=503, retry_after=retry_after)
     delay = delay_after(error, settings, attempt=attempt, random=random, left=left)
     if delay is None:
@@ -270,7 +270,7 @@ def test_settings_have_their_defaults() -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(changes: dict[str, Any], error: type[Exception]) -> None:
-    """Where it is written."""
+    """The error names the setting where it is written."""
     with pytest.raises(error, match=next(iter(changes))):
         ModelRetrySettings(**{"max_retries": 1, **changes})
 

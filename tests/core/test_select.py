@@ -42,7 +42,7 @@ def _fresh(error: BaseException) -> BaseException:
 
 
 def test_one_failure_has_no_notes() -> None:
-    """It is raised as it is."""
+    """A single failure is raised as it is."""
     error = ValueError("alone")
     assert choose([Failure(index=0, error=error, phase="body")]) is error
     assert not hasattr(error, "__notes__")

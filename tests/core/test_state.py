@@ -116,7 +116,7 @@ def test_outputs_are_released_in_model_order_whatever_settles_first() -> None:
 
 
 def test_a_call_without_an_output_leaves_no_item() -> None:
-    """One that was cancelled by the run's end."""
+    """A call that the run's end cancelled leaves no output among the items or in the history."""
     writer = Writer().begin().turn(called("a"), called("b"))
     writer.settle("a", None, "cancelled").settle("b").accept()
     assert ids(writer.state.new_items)[2:] == ["ToolOutput:b"]
@@ -124,7 +124,7 @@ def test_a_call_without_an_output_leaves_no_item() -> None:
 
 
 def test_a_started_call_knows_its_tool_and_attempt() -> None:
-    """From its record; body's end, requests and cuts change nothing."""
+    """The start record gives tool and attempt; the body's end, requests and cuts don't change them."""
     writer = Writer().begin().turn(called("a"))
     writer.append(r.CallStarted, "a", "f", "{}", attempt=2)
     writer.append(r.BodyEnded, "a")
@@ -134,14 +134,14 @@ def test_a_started_call_knows_its_tool_and_attempt() -> None:
 
 
 def test_only_the_first_success_is_a_receipt() -> None:
-    """Failures leave none, a key is the first successful call's."""
+    """A failure leaves no receipt, and a key belongs to the first successful call."""
     writer = Writer().begin().turn(*(called(one) for one in "abcd"))
     writer.settle("a", "no", "failed", receipt="k").settle("b", receipt="k").settle("c", receipt="k").settle("d")
     assert writer.state.receipts == {"k": "b"}
 
 
 def test_repeats_count_equal_outcomes_in_a_row() -> None:
-    """By tool and arguments; another output begins anew."""
+    """Calls of one tool with equal arguments count together; another output starts the count anew."""
     writer = Writer().begin().turn(*(called(one) for one in "abc"))
     writer.settle("a", "x").settle("b", "x")
     assert writer.state.repeats == {("f", "{}"): ("x", 2)}
@@ -150,7 +150,7 @@ def test_repeats_count_equal_outcomes_in_a_row() -> None:
 
 
 def test_a_batch_of_nothing_makes_nobody_a_user_of_tools() -> None:
-    """Its end is only its end."""
+    """A batch without calls adds no agent to the users of tools."""
     assert Writer().begin().turn(AssistantMessage("hi")).accept().state.tool_users == set()
 
 
@@ -158,7 +158,7 @@ def test_a_batch_of_nothing_makes_nobody_a_user_of_tools() -> None:
 
 
 def test_a_repeated_call_leaves_with_its_reasoning() -> None:
-    """And makes no call of the batch."""
+    """The repeated call is no call of the batch, and its reasoning leaves the response with it."""
     writer = Writer().begin().turn(called("a")).settle("a").accept()
     writer.turn(AssistantMessage("hm"), Reasoning("r1"), Reasoning("r2"), called("a"), Reasoning("r3"), called("b"))
     state = writer.state
@@ -172,7 +172,7 @@ def test_a_repeated_call_leaves_with_its_reasoning() -> None:
     [called("a", "g"), called("a", "f", '{"n": 2}'), called("a", "f", "{}", "ns"), HandoffCall("a", "f")],
 )
 def test_a_contradicting_call_is_a_conflict(again: Item) -> None:
-    """Of a later response or of the same one; the first contradiction is kept."""
+    """The call may be of a later response or of the same one; the first contradiction is kept."""
     writer = Writer().begin().turn(called("a")).settle("a").accept().turn(again, called("a", "third"))
     assert writer.state.conflict is again
     writer = Writer().begin().turn(called("a"), again)
@@ -181,7 +181,7 @@ def test_a_contradicting_call_is_a_conflict(again: Item) -> None:
 
 
 def test_calls_without_an_id_are_kept_apart() -> None:
-    """They make no call: planning refuses the response."""
+    """Such calls make no call of the batch: planning refuses the response."""
     state = Writer().begin().turn(called(""), called(""), HandoffCall("", "h")).state
     assert ids(state.response or []) == ["ToolCall", "ToolCall", "HandoffCall"]
     assert (state.batch, state.calls, state.handoffs_due, state.conflict) == ([], {}, [], None)
@@ -193,7 +193,7 @@ CALLS = st.builds(ToolCall, st.sampled_from(["a", "b", "c"]), st.sampled_from(["
 
 @given(items=st.lists(CALLS | st.just(Reasoning("r")) | st.just(AssistantMessage("m")), max_size=8))
 def test_what_is_kept_has_each_id_once(items: list[Item]) -> None:
-    """No conflict exactly if every call of an id asks for the same; messages always stay."""
+    """A conflict is found exactly if two calls of an id ask for different things; messages always stay."""
     kept, conflict = drop_repeats(items, lambda _: None, LIMITS)
     made = [item for item in items if isinstance(item, ToolCall)]
     assert [item.call_id for item in kept if isinstance(item, ToolCall)] == list(
@@ -208,7 +208,7 @@ def test_what_is_kept_has_each_id_once(items: list[Item]) -> None:
 
 
 def test_a_handoff_answers_all_and_changes_the_agent() -> None:
-    """The taken one says to whom, the others that they were ignored."""
+    """The output of the taken handoff names its agent, and those of the others say that they were ignored."""
     writer = Writer().begin().turn(HandoffCall("h1", "to_b"), HandoffCall("h2", "to_c"))
     state = writer.state
     assert [call.call_id for call in state.handoffs_due] == ["h1", "h2"]
@@ -240,7 +240,7 @@ def test_replaced_history_is_what_the_model_sees_next() -> None:
 
 
 def test_a_withheld_output_is_withheld_everywhere_but_in_the_log() -> None:
-    """In history and items; other outputs and items stay."""
+    """The output is replaced in history and items; other outputs and items stay."""
     writer = Writer().begin().turn(called("a"), called("b")).settle("a", "secret").settle("b").accept()
     state = writer.state
     keep = state.history.index(ToolOutput("a", "secret"))
@@ -254,7 +254,7 @@ def test_a_withheld_output_is_withheld_everywhere_but_in_the_log() -> None:
 
 
 def test_added_input_stands_in_history_and_items() -> None:
-    """In that order."""
+    """The input is the last of the history and of the run's items."""
     writer = Writer().begin()
     writer.append(r.InputAdded, (UserMessage("more"),))
     assert writer.state.history == [UserMessage("go"), UserMessage("more")]
@@ -282,7 +282,7 @@ def test_the_digest_is_of_the_history_alone() -> None:
 
 
 def test_the_end_is_kept() -> None:
-    """As the record itself."""
+    """The state keeps the end's record itself."""
     writer = Writer().begin()
     assert writer.state.ended is None
     writer.append(r.RunEnded, "completed", "x")
@@ -290,7 +290,7 @@ def test_the_end_is_kept() -> None:
 
 
 def test_guardrail_results_are_kept_in_order() -> None:
-    """As records."""
+    """The state keeps the guardrails' records."""
     writer = Writer().begin()
     writer.append(r.GuardrailSettled, "tool_input", "one", "Allow", 0.1)
     writer.append(r.GuardrailSettled, "tool_output", "two", "Allow", 0.1)
@@ -298,7 +298,7 @@ def test_guardrail_results_are_kept_in_order() -> None:
 
 
 def test_usage_counts_each_request_once() -> None:
-    """Responses, counted failures, requests without numbers; entries are those that say something."""
+    """Responses, counted failures and requests without numbers count; a request without usage has no entry."""
     writer = Writer().begin().turn(usage=USAGE)
     writer.append(r.ModelFailed, "cut", usage=RequestUsage(complete=False))
     writer.append(r.ModelFailed, "never sent", counted=False, usage=USAGE)

@@ -114,7 +114,7 @@ def test_what_is_sealed_comes_back_as_it_was(record: r.Record, secret: Any) -> N
 
 @in_every_record
 def test_what_is_a_digest_stays_one(record: r.Record, secret: Any) -> None:
-    """However often it is read and written, by whom ever; the same secret has the same digest."""
+    """Reading and writing keep a digest, with or without a codec; equal secrets have equal digests."""
     text = encode(record_to_json(record))
     assert b"hush" not in text
     assert b"$digest" in text
@@ -144,7 +144,7 @@ def test_another_codec_is_told_by_the_place(record: r.Record, secret: Any) -> No
 
 
 def test_values_that_can_not_be_read_are_marks() -> None:
-    """A text where a text belongs, else a `Withheld`."""
+    """A secret text becomes a marked text, any other value a `Withheld`."""
     settled = record_from_json(record_to_json(RECORDS[7][0]))
     assert isinstance(settled, r.CallSettled)
     assert isinstance(settled.arguments, WithheldText)

@@ -115,7 +115,7 @@ class ModelData:
 @given(PLAIN_VALUES)
 @settings(max_examples=300)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
-    """But for tuples, which are lists in JSON."""
+    """Every plain value comes back equal, except for tuples, which are lists in JSON."""
     assert back(value) == untupled(value)
 
 
@@ -151,7 +151,7 @@ def test_application_types_become_plain_data() -> None:
 
 
 def test_values_of_the_standard_library_become_texts_and_lists() -> None:
-    """Times, decimals, ids, paths, sets, enums: in the form JSON has for them."""
+    """Times, decimals, ids, paths, sets and enums have the form that JSON has for them."""
     moment = datetime.datetime(2026, 1, 2, 3, tzinfo=datetime.UTC)
     assert back([moment, moment.date(), datetime.timedelta(minutes=1)]) == [
         "2026-01-02T03:00:00+00:00",
@@ -188,7 +188,7 @@ def test_keys_that_json_has_not_are_kept() -> None:
 
 
 def test_numbers_that_json_has_not_are_kept() -> None:
-    """Not a number, infinities, and whole numbers of any size."""
+    """The codec keeps not-a-number, infinities, and whole numbers of any size."""
     assert value_to_json(math.nan) == {"$float": "nan"}
     assert math.isnan(back([math.nan])[0])
     assert back([math.inf, -math.inf]) == [math.inf, -math.inf]
@@ -197,7 +197,7 @@ def test_numbers_that_json_has_not_are_kept() -> None:
 
 
 def test_items_come_back_as_items_even_inside_other_values() -> None:
-    """Also with what only Python can hold in what a provider sent."""
+    """Provider data that only Python can hold is replaced by its repr, and the item is kept."""
     call = i.ToolCall("c", "f", provider_data={"$x": object(), "t": (1,)})
     assert back({"call": [call]}) == {"call": [i.ToolCall("c", "f", provider_data={"$x": "<object object>", "t": [1]})]}
     assert back([i.Text("a"), i.Image("u"), i.File(data="x"), i.Refusal("no")]) == [
@@ -230,7 +230,7 @@ def test_filters_answers_lose_the_live_objects_in_them() -> None:
 
 
 def test_the_rest_is_a_bounded_repr() -> None:
-    """Without the address, which says nothing in another process; what is read again is that text."""
+    """The repr leaves out the address, which says nothing in another process; the text read is that repr."""
     assert value_to_json(object()) == {"$repr": "<object object>"}
     assert back([object()]) == ["<object object>"]
     assert len(value_to_json(bytes)["$repr"]) < 100
@@ -359,7 +359,7 @@ def test_what_does_not_fit_is_named_with_its_place(data: Any, message: str) -> N
 
 
 def test_hostile_depth_is_refused() -> None:
-    """As deep as what is written may be, and no deeper."""
+    """A value may be read as deep as it may be written, and no deeper."""
     deep: Any = 1
     for _ in range(MAX_DEPTH):
         deep = {"$map": [[1, deep]]}
@@ -373,7 +373,7 @@ def test_hostile_depth_is_refused() -> None:
 @given(VALUES, st.data())
 @settings(max_examples=300)
 def test_changed_json_is_refused_or_means_what_it_says(value: Any, data: st.DataObject) -> None:
-    """Any node replaced or removed: a `StateError`, or a value with a fixed point."""
+    """A value with a node replaced or removed raises a `StateError`, or has a fixed point."""
     written = json.loads(json.dumps([value_to_json(value)]))
     parent: Any = written
     key: Any = 0
