@@ -35,7 +35,7 @@ def test_without_limits_everything_is_admitted() -> None:
     [("requests", 3, 4), ("input_tokens", 100, 101), ("output_tokens", 20, 21), ("total_tokens", 120, 121)],
 )
 def test_a_request_is_refused_once_a_limit_is_spent(name: str, spent: int, left: int) -> None:
-    """With one to spare it is admitted; at the limit it isn't, and the message has name and numbers."""
+    """A request with one to spare is admitted; at the limit it is refused, with the limit's name and numbers."""
     Budget(UsageLimits(**{name: left})).check_request(SPENT)
     with pytest.raises(UsageLimitExceeded) as caught:
         Budget(UsageLimits(**{name: spent})).check_request(SPENT)
@@ -43,7 +43,7 @@ def test_a_request_is_refused_once_a_limit_is_spent(name: str, spent: int, left:
 
 
 def test_every_spent_limit_is_named() -> None:
-    """Two limits spent, two reasons, in the order of the fields."""
+    """The message has a reason for each spent limit, in the order of the fields."""
     budget = Budget(UsageLimits(requests=1, total_tokens=5, cost=2))
     budget.charge(Decimal("2.50"))
     with pytest.raises(UsageLimitExceeded, match=r"requests 3 of 1, total_tokens 120 of 5, cost 2\.50 of 2"):
@@ -65,7 +65,7 @@ def test_cost_of_requests_and_calls_is_one_sum() -> None:
 
 @pytest.mark.parametrize("order", [(60, 61, 62), (62, 61, 60), (61, 62, 60)])
 def test_of_calls_that_fit_only_alone_exactly_one_is_admitted(order: tuple[int, ...]) -> None:
-    """A limit of 100 and calls of 60, 61 and 62: the first to ask has it, before and after it has run."""
+    """Of calls of 60, 61 and 62 and a limit of 100, the first to ask has it, before and after it has run."""
     budget = Budget(UsageLimits(cost=100))
     first, *others = [budget.reserve_call(cost) for cost in order]
     assert first is not None
@@ -77,7 +77,7 @@ def test_of_calls_that_fit_only_alone_exactly_one_is_admitted(order: tuple[int, 
 
 
 def test_a_call_may_use_the_limit_to_the_last() -> None:
-    """At the limit there is room, beyond it there is none."""
+    """A call may reach the limit, but not exceed it."""
     budget = Budget(UsageLimits(cost=Decimal("0.3")))
     assert budget.reserve_call(0.1) is not None
     assert budget.reserve_call(0.2) is not None, "tenths are tenths"
@@ -129,7 +129,7 @@ def test_a_ledger_goes_on_from_what_was_spent() -> None:
 
 
 def test_limits_can_be_written_by_position() -> None:
-    """In the order of their fields; the cost becomes a Decimal."""
+    """The limits are in the order of their fields; the cost becomes a Decimal."""
     limits = UsageLimits(1, 2, 3, 4, 5, 0.1)  # type: ignore[arg-type]  # converted
     assert limits == UsageLimits(
         requests=1, input_tokens=2, output_tokens=3, total_tokens=4, tool_calls=5, cost=Decimal("0.1")
@@ -152,7 +152,7 @@ def test_limits_can_be_written_by_position() -> None:
     ],
 )
 def test_a_wrong_limit_is_refused_by_name(field: str, value: Any, error: type[Exception]) -> None:
-    """Where it is given, not where it is first used."""
+    """The error comes where the limit is given, not where it is first used."""
     with pytest.raises(error, match=f"UsageLimits.{field}"):
         UsageLimits(**{field: value})
 

@@ -84,7 +84,7 @@ def test_an_answer_that_is_no_bool_is_refused(answer: Any) -> None:
 
 @pytest.mark.parametrize("answers", [None, {}])
 def test_a_predicate_nobody_asked_is_not_passed_over(answers: Any) -> None:
-    """To forget the question is an error, not a no."""
+    """A predicate without an answer is an error, not a no."""
     with pytest.raises(LookupError, match="was not asked"):
         Predicate(enough).check(view(), answers)
 
@@ -141,7 +141,7 @@ def test_the_base_says_nothing_by_itself() -> None:
 
 @pytest.mark.scenario("LX-72")
 def test_and_holds_only_when_both_do_and_names_both() -> None:
-    """`ToolCalled("x") & MaxTurns(2)`."""
+    """The combination fires when both conditions are true, and its text names both."""
     condition = ToolCalled("x") & MaxTurns(2)
     assert condition.check(view(1, ("x",))) is None
     assert condition.check(view(2)) is None
@@ -151,7 +151,7 @@ def test_and_holds_only_when_both_do_and_names_both() -> None:
 
 @pytest.mark.scenario("LX-73")
 def test_or_stops_at_the_first_true_branch_which_names_itself() -> None:
-    """`MaxTurns(2) | TextMention("DONE")`."""
+    """The text names the first branch that is true, and no other."""
     condition = MaxTurns(2) | TextMention("DONE")
     assert condition.check(view(1)) is None
     assert str(condition.check(view(1, text="DONE"))) == "TextMention('DONE')"
@@ -168,7 +168,7 @@ def test_not_holds_where_its_condition_does_not() -> None:
 
 
 def test_what_fired_is_the_part_that_made_it_so() -> None:
-    """Of a nested condition only the true branches are named, still as an expression."""
+    """Only the true branches of a nested condition are named, still as an expression."""
     condition = (MaxTurns(5) | TextMention("a") | TokenLimit(1)) & ToolCalled("x") & ~MaxTurns(9)
     fired = condition.check(view(1, ("x",), "a", tokens=2))
     assert str(fired) == "TextMention('a') & ToolCalled('x') & ~MaxTurns(9)"
@@ -199,7 +199,7 @@ def test_a_callable_without_a_name_is_shown_by_its_repr() -> None:
 
 
 def test_brackets_of_one_operator_make_no_difference() -> None:
-    """`a & (b & c)` is `a & b & c`."""
+    """`a & (b & c)` equals `a & b & c`, and so for `|`."""
     a, b, c = MaxTurns(1), ToolCalled("b"), TokenLimit(3)
     assert a & (b & c) == (a & b) & c
     assert a | (b | c) == (a | b) | c
@@ -246,7 +246,7 @@ def truth(condition: Condition, seen: ConditionView, answers: Any) -> bool:
 @pytest.mark.scenario("LX-74")
 @given(CONDITIONS)
 def test_the_repr_of_any_condition_evaluates_back(condition: Condition) -> None:
-    """With the brackets it needs."""
+    """The repr has the brackets it needs."""
     assert eval(repr(condition), dict(NAMES)) == condition
 
 

@@ -28,7 +28,7 @@ texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map
 
 @pytest.mark.parametrize("text", TOLD)
 def test_what_looks_like_a_secret_is_redacted(text: str) -> None:
-    """Its name stays, so that the message says what it said."""
+    """The secret's name stays, so that the message keeps its meaning."""
     told = redact(text)
     assert VALUE not in told
     assert "[redacted]" in told
@@ -42,6 +42,6 @@ def test_redacting_twice_is_redacting_once(text: str) -> None:
 
 
 def test_what_was_redacted_stays_as_it_is() -> None:
-    """It was taken for a value, and got another bracket each time."""
+    """A redacted text is no secret, so it doesn't get another bracket each time."""
     for text in ("api_key=[redacted]", "password: [redacted], next", "http://user:[redacted]@host"):
         assert redact(text) == text

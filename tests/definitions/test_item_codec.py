@@ -78,7 +78,7 @@ def test_only_known_kinds_are_built() -> None:
 
 
 def test_provider_data_is_passed_as_it_is() -> None:
-    """Even what JSON can't hold: it is the caller's, and the caller writes it."""
+    """The data is the caller's to write, so it may hold what JSON can't."""
     item = UserMessage("x", provider_data={"raw": b"\x00", "what": object})
     assert item_from_json(item_to_json(item)) == item
 

@@ -103,7 +103,7 @@ def test_json_that_is_no_object_is_refused_by_its_kind(text: str, kind: str) -> 
     ],
 )
 def test_a_quote_is_one_bounded_line(text: str, expected: str) -> None:
-    """Single quotes, escapes for what would break a line, at most 200 characters inside."""
+    """The quote has single quotes, escapes for what would break a line, and at most 200 characters inside."""
     assert quote(text) == expected
 
 

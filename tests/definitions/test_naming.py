@@ -19,7 +19,7 @@ from agentloop._common.naming import snake_case, takes
     ],
 )
 def test_a_tools_name_is_made_of_any_name(name: str, made: str) -> None:
-    """Letters, digits and underscores; something where nothing of it is left."""
+    """A name has letters, digits and underscores, and is never empty."""
     assert snake_case(name) == made
 
 
@@ -46,10 +46,10 @@ class Called:
     ],
 )
 def test_what_a_value_can_be_called_with(value: Any, counts: set[int]) -> None:
-    """So many positional arguments and no others; what can't be called takes nothing."""
+    """A callable takes so many positional arguments and no others; any other value takes none."""
     assert {count for count in range(4) if takes(value, count)} == counts
 
 
 def test_a_builtin_without_a_signature_is_taken_to_take_anything() -> None:
-    """Calling it will tell."""
+    """Only a call can show how many arguments such a builtin takes."""
     assert all(takes(dict, count) for count in range(4))

@@ -63,7 +63,7 @@ MISPLACED = [
 
 @pytest.mark.parametrize(("place", "option", "other"), MISPLACED)
 def test_misplaced_option_says_where_it_goes(place: str, option: str, other: str) -> None:
-    """Each option of each place, given to each place that doesn't have it."""
+    """The error names the place that has the option, for each option given to another place."""
     made, _, _ = PLACES[place]
     with pytest.raises(UserTypeError) as caught:
         made({option: None})
@@ -72,7 +72,7 @@ def test_misplaced_option_says_where_it_goes(place: str, option: str, other: str
 
 
 def test_misspelt_option_names_the_near_one() -> None:
-    """An option of no place at all."""
+    """The error names an option of the same place, if a near one exists."""
     made: Any = ToolExecution
     with pytest.raises(UserTypeError, match=r"'queue_timout'\. Did you mean 'queue_timeout'"):
         made(queue_timout=3)
@@ -104,7 +104,7 @@ def test_every_way_of_running_says_it(name: str, first: Any) -> None:
 
 
 def test_instructions_by_position_say_that_they_are_given_by_keyword() -> None:
-    """The commonest slip of a first minute."""
+    """A beginner's commonest slip is answered with the right form."""
     made: Any = Agent
     with pytest.raises(UserTypeError, match=r"by keyword: Agent\(…, instructions=…\)"):
         made("x", "text")
@@ -122,13 +122,13 @@ def test_errors_of_the_values_themselves_stay() -> None:
 
 @pytest.mark.parametrize("given", [{"role": "user", "content": "hi"}, [{"role": "user", "content": "hi"}]])
 def test_mapping_as_input_names_the_item_for_it(given: Any) -> None:
-    """Other libraries take these."""
+    """Other libraries take mappings, so the error names the item to use."""
     with pytest.raises(UserTypeError, match=r"input\[0\].*not dict.*UserMessage"):
         to_items(given)
 
 
 def test_tool_without_a_description_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Once for a function, however often it is made a tool; a docstring or a description is enough."""
+    """The warning comes once for a function, however often it is made a tool; a docstring or description prevents it."""
 
     async def bare() -> str:
         return "x"

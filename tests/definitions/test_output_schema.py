@@ -207,7 +207,7 @@ def test_strictness_can_be_given_up() -> None:
 
 
 def test_the_flag_is_a_bool() -> None:
-    """Anything else is most likely a second type."""
+    """Any other value is most likely a second type, so it is refused."""
     with pytest.raises(UserTypeError, match=r"OutputType\.strict: a bool or None is needed"):
         OutputType(int, str)  # type: ignore[arg-type]
 
@@ -224,7 +224,7 @@ def test_what_has_no_json_form_is_refused_by_name(type_: Any) -> None:
 
 
 def test_annotated_constraints_that_would_be_dropped_are_refused() -> None:
-    """As in a tool's signature."""
+    """The output type is checked like a tool's signature."""
     with pytest.raises(UserTypeError, match="annotated_types"):
         output_schema(Annotated[int, pytest.importorskip("annotated_types").Gt(3)])
 
@@ -369,7 +369,7 @@ def test_any_value_is_read_back_from_what_it_is_dumped_to(value: Tree) -> None:
 
 
 def test_pydantic_is_not_imported_for_types_that_are_not_its_own() -> None:
-    """Without it installed everything else works."""
+    """Everything else works without pydantic."""
     program = (
         "import sys; from agentloop._schema.output_schema import output_schema; "
         "output_schema(dict[str, int]); output_schema(int).parse('{\"response\": 1}'); print('pydantic' in sys.modules)"

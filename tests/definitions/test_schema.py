@@ -232,7 +232,7 @@ def test_an_open_schema_tells_defaults_and_what_is_required() -> None:
 
 
 def test_a_strict_schema_requires_all_and_lets_the_optional_be_null() -> None:
-    """Closed at every level, no defaults, a `$ref` never has company."""
+    """The schema is closed at every level and has no defaults, and a `$ref` never has company."""
 
     def f(a: int, geo: Annotated[Geo, msgspec.Meta(description="where")], color: Color = Color.RED) -> None: ...
 
@@ -281,7 +281,7 @@ def test_an_optional_parameter_takes_integer_and_null(strict: bool) -> None:
 
 
 def test_a_default_of_none_makes_the_type_optional() -> None:
-    """As many people write it."""
+    """The library reads `x: int = None` as many people mean it."""
 
     def f(x: int = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
 
@@ -381,7 +381,7 @@ def test_any_set_of_faults_is_named(wrong: set[str], missing: set[str], unknown:
 
 @pytest.mark.scenario("LX-11", "LX-12")
 def test_wrong_and_missing_arguments_name_tool_parameter_and_type() -> None:
-    """Enough for the model to mend its call."""
+    """The error is enough for the model to mend its call."""
 
     def f(x: int) -> None: ...
 
@@ -400,7 +400,7 @@ def test_nothing_is_coerced_across_types(hint: type, value: object) -> None:
 
 
 def test_constraints_of_msgspec_meta_hold() -> None:
-    """And are in the schema."""
+    """The body's arguments keep the constraints, and the schema shows them."""
 
     def f(x: Annotated[int, msgspec.Meta(ge=1, le=9)]) -> None: ...
 
@@ -423,7 +423,7 @@ def test_what_the_model_wrote_is_quoted_within_bounds() -> None:
 
 
 def test_a_validator_of_the_user_may_raise_anything() -> None:
-    """It is the value that is wrong."""
+    """An error in the validator means that the value is wrong."""
 
     def positive(_instance: object, _attribute: object, value: int) -> None:
         if value < 1:
@@ -501,7 +501,7 @@ def test_null_for_a_required_member_is_still_wrong() -> None:
 
 
 def test_the_parameters_kinds_decide_how_they_are_passed() -> None:
-    """Positional-only by position, keyword-only by name, stars spread."""
+    """Positional-only parameters are passed by position, keyword-only ones by name, and stars are spread."""
 
     def f(a: int, /, b: int, *more: int, c: int = 3, **rest: float) -> tuple[Any, ...]:
         return a, b, more, c, rest
@@ -600,7 +600,7 @@ def test_a_tool_may_have_no_parameters() -> None:
 
 
 def test_the_key_is_of_the_meaning_not_of_the_text() -> None:
-    """Order, filled-in defaults, 1 for 1.0, null for a default, other forms of one date: all the same."""
+    """The key ignores order, filled-in defaults, 1 for 1.0, null for a default, and other forms of one date."""
 
     def f(a: float, when: dt.datetime, b: list[float] = [1], s: set[str] = frozenset()) -> None: ...  # type: ignore[assignment]  # noqa: B006
 
@@ -737,7 +737,7 @@ def maybe(x: int, c: Ctx[int] | None = None) -> Any:
 @pytest.mark.scenario("LX-19")
 @pytest.mark.parametrize("fn", [first, middle, before_stars, positional, keyword, maybe])
 def test_the_context_is_found_by_its_annotation_hidden_and_passed(fn: Callable[..., Any]) -> None:
-    """Under any name, in any place, of a subclass, generic or optional form."""
+    """The context may have any name, place, subclass, generic or optional form."""
     schema = schema_of(fn)
     assert schema.context_parameter in {"ctx", "where", "c"}
     assert schema.context_parameter not in schema.params_json_schema["properties"]
@@ -766,7 +766,7 @@ def test_two_contexts_are_one_too_many() -> None:
 
 
 def test_a_starred_parameter_cannot_be_the_context() -> None:
-    """There is one context."""
+    """A tool has one context, and a starred parameter takes several."""
 
     def f(*a: Ctx[int]) -> None: ...
 
@@ -774,7 +774,7 @@ def test_a_starred_parameter_cannot_be_the_context() -> None:
 
 
 def test_without_a_context_none_is_passed() -> None:
-    """`call` takes one all the same."""
+    """`call` takes a context and doesn't pass it to the function."""
 
     def f(x: int) -> int:
         return x
@@ -789,7 +789,7 @@ def test_without_a_context_none_is_passed() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_missing_annotation_is_named(strict: bool) -> None:
-    """Function and parameter."""
+    """The error names the function and the parameter."""
 
     def f(a: int, b) -> None: ...  # type: ignore[no-untyped-def]
 
@@ -817,7 +817,7 @@ def test_a_default_that_json_cannot_hold_is_named(default: Any) -> None:
     ],
 )
 def test_a_type_without_a_json_form_is_named(hint: Any, shown: str) -> None:
-    """With the parameter and the type."""
+    """The error names the parameter and the type."""
 
     def f(a: int, b: Any) -> None: ...
 
@@ -829,18 +829,18 @@ def test_a_type_without_a_json_form_is_named(hint: Any, shown: str) -> None:
 
 
 def test_what_cannot_be_called_is_no_tool() -> None:
-    """Neither values nor classes."""
+    """Values and classes are refused."""
     assert refused(1) == "A tool needs a function or a callable object, not 1"
     assert "not <class" in refused(Geo)
 
 
 def test_a_callable_without_a_signature_is_named() -> None:
-    """Some builtins have none."""
+    """Some builtins have no signature, so they are refused."""
     assert refused(getattr, name="t").startswith("Tool t: ")
 
 
 def test_a_builtin_may_be_a_tool() -> None:
-    """If it has a signature."""
+    """A builtin that has a signature can be a tool."""
     assert schema_of(sys.getrecursionlimit).bind({}).call(sys.getrecursionlimit) == sys.getrecursionlimit()
 
 
@@ -855,7 +855,7 @@ def test_a_nameless_function_needs_a_name() -> None:
 
 
 def test_annotations_may_be_strings_and_name_locals() -> None:
-    """Of the running function around, which closures don't hold."""
+    """The locals of the running function around count, which closures don't hold."""
 
     class Local(msgspec.Struct):
         n: int
@@ -869,7 +869,7 @@ def test_annotations_may_be_strings_and_name_locals() -> None:
 
 
 def test_annotations_may_name_what_the_function_closes_over() -> None:
-    """Also after the function around it has returned."""
+    """The names are known also after the function around has returned."""
 
     def make() -> Callable[..., Any]:
         class Local(msgspec.Struct):
@@ -906,7 +906,7 @@ def test_a_context_imported_for_type_checkers_is_known_by_name() -> None:
 
 @pytest.mark.parametrize("annotation", ["Nowhere", "list[Nowhere]", "1 +", "int[", "Ctx().missing"])
 def test_an_annotation_that_cannot_be_resolved_is_named(annotation: str) -> None:
-    """With function and parameter."""
+    """The error names the function and the parameter."""
 
     def f(x: Any) -> None: ...
 
@@ -1050,7 +1050,7 @@ def test_sync_or_async_is_told_by_the_outer_callable() -> None:
 
 @pytest.mark.scenario("DE-09")
 def test_what_a_partial_binds_is_gone() -> None:
-    """By position and by name, even below a wrapper."""
+    """The bound arguments are no parameters, by position and by name, even below a wrapper."""
 
     def f(a: int, b: int, c: int, d: int = 4) -> tuple[int, ...]:
         return a, b, c, d
@@ -1064,7 +1064,7 @@ def test_what_a_partial_binds_is_gone() -> None:
 
 
 def test_a_partial_may_bind_the_context() -> None:
-    """Then there is none to pass."""
+    """The tool then has no context to pass."""
     fn = functools.partial(first, Ctx[int]())
     assert schema_of(fn).context_parameter is None
 
@@ -1245,7 +1245,7 @@ class Open(pydantic.BaseModel, extra="allow"):
 
 
 def test_a_pydantic_model_is_described_and_validated() -> None:
-    """With its definitions at the root, and nulls for what has a default."""
+    """The definitions are at the root, and null is accepted for a member that has a default."""
 
     def f(o: Outer) -> Outer:
         return o
@@ -1261,7 +1261,7 @@ def test_a_pydantic_model_is_described_and_validated() -> None:
 
 
 def test_every_fault_of_a_pydantic_model_is_named() -> None:
-    """With its path, besides those of other parameters."""
+    """The message has the path of each fault, besides the faults of other parameters."""
 
     def f(o: Outer, x: int) -> None: ...
 
@@ -1273,7 +1273,7 @@ def test_every_fault_of_a_pydantic_model_is_named() -> None:
 
 
 def test_pydantic_types_may_be_nested_and_constrained() -> None:
-    """In lists, unions, defaults, and constraints of its Field."""
+    """They may be in lists, unions and defaults, and have constraints of pydantic's Field."""
 
     def f(
         many: list[Inner],
@@ -1303,7 +1303,7 @@ def test_pydantic_types_may_be_nested_and_constrained() -> None:
 
 
 def test_pydantic_models_inside_other_classes_work() -> None:
-    """msgspec hands them over, there and back."""
+    """msgspec hands such a model to pydantic, there and back."""
 
     @dataclasses.dataclass
     class Holder:
@@ -1321,7 +1321,7 @@ def test_pydantic_models_inside_other_classes_work() -> None:
 
 
 def test_two_classes_of_one_name_have_two_definitions() -> None:
-    """msgspec's keeps the name, references follow."""
+    """The class of msgspec keeps the name, and references follow."""
     ours, theirs = Inner, msgspec.defstruct("Inner", [("z", int)])
 
     def f(a: Any, b: Any) -> None: ...
@@ -1355,7 +1355,7 @@ def test_a_discriminated_union_of_pydantic_models_is_strict_too() -> None:
 
 
 def test_an_open_pydantic_model_is_not_strict() -> None:
-    """Extra members are free keys."""
+    """The extra members are free keys, which strict mode refuses."""
 
     def f(x: Open) -> None: ...
 
@@ -1364,7 +1364,7 @@ def test_an_open_pydantic_model_is_not_strict() -> None:
 
 
 def test_what_pydantic_cannot_describe_is_named() -> None:
-    """Its own classes with parts it knows nothing of."""
+    """The error names the parameter, for a class or a field that pydantic has no JSON form for."""
 
     class Odd: ...
 

@@ -14,7 +14,7 @@ from agentloop.items import ToolCall, ToolOutput
 
 @given(st.dictionaries(st.text(max_size=5), JSON_VALUES, max_size=4), st.sampled_from([None, 1, "\t"]))
 def test_every_value_of_an_object_is_found_in_its_text(given_object: dict[str, Any], indent: Any) -> None:
-    """By its decoded key, with blanks or without."""
+    """A value is found by its decoded key, with blanks or without."""
     for ascii_only in (True, False):
         text = json.dumps(given_object, indent=indent, ensure_ascii=ascii_only)
         spans = spans_of(text)
@@ -24,7 +24,7 @@ def test_every_value_of_an_object_is_found_in_its_text(given_object: dict[str, A
 
 @given(st.text(alphabet='{}[]":,\\ au0', max_size=30))
 def test_a_text_that_is_no_object_is_told(text: str) -> None:
-    """Just as the parser of the standard library tells."""
+    """A text is an object exactly if the standard library parses it as one."""
     try:
         parsed = json.loads(text)
     except ValueError:
@@ -59,7 +59,7 @@ def test_arguments_are_masked_where_they_stand(text: str, masked: str) -> None:
 
 
 def test_all_arguments_are_masked_with_their_names() -> None:
-    """Where the names are keys of a secret mapping."""
+    """The whole text is masked, since the names are keys of a secret mapping."""
     assert masked_arguments('{"ann": 1}', (ALL_ARGUMENTS,)) == MASK
     assert masked_arguments("", (ALL_ARGUMENTS,)) == ""
 

@@ -49,7 +49,7 @@ def context(name: str = "greet") -> ToolContext[Any]:
 
 
 def test_a_tool_has_the_name_description_and_schema_of_its_function() -> None:
-    """Bare, with options, and as a plain call."""
+    """The function may be decorated bare, with options, or by a plain call."""
     bare, given = tool(greet), tool(name="hi", description="Say hi.")(greet)
     assert (bare.name, bare.description) == ("greet", "Greet somebody.")
     assert (given.name, given.description) == ("hi", "Say hi.")
@@ -60,21 +60,21 @@ def test_a_tool_has_the_name_description_and_schema_of_its_function() -> None:
 
 
 def test_the_options_of_the_decorator_are_the_fields_of_a_tool() -> None:
-    """All of them, but for what the function itself decides."""
+    """The decorator takes every field of a tool, except those that the function itself decides."""
     made = {"params_json_schema", "on_invoke_tool", "body"}
     assert {field.name for field in attrs.fields(FunctionTool)} - made == ToolOptions.__optional_keys__
 
 
 @pytest.mark.parametrize("option", ["retries", "body", "on_invoke_tool", "params_json_schema"])
 def test_an_option_that_isnt_one_is_refused_by_name(option: str) -> None:
-    """Before there is a function."""
+    """The option is refused before there is a function."""
     options: Any = {option: None}
     with pytest.raises(UserTypeError, match=f"unknown option {option}"):
         tool(**options)
 
 
 def test_a_tool_isnt_made_of_a_tool() -> None:
-    """A copy with other policies is `attrs.evolve`'s business."""
+    """`attrs.evolve` makes a copy of a tool with other policies."""
     first = tool(greet)
     with pytest.raises(UserTypeError, match=r"'greet' is a tool already"):
         tool(first, name="other")
@@ -121,7 +121,7 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
 def test_a_wrong_option_is_refused_at_once_by_its_name(
     options: dict[str, Any], error: type[AgentLoopError], words: str
 ) -> None:
-    """With the tool's name, where it has one; the copy is judged like the original."""
+    """The error has the tool's name, where it has one; a copy is judged like the original."""
     with pytest.raises(error, match=words) as caught:
         tool(greet, **options)  # type: ignore[call-overload]
     if "name" not in options:
@@ -132,7 +132,7 @@ def test_a_wrong_option_is_refused_at_once_by_its_name(
 
 @pytest.mark.parametrize("capacity", [Capacity(2), [Capacity(2), Rate(3, per=1.0)], iter([Capacity(2)]), ()])
 def test_limits_are_one_or_several(capacity: Any) -> None:
-    """A limit alone is a sequence of one."""
+    """A single limit becomes a sequence of one."""
     limits = tool(greet, capacity=capacity).capacity
     assert isinstance(limits, tuple)
     assert all(isinstance(limit, Capacity | Rate) for limit in limits)
@@ -141,7 +141,7 @@ def test_limits_are_one_or_several(capacity: Any) -> None:
 
 @pytest.mark.parametrize("field", ["timeout", "idle_timeout"])
 def test_a_sync_function_is_timed_only_where_its_thread_may_be_left(field: str) -> None:
-    """It can't be stopped."""
+    """A sync function can't be stopped, so its thread must be left."""
     options: Any = {field: 1.0}
     with pytest.raises(UserValueError, match=f"tool 'add': {field}: a sync function can't be stopped"):
         tool(add, **options)
@@ -162,7 +162,7 @@ def test_a_tool_by_hand_needs_a_function_of_context_and_text() -> None:
 
 
 def test_an_agents_tool_holds_no_capacity() -> None:
-    """It would wait for what its own agent's tools hold."""
+    """The agent tool would wait for a limit that its own agent's tools hold."""
     asked = Agent("helper").as_tool()
     with pytest.raises(UserValueError, match=r"tool 'helper': an agent tool holds a slot of its own turn only"):
         attrs.evolve(asked, capacity=[Capacity(1)])
@@ -190,7 +190,7 @@ def test_a_tool_is_found_by_its_key(options: Any, qualified: str, key: str) -> N
 
 
 async def test_calling_a_tool_calls_its_function() -> None:
-    """As if it weren't decorated."""
+    """A tool is called like its undecorated function."""
     assert tool(add)(1, y=2) == 3
     assert await tool(greet)("you") == "hello you"
 
@@ -224,7 +224,7 @@ def _invoke_of(made: FunctionTool) -> Callable[..., Any]:
 
 
 def test_the_model_is_told_type_and_first_line_of_an_error() -> None:
-    """Every leaf of a group; arguments that aren't JSON have words of their own."""
+    """The words have every leaf of a group; arguments that aren't JSON have words of their own."""
     words = default_tool_error_function(context(), ValueError("no luck\nat all"))
     assert words == "Tool greet failed with: ValueError(no luck)"
     group = ExceptionGroup("two", [ValueError("a"), KeyError("b")])

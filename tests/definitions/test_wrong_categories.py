@@ -82,14 +82,14 @@ CASES = [pytest.param(made, name, id=f"{made.__name__}.{name}") for made in NEED
 @pytest.mark.parametrize("wrong", [object(), [object()], {object(): 1}], ids=["object", "list", "mapping"])
 @pytest.mark.parametrize(("made", "option"), CASES)
 def test_value_of_a_wrong_category_is_refused_by_the_options_name(made: Any, option: str, wrong: Any) -> None:
-    """An object of no category at all, and such an object in a container: nothing takes either."""
+    """Every option refuses an object of no category at all, and such an object in a container."""
     with pytest.raises(UserError, match=option):
         made(**{**NEEDED[made], option: wrong})
 
 
 @pytest.mark.parametrize("wrong", [1, "text", Instrument])
 def test_instrument_that_hears_of_nothing_is_refused(wrong: Any) -> None:
-    """One that has some of the methods is taken: it hears only of these."""
+    """An instrument with some of the methods is taken: it gets only these events."""
     with pytest.raises(UserError, match=r"RunConfig\.instruments\[0\]"):
         RunConfig(instruments=[wrong])
 
