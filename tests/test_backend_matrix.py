@@ -32,7 +32,7 @@ def test_real_clock_drops_the_virtual_one(pytester: pytest.Pytester) -> None:
 
 
 def test_backends_marker_narrows_the_matrix(pytester: pytest.Pytester) -> None:
-    """Only the named ones remain."""
+    """Only the named backends remain."""
     assert _ids(pytester, "@pytest.mark.backends('trio-virtual')\nasync def test_it(): pass") == ["trio-virtual"]
 
 

@@ -54,7 +54,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 def test_every_workload_gives_its_figures(
     command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the smallest size: a line for each figure and backend, and each figure in the table."""
+    """At the smallest size the workload prints a line for each figure and backend, and the table has each figure."""
     file = tmp_path / "figures.jsonl"
 
     command.main(["--smoke", "--json", str(file)])
@@ -108,7 +108,7 @@ def test_one_workload_is_measured_alone_and_held_against_its_targets(
 
 
 def test_a_workloads_size_is_cut_down_to_a_part_and_never_to_nothing(command: ModuleType) -> None:
-    """Nor below what it needs, nor grown to that."""
+    """The size is never below what the workload needs, and a small size isn't raised to that."""
     measure = import_module("benchmarks.measure")
 
     assert measure.FULL.of(1000) == measure.QUICK.of(1000) == 1000

@@ -80,7 +80,7 @@ def _test_files() -> Iterator[tuple[str, str]]:
 
 
 def test_blocks_that_are_test_files_pass_alone(pytester: pytest.Pytester) -> None:
-    """As a reader would copy them: nothing of the page's other blocks is there."""
+    """Each block runs as a reader would copy it, without the page's other blocks."""
     blocks = list(_test_files())
     assert any("no_orphans" in text for _, text in blocks)
     for number, (name, text) in enumerate(blocks):
@@ -92,7 +92,7 @@ def test_blocks_that_are_test_files_pass_alone(pytester: pytest.Pytester) -> Non
 
 
 def test_the_readme_and_the_tutorial_have_examples() -> None:
-    """The newcomer's pages aren't prose alone; guards the reader of fences too."""
+    """The newcomer's pages aren't prose alone; the test also guards the reader of fences."""
     for path in (ROOT / "README.md", ROOT / "docs" / "tutorial" / "first-run.md"):
         assert list(examples(path.read_text(encoding="utf-8"))), path
 
@@ -107,7 +107,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_reader_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """One namespace, skipped blocks, checked output, other fences left alone."""
+    """The reader runs a page in one namespace, skips marked blocks, checks output and leaves other fences alone."""
     page = (
         "```python\nx = 1\n```\n\n<!-- no-run -->\n```python\n1 / 0\n```\n\n```bash\nfalse\n```\n\n"
         "```python\nprint(x + 1)\n```\nprints\n```text\n{}\n```\n"
@@ -119,7 +119,7 @@ def test_reader_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("module", agentloop._SUBMODULES)
 def test_every_public_name_of_a_public_module_is_in_the_reference(module: str) -> None:
-    """By the page of its module or of the one that defines it, else by an entry of its own."""
+    """Each name is on the page of its module, or of the module that defines it, or has an entry of its own."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
     entries = re.findall(r"^\.\. (?:auto(?:class|function|exception)|py:data):: ([\w.]+)", pages, re.MULTILINE)
     whole = set(re.findall(r"^\.\. automodule:: ([\w.]+)$", pages, re.MULTILINE))

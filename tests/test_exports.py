@@ -51,7 +51,7 @@ def test_public_module_says_what_is_public(module: str) -> None:
 
 
 def test_events_of_a_star_import_are_events() -> None:
-    """Nothing that the module only uses itself comes along."""
+    """The star import brings no name that the module only uses itself."""
     space: dict[str, object] = {}
     exec("from agentloop.events import *", space)  # the statement itself is what is tested
     assert {"TextDelta", "CallSettled", "Event"} <= set(space)
@@ -78,7 +78,7 @@ def test_submodule_is_reachable_after_importing_the_package_alone(name: str) -> 
 
 
 def test_importing_the_package_is_cheap() -> None:
-    """At most 200 modules over asyncio's own, and none of the heavy ones."""
+    """The import loads at most 200 modules over asyncio's own, and none of the heavy ones."""
     program = (
         "import asyncio, sys, json; before = set(sys.modules); import agentloop; "
         "print(json.dumps(sorted(set(sys.modules) - before)))"
