@@ -128,7 +128,7 @@ def test_mapping_as_input_names_the_item_for_it(given: Any) -> None:
 
 
 def test_tool_without_a_description_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The warning comes once for a function, however often it is made a tool; a docstring or description prevents it."""
+    """A function is warned about once, however often it is made a tool; a docstring or description is enough."""
 
     async def bare() -> str:
         return "x"
