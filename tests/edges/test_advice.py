@@ -35,7 +35,7 @@ def test_no_error_of_the_library_is_redacted_in_its_own_words() -> None:
 
 
 async def test_missing_key_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In words that reach the terminal."""
+    """Redaction leaves the advice whole, so that it reaches the terminal."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(UserError) as caught:

@@ -146,7 +146,7 @@ def test_parts_of_a_user_message_keep_their_kind() -> None:
     ],
 )
 def test_what_has_no_form_is_named_with_its_place(item: Item, named: str, constrained: bool) -> None:
-    """Never dropped in silence."""
+    """Such an item raises an error and is never dropped in silence."""
     with pytest.raises(UserError, match=named):
         messages(UserMessage("Hi"), item, constrained=constrained)
 
@@ -165,7 +165,7 @@ def test_state_on_the_server_is_refused(field: str) -> None:
 
 
 def test_tools_and_handoffs_are_sent_as_functions() -> None:
-    """In that order, with their strictness."""
+    """Tools come first, then handoffs, each with its strictness."""
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     body = encode(
         ask(tools=[Definition("f", "Adds.", schema)], handoffs=[Definition("transfer_to_b", strict_mode=False)]), "m"
@@ -192,7 +192,7 @@ def test_tools_and_handoffs_are_sent_as_functions() -> None:
     ],
 )
 def test_tool_choice_has_its_form_here(choice: Any, sent: Any) -> None:
-    """From the request, else from its settings; sent with tools only, as is parallel_tool_calls."""
+    """The request's choice comes before that of its settings; it is sent with tools only, as is parallel_tool_calls."""
     settings = ModelSettings(tool_choice=choice, parallel_tool_calls=False)
     body = encode(ask(tools=[Definition("f")], settings=settings), "m")
     assert (body["tool_choice"], body["parallel_tool_calls"]) == (sent, False)
@@ -202,13 +202,13 @@ def test_tool_choice_has_its_form_here(choice: Any, sent: Any) -> None:
 
 @pytest.mark.parametrize(("choice", "error"), [({"type": "mcp"}, UserError), ({}, UserTypeError), (3, UserTypeError)])
 def test_a_tool_choice_without_a_form_is_refused(choice: Any, error: type[Exception]) -> None:
-    """Naming the field."""
+    """The error names the field."""
     with pytest.raises(error, match="tool_choice"):
         encode(ask(tools=[Definition("f")], tool_choice=choice), "m")
 
 
 def test_settings_go_to_their_fields() -> None:
-    """And the output schema to the response format."""
+    """Each setting has its field, and the output schema goes to the response format."""
     settings = ModelSettings(
         temperature=0.0,
         top_p=0.5,
@@ -243,7 +243,7 @@ def test_settings_go_to_their_fields() -> None:
 
 
 def test_extra_args_that_collide_with_a_set_field_are_a_type_error() -> None:
-    """All of them are named, none of their values."""
+    """The error names all such fields, and none of their values."""
     settings = ModelSettings(temperature=0.5, extra_args={"stream": 0, "temperature": "s3cret", "seed": 1})
     with pytest.raises(UserTypeError, match=r"stream, temperature$"):
         encode(ask(settings=settings), "m")
@@ -323,7 +323,7 @@ CALLS = ": OK\r\n\r\n" + stream_text(
 
 @pytest.mark.parametrize("payload", [TEXT, CALLS])
 def test_a_recorded_response_cut_at_every_byte_gives_the_same_events(payload: str) -> None:
-    """However the network deals it out."""
+    """The events don't depend on how the network cuts the bytes."""
     data = payload.encode()
     whole = decode([data])
     assert decode([bytes([byte]) for byte in data]) == whole
@@ -332,7 +332,7 @@ def test_a_recorded_response_cut_at_every_byte_gives_the_same_events(payload: st
 
 
 def test_text_comes_as_deltas_then_one_message_then_the_end() -> None:
-    """With the usage of the last chunk, whose choices are empty."""
+    """The end has the usage of the last chunk, whose choices are empty."""
     events = [event for event in decode([TEXT.encode()]) if not isinstance(event, Raw)]
     message = AssistantMessage("Grüß dich 🎉")
     usage = RequestUsage(
@@ -348,7 +348,7 @@ def test_text_comes_as_deltas_then_one_message_then_the_end() -> None:
 
 
 def test_calls_come_in_order_after_reasoning_and_text() -> None:
-    """Arguments by index; the end is understood without [DONE]."""
+    """Arguments are joined by index; the end is understood without [DONE]."""
     events = [event for event in decode([CALLS.encode()]) if not isinstance(event, Raw)]
     made: tuple[Item, ...] = (
         Reasoning(content=("two cities",)),
@@ -411,7 +411,7 @@ def test_every_chunk_also_comes_raw_and_nothing_after_done_counts() -> None:
     ],
 )
 def test_calls_are_put_together_from_what_real_servers_send(parts: list[Any], made: list[tuple[str, str, str]]) -> None:
-    """Missing indexes, repeated ids, arguments as an object."""
+    """Missing indexes, repeated ids and arguments as an object are understood."""
     assert calls(*parts) == made
 
 
@@ -426,14 +426,14 @@ def test_made_up_call_ids_are_new_to_the_conversation_and_equal_for_equal_reques
 
 
 def test_only_the_first_choice_counts() -> None:
-    """A missing index means it."""
+    """A choice without an index counts as the first."""
     assert items(chunk({"content": "a"}, index=None), chunk({"content": "b"}, index=1), chunk(finish="stop")) == (
         AssistantMessage("a"),
     )
 
 
 def test_content_as_a_list_of_parts_and_a_refusal_are_understood() -> None:
-    """In one message."""
+    """Both become parts of one message."""
     said = chunk({"content": [{"type": "text", "text": "a"}, {"type": "x"}], "refusal": "no"})
     assert items(said, chunk(finish="stop")) == (AssistantMessage((Text("a"), Refusal("no"))),)
 
@@ -480,7 +480,7 @@ def test_a_stream_without_a_finish_reason_is_an_error_never_a_short_answer(done:
     ],
 )
 def test_a_chunk_of_the_wrong_shape_is_an_error_that_quotes_a_little(data: str) -> None:
-    """At most 200 characters."""
+    """The error quotes at most 200 characters."""
     with pytest.raises(ModelBehaviorError) as caught:
         ChatDecoder(ask()).feed(data)
     assert len(str(caught.value)) < 300
@@ -506,7 +506,7 @@ SERVER_ERRORS: list[tuple[Any, int | None, str | None, str]] = [
 def test_an_error_in_place_of_an_answer_is_the_transports(
     begun: list[Any], data: Any, status: int | None, code: str | None, words: str
 ) -> None:
-    """With what the server says of it; that it began to answer, and said nothing, makes no difference."""
+    """The error has the server's words and code, also if the server had begun an answer without content."""
     with pytest.raises(ModelTransportError, match=f"answered with an error: {words}") as caught:
         answer(*begun, data)
     assert (caught.value.status, caught.value.code) == (status, code)
@@ -542,7 +542,7 @@ def test_an_empty_event_and_a_chunk_of_an_unknown_kind_pass() -> None:
 
 
 def test_a_whole_response_reads_like_a_stream_of_one_chunk() -> None:
-    """For servers that don't stream."""
+    """A server that doesn't stream is read by the same code."""
     message = {"role": "assistant", "content": "a", "tool_calls": [part(id="c", name="f", arguments="{}")]}
     whole = {"id": "r", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
     assert items(whole) == (AssistantMessage("a"), ToolCall("c", "f", "{}"))
@@ -608,7 +608,7 @@ def test_constrained_mode_holds_the_answer_to_one_call_of_one_tool() -> None:
 
 
 def test_constrained_mode_shows_the_tools_and_at_most_six_worked_examples() -> None:
-    """The first of each tool, then the second of each; temperature 0 unless set."""
+    """The prompt shows the first example of each tool, then the second of each; temperature is 0 unless set."""
     busy = Definition("busy", examples=[(f"q{n}", {"n": n}) for n in range(9)])
     body = encode(ask(system="Be quick.", tools=[PAINT], handoffs=[TREE, busy]), "m", constrained=True)
     system, *turns, last = body["messages"]
@@ -712,13 +712,13 @@ def test_constrained_call_ids_step_aside_for_those_in_the_history() -> None:
     ["", "I will paint.", '{"name": "paint"}', '{"name": 1, "arguments": {}}', '{"name": "p", "arguments": [1]}'],
 )
 def test_a_constrained_answer_that_is_no_call_is_an_error(text: str) -> None:
-    """The server ignored the schema."""
+    """The error says so, since the server ignored the schema."""
     with pytest.raises(ModelBehaviorError, match="constrained answer"):
         items(chunk({"content": text}, finish="stop"), request=ask(tools=[PAINT]), constrained=True)
 
 
 def test_a_constrained_answer_that_was_cut_says_so() -> None:
-    """Within the call, or before it began; a whole call counts."""
+    """The error names the cut within the call, or before it began; a whole call counts."""
     request = ask(tools=[PAINT])
     with pytest.raises(ModelBehaviorError, match="max_tokens"):
         items(chunk({"content": '{"name": "pa'}, finish="length"), request=request, constrained=True)

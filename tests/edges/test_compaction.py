@@ -30,7 +30,7 @@ def conversation(turns: Sequence[tuple[int, bool]]) -> list[Item]:
 def test_no_cut_parts_a_call_from_its_output_or_reasoning_from_its_follower(
     turns: list[tuple[int, bool]], wanted: int
 ) -> None:
-    """Wherever it is asked for; and what is kept is at least what was asked for."""
+    """A cut may be asked for at any place, and at least as much as was asked for is kept."""
     items = conversation(turns)
     cut = safe_cut(items, wanted)
     assert 0 <= cut <= wanted
@@ -78,6 +78,6 @@ async def test_a_session_that_changed_meanwhile_is_left_alone() -> None:
 
 
 async def test_a_session_without_replace_is_refused() -> None:
-    """It says what is needed."""
+    """The error says what is needed."""
     with pytest.raises(UserTypeError, match="replace"):
         await compact(object(), lambda old: [], keep=1)  # type: ignore[arg-type]

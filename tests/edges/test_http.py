@@ -106,7 +106,7 @@ def test_retry_after_is_seconds_milliseconds_or_a_date_clamped(
 
 
 async def test_a_refusal_carries_everything_the_server_says_of_it() -> None:
-    """Status, code, advice and request id, and the message with the host."""
+    """The error has status, code, advice and request id, and its message has the host."""
     headers = {"retry-after": "2", "x-should-retry": "true", "x-request-id": "req-9"}
     body = {"error": {"message": "Slow down.", "type": "rate", "code": "rate_limit_exceeded"}}
     error = await failure(mock_model(httpx.Response(429, json=body, headers=headers)))
@@ -130,7 +130,7 @@ async def test_a_refusal_carries_everything_the_server_says_of_it() -> None:
     ],
 )
 async def test_an_error_body_of_any_shape_gives_a_bounded_message(body: bytes, words: str, code: str | None) -> None:
-    """JSON or not."""
+    """The message is bounded, whether the body is JSON or not."""
     error = await failure(mock_model(httpx.Response(500, content=body)))
     assert words in str(error)
     assert len(str(error)) < 400
@@ -152,7 +152,7 @@ async def test_a_redirect_is_not_followed() -> None:
 @pytest.mark.parametrize("base_url", ["http://llm.test", "http://llm.test/v1"])
 @pytest.mark.parametrize("location", ["http://key:secret@other.test/login?next=secret", "/login?next=secret"])
 async def test_a_redirect_says_from_where_to_where(base_url: str, location: str) -> None:
-    """With the content type, and what is likely missing in the base URL; never the location's query or user."""
+    """It has the content type and what the base URL may lack; never the location's query or user."""
     answer = httpx.Response(302, headers={"location": location, "content-type": "text/html"}, content=b"<html>")
     words = str(await failure(mock_model(answer, base_url=base_url)))
     asked = base_url.removeprefix("http://") + "/chat/completions"
@@ -164,7 +164,7 @@ async def test_a_redirect_says_from_where_to_where(base_url: str, location: str)
 
 @pytest.mark.parametrize("base_url", ["http://llm.test", "http://llm.test/v1"])
 async def test_a_web_page_in_place_of_an_answer_is_told_by_its_type_and_place(base_url: str) -> None:
-    """A proxy's login, or the page of a server whose API lies deeper."""
+    """The page may be a proxy's login, or that of a server whose API lies deeper."""
     page = httpx.Response(200, headers={"content-type": "text/html; charset=utf-8"}, content=b"<html>")
     with pytest.raises(ModelBehaviorError) as caught:
         await text(mock_model(page, base_url=base_url))
@@ -174,7 +174,7 @@ async def test_a_web_page_in_place_of_an_answer_is_told_by_its_type_and_place(ba
 
 
 async def test_no_message_holds_a_secret() -> None:
-    """Neither where the server quotes it, in code or words, nor in a broken stream, nor from the caller's headers."""
+    """The secret may be in the server's code or words, in a broken stream, or in the caller's headers."""
     echo = httpx.Response(401, json={"error": {"message": f"Wrong key {KEY}, token tok-5.", "code": KEY}})
     settings = ModelSettings(extra_headers={"X-Token": "tok-5", "X-Note": "Wrong"}, extra_query={"sig_key": "401"})
     error = await failure(
@@ -197,7 +197,7 @@ async def test_no_message_holds_a_secret() -> None:
 
 
 async def test_a_request_says_what_it_must_and_the_answer_streams() -> None:
-    """Body, path, headers and query; the request id comes with the end."""
+    """The request has body, path, headers and query; the request id comes with the end."""
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -267,7 +267,7 @@ class Pieces(httpx.AsyncByteStream):
 async def test_answer_may_be_silent_longer_before_its_first_output(
     pieces: list[tuple[float, bytes]], silent: str | None
 ) -> None:
-    """Five minutes before anything is shown, one minute between two pieces then; what a server sends counts."""
+    """It may be silent for five minutes before its first output and for one minute later; any bytes count."""
     answer = httpx.Response(200, headers=SSE, stream=Pieces(*pieces))
     model = mock_model(answer)
     if silent is None:
@@ -309,7 +309,7 @@ async def test_a_given_client_stays_open_and_the_model_needs_no_entering() -> No
 
 
 async def test_what_cannot_be_sent_is_refused_before_it_is() -> None:
-    """Values that have no JSON form, headers that are none; the values of headers aren't quoted."""
+    """A value without a JSON form and a malformed header are refused; the values of headers aren't quoted."""
     model = mock_model(httpx.Response(500))
 
     async def refused(error: type[Exception], match: str, **settings: Any) -> str:
@@ -345,7 +345,7 @@ async def test_any_mapping_in_the_request_is_written_as_an_object() -> None:
 
 
 def test_the_vendors_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the vendor and to the server that the environment names, not to any address that is given."""
+    """The key goes to the vendor and to the server that the environment names, not to any other address."""
 
     def authorization(**options: Any) -> str | None:
         return OpenAIChatModel("m", **options)._headers.get("authorization")
@@ -364,7 +364,7 @@ def test_the_vendors_key_comes_from_the_environment_and_goes_nowhere_else(monkey
 
 
 async def test_a_missing_key_for_the_vendor_says_which_variable_to_set() -> None:
-    """When the model is entered or asked; other servers need none."""
+    """The error comes when the model is entered or asked; other servers need no key."""
     model = OpenAIChatModel("m")
     with pytest.raises(UserError, match="OPENAI_API_KEY"):
         async with model:
@@ -408,14 +408,14 @@ async def test_the_vendor_gets_the_newer_name_of_the_token_limit() -> None:
 def test_a_definition_that_cannot_work_is_refused_without_quoting_secrets(
     options: dict[str, Any], error: type[Exception], match: str
 ) -> None:
-    """Where it is made, naming the argument."""
+    """The definition is refused where it is made, by the argument's name."""
     with pytest.raises(error, match=match) as caught:
         OpenAIChatModel(**{"name": "m"} | options)
     assert "s3cr" not in str(caught.value)
 
 
 async def test_a_model_streams_only_once_entered_and_several_may_enter_it() -> None:
-    """The last to leave closes; then it can be entered again."""
+    """The last user to leave closes it; then it can be entered again."""
     model = OpenAIChatModel("m", base_url=URL)
     assert model.holds_resources
     with pytest.raises(UserError, match="isn't entered"):
@@ -461,7 +461,7 @@ async def test_an_answer_that_ends_early_is_an_error_never_a_short_answer(conten
     ],
 )
 async def test_what_came_before_an_error_is_given_before_it_is_raised(last: bytes, words: str | None) -> None:
-    """Also where both came in one piece of the body."""
+    """The earlier events are given also where both came in one piece of the body."""
     seen: list[str] = []
     ended = False
 
@@ -492,7 +492,7 @@ def packed(*pieces: bytes, encoding: str = "gzip") -> httpx.Response:
 
 
 async def test_a_compressed_answer_is_unpacked_in_bounded_steps() -> None:
-    """However it is cut; one that is huge unpacked fails at the decoder's bound without ever standing in memory."""
+    """The answer may be cut anywhere; a huge one fails at the decoder's bound and is never whole in memory."""
     data = gzip.compress(GOOD + DONE)
     assert await text(mock_model(packed(data))) == "Hello"
     assert await text(mock_model(packed(*(bytes([byte]) for byte in data), encoding="X-GZIP"))) == "Hello"
@@ -521,7 +521,7 @@ async def test_a_compressed_error_body_is_bounded_too() -> None:
     ],
 )
 async def test_a_failing_connection_is_a_transport_error(error: Exception, words: str) -> None:
-    """Before the answer or within it; the client's error is the cause, and nothing is tried again."""
+    """The connection may fail before the answer or within it; the client's error is the cause, without a retry."""
     tries = 0
 
     def fail(_: httpx.Request) -> httpx.Response:
@@ -681,7 +681,7 @@ async def test_a_hundred_cancelled_answers_do_not_exhaust_a_pool() -> None:
 async def test_a_proxy_of_the_environment_does_not_see_what_is_for_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A prompt for one's own server stays here."""
+    """A prompt for a server on this machine does not leave it."""
 
     async def answer(exchange: Exchange) -> None:
         await exchange.send(SSE_HEAD + chunked(GOOD) + LAST_CHUNK)
@@ -695,7 +695,7 @@ async def test_a_proxy_of_the_environment_does_not_see_what_is_for_this_machine(
 
 
 async def test_a_driver_that_is_left_has_closed_its_own_client() -> None:
-    """And only its own."""
+    """The driver closes its own client, and only that one."""
     driver = HttpDriver()
     async with driver:
         client = driver._client

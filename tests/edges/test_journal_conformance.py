@@ -61,7 +61,7 @@ class Codec:
 
 
 def test_each_kind_says_what_codec_it_was_given(tmp_path: Path) -> None:
-    """The run asks by protocol; without a codec there is None."""
+    """A run asks for the codec by protocol, and gets None where the journal has none."""
     codec = Codec()
     for journal in (
         MemoryJournal(codec=codec),

@@ -89,7 +89,7 @@ async def test_after_a_crash_anywhere_whole_batches_are_left_and_each_that_was_a
 
 @pytest.mark.slow
 async def test_a_crash_while_recovering_is_recovered_from(anyio_backend: Any) -> None:
-    """A second crash at every operation of the life after the first one."""
+    """The restarted writer crashes again, at every operation."""
     tearing = [each for each in points(await operations_of(b"", "always")) if each.mode in ("torn", "unsynced")]
     for number, crash in enumerate(tearing[2::3]):
         for again in tearing[:10]:  # opening, cutting, syncing, writing, syncing
@@ -134,7 +134,7 @@ async def test_a_power_failure_under_batch_costs_what_was_not_synced(anyio_backe
 async def test_batch_syncs_when_time_has_passed_and_at_the_end(
     anyio_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first append does, one within the interval doesn't, a later one does, and closing if something is left."""
+    """The first append syncs, one within the interval doesn't, a later one does; closing syncs the rest, if any."""
     now = [1000.0]
     monkeypatch.setattr("agentloop.journal.file.time.monotonic", lambda: now[0])
     disk = SimulatedDisk()
@@ -149,7 +149,7 @@ async def test_batch_syncs_when_time_has_passed_and_at_the_end(
 
 @pytest.mark.slow
 async def test_never_leaves_it_to_the_system(anyio_backend: Any) -> None:
-    """No sync at all; after a power failure the file may be short, or refused, but never different."""
+    """The journal never syncs; after a power failure the file may be short, or refused, but never different."""
     short = refused = 0
     for seed in range(60):
         disk = SimulatedDisk(seed=seed)

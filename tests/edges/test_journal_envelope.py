@@ -66,7 +66,7 @@ SAMPLE = [names("run_started", "turn_started"), names("call_started"), names("bo
 
 
 def test_a_line_is_canonical_json_with_the_record_as_it_was_given() -> None:
-    """Sorted keys, no spaces, numbered, chained, marked at the batch's end; the digest is over the line without it."""
+    """Keys are sorted without spaces, lines numbered and chained; the digest is over the line without it."""
     data = write(SAMPLE).data
     lines = [json.loads(line) for line in data.splitlines()]
     assert [json.dumps(line, separators=(",", ":"), sort_keys=True) for line in lines] == [
@@ -82,7 +82,7 @@ def test_a_line_is_canonical_json_with_the_record_as_it_was_given() -> None:
 
 
 def test_the_digest_can_be_computed_by_anyone_and_the_keyed_one_by_nobody_else() -> None:
-    """SHA-256 over the text of the line without `h`, cut to 32 digits."""
+    """The digest is SHA-256 over the line's text without `h`, cut to 32 digits."""
     line = write(SAMPLE).data.splitlines()[0]
     without = re.sub(rb'"h":"\w+",', b"", line)
     assert json.loads(line)["h"] == hashlib.sha256(without).hexdigest()[:32]
@@ -179,7 +179,7 @@ MUTATIONS: list[Callable[[bytes, int, int], bytes]] = [
 def test_one_changed_byte_is_refused_or_costs_the_last_batch_alone(
     batches: list[list[bytes]], seal: Seal, mutate: Callable[[bytes, int, int], bytes], byte: int
 ) -> None:
-    """At every place of a journal: in the middle it is an error; at the end it may look like a write that stopped."""
+    """A change in the middle is an error; one at the end may look like a write that stopped."""
     written = write(batches, seal)
     for at in range(len(written.data)):
         changed = mutate(written.data, at, byte)
@@ -195,7 +195,7 @@ def test_one_changed_byte_is_refused_or_costs_the_last_batch_alone(
 
 @pytest.mark.slow
 def test_twenty_thousand_mutations() -> None:
-    """Bytes, ranges and lines changed, dropped, doubled, exchanged: an error, or the first batches as they were."""
+    """Any changed, dropped, doubled or exchanged part gives an error, or the first batches as they were."""
     chance = random.Random(5)
     batches = [names(*(f"{number}.{part}" for part in range(chance.randint(1, 4)))) for number in range(6)]
     refused = 0
@@ -253,7 +253,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     ],
 )
 def test_what_no_crash_can_do_is_told_by_line(change: Callable[[list[bytes]], list[bytes]], complaint: str) -> None:
-    """Lines removed, exchanged, repeated, edited."""
+    """The error names the line where lines were removed, exchanged, repeated or edited."""
     data = write(SAMPLE).data
     changed = b"".join(change(data.splitlines(keepends=True)))
     with pytest.raises(JournalError, match=complaint):
@@ -262,13 +262,13 @@ def test_what_no_crash_can_do_is_told_by_line(change: Callable[[list[bytes]], li
 
 @pytest.mark.parametrize("data", [b"# A page\n\nwith text\n", b"SQLite format 3\0", b'{"a":1}\n', b"x", b"\n"])
 def test_a_file_that_is_no_journal_is_not_taken_for_a_torn_one(data: bytes) -> None:
-    """Else the first append would empty it."""
+    """An append to a file taken for a torn journal would empty it."""
     with pytest.raises(JournalError, match="J: line 1 is no line of a journal"):
         scan(data, PLAIN, "J")
 
 
 def test_lines_of_another_chain_do_not_fit() -> None:
-    """The same number, the same key, another run."""
+    """A line of another run is refused, though it has the same number and key."""
     ours = write(SAMPLE, KEYED).data.splitlines(keepends=True)
     theirs = write([names("a", "b"), names("c"), names("d", "e", "f")], KEYED).data.splitlines(keepends=True)
     with pytest.raises(JournalError, match="J: line 6 isn't the one that belongs there"):
@@ -287,7 +287,7 @@ def test_lines_of_another_chain_do_not_fit() -> None:
     ],
 )
 def test_the_wrong_key_is_told_from_damage(writer: Seal, reader: Seal, complaint: str) -> None:
-    """And the key itself isn't."""
+    """The error names the kind of key and doesn't show it."""
     with pytest.raises(JournalError, match=complaint) as caught:
         scan(write(SAMPLE, writer).data, reader, "J")
     assert "secret" not in str(caught.value)
@@ -309,7 +309,7 @@ class Forger(Seal):
 @pytest.mark.parametrize("made", [PLAIN, OTHER], ids=["without a key", "with another key"])
 @pytest.mark.parametrize("first", range(6))
 def test_lines_digested_anew_are_refused_under_a_key(made: Seal, first: int) -> None:
-    """From any line on, to the end, with a chain that fits, also where they claim that nothing was kept."""
+    """Lines may be forged from any place to the end, in a chain that fits; they are refused all the same."""
     forger: Any = Forger(made, KEYED.key_id)
     lines = write(SAMPLE, KEYED).data.splitlines(keepends=True)
     whole = End(first, re.findall(rb'"h":"(\w+)"', b"".join(lines))[first - 1] if first else b"0" * 32)
@@ -337,6 +337,6 @@ def test_no_change_of_a_keyed_journal_gives_other_records(
 
 @pytest.mark.parametrize(("key", "error"), [("text", UserTypeError), (5, UserTypeError), (b"", UserValueError)])
 def test_a_key_is_bytes_that_are_not_empty(key: Any, error: type[Exception]) -> None:
-    """Anything else is refused where it is given, without being told."""
+    """Any other key is refused where it is given, and the error doesn't show it."""
     with pytest.raises(error, match="key: bytes"):
         Seal(key)

@@ -68,7 +68,7 @@ def make(request: pytest.FixtureRequest, path: Path) -> Callable[[], FileJournal
 async def test_what_is_no_record_is_refused_and_nothing_written(
     records: Any, error: type[Exception], place: str, make: Callable[[], Journal], anyio_backend: Any
 ) -> None:
-    """By each kind alike; the message names the position and quotes nothing; the journal works on."""
+    """Each kind refuses it; the message names the position and quotes nothing; the journal can still be used."""
     for journal in (make(), MemoryJournal()):
         with pytest.raises(error, match=place) as caught:
             await journal.append(records)
@@ -96,7 +96,7 @@ async def test_what_is_no_record_is_refused_and_nothing_written(
     ],
 )
 def test_wrong_arguments_are_named(wrong: Callable[[], Any], error: type[Exception], name: str) -> None:
-    """Where the journal is made, before anything is opened."""
+    """The error comes where the journal is made, before anything is opened."""
     with pytest.raises(error, match=name):
         wrong()
 
@@ -118,7 +118,7 @@ def test_kinds_are_loaded_at_first_use() -> None:
 
 
 async def test_each_kind_names_itself_without_its_key(path: Path, anyio_backend: Any) -> None:
-    """In errors and logs."""
+    """Errors and logs have the journal's name."""
     assert repr(FileJournal("a.jsonl", key=b"secret")) == "FileJournal('a.jsonl')"
     assert repr(SQLiteJournal("a.db", "run", key=b"secret")) == "SQLiteJournal('a.db', 'run')"
     async with MemoryJournal() as journal:
@@ -131,7 +131,7 @@ async def test_each_kind_names_itself_without_its_key(path: Path, anyio_backend:
 
 
 async def test_a_place_that_can_not_be_written_is_a_journal_error(tmp_path: Path, anyio_backend: Any) -> None:
-    """A folder, a path into nowhere, a file of something else; the message names the journal, the cause is kept."""
+    """The place may be a folder, a path into nowhere or a foreign file; the error names the journal."""
     text = tmp_path / "text"
     text.write_text("not a journal, though longer than the hundred bytes that a database's head takes " * 3)
     makers: list[Callable[[Path], Journal]] = [FileJournal, lambda where: SQLiteJournal(where, "run")]
@@ -161,7 +161,7 @@ async def test_reading_makes_no_file(path: Path, anyio_backend: Any) -> None:
 
 
 async def test_a_file_is_one_line_a_record(path: Path, anyio_backend: Any) -> None:
-    """JSON Lines, which any tool reads."""
+    """Any tool that reads JSON Lines can read it."""
     async with FileJournal(path) as journal:
         await journal.append(A + B)
         await journal.append(C)
@@ -171,7 +171,7 @@ async def test_a_file_is_one_line_a_record(path: Path, anyio_backend: Any) -> No
 
 
 async def test_a_torn_file_is_cut_and_written_on(path: Path, anyio_backend: Any) -> None:
-    """Past its last whole batch; a reader without the lock leaves it as it is."""
+    """The writer continues after the last whole batch; a reader without the lock leaves the file as it is."""
     async with FileJournal(path) as journal:
         await journal.append(A)
         await journal.append(B + C)
@@ -408,7 +408,7 @@ def test_one_object_serves_two_loops_at_once(make: Callable[[], Journal]) -> Non
 
 
 def test_a_journal_goes_on_with_the_other_backend(make: Callable[[], Journal]) -> None:
-    """Written by one, read and written on by the other."""
+    """One backend writes the journal, the other reads it and writes further records."""
 
     async def add(records: list[bytes]) -> list[bytes]:
         journal = make()
@@ -437,7 +437,7 @@ async def test_a_journal_is_closed_in_a_cancelled_scope_too(
 
 
 async def test_a_forgotten_journal_is_let_go_by_the_collector(make: Callable[[], Journal], anyio_backend: Any) -> None:
-    """Its lock with it, and without a warning about an open connection."""
+    """The collector gives its lock back too, without a warning about an open connection."""
     journal = make()
     await journal.append(A)
     del journal
@@ -464,7 +464,7 @@ def execute(path: Path, statement: str, *values: Any) -> None:
 
 
 async def test_a_database_holds_many_runs(path: Path, anyio_backend: Any) -> None:
-    """Written side by side, none sees another."""
+    """The runs are written side by side, and none sees another."""
     async with SQLiteJournal(path, "one") as one, SQLiteJournal(path, "two", key=b"k") as two:
         await one.append(A)
         await two.append(B + C)
@@ -475,7 +475,7 @@ async def test_a_database_holds_many_runs(path: Path, anyio_backend: Any) -> Non
 
 
 async def test_a_database_syncs_each_commit(path: Path, anyio_backend: Any) -> None:
-    """A write-ahead log, synced in full."""
+    """The database has a write-ahead log, synced in full."""
     async with SQLiteJournal(path, "run") as journal:
         await journal.append(A)
         connection = journal._connection
@@ -485,7 +485,7 @@ async def test_a_database_syncs_each_commit(path: Path, anyio_backend: Any) -> N
 
 
 async def test_who_goes_on_elsewhere_takes_the_run_over(path: Path, anyio_backend: Any) -> None:
-    """The one before collides with the first record of the other, and writes nothing of its batch."""
+    """The earlier writer collides with the first record of the later one, and writes nothing of its batch."""
     async with SQLiteJournal(path, "run") as before, SQLiteJournal(path, "run") as after:
         await before.append(A)
         await after.append(B)
@@ -521,7 +521,7 @@ async def test_a_writer_that_reads_what_another_wrote_is_told(path: Path, anyio_
 async def test_a_changed_row_is_an_error_naming_its_line(
     path: Path, change: str, complaint: str, anyio_backend: Any
 ) -> None:
-    """Nothing is ever torn there, so nothing is cut off."""
+    """No row is ever torn, so none is cut off."""
     async with SQLiteJournal(path, "run") as journal:
         await journal.append(A)
         await journal.append(B + C)
@@ -534,7 +534,7 @@ async def test_a_changed_row_is_an_error_naming_its_line(
 
 
 async def test_the_key_of_a_database_is_asked_for(path: Path, anyio_backend: Any) -> None:
-    """As of a file."""
+    """A database is opened with its key, as a file is."""
     async with SQLiteJournal(path, "run", key=b"k") as journal:
         await journal.append(A)
     async with SQLiteJournal(path, "run", key=b"other") as journal:
@@ -543,7 +543,7 @@ async def test_the_key_of_a_database_is_asked_for(path: Path, anyio_backend: Any
 
 
 async def test_a_database_that_stays_locked_is_a_journal_error(path: Path, anyio_backend: Any) -> None:
-    """After `busy_timeout`."""
+    """The error comes after `busy_timeout`."""
     async with SQLiteJournal(path, "run", busy_timeout=0) as journal:
         await journal.append(A)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:

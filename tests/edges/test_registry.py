@@ -41,7 +41,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_model_string_names_server_and_model(text: str, base_url: str, name: str) -> None:
-    """The vendor's, or any by its URL."""
+    """The string names the vendor, or any server by its URL."""
     model = resolve_model(text)
     assert isinstance(model, OpenAIChatModel)
     assert (model.base_url, model.name) == (base_url, name)
@@ -50,7 +50,7 @@ def test_a_model_string_names_server_and_model(text: str, base_url: str, name: s
 
 @pytest.mark.parametrize("model", [OpenAIChatModel("m", base_url="http://h/v1"), LocalModel()], ids=["http", "local"])
 def test_an_agent_is_defined_with_a_model_before_any_event_loop_runs(model: Model) -> None:
-    """At module level: no check of what a model is may need a loop (on 3.11 `isinstance` reads its properties)."""
+    """An agent may be defined at module level, so no check of a model needs a loop (3.11 reads its properties)."""
     assert not model.is_open
     assert Agent(name="a", model=model).model is model
 
@@ -64,14 +64,14 @@ def test_a_query_in_the_url_goes_with_every_request() -> None:
 
 @pytest.mark.parametrize("text", ["local:", "local:smollm2-135m"])
 def test_the_local_model_has_its_prefix(text: str) -> None:
-    """With its name or without."""
+    """The prefix works with a model's name or without."""
     model = resolve_model(text, http_client=object())
     assert isinstance(model, LocalModel)
     assert model.name == "smollm2-135m"
 
 
 def test_a_given_client_is_used() -> None:
-    """By prefix and by URL."""
+    """The client serves a model named by prefix and one named by URL."""
     client = httpx.AsyncClient()
     for text in ("openai-chat:m", "http://h/v1#m"):
         model = resolve_model(text, http_client=client)
@@ -94,13 +94,13 @@ def test_a_given_client_is_used() -> None:
     ],
 )
 def test_an_unknown_model_string_is_refused_with_what_there_is(text: str, match: str) -> None:
-    """And the nearest name."""
+    """The error lists the known forms, and the nearest name."""
     with pytest.raises(UserValueError, match=match):
         resolve_model(text)
 
 
 def test_a_model_string_that_may_hold_a_password_is_not_quoted() -> None:
-    """Neither is a very long one."""
+    """The error doesn't quote it, nor a very long string."""
     for text in ("http://me:s3cret@h/v1#m", "me:s3cret@h", "s3cret@h", "s3cret" * 50):
         with pytest.raises(UserValueError) as caught:
             resolve_model(text)
@@ -114,7 +114,7 @@ def test_something_other_than_text_is_a_type_error() -> None:
 
 
 def test_the_package_imports_no_client_until_one_is_used() -> None:
-    """In a fresh interpreter: neither httpx nor the models' modules."""
+    """In a fresh interpreter the package loads neither httpx nor the models' modules."""
     program = (
         "import sys, agentloop.models, agentloop.models.registry as r; r.resolve_model('http://h/v1#m');"
         "r.resolve_model('local:'); assert not {'httpx', 'xllamacpp'} & set(sys.modules)"
@@ -124,7 +124,7 @@ def test_the_package_imports_no_client_until_one_is_used() -> None:
 
 
 def test_the_package_gives_its_names_and_no_others() -> None:
-    """Lazy ones included."""
+    """The package gives the lazy names too."""
     for name in agentloop.models.__all__:
         assert getattr(agentloop.models, name) is not None
     assert dir(agentloop.models) == sorted(agentloop.models.__all__)
@@ -210,7 +210,7 @@ async def test_shared_models_outlive_a_body_that_is_cancelled(witnesses: dict[st
 
 
 async def test_the_bodys_error_leaves_bare_and_wins(witnesses: dict[str, Witness]) -> None:
-    """Over that of a model which can't be closed."""
+    """The body's error is raised, also when a model can't be closed."""
     witnesses["a"] = Witness(fail_exit=OSError("late"))
     error = KeyError("body")
     with pytest.raises(KeyError) as caught:
@@ -221,7 +221,7 @@ async def test_the_bodys_error_leaves_bare_and_wins(witnesses: dict[str, Witness
 
 
 async def test_errors_of_closing_leave_bare_with_the_others_as_notes(witnesses: dict[str, Witness]) -> None:
-    """No group; every model is closed."""
+    """The first error is raised without a group; every model is closed."""
     for name in "abc":
         witnesses[name] = Witness(fail_exit=None if name == "b" else OSError("late"))
     with pytest.raises(OSError, match="late") as caught:
@@ -235,7 +235,7 @@ async def test_errors_of_closing_leave_bare_with_the_others_as_notes(witnesses: 
 async def test_a_model_that_cannot_be_entered_raises_there_and_can_be_tried_again(
     witnesses: dict[str, Witness],
 ) -> None:
-    """Bare, and the others aren't touched."""
+    """The error is raised without a group, and the other models stay entered."""
     witnesses["a"] = Witness(fail_enter=True)
     async with Providers() as providers:
         await providers.open("b")
@@ -247,7 +247,7 @@ async def test_a_model_that_cannot_be_entered_raises_there_and_can_be_tried_agai
 
 
 async def test_shared_models_are_given_within_the_block_only() -> None:
-    """Before and after there is no one to close them; an unknown string raises as ever."""
+    """Outside the block no code would close them; an unknown string raises as ever."""
     providers = Providers()
     with pytest.raises(UserError, match="block"):
         await providers.open("local:")

@@ -87,7 +87,7 @@ async def test_items_come_back_in_order(session: ReplaceableSession, anyio_backe
 
 
 async def test_a_limit_gives_the_latest_in_order_of_time(session: ReplaceableSession, anyio_backend: Any) -> None:
-    """None is all, 0 is none, more than there are is all."""
+    """None gives all, 0 gives none, and more than there are gives all."""
     await session.add_items([A, B, C])
     assert [await session.get_items(limit) for limit in (None, 0, 1, 2, 3, 9)] == [
         [A, B, C],
@@ -103,7 +103,7 @@ async def test_a_limit_gives_the_latest_in_order_of_time(session: ReplaceableSes
 async def test_a_wrong_limit_is_refused(
     session: ReplaceableSession, limit: Any, error: type[Exception], anyio_backend: Any
 ) -> None:
-    """By name, before anything is read."""
+    """The error names the argument, before anything is read."""
     with pytest.raises(error, match="limit"):
         await session.get_items(limit)
 
@@ -117,7 +117,7 @@ async def test_what_is_returned_is_the_callers_own(session: ReplaceableSession, 
 
 
 async def test_the_latest_item_is_popped(session: ReplaceableSession, anyio_backend: Any) -> None:
-    """One at a time, until there is none."""
+    """Items are popped one at a time, until there is none."""
     await session.add_items([A, B])
     assert [await session.pop_item() for _ in range(3)] == [B, A, None]
     await session.add_items([C])
@@ -135,7 +135,7 @@ async def test_a_cleared_session_is_empty_and_usable(session: ReplaceableSession
 
 
 async def test_a_replacement_of_what_was_read_takes_its_place(session: ReplaceableSession, anyio_backend: Any) -> None:
-    """By none at all too, and from nothing."""
+    """The replacement may be empty, and so may the expected items."""
     await session.replace([A, B], expect=[])
     assert await session.get_items() == [A, B]
     await session.replace([D], expect=await session.get_items())
@@ -158,7 +158,7 @@ async def test_a_replacement_of_something_else_is_a_conflict(
 async def test_of_two_replacements_of_one_reading_one_is_a_conflict(
     session: ReplaceableSession, anyio_backend: Any
 ) -> None:
-    """Whichever is first; the other learns of it."""
+    """Either may be the first; the other gets the conflict."""
     await session.add_items([A])
     conflicts = []
 
@@ -199,7 +199,7 @@ async def test_what_is_no_item_is_refused_and_nothing_is_added(
 
 
 async def test_concurrent_batches_stay_together(session: ReplaceableSession, anyio_backend: Any) -> None:
-    """First use included: ten tasks, none of which has used the session before."""
+    """Ten tasks add batches at once, though none of them has used the session before."""
     batches = [[UserMessage(f"{batch}.{n}") for n in range(3)] for batch in range(10)]
     async with anyio.create_task_group() as group:
         for batch in batches:
@@ -211,7 +211,7 @@ async def test_concurrent_batches_stay_together(session: ReplaceableSession, any
 
 @pytest.mark.backends("trio")
 async def test_every_method_is_a_checkpoint(session: ReplaceableSession, anyio_backend: Any) -> None:
-    """Also where it needn't wait for anything."""
+    """Each method is a checkpoint also where it needn't wait."""
     calls: list[Callable[[], Any]] = [
         functools.partial(session.get_items, 0),
         functools.partial(session.add_items, [A]),
@@ -279,7 +279,7 @@ async def _operate(session: ReplaceableSession, name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("make", [MemorySession, functools.partial(SQLiteSession, ":memory:")])
 def test_a_session_has_an_id(make: Callable[..., Any]) -> None:
-    """`default` where none is given; it must be text that can be stored."""
+    """The id is `default` where none is given; it must be text that can be stored."""
     assert make().session_id == "default"
     assert "'chat'" in repr(make("chat"))
     for wrong, error in ((5, UserTypeError), ("", UserValueError), ("\ud800", UserValueError)):
@@ -306,7 +306,7 @@ def test_the_kinds_are_loaded_at_first_use() -> None:
 
 
 async def test_a_file_outlives_the_object_and_keeps_sessions_apart(path: Path, anyio_backend: Any) -> None:
-    """Another object, another time, the same items; another id, other items."""
+    """Another object finds the same items later; another id has other items."""
     async with SQLiteSession(path, "one") as one, SQLiteSession(str(path), "two") as two:
         await one.add_items(HISTORY)
         await two.add_items([A, B])
@@ -360,7 +360,7 @@ async def test_a_batch_that_fails_half_way_leaves_nothing(path: Path, anyio_back
 async def test_what_json_can_not_hold_is_refused_where_it_is_given(
     path: Path, data: Any, error: type[Exception], anyio_backend: Any
 ) -> None:
-    """Named by its position; nothing of the batch is stored."""
+    """The error names the item's position; nothing of the batch is stored."""
     async with SQLiteSession(path) as session:
         with pytest.raises(error, match=r"items\[1\]: "):
             await session.add_items([A, UserMessage("x", provider_data=data)])
@@ -419,7 +419,7 @@ async def test_a_row_that_can_not_be_read_is_left_out_and_named_once(
 async def test_each_bad_row_has_its_own_warning(
     path: Path, caplog: pytest.LogCaptureFixture, anyio_backend: Any
 ) -> None:
-    """Two rows, two warnings, however often they are met."""
+    """Two rows give two warnings, however often they are read."""
     async with SQLiteSession(path) as session:
         await session.add_items([A, B, C])
         execute(path, "UPDATE agentloop_session_items SET item = 'x' WHERE id > 1")
@@ -453,7 +453,7 @@ async def test_a_file_that_is_no_database_is_a_state_error(tmp_path: Path, anyio
 
 
 async def test_a_lock_that_does_not_go_away_is_a_state_error(path: Path, anyio_backend: Any) -> None:
-    """After `busy_timeout`; once it is gone the session works."""
+    """The error comes after `busy_timeout`; once the lock is gone the session works."""
     async with SQLiteSession(path, busy_timeout=0) as session:
         await session.add_items([A])
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -494,7 +494,7 @@ anyio.run(main, *sys.argv[1:])
 
 @pytest.mark.slow
 def test_two_processes_may_use_a_new_file_at_once(path: Path) -> None:
-    """Started together, each batch of each is there, whole and in its writer's order."""
+    """The processes start together; each batch of each is there, whole and in its writer's order."""
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, path, name], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         for name in ("left", "right")
@@ -577,7 +577,7 @@ def held(path: Path, door: Door) -> SQLiteSession:
 async def test_a_call_that_has_begun_completes_and_a_waiting_one_never_begins(
     held: SQLiteSession, door: Door, anyio_backend: Any
 ) -> None:
-    """All or nothing, for cancelled calls too."""
+    """A call that has begun is done whole, and a waiting one not at all."""
     limiter = held._limiter_here()
     async with anyio.create_task_group() as group:
         group.start_soon(held.add_items, [A, B])
@@ -641,7 +641,7 @@ async def test_a_session_is_closed_in_a_cancelled_scope_too(path: Path, anyio_ba
 
 
 async def test_a_forgotten_session_is_closed_by_the_collector(path: Path, anyio_backend: Any) -> None:
-    """Without a warning about an open connection."""
+    """The collector closes a forgotten session without a warning about an open connection."""
     session = SQLiteSession(path)
     await session.add_items([A])
     connection = session._connection
@@ -666,6 +666,6 @@ async def test_a_forgotten_session_is_closed_by_the_collector(path: Path, anyio_
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(make: Callable[[], Any], error: type[Exception], name: str) -> None:
-    """When the session is made."""
+    """The error comes when the session is made."""
     with pytest.raises(error, match=name):
         make()

@@ -98,7 +98,7 @@ def over(at: float, status: Any = "completed", path: tuple[str, ...] = (), **fie
 
 
 def test_a_run_is_a_tree_of_agent_turns_model_calls_and_tool_calls() -> None:
-    """Each piece of work under the one it belongs to, from record to record; the run's span ends last."""
+    """Each piece of work is below the one it belongs to, from record to record; the run's span ends last."""
     two: list[r.Record] = [r.BatchEnded((), 1, 6), r.TurnStarted((), 2, 7, agent="a"), responded(8, 2)]
     found = folded([*begun(), requested(2), responded(3), started(4), settled(5, status="succeeded"), *two, over(9)])
     assert found.tree() == [
@@ -123,7 +123,7 @@ def test_without_turns_their_pieces_belong_to_the_agent() -> None:
 
 
 def test_a_handoff_ends_one_agents_span_and_begins_the_others() -> None:
-    """Within the run's; further handoffs of the response are the handoff's error."""
+    """Both spans are within the run's; further handoffs of the response are the handoff's error."""
     handed = r.HandedOff((), 1, 4, call_id="h", source_agent="a", target_agent="b")
     second = r.TurnStarted((), 2, 5, agent="b", tools=("u",))
     tree = [
@@ -158,7 +158,7 @@ def test_a_nested_runs_tree_stands_in_its_calls_span() -> None:
 
 
 def test_a_call_is_found_by_its_id_while_it_runs() -> None:
-    """For the body, whose current span it is."""
+    """A body finds its current span by the call's id."""
     found = folded([*begun(), started(4)])
     assert found.fold.call_span((), "c") is found.only("tool")
     assert found.fold.call_span((), "other") is None
@@ -168,7 +168,7 @@ def test_a_call_is_found_by_its_id_while_it_runs() -> None:
 
 
 def test_what_is_open_when_a_run_ends_ends_with_it() -> None:
-    """A call and a model call that were cut, and the run's own error on agent and run."""
+    """Cut calls and model calls end with the run, and the run's own error is at agent and run."""
     found = folded([*begun(), requested(2), started(3), over(4, "failed", error="ValueError(no luck)")])
     assert found.tree() == [
         "run work 0-4 ValueError(no luck)",
@@ -216,7 +216,7 @@ def test_each_attempt_of_a_model_call_has_a_span_and_tokens_add_up() -> None:
 )
 @pytest.mark.parametrize("ran", [True, False])
 def test_a_calls_span_says_how_it_ended(outcome: dict[str, Any], error: str | None, ran: bool) -> None:
-    """Also one that never started: it was asked for, and answered."""
+    """A call that never started has a span too, since it was asked for and answered."""
     records = [*begun(), *([started(4)] if ran else []), settled(5, **outcome), over(9)]
     span = folded(records).only("tool")
     assert (span.error, span.data["status"], span.data.get("output")) == (
@@ -229,7 +229,7 @@ def test_a_calls_span_says_how_it_ended(outcome: dict[str, Any], error: str | No
 
 
 def test_what_is_sensitive_stays_out_where_it_must() -> None:
-    """Arguments, outputs, and the messages of errors, those of the model call and of the run among them."""
+    """Arguments, outputs and the messages of all errors stay out, also those of the model call and of the run."""
     records = [
         *begun(),
         requested(2),
@@ -253,7 +253,7 @@ def test_what_is_sensitive_stays_out_where_it_must() -> None:
 
 
 def test_a_guardrails_span_stands_where_it_judges_and_is_as_long_as_it_took() -> None:
-    """A tool's under the call, others under the turn."""
+    """A tool guardrail's span is below the call, any other below the turn."""
     found = folded([*begun(), judged(2, "passed"), started(4), judged(5, "Allow", "c"), over(9)])
     of_input, of_call = (span for span in found.spans if span.kind == "guardrail")
     assert of_input.parent is found.only("turn")

@@ -50,7 +50,7 @@ def event(data: str, event: str = "message", id: str = "") -> ServerSentEvent:
 def test_a_stream_gives_the_events_the_rules_say_however_it_is_cut(
     stream: bytes, events: list[ServerSentEvent]
 ) -> None:
-    """Whole, byte by byte, and cut in two at every place."""
+    """The stream may come whole, byte by byte, or cut in two at any place."""
     assert decode([stream]) == events
     assert decode([bytes([byte]) for byte in stream]) == events
     for cut in range(len(stream)):
@@ -83,7 +83,7 @@ def test_any_split_of_any_bytes_gives_the_same_events(parts: list[bytes], cuts: 
     ],
 )
 def test_what_exceeds_a_bound_is_an_error(stream: bytes, bound: str) -> None:
-    """Whole or byte by byte; one byte more of room is enough for some of them, and it is the bound that is named."""
+    """The bound holds for a stream that comes whole or byte by byte, and the error gives the bound."""
     with pytest.raises(ModelBehaviorError, match="100 bytes"):
         decode([stream], **{bound: 100})
     with pytest.raises(ModelBehaviorError, match="100 bytes"):
