@@ -423,7 +423,7 @@ def check_against(batch: Batch, played: Player, bodies: Bodies, ran: Ran) -> Non
 @settings(max_examples=150)
 @given(batch=batches(clock=True, raising=True), streamed=st.booleans())
 async def test_a_batch_does_what_the_model_says_at_the_time_it_says(batch: Batch, streamed: bool) -> None:
-    """Statuses, who started, who is raised and how long all took, exactly, on a virtual clock."""
+    """On a virtual clock, statuses, started calls, the raised failure and the time taken are exactly the model's."""
     played = Player(batch).play()
     bodies = Bodies(batch, clock=True)
     ran = await run(batch, bodies, streamed=streamed)
@@ -448,7 +448,7 @@ async def test_a_batch_that_is_told_the_model_does_the_same_without_a_clock(batc
 @settings(max_examples=60)
 @given(batch=batches(clock=False, raising=True), streamed=st.booleans())
 async def test_whatever_the_timing_the_first_failure_by_class_and_place_is_raised(batch: Batch, streamed: bool) -> None:
-    """Of those that came to be: errors before cancellations, then model order; the others are notes."""
+    """Of the failures that came to be, errors precede cancellations, then model order decides; the others are notes."""
     bodies = Bodies(batch, clock=False)
     ran = await run(batch, bodies, streamed=streamed)
     check_log(batch, bodies, ran)
@@ -471,7 +471,7 @@ async def test_whatever_the_timing_the_first_failure_by_class_and_place_is_raise
 @settings(max_examples=40)
 @given(batch=batches(clock=False, raising=False))
 def test_streamed_plain_trio_and_asyncio_logs_have_one_normal_form(batch: Batch) -> None:
-    """Four runs of one batch, one normal form."""
+    """Four runs of one batch have one normal form."""
     forms = []
     for backend in ("trio", "asyncio"):
         for streamed in (False, True):

@@ -376,7 +376,7 @@ async def play(script: Script, *, streamed: bool) -> dict[str, Any]:
 @settings(max_examples=120)
 @given(script=scripts())
 def test_run_is_the_same_plain_and_streamed_on_both_backends(script: Script) -> None:
-    """Output or error, items, usage, session, hooks, guardrail results, and the log in its normal form."""
+    """Output or error, items, usage, session, hooks, guardrail results and the log's normal form are the same."""
 
     async def main(streamed: bool) -> dict[str, Any]:
         with anyio.fail_after(10):
