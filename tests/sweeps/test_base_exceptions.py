@@ -72,7 +72,7 @@ def reached(program: Program, *, waits: bool = False) -> list[str]:
 
 
 def test_programs_reach_all_that_an_application_hands_in() -> None:
-    """Else the sweep would pass for what it never calls."""
+    """The sweep would otherwise pass for objects that it never calls."""
     names = {name for program in PROGRAMS for name in reached(program)}
     assert names >= MUST_BE_REACHED, MUST_BE_REACHED - names
 
@@ -96,7 +96,7 @@ def chosen(names: list[str], draw: random.Random) -> list[tuple[int, type[BaseEx
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_base_exception_leaves_bare_from_wherever_it_is_raised(backend: Any, mode: str, program: Program) -> None:
-    """Every point, every kind of exception, sync and async, once and again at every later point."""
+    """Every point raises every kind of exception, sync and async, once and again at every later point."""
     draw = random.Random(f"{program.__name__} {backend} {mode}")
     for at, kind, waits, again in chosen(reached(program), draw):
         error = kind("planted")

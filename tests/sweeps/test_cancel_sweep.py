@@ -332,7 +332,7 @@ def check_log(seen: Stepped, records: list[Any], where: str) -> None:
 @pytest.mark.parametrize(("backend", "kind"), COMBINATIONS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_run_cancelled_at_any_step_joins_and_leaves_a_whole_log(backend: str, kind: Kind, scenario: Scenario) -> None:
-    """Step after step, until the scenario is over before its turn comes."""
+    """The sweep cancels at one step after another, until the scenario ends before its step comes."""
     cancelled = 0
     for seed in (None, 1):
         at = 0

@@ -132,7 +132,7 @@ def check(seen: Stepped, watch: Watch, names: tuple[str, ...], native: bool = Fa
 def test_a_turn_is_accepted_as_its_bodies_deserve_or_the_cancellation_propagates(
     backend: str, kind: Kind, cap: int | None
 ) -> None:
-    """All bodies in one turn, the caller cancelled at every step, in several task orders."""
+    """All bodies are in one turn, and the caller is cancelled at every step, in several task orders."""
     cancelled = 0
     for seed in (None, 1, 2, 3):
         at = 0
@@ -151,7 +151,7 @@ def test_a_turn_is_accepted_as_its_bodies_deserve_or_the_cancellation_propagates
 @pytest.mark.parametrize(("backend", "kind"), COMBINATIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_single_call_is_classified_as_one_among_siblings(backend: str, kind: Kind, name: str) -> None:
-    """The same with one call in the turn."""
+    """The classes are the same with one call in the turn."""
     at = 0
     while True:
         watch = Watch()
@@ -166,7 +166,7 @@ def test_a_single_call_is_classified_as_one_among_siblings(backend: str, kind: K
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("seed", range(10))
 def test_self_cancelling_bodies_have_the_same_outcomes_in_every_task_order(backend: str, seed: int) -> None:
-    """Without a parent's cancel nothing depends on who goes first."""
+    """Without a parent's cancel no outcome depends on the order of the tasks."""
     for order in (NAMES, NAMES[::-1], ("fine", "own_task", "raises", "inner", "leaks")):
         watch = Watch()
         seen = run_once(backend, prepared(order, watch, 2 if seed % 2 else None), at=None, seed=seed)

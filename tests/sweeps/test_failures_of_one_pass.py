@@ -61,7 +61,7 @@ def check(error: BaseException | None, watch: Watch) -> None:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("way", WAYS)
 def test_first_of_six_in_model_order_is_raised_in_every_task_order(backend: str, way: str) -> None:
-    """On a virtual clock, the tasks that are ready together shuffled at every pass."""
+    """On a virtual clock, the tasks that are ready together are shuffled at every pass."""
     repeats = REPEATS if way == "equal sleeps" else 50  # the other ways have theirs below
 
     async def program() -> None:
@@ -79,7 +79,7 @@ def test_first_of_six_in_model_order_is_raised_in_every_task_order(backend: str,
 @pytest.mark.scenario("SF-06")
 @pytest.mark.parametrize("way", ["sleep(0)", "one event"])
 async def test_first_of_six_in_model_order_is_raised_on_the_backends_own_loop(way: str) -> None:
-    """200 runs as anyone runs them."""
+    """The batch is run 200 times on the loop that applications use."""
     for _ in range(REPEATS):
         watch = Watch()
         with pytest.raises(ToolCallError) as caught:
@@ -90,7 +90,7 @@ async def test_first_of_six_in_model_order_is_raised_on_the_backends_own_loop(wa
 @pytest.mark.scenario("SF-06")
 @pytest.mark.backends("trio-virtual")
 async def test_first_of_six_in_model_order_is_raised_after_equal_virtual_sleeps(run_mode: Run) -> None:
-    """On trio's virtual clock equal sleeps end in one pass; plain and streamed."""
+    """On trio's virtual clock equal sleeps end in one pass; the run is plain or streamed."""
     for _ in range(50):
         watch = Watch()
         with pytest.raises(ToolCallError) as caught:

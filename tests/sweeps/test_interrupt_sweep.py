@@ -104,7 +104,7 @@ def _handler() -> Any:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.__name__)
 def test_interrupt_at_any_line_leaves_bare_and_a_whole_log(backend: str, scenario: Scenario) -> None:
-    """Lines are drawn over the whole run, from its first to its last."""
+    """The lines are drawn over the whole run, from its first to its last."""
     whole, _, _ = run_interrupted(backend, scenario, None)
     draw = random.Random(scenario.__name__)
     if os.environ.get("AGENTLOOP_SWEEP") == "whole":

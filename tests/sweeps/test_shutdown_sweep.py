@@ -202,7 +202,7 @@ def leave_trio(program: Callable[[], Any], steps: int) -> BaseException | None:
 @pytest.mark.scenario("RP-01")
 @pytest.mark.parametrize("how", ["all", "own"])
 def test_stock_loop_left_after_k_passes_ends(how: str) -> None:
-    """`asyncio.run` itself, on the loop that everybody has: left with runs under way, and with one task cancelled."""
+    """`asyncio.run` itself, on its own loop, is left with runs under way, and with one task cancelled."""
     started: list[int] = []
 
     @tool
