@@ -155,7 +155,7 @@ def is_valid(schema: Any, value: Any) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.data())
 def test_everything_that_is_drawn_is_valid(schema: Any, data: st.DataObject) -> None:
-    """By a validator that knows nothing of the drawing."""
+    """A validator that knows nothing of the drawing accepts the arguments."""
     root = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
     jsonschema.Draft202012Validator.check_schema(root)
     is_valid(root, data.draw(arguments_for(root)))
@@ -184,7 +184,7 @@ def test_schemas_that_hold_themselves_end(data: st.DataObject) -> None:
     ],
 )
 def test_numbers_reach_their_bounds_and_large_values(schema: dict[str, Any], wanted: set[Any]) -> None:
-    """All of them in a hundred and fifty draws."""
+    """A hundred and fifty draws reach every bound."""
     assert wanted <= set(drawn(schema))
 
 
@@ -201,13 +201,13 @@ def test_numbers_reach_their_bounds_and_large_values(schema: dict[str, Any], wan
     ],
 )
 def test_lengths_reach_their_bounds(schema: dict[str, Any], wanted: set[int]) -> None:
-    """Of text, and of arrays."""
+    """Text and arrays reach their shortest and longest lengths."""
     assert wanted <= {len(one) for one in drawn(schema)}
 
 
 @pytest.mark.scenario("RP-25")
 def test_text_is_not_ascii_alone() -> None:
-    """Beyond the basic plane, combining, control characters; never half a character."""
+    """Text has characters beyond the basic plane, combining and control characters; never half a character."""
     seen = drawn({"type": "string"})
     assert any(ord(char) > 0xFFFF for one in seen for char in one)
     assert any("\x00" in one for one in seen)
@@ -215,7 +215,7 @@ def test_text_is_not_ascii_alone() -> None:
 
 
 def test_optional_parameters_are_left_out_and_nullable_ones_null() -> None:
-    """So defaults are used, too."""
+    """Some draws leave them out or null, so that defaults are used too."""
     root = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": ["string", "null"]}}}
     seen: list[dict[str, Any]] = []
 
@@ -338,7 +338,7 @@ def property_of(agent: Any, check: Callable[[t.WorldRun], None] = lambda run: No
 @pytest.mark.scenario("RP-25")
 @pytest.mark.parametrize("name", ["seat", "amount", "text", "tags"])
 def test_bug_at_a_bound_is_found_by_worlds(name: str) -> None:
-    """At the largest integer, past 32 bits, in long text and in long lists: values no example of a person has."""
+    """The bug lies at the largest integer, past 32 bits, in long text or long lists: no person's example has these."""
 
     @tool
     async def book(seat: Annotated[int, msgspec.Meta(ge=1, le=853)]) -> str:
@@ -435,7 +435,7 @@ def test_tool_that_is_never_enabled_fails_the_property_unless_it_is_off_for_good
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_tools_that_few_worlds_did_not_call_are_called_by_further_ones(count: int) -> None:
-    """Of many tools too, and of agents that are tools or are handed over to."""
+    """Further worlds call the tools of large agents, and of agents that are tools or targets of handoffs."""
     ran: set[str] = set()
 
     def make(name: str) -> FunctionTool:
@@ -456,7 +456,7 @@ def test_tools_that_few_worlds_did_not_call_are_called_by_further_ones(count: in
 
 @pytest.mark.scenario("RP-25")
 def test_arguments_that_a_schema_allows_and_its_tool_refuses_are_reported(pytester: pytest.Pytester) -> None:
-    """In hypothesis's statistics, as the property itself holds; none that were malformed on purpose."""
+    """Hypothesis's statistics report them, as the property itself holds; calls malformed on purpose don't count."""
     pytester.makepyfile(
         """
         import pydantic

@@ -59,7 +59,7 @@ async def mingling(tasks: int = 4, steps: int = 5) -> list[tuple[int, int]]:
 @both
 @orders
 def test_one_tape_is_one_order(backend: Any, order: Any) -> None:
-    """Thirty seeds, each twice, equal; and hardly two seeds alike."""
+    """Each of thirty seeds gives the same order twice, and hardly two seeds give one order."""
     once = [run_deterministic(mingling, backend=backend, scheduler=Tape(seed=seed), order=order) for seed in range(30)]
     again = [run_deterministic(mingling, backend=backend, scheduler=Tape(seed=seed), order=order) for seed in range(30)]
     assert once == again
@@ -97,7 +97,7 @@ def test_natural_order_is_the_same_on_both_backends() -> None:
 
 @both
 def test_passes_let_every_task_run_once_and_steps_let_one_run_on(backend: Any) -> None:
-    """The last task, always chosen: it runs first in its pass, or it runs to its end."""
+    """The task that is always chosen last runs first in its pass, or runs to its end."""
 
     async def program() -> str:
         seen: list[str] = []
@@ -182,7 +182,7 @@ def test_asyncio_s_own_time_is_virtual_too() -> None:
 
 @both
 def test_wait_for_ever_is_a_deadlock(backend: Any) -> None:
-    """Shielded or not, it is raised, bare, in a moment."""
+    """The deadlock is raised without a group, at once, also where the wait is shielded."""
 
     async def program(shield: bool) -> None:
         with anyio.CancelScope(shield=shield):
@@ -252,7 +252,7 @@ def test_deadlock_inside_a_group_is_raised_bare(backend: Any) -> None:
 
 @both
 def test_error_of_the_program_is_raised_bare(backend: Any) -> None:
-    """As anyio.run raises it."""
+    """The error is raised as anyio.run raises it."""
 
     async def program() -> None:
         raise LookupError("mine")
@@ -305,7 +305,7 @@ def test_worker_threads_run_in_place_one_after_the_other(backend: Any) -> None:
 
 
 def test_executor_of_asyncio_runs_in_place_too() -> None:
-    """`asyncio.to_thread` and the loop's executor."""
+    """Functions given to `asyncio.to_thread` and to the loop's executor run in place."""
 
     async def program() -> list[str]:
         loop = asyncio.get_running_loop()
@@ -320,7 +320,7 @@ def test_executor_of_asyncio_runs_in_place_too() -> None:
 
 @both
 def test_result_of_a_thread_is_not_lost_to_a_cancellation(backend: Any) -> None:
-    """As with a real one: the function has run, so the caller hears of it."""
+    """The function has run, so its caller gets the result, as with a real thread."""
 
     async def program() -> str:
         got = "nothing"
@@ -391,7 +391,7 @@ def test_gate_lets_one_through_at_a_time_as_the_tape_says(backend: Any) -> None:
 
 @both
 def test_gate_that_nobody_waits_at_lets_time_pass(backend: Any) -> None:
-    """And ends with its block, also when that raises."""
+    """The gate lets time pass and ends with its block, also when the block raises."""
 
     async def program() -> float:
         async with Gate():
@@ -406,7 +406,7 @@ def test_gate_that_nobody_waits_at_lets_time_pass(backend: Any) -> None:
 
 @both
 def test_timers_of_one_moment_come_one_by_one_at_the_gate(backend: Any) -> None:
-    """In the order in which they were set; each is done with before the next, and all before the gate chooses."""
+    """Timers fire in the order in which they were set, one by one, and all of them before the gate chooses."""
 
     async def program() -> list[str]:
         seen: list[str] = []
@@ -438,7 +438,7 @@ def test_timers_of_one_moment_come_one_by_one_at_the_gate(backend: Any) -> None:
 @both
 @pytest.mark.parametrize("first", ["timeout", "sleep"])
 def test_timeout_and_what_it_would_end_are_due_together(backend: Any, first: Any) -> None:
-    """Whichever was set first comes first, and the other finds what it has left."""
+    """The timer that was set first fires first, and the other finds what it has left."""
 
     async def program() -> tuple[bool, list[str]]:
         seen: list[str] = []
@@ -505,7 +505,7 @@ def test_timeout_that_is_over_already_does_not_wait_for_the_others(backend: Any)
 
 @both
 def test_gate_leaves_timers_as_it_found_them(backend: Any) -> None:
-    """Without one, all that is due comes in one pass."""
+    """Without a gate, all due timers fire in one pass."""
 
     async def program() -> tuple[list[bool], str]:
         seen: list[str] = []
@@ -547,13 +547,13 @@ async def test_run_inside_a_running_loop_is_refused() -> None:
     [({"backend": "curio"}, "backend: 'asyncio' or 'trio'"), ({"order": "none"}, "order: 'passes' or 'steps'")],
 )
 def test_unknown_backend_and_order_are_refused(arguments: dict[str, Any], message: str) -> None:
-    """Named, with what there is."""
+    """The error names the value and lists those there are."""
     with pytest.raises(UserValueError, match=message):
         run_deterministic(mingling, **arguments)
 
 
 def test_tape_takes_whole_numbers_from_zero() -> None:
-    """Anything else is named."""
+    """The error names any other value."""
     with pytest.raises(UserTypeError, match=r"numbers\[1\]: a whole number is needed, not 'x'"):
         Tape([0, "x"])  # type: ignore[list-item]
     with pytest.raises(UserValueError, match=r"numbers\[0\]: may not be negative"):

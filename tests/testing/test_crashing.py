@@ -149,7 +149,7 @@ def test_all_four_ways_of_two_backends_are_gone_by_default() -> None:
 
 
 def test_check_is_shown_both_lives() -> None:
-    """A body that was cut counts with the one that was run again; the answers asked for twice are both there."""
+    """The check gets the cut body beside the one that was run again, and both answers of a repeated request."""
     seen: list[int] = []
 
     def check(run: t.CrashRun) -> None:
@@ -182,7 +182,7 @@ def test_session_outlives_the_crash_and_gets_each_item_once() -> None:
 
 
 def test_tool_that_wants_somebody_to_look_raises() -> None:
-    """That is how it wants it, and no finding."""
+    """The tool is to raise in doubt, so the error is no finding."""
     agent: Agent[Bank, str] = Agent("clerk", tools=[refund_or_raise])
     raised: list[BaseException] = []
 
@@ -373,7 +373,7 @@ def test_runtime_that_forgets_a_record_is_found(
 
 
 def test_end_that_depends_on_the_crash_is_found() -> None:
-    """A tool whose value counts how often it ran; unless the end needn't be the same."""
+    """The tool's value counts how often it ran, so the ends differ; `same_end=False` allows that."""
 
     @tool(in_doubt="rerun")
     async def count(ctx: ToolContext[list[str]]) -> str:
@@ -389,7 +389,7 @@ def test_end_that_depends_on_the_crash_is_found() -> None:
 
 
 def test_run_that_fails_without_a_crash_is_told_first() -> None:
-    """There is nothing to compare with then."""
+    """A failing run leaves no end to compare with."""
     with pytest.raises(t.ExplorationFailure, match="Max turns"):
         t.crash_sweep(clerk, [call("refund", {"amount": 1})], context=Bank, options={"max_turns": 1})
 
@@ -408,7 +408,7 @@ def test_agent_that_changes_from_run_to_run_is_the_users_error() -> None:
 
 
 def test_options_reach_the_runs() -> None:
-    """Such as how they are configured."""
+    """The sweep passes options, such as a configuration, to each run."""
     swept = t.crash_sweep(
         clerk,
         SCRIPT,
@@ -459,7 +459,7 @@ def test_a_tripwire_in_the_journal_ends_the_run_though_it_crashed_before_its_end
 
 
 def test_crash_points_of_a_round_depend_on_its_seed_alone() -> None:
-    """Drawn twice they count the same, and nothing of them is wrong."""
+    """The crash points of one seed count the same twice, and none fails."""
     once, again = Counts(), Counts()
     for counts in (once, again):
         for number in range(4):
@@ -471,7 +471,7 @@ def test_crash_points_of_a_round_depend_on_its_seed_alone() -> None:
 
 @pytest.mark.usefixtures("gate_forgotten")
 def test_crash_points_of_rounds_find_a_forgotten_gate() -> None:
-    """Within a few worlds; the error says which."""
+    """A few worlds find it; the error names the crash."""
     with pytest.raises(AssertionError, match=r"CrashAt\(operation=\d+, mode='\w+'\)"):
         for number in range(20):
             crash_points(Seeded(f"round {number}"), number, Counts())

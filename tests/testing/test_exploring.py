@@ -27,7 +27,7 @@ def never_pays_twice(r: t.WorldRun) -> None:
 
 
 def test_customer_is_never_paid_twice() -> None:
-    """A race between two tools is found and shrunk to two calls; nothing but public names."""
+    """The search finds a race between two tools and shrinks it to two calls, by public names alone."""
 
     def check(r: t.WorldRun) -> None:
         assert r.context.paid <= 100
@@ -85,7 +85,7 @@ def test_failure_prints_script_tape_timeline_and_a_line_that_repeats_it() -> Non
 
 
 def test_cause_of_a_failure_is_what_the_check_raised() -> None:
-    """So a debugger and pytest show the assertion itself."""
+    """A debugger and pytest show the assertion itself."""
     with pytest.raises(t.ExplorationFailure) as found:
         t.explore(agent, [[call("refund", {"amount": 60})] * 2, DONE], never_pays_twice, context=Till)
     assert isinstance(found.value.__cause__, AssertionError)
@@ -93,7 +93,7 @@ def test_cause_of_a_failure_is_what_the_check_raised() -> None:
 
 
 def test_sound_agent_is_explored_to_the_end() -> None:
-    """Every schedule on both backends, and nothing found: whichever call is first, the other one waits for nothing."""
+    """Every schedule on both backends passes: whichever call is first, the other one waits for nothing."""
     script = [[call("safe_refund", {"amount": 80}), call("safe_refund", {"amount": 80})], DONE]
     assert t.explore(agent, script, never_pays_twice, context=Till) == t.Explored(schedules=4, complete=True)
 
@@ -136,7 +136,7 @@ def test_run_that_raises_is_a_finding_unless_it_may() -> None:
 
 
 def test_agent_that_shares_state_between_runs_is_refused() -> None:
-    """Else a schedule would mean something else each time."""
+    """A schedule would otherwise mean something else in each run."""
     seen: list[int] = []
 
     @tool
@@ -169,7 +169,7 @@ def test_function_makes_the_agent_anew_for_each_run() -> None:
 
 @pytest.mark.slow
 def test_nested_runs_follow_scripts_of_their_own() -> None:
-    """By the ids of the calls that began them."""
+    """A nested run's script is found by the id of the call that began it."""
 
     @tool
     async def deep(n: int) -> str:
@@ -200,7 +200,7 @@ def demands_a_refund(r: t.WorldRun) -> None:
 
 
 def test_finding_is_never_made_small_to_a_script_without_calls() -> None:
-    """There a check that demands a call fails for another reason than the one that was found."""
+    """Without a call, a check that demands one fails for another reason than the one that was found."""
     calls = [call("look"), call("refund", {"amount": 1}), call("refund", {"amount": 2})]
 
     def refunds_often(r: t.WorldRun) -> None:
@@ -251,7 +251,7 @@ def test_calls_that_verdicts_approve_race_and_the_printed_line_repeats_it() -> N
 
 
 def test_rejected_calls_do_not_race() -> None:
-    """One of two is approved: every schedule holds."""
+    """One of two calls is approved, and every schedule passes."""
     verdicts = [t.Verdict(call_id="call_1"), t.Verdict(call_id="call_2", approved=False)]
     script = [[call("pay", {"amount": 60}), call("pay", {"amount": 70})], DONE]
 
@@ -290,7 +290,7 @@ def needs_two_orderings(taken: list[str]) -> bool:
 
 @pytest.mark.slow
 def test_random_priorities_find_an_ordering_bug_that_uniform_choice_hardly_does() -> None:
-    """At least ten times as often: orderings have to hold over many choices."""
+    """Random priorities find it at least ten times as often: orderings have to hold over many choices."""
     runs = 300
     uniform = sum(needs_two_orderings(order_of_bodies(t.Tape(seed=seed))) for seed in range(runs))
     pct = sum(
@@ -377,7 +377,7 @@ USES = [[call("use"), call("use")], DONE]
 
 @pytest.mark.slow
 def test_clean_agent_survives_cancellation_at_every_step() -> None:
-    """By scope on both backends, and natively on asyncio; streamed too."""
+    """The caller cancels by scope on both backends, and natively on asyncio; streamed runs pass too."""
     for streamed in (False, True):
         swept = t.kill_sweep(using(in_cleanup), USES, all_back, context=Desk, streamed=streamed)
         assert swept.cancelled > 30
@@ -386,7 +386,7 @@ def test_clean_agent_survives_cancellation_at_every_step() -> None:
 
 @pytest.mark.parametrize("way", [("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope")])
 def test_planted_leak_is_found_whatever_cancels(way: Any) -> None:
-    """And the error tells the step, and the line that repeats it."""
+    """The error has the step, and the line that repeats it."""
     with pytest.raises(t.ExplorationFailure, match=r"[12] things were not put back") as found:
         t.kill_sweep(using(unshielded), USES, all_back, context=Desk, ways=[way])
     text = str(found.value)
@@ -411,7 +411,7 @@ def test_cancelled_while_everything_waits_a_leak_is_found_and_its_line_repeats_i
 
 
 def test_moments_at_which_everything_waits_are_fewer_than_steps() -> None:
-    """None of them comes without the gate."""
+    """Without the gate there is no such moment."""
     agent = using(in_cleanup)
     steps = t.kill_sweep(agent, USES, all_back, context=Desk, order="gate")
     moments = t.kill_sweep(agent, USES, all_back, context=Desk, order="gate", waiting=True)
@@ -443,7 +443,7 @@ def test_a_leak_under_cancellation_is_made_small(way: Any) -> None:
 
 
 def test_task_that_outlives_its_run_is_found() -> None:
-    """A tool that begins a task and doesn't wait for it."""
+    """The tool begins a task and doesn't wait for it."""
     import asyncio
 
     kept: list[Any] = []

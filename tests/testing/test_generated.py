@@ -71,12 +71,12 @@ def structured() -> Agent[Any, Any]:
     max_examples=25,
 )
 def test_worlds_of_an_agent_keep_the_invariants(world: World) -> None:
-    """On both backends, streamed and plain."""
+    """The worlds run on both backends, streamed and plain."""
     check(run(world))
 
 
 def test_arguments_fit_the_tools_schemas() -> None:
-    """Without malformed calls none is refused for its arguments."""
+    """Without malformed calls no call is refused for its arguments."""
     seen: list[Any] = []
 
     @settings(max_examples=30, database=None, deadline=None, derandomize=True)
@@ -110,14 +110,14 @@ def test_a_race_between_two_calls_is_found_and_shrunk() -> None:
 
 
 def test_what_is_no_agent_is_refused() -> None:
-    """At decoration, not at the first run."""
+    """The error comes at decoration, not at the first run."""
     wrong: Any = "agent"
     with pytest.raises(UserTypeError, match="worlds: an Agent"):
         worlds(wrong)
 
 
 def test_drawn_worlds_of_a_cast_keep_the_invariants() -> None:
-    """A handful; the sessions of `python -m tests.exploration` play thousands."""
+    """The test plays a few; the sessions of `python -m tests.exploration` play thousands."""
     tally = CoverageCounter()
     for seed in range(25):
         world = World(**draw_world(Seeded(seed), GeneratorConfig()))

@@ -75,7 +75,7 @@ NEEDS_MORE = {
 
 @pytest.mark.parametrize("name", sorted(set(INVARIANTS) - NEEDS_MORE))
 def test_the_run_that_keeps_an_invariant_exercises_it(name: str) -> None:
-    """Else it would say nothing that the run keeps it."""
+    """The run would otherwise prove nothing about the invariant."""
     tally = CoverageCounter()
     findings_of(PLANTED[name][0](), tally)
     assert tally.exercised[name] == 1
@@ -83,7 +83,7 @@ def test_the_run_that_keeps_an_invariant_exercises_it(name: str) -> None:
 
 
 def test_an_error_names_the_invariant_the_promise_and_the_records() -> None:
-    """So that who reads it needn't look anything up."""
+    """A reader of the error needn't look anything up."""
     broken = PLANTED["an_invocation_runs_once"][1](queued())
     with pytest.raises(InvariantError) as caught:
         check(broken)
@@ -95,7 +95,7 @@ def test_an_error_names_the_invariant_the_promise_and_the_records() -> None:
 
 
 def test_what_was_not_watched_is_not_judged() -> None:
-    """Of a bare log only what the log alone decides is exercised."""
+    """A bare log exercises only the invariants that the log alone decides."""
     tally = CoverageCounter()
     assert findings_of(Observation(records=queued().records), tally) == []
     assert {"spans_pair_and_nest", "tool_hooks_pair", "slots_are_used"} <= set(tally.unexercised())
@@ -137,7 +137,7 @@ def test_an_application_may_keep_things_from_its_model() -> None:
 
 @pytest.mark.parametrize("by", ["its time", "its caller"])
 def test_a_body_that_a_failure_had_cut_before_the_run_was_ended_has_the_failures_deadline(by: str) -> None:
-    """So its reports begin earlier than the end of the run says."""
+    """The reports on that body begin at the failure's deadline, which is earlier than the run's end says."""
 
     @tool
     async def stays() -> str:
@@ -159,7 +159,7 @@ def test_a_body_that_a_failure_had_cut_before_the_run_was_ended_has_the_failures
 
 
 def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_another_backend() -> None:
-    """One that failed otherwise may not, and on the same backend neither may any."""
+    """Another order on the same backend breaks an invariant, and so does a nested run with another end."""
     agent = Agent("a", tools=[Agent("inner", tools=[nap]).as_tool("ask", "Ask."), breaks])
     turn = [call("ask", {"input": "x"}, "c1"), call("ask", {"input": "y"}, "c2"), call("breaks", {}, "c3")]
     nested = {path: [call("nap"), say("rested")] for path in ("c1", "c2")}
@@ -270,7 +270,7 @@ def test_a_damaged_log_is_judged_and_most_damage_is_found(made: Callable[[], Obs
     ],
 )
 def test_circles_and_lengths_are_held_against_all_that_was_said(what: str, fault: Callable[[Observation], Any]) -> None:
-    """More warnings than circles, fewer, an end without any; an output that lost its end, is too long, or changed."""
+    """Faults of warnings, ends and outputs are found: too many, too few, too long, or changed."""
     assert findings_of(circling()) == []
     assert any(what in str(finding.broken.words) for finding in findings_of(fault(circling())))
 
@@ -297,5 +297,5 @@ def _never_asked(key: str) -> Observation:
     [(_said_no, "0:fickle"), *((fault, key) for fault in (_said_no, _never_asked) for key in ("1:fickle", "c1"))],
 )
 def test_a_tool_that_is_off_is_looked_at_wherever_it_is_asked(fault: Callable[[str], Observation], key: str) -> None:
-    """Before the turn, before its calls are planned, and before one of them starts."""
+    """The state is read before the turn, before its calls are planned, and before each of them starts."""
     assert "what_is_off_is_neither_shown_nor_run" in {finding.invariant for finding in findings_of(fault(key))}

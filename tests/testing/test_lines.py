@@ -155,7 +155,7 @@ def test_lines_of_what_a_body_calls_count_too() -> None:
 @needs_monitoring
 @both_backends
 def test_errors_and_context_variables_of_a_thread_come_out(backend: Any) -> None:
-    """As they do of a real one."""
+    """Errors and context variables come out as they do of a real thread."""
 
     @tool
     def broken() -> str:
@@ -171,7 +171,7 @@ def test_errors_and_context_variables_of_a_thread_come_out(backend: Any) -> None
 @needs_monitoring
 @both_backends
 def test_what_a_thread_asks_of_the_loop_is_one_step(backend: Any) -> None:
-    """`anyio.from_thread`, and what the library does by it: progress, and whether the call is being cancelled."""
+    """A call through `anyio.from_thread` is one step, also the library's own for progress and cancellation."""
 
     async def on_loop(box: list[int]) -> str:
         box[0] += 1
@@ -197,7 +197,7 @@ def test_what_a_thread_asks_of_the_loop_is_one_step(backend: Any) -> None:
 @needs_monitoring
 @pytest.mark.parametrize("way", [("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope")])
 def test_cancelled_at_any_step_no_thread_is_left(way: Any) -> None:
-    """Between two lines, and while a thread waits for what it has asked of the loop."""
+    """The run is cancelled between two lines, and while a thread waits for an answer of the loop."""
 
     @tool
     def ask(ctx: ToolContext[list[int]]) -> int:
@@ -357,7 +357,7 @@ def test_body_of_very_many_lines_is_let_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.scenario("RP-24")
 def test_without_monitoring_the_search_says_why_it_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Python 3.11."""
+    """On Python 3.11 the search gives the missing monitoring as its reason."""
     monkeypatch.setattr(_lines, "_TOOL_IDS", ())
     monkeypatch.setattr(exploring, "CAN_MONITOR", False)
     seen = explored(counter, [call("bump")] * 2)

@@ -27,7 +27,7 @@ def _turn(*tools: str, first: int = 0) -> CoreTurn:
 
 @pytest.mark.parametrize(("cap", "orders"), [(1, 1), (4, factorial(4)), (None, factorial(4))])
 def test_every_order_of_a_batch_is_gone_through(cap: int | None, orders: int) -> None:
-    """Under a cap of one there is one order; without one, as many as the calls have."""
+    """A cap of one allows one order; without a cap there are as many as the calls have."""
     runs = list(every_schedule(CoreWorld(turns=(_turn(*["plain"] * 4),), cap=cap)))
     assert len(runs) == orders
     ends = {tuple(body.call_id for body in sorted(run.evidence.bodies or (), key=lambda b: b.ended_at)) for run in runs}
@@ -35,7 +35,7 @@ def test_every_order_of_a_batch_is_gone_through(cap: int | None, orders: int) ->
 
 
 def test_every_end_of_a_small_world_keeps_the_invariants() -> None:
-    """All orders of two turns, cut at every moment: nothing is broken, and most invariants are exercised."""
+    """All orders of two turns, cut at every moment, break nothing, and most invariants are exercised."""
     world = CoreWorld(
         turns=(
             CoreTurn(

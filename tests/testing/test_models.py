@@ -84,7 +84,7 @@ async def test_answers_of_a_function(answer: Any) -> None:
 
 
 async def test_error_of_a_function_is_the_model_s() -> None:
-    """And what is no answer is named."""
+    """The error names an answer of a wrong type."""
 
     def broken(request: ModelRequest) -> str:
         raise ModelTransportError("gone")
@@ -110,7 +110,7 @@ async def recorded(path: Path, *steps: Any, **options: Any) -> Any:
 
 
 async def test_replay_gives_the_recorded_run_again(tmp_path: Path) -> None:
-    """Equal logs, the same events, and usage as it was."""
+    """The replay has an equal log, the same events, and the recorded usage."""
     path = tmp_path / "tapes" / "double.json"
     first = await recorded(path, *STEPS)
     model = ReplayModel(path)
@@ -122,7 +122,7 @@ async def test_replay_gives_the_recorded_run_again(tmp_path: Path) -> None:
 
 
 async def test_replay_streams_what_was_streamed(tmp_path: Path) -> None:
-    """Deltas and raw events too."""
+    """The replay streams deltas and raw events too."""
     answer = ResponseDone([AssistantMessage("hey")], USAGE, "r1", "q1")
     events = [ResponseStarted("r1"), Raw({"x": 1}), TextDelta("he"), TextDelta("y"), answer]
     path = tmp_path / "a.json"
@@ -141,7 +141,7 @@ async def test_replay_streams_what_was_streamed(tmp_path: Path) -> None:
     ],
 )
 async def test_request_that_differs_is_an_error_that_says_where(tmp_path: Path, changes: Any, place: str) -> None:
-    """Recorded and now, with what to do."""
+    """The error shows the recorded and the present request, and what to do."""
     path = tmp_path / "a.json"
     await recorded(path, *STEPS)
     agent = agent_with(ReplayModel(path)).clone(**changes)
@@ -168,7 +168,7 @@ async def test_changed_tool_shows_in_the_turn_that_hears_of_it(tmp_path: Path) -
 
 
 async def test_parts_may_be_ignored(tmp_path: Path) -> None:
-    """By name; an unknown one is refused."""
+    """A part is ignored by its name; an unknown one is refused."""
     path = tmp_path / "a.json"
     await recorded(path, *STEPS)
     agent = agent_with(ReplayModel(path, ignore=["system"]), instructions="Be brief.")
@@ -178,7 +178,7 @@ async def test_parts_may_be_ignored(tmp_path: Path) -> None:
 
 
 async def test_asking_more_often_than_was_recorded_is_an_error(tmp_path: Path) -> None:
-    """It says how often it was, and for another turn that nothing was."""
+    """The error says how often the model was asked for that turn, and that nothing more was recorded."""
     path = tmp_path / "a.json"
     await recorded(path, say("once"))
     model = ReplayModel(path)
@@ -188,7 +188,7 @@ async def test_asking_more_often_than_was_recorded_is_an_error(tmp_path: Path) -
 
 
 async def test_several_runs_are_given_again_in_their_order(tmp_path: Path) -> None:
-    """One model, asked by one run after another."""
+    """One model answers one run after another."""
     path = tmp_path / "a.json"
     recording = RecordingModel(ScriptedModel([say("one"), say("two")]), path)
     for model in (recording, ReplayModel(path) if path.exists() else None):
@@ -199,7 +199,7 @@ async def test_several_runs_are_given_again_in_their_order(tmp_path: Path) -> No
 
 
 async def test_parallel_nested_runs_find_their_answers_in_any_order(tmp_path: Path) -> None:
-    """By the path of the calls that began them."""
+    """An answer is found by the path of the calls that began the run."""
 
     def answer(request: ModelRequest) -> Any:
         if request.path:
@@ -220,7 +220,7 @@ async def test_parallel_nested_runs_find_their_answers_in_any_order(tmp_path: Pa
 
 
 async def test_errors_of_the_model_are_recorded_and_raised_again(tmp_path: Path) -> None:
-    """With their status, so a retry is a retry again."""
+    """The recorded error keeps its status, so the run retries again."""
     path = tmp_path / "a.json"
     config = RunConfig(model_settings=ModelSettings(retry=ModelRetrySettings(1, initial_delay=0)))
     broken = [fail(ModelTransportError("gone", status=503, request_id="q")), say("back")]
@@ -270,7 +270,7 @@ async def login(user: str, password: str) -> dict[str, str]:
 
 
 async def test_no_secret_stands_in_a_cassette(tmp_path: Path) -> None:
-    """Keys, tokens, headers, named texts: not in requests, not in answers, not in errors; and it still replays."""
+    """Keys, tokens, headers and named texts are in no request, answer or error; and the cassette still replays."""
     path = tmp_path / "a.json"
     steps = [
         [call("login", {"user": "ann", "password": "hunter2hunter2"})],
@@ -334,7 +334,7 @@ class Pool(Model):
 
 
 async def test_recorded_model_is_entered_and_left_with_the_recording(tmp_path: Path) -> None:
-    """And what it says of itself is what the recording says."""
+    """The recording has the model's own settings and resources."""
     pool = Pool()
     model = RecordingModel(pool, tmp_path / "a.json")
     assert model.holds_resources
@@ -371,7 +371,7 @@ async def test_recorded_model_is_entered_and_left_with_the_recording(tmp_path: P
     ],
 )
 def test_file_that_is_no_cassette_says_why(tmp_path: Path, text: str | None, message: str) -> None:
-    """Before any run."""
+    """The error comes before any run."""
     path = tmp_path / "a.json"
     if text is not None:
         path.write_text(text)
@@ -380,7 +380,7 @@ def test_file_that_is_no_cassette_says_why(tmp_path: Path, text: str | None, mes
 
 
 async def test_tool_calls_come_back_as_they_were(tmp_path: Path) -> None:
-    """Ids and arguments to the letter."""
+    """The ids and arguments come back to the letter."""
     path = tmp_path / "a.json"
     await recorded(path, [call("double", '{"n" : 4}', call_id="x")], say("8"))
     result = await Runner.run(agent_with(ReplayModel(path)), "go")

@@ -8,7 +8,7 @@ from exploration.mutants import LIST, ROOT, BadList, Mutant, Verdict, main, read
 
 
 def test_every_edit_of_the_list_can_be_applied() -> None:
-    """At least fifty, each with a name of its own, each found exactly once in its file."""
+    """At least fifty edits have a name of their own, and each is found exactly once in its file."""
     mutants = read_list(LIST)
     assert len(mutants) >= 50
     for mutant in mutants:
@@ -26,7 +26,7 @@ def test_every_edit_of_the_list_can_be_applied() -> None:
     ],
 )
 def test_a_list_that_is_wrong_is_refused_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
-    """Before anything runs."""
+    """The list is refused before anything runs."""
     path = tmp_path / "list.toml"
     path.write_text(text)
     with pytest.raises(BadList, match=words):
@@ -44,7 +44,7 @@ def test_a_list_that_is_wrong_is_refused_with_the_reason(tmp_path: Path, text: s
 def test_an_edit_that_does_not_fit_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, old: str, words: str
 ) -> None:
-    """An outside list is no survivor because its text has moved."""
+    """A list whose text has moved is an error, not a survivor."""
     with pytest.raises(BadList, match=words):
         Mutant(name="m", file=file, old=old, new="y").edited(ROOT)
     path = tmp_path / "list.toml"
@@ -70,7 +70,7 @@ def test_the_documentation_names_every_planted_fault() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_planted_fault_is_killed_by_an_invariant() -> None:
-    """And the copy without it is not."""
+    """An invariant kills the copy with the fault, and the copy without it survives."""
     mutants = {mutant.name: mutant for mutant in read_list(LIST)}
     found = try_out(mutants["usage counted twice"], ROOT, seed="test", rounds=3, budget=60)
     assert found.verdict == "killed"

@@ -70,7 +70,7 @@ def test_plugin_imports_nothing_heavy() -> None:
 
 
 def test_installed_package_has_the_plugin_as_entry_point() -> None:
-    """As declared in pyproject.toml."""
+    """The entry point is the one declared in pyproject.toml."""
     import tomllib
     from pathlib import Path
 
@@ -178,7 +178,7 @@ async def test_clean_run_is_no_orphan(anyio_backend: Any) -> None:
 
 @pytest.mark.backends("asyncio", "asyncio-eager")
 async def test_task_that_outlives_its_run_is_named() -> None:
-    """One that a tool begins and forgets."""
+    """The tool begins the task and forgets it."""
     import asyncio
 
     begun: list[asyncio.Task[None]] = []
@@ -224,7 +224,7 @@ class Late(Instrument):
 
 @pytest.mark.real_clock
 async def test_thread_that_outlives_its_run_is_named() -> None:
-    """An abandoned one, still at work."""
+    """The thread is abandoned and still at work."""
     go_on, late = threading.Event(), Late()
 
     @tool(abandon_on_cancel=True, timeout=60)
@@ -240,7 +240,7 @@ async def test_thread_that_outlives_its_run_is_named() -> None:
 
 
 async def test_stream_that_is_never_left_is_named() -> None:
-    """Entered by hand, and forgotten."""
+    """The stream was entered by hand and forgotten."""
     stream = Runner.run_streamed(agent_with(clean), "go")
     with (
         pytest.raises(AssertionError, match="stream of the run of tested was entered and never left"),
@@ -251,7 +251,7 @@ async def test_stream_that_is_never_left_is_named() -> None:
 
 
 async def test_token_that_is_never_given_back_is_named() -> None:
-    """Of a capacity that a tool of the run holds."""
+    """A tool of the run holds the capacity's token."""
     capacity = Capacity(3, "desk")
 
     @tool(capacity=capacity)
@@ -265,7 +265,7 @@ async def test_token_that_is_never_given_back_is_named() -> None:
 
 
 async def test_span_that_never_ends_is_named() -> None:
-    """One that a fold of spans lost."""
+    """A fold of spans has lost the span's end."""
     from agentloop.tracing import SpanFold
 
     close = SpanFold._close
@@ -282,7 +282,7 @@ async def test_span_that_never_ends_is_named() -> None:
 
 @pytest.mark.slow
 def test_fixture_fails_the_test_that_leaves_something(inside: Inside) -> None:
-    """And only that one; warnings are errors there too."""
+    """The fixture fails that test alone; warnings are errors there too."""
     result = inside(
         """
 @tool
@@ -319,7 +319,7 @@ def test_leak_that_nobody_looks_for():
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_virtual_clock_runs_hours_in_no_time(virtual_clock: VirtualClock, backend: Any) -> None:
-    """And a tape orders what is ready together."""
+    """The clock jumps over the hours, and a tape orders the tasks that are ready together."""
 
     async def program(names: str) -> str:
         seen: list[str] = []
@@ -342,7 +342,7 @@ def test_virtual_clock_runs_hours_in_no_time(virtual_clock: VirtualClock, backen
 
 
 def test_virtual_clock_serves_async_tests(inside: Inside) -> None:
-    """As anyio's backend fixture."""
+    """The clock may be anyio's backend fixture."""
     result = inside(
         """
 @pytest.fixture(params=["asyncio", "trio"])

@@ -10,7 +10,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def test_every_public_name_of_testing_has_an_entry() -> None:
-    """Each on the page of testing, or of what it tests."""
+    """Each name has an entry on the page of testing, or on that of what it tests."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in PAGES.glob("*.md"))
     entries = set(re.findall(r"^\.\. (?:auto\w+|py:data):: (?:[\w.]+\.)?(\w+)", pages, re.MULTILINE))
     assert {*testing.__all__, *conformance.__all__} <= entries, {*testing.__all__} - entries

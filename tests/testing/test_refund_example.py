@@ -56,7 +56,7 @@ def sizes(failure: t.ExplorationFailure) -> list[int]:
 
 
 def test_the_race_is_found_and_made_small_to_two_calls(shop: dict[str, Any]) -> None:
-    """By the test as the page has it."""
+    """The test of the page finds it without a change."""
     failure = failure_of(shop)
     assert sizes(failure) == [2]
     assert failure.run.tape == ()
@@ -75,7 +75,7 @@ def test_on_either_backend_and_in_any_order(shop: dict[str, Any], backend: Any, 
 
 
 def test_the_printed_line_repeats_it(shop: dict[str, Any]) -> None:
-    """To the same log, by names that the page has."""
+    """The line gives the same log, by names that the page has."""
     failure = failure_of(shop)
     line = str(failure).splitlines()[-1].strip()
     names = {**shop, "explore": t.explore, "check": shop["given_back_once"], "call": t.call, "say": t.say}
@@ -108,7 +108,7 @@ def test_the_fixed_application_passes(shop: dict[str, Any], max_schedules: Any) 
 
 
 def test_serial_within_a_turn_is_enough_too(shop: dict[str, Any]) -> None:
-    """As the page's table says."""
+    """The change in the page's table passes as well."""
     exec(FIX.replace("capacity=money", 'serial="money"'), shop)
     shop["test_a_customer_gets_the_money_back_once"]()
 
@@ -144,7 +144,7 @@ def test_the_pages_property_can_fail(shop: dict[str, Any], bug: str | None) -> N
 
 
 def test_the_pages_fixtures_work_in_pytest(pytester: pytest.Pytester) -> None:
-    """The page's test of a slow bank, and the failing one with a budget, in a session of their own."""
+    """The page's test of a slow bank, and the failing one with a budget, run in a session of their own."""
     pytester.makepyfile(test_shop="\n".join([APPLICATION, TEST, IN_PYTEST]))
     plugin = "agentloop.testing.plugin"
     loaded = any(getattr(one, "__name__", "") == plugin for one in pytester._request.config.pluginmanager.get_plugins())

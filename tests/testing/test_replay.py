@@ -40,7 +40,7 @@ def drawn(seed: int) -> World:
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_recorded_worlds_come_out_the_same_to_the_byte_on_both_backends(first: int) -> None:
-    """Handoffs, nested runs, guardrails, approvals over several entries, faults and cancellations."""
+    """The worlds have handoffs, nested runs, guardrails, approvals over several entries, faults and cancellations."""
     for seed in range(first, first + 10):
         world = drawn(seed)
         recorded = run_one(world, backend=BACKENDS[seed % 2], streamed=bool(seed // 2 % 2))
@@ -105,7 +105,7 @@ def record(agent: Agent[Any, Any], path: Path, **options: Any) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_journal_replays_and_nothing_of_the_users_runs(tmp_path: Path, backend: Any) -> None:
-    """No body, guardrail, callback or model."""
+    """The replay runs no body, guardrail, callback or model."""
     record(worker(lambda ctx, agent: RAN.append("instructions") or "Be brief."), tmp_path / "run.journal")
     assert {"weigh", "breaks", "guardrail", "instructions"} <= set(RAN)
     RAN.clear()
@@ -137,7 +137,7 @@ def test_a_changed_definition_diverges_at_the_first_request(tmp_path: Path, chan
 
 
 def test_a_changed_limit_diverges_where_it_first_shows(tmp_path: Path) -> None:
-    """A second call that is refused now was run then."""
+    """The log ran a second call that is refused now."""
     record(worker(), tmp_path / "run.journal")
     config = RunConfig(tool_execution=ToolExecution(max_calls_per_turn=1))
     with pytest.raises(ReplayDivergence) as caught:
@@ -146,7 +146,7 @@ def test_a_changed_limit_diverges_where_it_first_shows(tmp_path: Path) -> None:
 
 
 def test_what_if_another_model_had_answered(tmp_path: Path) -> None:
-    """The first turn is replayed, the second asked anew."""
+    """The first turn is replayed, and the other model answers the second one."""
     record(worker(), tmp_path / "run.journal")
     other = ScriptedModel([say("something else")])
     RAN.clear()

@@ -220,7 +220,7 @@ CASES: dict[str, tuple[Any, Any, Any, Any, tuple[type[Any], dict[str, Any]], str
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_is_reported_at_its_record_in_words(name: str) -> None:
-    """The record where the change shows first, and words that name what to look at."""
+    """The report names the record where the change shows first, and what to look at."""
     backend: Any = ("asyncio", "trio")[list(CASES).index(name) % 2]
     then, config, now, today, (kind, fields), came, words = CASES[name]
     journal, records = journaled(then, config)

@@ -108,7 +108,7 @@ def test_what_if_goes_its_own_way_from_a_turn_or_a_record(tmp_path: Path, backen
 
 @pytest.mark.parametrize("where", [{}, {"turn": 9}, {"record": 0}, {"record": 999}, {"turn": 1, "record": 1}])
 def test_what_if_needs_a_place_that_there_is(tmp_path: Path, where: Any) -> None:
-    """One of turn and record, within the run."""
+    """The place is either a turn or a record, within the run."""
     path = record(tmp_path / "run.jsonl")
     with pytest.raises(UserValueError, match=r"turn|record"):
         replay(path, clerk(), mode="what_if", **where)
@@ -116,7 +116,7 @@ def test_what_if_needs_a_place_that_there_is(tmp_path: Path, where: Any) -> None
 
 @both
 def test_shadow_replays_every_journal_and_tells_which_went_otherwise(tmp_path: Path, backend: Any) -> None:
-    """Whole, torn, foreign, damaged, sealed and empty ones, side by side; nothing runs and nothing is raised."""
+    """Whole, torn, foreign, damaged, sealed and empty files are read; nothing runs and nothing is raised."""
     whole = record(tmp_path / "a-whole.jsonl").read_bytes()
     cut(record(tmp_path / "b-torn.jsonl"), 9)
     record(tmp_path / "c-sealed.jsonl", key=KEY)
@@ -180,7 +180,7 @@ def test_a_sealed_journal_replays_with_its_key_alone(tmp_path: Path, backend: An
 def test_what_is_no_log_is_refused_by_name(
     tmp_path: Path, make: Callable[[Path], Any], error: type[Exception], words: str
 ) -> None:
-    """Typed errors that say what and where; and no file is made."""
+    """A typed error says what is wrong and where; no file is made."""
     before = sorted(tmp_path.iterdir())
     source = make(tmp_path)
     made = [source] if isinstance(source, Path) and source.is_file() else []
@@ -198,7 +198,7 @@ def written(folder: Path, content: bytes) -> Path:
 
 @both
 def test_a_run_that_paused_for_verdicts_and_went_on_replays_as_one(tmp_path: Path, backend: Any) -> None:
-    """From its journal and from its state: over three entries, with the verdicts where they were given."""
+    """The run is replayed from its journal and its state, over three entries, with each verdict at its place."""
     path = tmp_path / "run.jsonl"
 
     async def main() -> Any:

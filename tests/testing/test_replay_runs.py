@@ -156,7 +156,7 @@ async def breaks() -> str:
 
 
 def test_bodies_of_every_kind() -> None:
-    """Values that aren't text, threads, failures with several lines and secrets, timeouts."""
+    """Values that aren't text, threads, failures with several lines and secrets, and timeouts are replayed."""
     model = scripted(
         [call("double", {"n": 1}), call("slowly", {"n": 2}), call("hangs"), call("breaks"), call("double", {"n": 3})],
         [call("nothing")],
@@ -256,7 +256,7 @@ def test_failures_that_leave_the_run() -> None:
 
 
 def test_callbacks_that_answer() -> None:
-    """Instructions, enabled tools, filters, formatters, extractors, policies, conditions, stored outputs."""
+    """Instructions, tool switches, filters, formatters, extractors, policies and conditions are replayed."""
 
     class Store:
         async def put(self, call: Any, data: str) -> str:
@@ -355,7 +355,7 @@ def test_hooks_that_wait_and_hooks_that_raise() -> None:
 
 
 def test_guardrails_of_every_stage() -> None:
-    """Those beside the model, those of tools with their answers, several of an output, and tripwires."""
+    """Guardrails beside the model, of tools with their answers, several of an output, and tripwires are replayed."""
 
     @input_guardrail
     async def beside(ctx: Any, agent: Any, given: Any) -> Any:
@@ -407,7 +407,7 @@ def test_guardrails_of_every_stage() -> None:
 
 
 def test_handoffs_and_nested_agents() -> None:
-    """Filters, callbacks, nested runs side by side, builders, extractors, and an agent tool that ran out of time."""
+    """Filters, callbacks, nested runs side by side, builders, extractors and an agent tool's timeout are replayed."""
     inner = Agent("inner", tools=[double], model=scripted([call("double", {"n": 2})], say("inner done")))
     stuck = Agent("stuck", tools=[attrs.evolve(hangs, timeout=None)], model=scripted([call("hangs")]))
 
@@ -443,7 +443,7 @@ def test_handoffs_and_nested_agents() -> None:
 
 
 def test_retries_and_failures_of_the_model() -> None:
-    """Asked again after a wait, by the settings or by the application's policy; a last failure keeps its class."""
+    """A retry waits by the settings or by the application's policy; a last failure keeps its class."""
 
     def sometimes(request: Any) -> Any:
         tries.append(1)
@@ -461,7 +461,7 @@ def test_retries_and_failures_of_the_model() -> None:
 
 
 def test_sessions() -> None:
-    """Read once, merged by the application, written turn by turn; none is touched."""
+    """A session that was read, merged by the application and written turn by turn isn't touched by the replay."""
 
     class Untouched(MemorySession):
         async def get_items(self, limit: int | None = None) -> Any:
@@ -484,7 +484,7 @@ def test_sessions() -> None:
 
 
 def test_structured_outputs_handlers_and_behaviours() -> None:
-    """A typed final output, one by a handler, one that a callable takes from tools, one that a limit refuses."""
+    """The final output may be typed, come from a handler or a callable over tools, or be refused by a limit."""
 
     @attrs.frozen
     class Answer:
@@ -510,7 +510,7 @@ def test_structured_outputs_handlers_and_behaviours() -> None:
 
 
 def test_runs_that_were_ended_from_outside() -> None:
-    """By the caller's scope, natively, after the turn, by the run's own time, and calls that were cancelled alone."""
+    """A run may end by the caller's scope, natively, after the turn or by its time; a call may be cancelled alone."""
     agent = Agent(
         "a",
         tools=[double, hangs],
@@ -585,7 +585,7 @@ async def over_three_entries(agent: Any, config: RunConfig) -> None:
 
 
 def test_approvals_over_three_entries() -> None:
-    """One after the other, with the verdicts between them, those of a nested run too."""
+    """The entries follow each other with the verdicts between them, also those of a nested run."""
     comes_out_the_same(guarded(), run=over_three_entries)
 
 
@@ -681,7 +681,7 @@ def test_a_journal_with_a_torn_tail_is_replayed_as_far_as_it_goes(tmp_path: Path
 
 @pytest.mark.parametrize("recorded_on", BACKENDS)
 def test_a_log_cut_off_in_a_cancellation_is_replayed_as_far_as_it_goes(recorded_on: Any) -> None:
-    """Also where it doesn't say any more that the whole run was cancelled, and not the nested one alone."""
+    """The log may lack the record that tells a cancelled run from a cancelled nested run."""
     begun, all_begun = [], anyio.Event()
 
     @tool(name="hangs")

@@ -52,7 +52,7 @@ def problems(recording: Recording, wanted: list[bytes]) -> list[str]:
 def test_runs_recorded_on_a_stock_loop_replay_on_both_backends_with_equal_records(
     recorded_on: Any, tmp_path: Path
 ) -> None:
-    """Faults, timeouts, nested runs, guardrails, handoffs, sessions, approvals, cancellations; streamed and plain."""
+    """The runs have faults, timeouts, nested runs, guardrails, handoffs, sessions, approvals and cancellations."""
     seen: Counter[str] = Counter()
     found: list[str] = []
     first = RUNS * BACKENDS.index(recorded_on)

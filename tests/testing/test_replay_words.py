@@ -43,7 +43,7 @@ SAVED = r.SessionSaved((), 1, 0.0, 3)
     ],
 )
 def test_a_record_is_named_in_a_few_words(record: Any, words: str) -> None:
-    """Its kind, what it is about, and whose run it is of."""
+    """The words give its kind, its subject, and the run it is of."""
     assert named(record) == words
 
 
@@ -94,7 +94,7 @@ def test_another_kind_of_record_is_told_with_what_may_have_changed(wanted: Any, 
 def test_another_value_is_told_with_what_may_have_changed(
     wanted: Any, got: Any, place: str, values: tuple[Any, Any], words: str
 ) -> None:
-    """The field, what it was and what it is now."""
+    """The message has the field, its recorded value and the present one."""
     said = explained(wanted, got, Difference(place, *values))
     assert f"`{place}` was " in said
     assert words in said
@@ -113,7 +113,7 @@ def test_another_value_is_told_with_what_may_have_changed(
     ],
 )
 def test_a_replay_that_is_stuck_says_what_it_waits_for(wanted: Any, waiting: Any, words: str) -> None:
-    """And what the missing record may have come of."""
+    """The message also says how the missing record may have come about."""
     said = stuck(wanted, waiting)
     assert f"the log has {named(wanted)}, and the replay comes to no such record." in said
     assert words in said

@@ -26,7 +26,7 @@ def played(number: int) -> tuple[Counts, str]:
 
 
 def test_a_round_is_a_function_of_seed_and_number() -> None:
-    """Twice the same logs, the same counts and no violation; another round has others."""
+    """One round gives the same logs and counts twice, without a violation; another round has other logs."""
     (once, digest), (again, same), (_, other) = played(0), played(0), played(1)
     assert once.violations == []
     assert (once.numbers, digest) == (again.numbers, same)
@@ -37,7 +37,7 @@ def test_a_round_is_a_function_of_seed_and_number() -> None:
 
 
 def test_a_session_of_some_rounds_plays_each_once() -> None:
-    """However many processes share them; it says what it did."""
+    """Several processes may share the rounds; the report says what the session did."""
     wanted = Wanted(seed="test", first=1, rounds=3)
     counts = explore_all(wanted, 1)
     assert counts.numbers["rounds"] == 3
@@ -51,7 +51,7 @@ def test_a_session_of_some_rounds_plays_each_once() -> None:
 
 @pytest.mark.parametrize("kind", rare.KINDS)
 def test_rare_worlds_meet_what_they_are_for(kind: str) -> None:
-    """Three in eight of them at the least, and none breaks anything."""
+    """At least three in eight of them do, and none breaks an invariant."""
     tally = CoverageCounter()
     for draw in range(40):
         # Seeded by its kind: what is drawn for one has nothing to do with how many others there are.
@@ -76,7 +76,7 @@ MET = {
 
 @pytest.mark.parametrize("kind", list(surrounded.KINDS))
 def test_surrounded_worlds_meet_what_they_are_for(kind: str) -> None:
-    """A fifth of them at the least, and none breaks anything."""
+    """At least a fifth of them do, and none breaks an invariant."""
     tally = CoverageCounter()
     for draw in range(40):
         one = surrounded.draw_surrounded(Seeded(f"surrounded {kind} {draw}"), list(surrounded.KINDS).index(kind))
@@ -149,7 +149,7 @@ def test_another_run_of_the_world_is_held_against_it() -> None:
 
 
 def test_an_invariant_can_be_left_out() -> None:
-    """By its name."""
+    """An invariant is left out by its name."""
     evidence = Observation(records=queued().records[:-1], agent=queued().agent, result=queued().result)
     with pytest.raises(InvariantError) as caught:
         check(evidence)

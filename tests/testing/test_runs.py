@@ -111,7 +111,7 @@ def digests(order: Any, seeds: Sequence[int]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["gate", "passes", "steps"])
 def test_one_tape_is_one_log_to_the_byte_also_in_a_fresh_process(order: Any) -> None:
-    """Each seed twice here, and once in a process with other hashes."""
+    """Each seed is played twice here, and once in a process with other hashes."""
     seeds = range(SEEDS)
     here = digests(order, seeds)
     assert digests(order, seeds) == here
@@ -127,7 +127,7 @@ def test_one_tape_is_one_log_to_the_byte_also_in_a_fresh_process(order: Any) -> 
 
 @pytest.mark.slow
 def test_log_of_a_gated_world_is_the_same_on_both_backends_streamed_and_plain() -> None:
-    """To the byte: the gate alone decides, and what happens between two decisions is the same everywhere."""
+    """The logs are equal to the byte: the gate alone decides, and all else is the same on every backend."""
     for seed in range(SEEDS):
         first, *others = [in_bytes(run) for run in t.run(world_of(seed)).runs]
         assert all(other == first for other in others), f"seed {seed}"
@@ -145,7 +145,7 @@ def test_run_s_own_tape_repeats_it(order: Any, backend: Any) -> None:
 
 
 def test_times_and_ids_are_counted() -> None:
-    """From the epoch on, and from one."""
+    """Times are counted from the epoch on, and ids from one."""
     run = t.run_one(t.World(agent=everything, script=[call("work", {"n": 2}), DONE]))
     [started] = [record for record in run.records if isinstance(record, r.RunStarted)]
     assert (started.at, started.run_id) == (EPOCH, "id1")
@@ -157,7 +157,7 @@ def test_times_and_ids_are_counted() -> None:
 
 
 def test_what_a_world_s_run_tells() -> None:
-    """Result, calls, requests, bodies, events, spans: of the first run, or of each."""
+    """The run has result, calls, requests, bodies, events and spans, of the first run or of each."""
     runs = t.run(t.World(agent=everything, script=[[call("work", {"n": 0}), call("work", {"n": 0})], DONE]))
     assert [(one.backend, one.streamed) for one in runs.runs] == [
         ("asyncio", False),
@@ -181,7 +181,7 @@ def test_what_a_world_s_run_tells() -> None:
 
 
 def test_error_of_a_run_is_told_with_what_it_had_achieved() -> None:
-    """It isn't raised."""
+    """The error is kept beside the records, and isn't raised."""
 
     @tool(failure_error_function=None)
     async def breaks() -> str:
@@ -196,7 +196,7 @@ def test_error_of_a_run_is_told_with_what_it_had_achieved() -> None:
 
 @pytest.mark.parametrize("kind", ["scope", "native"])
 def test_cancelled_run_tells_when_it_was_cancelled(kind: Any) -> None:
-    """The step, how many records there were, the time; bodies that were cancelled say so."""
+    """The run has the step, the number of records and the time; its cancelled bodies say so."""
     world = t.World(agent=everything, script=[call("work", {"n": 5}), DONE], cancel=t.CancelAt(10, kind))
     run = t.run_one(world)
     assert run.cancelled
@@ -210,7 +210,7 @@ def test_cancelled_run_tells_when_it_was_cancelled(kind: Any) -> None:
 @pytest.mark.parametrize("moment", range(6))
 @pytest.mark.parametrize("streamed", [False, True])
 def test_cancellations_given_while_everything_waits_are_one(moment: int, streamed: bool) -> None:
-    """A scope's on either backend, and a native one: the same records, and nothing else at all."""
+    """A scope's cancellation on either backend and a native one give the same records, and nothing else."""
     world = t.World(agent=everything, script=[[call("work", {"n": 5}), call("work", {"n": 6})], call("work"), DONE])
     ways: Any = [("scope", "asyncio"), ("native", "asyncio"), ("scope", "trio")]
     worlds = [attrs.evolve(world, cancel=t.CancelAt(moment, kind, waiting=True)) for kind, _ in ways]
@@ -223,13 +223,13 @@ def test_cancellations_given_while_everything_waits_are_one(moment: int, streame
 
 
 def test_moments_at_which_everything_waits_are_the_gate_s() -> None:
-    """In the other orders there is none to wait at."""
+    """In the other orders no task waits at a gate, so such a moment is refused."""
     with pytest.raises(UserValueError, match=r"World.cancel: in the order 'steps' nothing waits at a gate"):
         t.World(agent=everything, cancel=t.CancelAt(1, waiting=True), order="steps")
 
 
 def test_deadlock_of_a_run_is_its_error() -> None:
-    """With what the log had by then."""
+    """The run keeps the deadlock as its error, with the records until then."""
 
     @tool
     async def waits() -> str:
@@ -319,7 +319,7 @@ class Goes:
 def test_what_is_due_at_one_moment_gives_one_log_on_both_backends(
     tools: str, steps: list[tuple[float | None, ...]], tape: list[int]
 ) -> None:
-    """Bodies that wake together, timeouts that come with them, sums of delays that nearly meet."""
+    """The cases are bodies that wake together, timeouts beside them, and sums of delays that nearly meet."""
 
     @tool(timeout=0.8)
     async def limited(n: int) -> str:
@@ -371,7 +371,7 @@ def test_guardrails_and_sessions_wait_at_the_gate() -> None:
 
 
 def test_what_is_made_per_run_is_made_per_run() -> None:
-    """Context, hooks, session, configuration, and the agent."""
+    """Each run has its own context, hooks, session, configuration and agent."""
     made: list[str] = []
 
     class Hooks(RunHooks):
@@ -402,7 +402,7 @@ def test_what_is_made_per_run_is_made_per_run() -> None:
 
 
 def test_models_of_the_agents_are_asked_where_there_is_no_script() -> None:
-    """For the whole world, or for one nested run."""
+    """The agent's own model answers a world without a script, or one nested run."""
     asks = t.FunctionModel(lambda request: "own")
     child: Agent[Any, Any] = Agent("child", model=asks)
     parent: Agent[Any, Any] = Agent("parent", model=asks, tools=[child.as_tool()])
@@ -421,7 +421,7 @@ def test_nested_run_without_script_and_model_says_what_to_do() -> None:
 
 
 def test_verdicts_are_given_and_the_run_goes_on() -> None:
-    """Until none fits: through the state's text form, or not."""
+    """Verdicts are given until none fits, through the state's text form or without it."""
 
     @tool(needs_approval=True)
     async def pay(ctx: ToolContext[list[int]], amount: int) -> str:
@@ -448,7 +448,7 @@ def test_verdicts_are_given_and_the_run_goes_on() -> None:
 
 
 def test_world_that_makes_no_sense_is_refused() -> None:
-    """Where it is made, by what is wrong."""
+    """The world is refused where it is made, with what is wrong."""
     with pytest.raises(UserTypeError, match=r"World.agent: an Agent, or a function"):
         t.World(agent="agent")  # type: ignore[arg-type]
     with pytest.raises(UserTypeError, match=r"World.context: a function that makes it"):

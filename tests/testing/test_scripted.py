@@ -31,7 +31,7 @@ async def asked(model: ScriptedModel, *items: Any) -> list[ModelEvent]:
 
 
 async def test_a_response_is_played_piece_by_piece_and_item_by_item() -> None:
-    """Deltas of a bounded size before each item, and the whole response at the end."""
+    """The model gives deltas of a bounded size before each item, and the whole response at the end."""
     model = ScriptedModel([[reason("hm"), say("a text", USAGE), call("find", {"q": "é"}, call_id="c")]], chunk=4)
     events = await asked(model)
     thought, said, made = Reasoning(summary=("hm",)), AssistantMessage("a text"), ToolCall("c", "find", '{"q": "é"}')
@@ -76,14 +76,14 @@ async def test_calls_without_an_id_get_ids_that_the_conversation_has_not() -> No
 
 
 async def test_arguments_may_be_any_text_and_a_call_may_have_a_namespace() -> None:
-    """Also text that is no JSON: that is a case to test."""
+    """A text that is no JSON is allowed too, since that is a case to test."""
     done = (await asked(ScriptedModel([[call("f", "{oh", "c1", "ns"), call("g", call_id="c2")]])))[-1]
     assert isinstance(done, ResponseDone)
     assert done.items == (ToolCall("c1", "f", "{oh", "ns"), ToolCall("c2", "g", "{}"))
 
 
 async def test_whole_items_are_given_as_they_are() -> None:
-    """With usage and id; what has no text has no deltas."""
+    """The response has their usage and id; an item without text has no deltas."""
     refused = AssistantMessage((Text("well"), Refusal("no")))
     handed = HandoffCall("h", "transfer", "{}")
     model = ScriptedModel([respond(refused, handed, usage=USAGE, response_id="r1")])
@@ -97,7 +97,7 @@ async def test_whole_items_are_given_as_they_are() -> None:
 
 
 async def test_a_stream_is_given_event_by_event_and_nothing_else() -> None:
-    """Neither a beginning nor an end of the model's own: broken streams are cases to test too."""
+    """The model adds neither a beginning nor an end: broken streams are cases to test too."""
     events = [TextDelta("half"), ItemDone(AssistantMessage("half"))]
     assert await asked(ScriptedModel([stream_of(iter(events))])) == events
     with pytest.raises(OSError, match="gone"):
@@ -119,7 +119,7 @@ async def test_a_response_fails_where_the_script_says() -> None:
 
 
 async def test_a_response_waits_for_seconds_or_for_an_event(anyio_backend: Any) -> None:
-    """At its place: what comes before is given at once."""
+    """The response waits at that place: the items before it are given at once."""
     go = anyio.Event()
     seen: list[str] = []
     model = ScriptedModel([[say("a"), wait(go), say("b"), wait(0.01), say("c")]])
@@ -147,7 +147,7 @@ async def test_a_response_waits_for_seconds_or_for_an_event(anyio_backend: Any) 
 
 @pytest.mark.parametrize("step", ["say hi", 3, {"say": "hi"}, [say("hi"), "and more"], [[say("hi")]]])
 async def test_what_is_no_step_is_refused_where_it_stands(step: Any) -> None:
-    """In the script at once, by its place; from a callable when it is asked."""
+    """A step of the script is refused at once, by its place; one of a callable when it is asked."""
     with pytest.raises(UserTypeError, match=r"^steps\[1\]: helpers such as say"):
         ScriptedModel([say("fine"), step])
     with pytest.raises(UserTypeError, match=r"^step: helpers such as say"):
@@ -155,6 +155,6 @@ async def test_what_is_no_step_is_refused_where_it_stands(step: Any) -> None:
 
 
 def test_what_is_no_item_is_refused() -> None:
-    """By its place."""
+    """The error gives the item's place."""
     with pytest.raises(UserTypeError, match=r"respond: item 1: an item is needed, not 'text'"):
         respond(AssistantMessage("a"), "text")  # type: ignore[arg-type]

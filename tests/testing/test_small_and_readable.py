@@ -98,7 +98,7 @@ def test_another_fault_is_not_taken_for_the_one_that_was_found() -> None:
 
 
 def test_finding_of_a_world_without_a_script_keeps_its_agent() -> None:
-    """There is only the tape to make small."""
+    """A world without a script has only its tape to make small."""
 
     def make() -> Agent[Any, Any]:
         return Agent(
@@ -116,7 +116,7 @@ def test_finding_of_a_world_without_a_script_keeps_its_agent() -> None:
 
 
 def test_timeline_tells_everything_that_happens_in_order() -> None:
-    """Guardrails, nested runs, failures, handoffs, sessions; paths of nested runs; what the schedule chose."""
+    """It shows guardrails, nested runs with paths, failures, handoffs, sessions, and the schedule's choices."""
 
     @input_guardrail
     async def polite(ctx: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
@@ -158,7 +158,7 @@ def test_timeline_tells_everything_that_happens_in_order() -> None:
 
 
 def test_timeline_tells_failures_verdicts_and_cancellations() -> None:
-    """With what was the matter."""
+    """The timeline says what was the matter with each."""
 
     @tool(needs_approval=True)
     async def pay() -> str:
@@ -208,7 +208,7 @@ def test_whole_items_of_a_script_are_printed_as_they_are() -> None:
 
 
 def test_repeating_line_names_what_must_be_given_again() -> None:
-    """Nested scripts in full; context and options by name; the order where it isn't the usual one."""
+    """The line has nested scripts in full, context and options by name, and the order where it isn't the usual one."""
 
     def check(r: t.WorldRun) -> None:
         assert not r.executions("step")
