@@ -110,7 +110,7 @@ def test_the_last_verdict_holds(invoke: Invoke, agent: AgentOf, kept: str, noted
 
 
 def test_other_arguments_can_be_approved(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """They are another invocation; what is no JSON object is refused, and nothing is decided."""
+    """Other arguments make another invocation; a value that is no JSON object is refused, and no verdict is kept."""
     invoke("run", agent("deleting"), "a", "--journal", kept)
     for wrong in ("{", "[]", "NaN"):
         assert invoke("approve", kept, "call_a", "--arguments", wrong).exit_code == 2

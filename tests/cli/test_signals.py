@@ -262,7 +262,7 @@ def _on_terminal(start: Start, *arguments: str, **options: object) -> tuple[int,
 
 @pytest.mark.slow
 def test_on_a_terminal_the_answer_stands_there_once(start: Start, agent: AgentOf, backend: str) -> None:
-    """It appears as the model makes it, and isn't printed again."""
+    """The answer appears as the model makes it, and isn't printed again."""
     code, shown = _on_terminal(start, "run", agent("doubler"), "Double 21", "--backend", backend)
     assert code == 0
     assert shown.count("It is 42.\n") == 1

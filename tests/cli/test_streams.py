@@ -148,7 +148,7 @@ def test_last_words_give_up_on_a_reader_that_stands_still() -> None:
 
 
 def test_a_full_descriptor_of_the_non_blocking_kind_is_waited_for() -> None:
-    """Another process that shares it may have made it so."""
+    """The writer waits, since another process that shares the descriptor may have made it non-blocking."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     while True:
