@@ -313,7 +313,7 @@ def test_all_limits_are_taken_in_one_step_or_none() -> None:
 
 
 def test_a_ticket_is_overtaken_thirty_two_times_and_then_reserves() -> None:
-    """One starter after the other passes it, the thirty-third waits; when its limit is free it goes first."""
+    """Thirty-two later tickets pass it, the thirty-third waits; when its limit is free it goes first."""
     admission = Admission()
     narrow, wide = Capacity(1, "narrow"), Capacity(1, "wide")
     [holder] = tickets(admission, (narrow,))
@@ -378,7 +378,7 @@ def test_a_ticket_that_waits_for_time_keeps_a_token_of_its_rate_alone() -> None:
 
 @pytest.mark.scenario("RP-14")
 def test_a_spent_ticket_keeps_its_rate_once_time_has_come_and_lets_capacity_go_if_it_loses_it() -> None:
-    """While only calls are in its way a token of each is kept; when an earlier ticket takes the rate, only the rate."""
+    """While only calls are in its way it keeps a token of each limit; if it loses the rate, it keeps the rate alone."""
     admission = Admission()
     rate, capacity, other = Rate(1, 10), Capacity(2), Capacity(1)
     holder, earlier = Ticket((other,)), Ticket((rate, other))
@@ -449,7 +449,7 @@ def test_withdrawing_twice_or_after_the_start_changes_nothing() -> None:
 
 
 def test_what_an_admission_of_an_earlier_loop_left_at_a_limit_disturbs_nobody() -> None:
-    """Its loop is gone; it forgets its tickets late, when another admission has the limit already."""
+    """The old admission forgets its tickets late, when another admission has the limit already."""
     gone, here = Admission(), Admission()
     capacity = Capacity(1)
     _, left = tickets(gone, (capacity,), (capacity,))

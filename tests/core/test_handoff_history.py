@@ -146,7 +146,7 @@ def test_summaries_flatten_and_say_everything_once(first: list[str], then: list[
 @pytest.mark.scenario("RP-13")
 @given(st.lists(st.lists(st.text("ab1. \n<", max_size=12), max_size=4), min_size=2, max_size=6), st.booleans())
 def test_nesting_handoff_by_handoff_gives_what_nesting_once_gives(parts: list[list[str]], other: bool) -> None:
-    """Its entries are taken over from the summary before, without reading each: numbers, indents and wrapper stay."""
+    """A summary takes over the earlier summary's entries without reading each: numbers, indents and wrapper stay."""
     step: tuple[Item, ...] = ()
     for part in parts:
         step = nest_history([*step, *map(UserMessage, part)], ("<A>", "</A>") if other else DEFAULT_WRAPPER)

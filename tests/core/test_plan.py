@@ -57,7 +57,7 @@ def plan(*calls: ToolCall, tools: tuple[FunctionTool, ...] = (f, once, RAW), rul
 
 
 def test_every_due_call_has_one_entry_in_model_order() -> None:
-    """Those that have settled are no longer due."""
+    """A call that has settled is no longer due."""
     writer = Writer().begin().turn(called("a"), called("b"), called("c")).settle("b")
     entries = plan_response(view_of(f), writer.state, PlanRules()).entries
     assert [(entry.index, entry.call.call_id) for entry in entries] == [(0, "a"), (2, "c")]
@@ -65,7 +65,7 @@ def test_every_due_call_has_one_entry_in_model_order() -> None:
 
 
 def test_a_plan_can_be_read() -> None:
-    """One line for each call, with its disposition."""
+    """The text of a plan has one line for each call, with its disposition."""
     state = Writer().begin().turn(called("a"), called("b", "nobody")).state
     text = str(plan_response(view_of(f), state, ANSWERING))
     assert text.splitlines() == ["turn 1: 2 calls", "    0 a f: execute", "    1 b nobody: answer"]

@@ -100,7 +100,7 @@ def test_the_strategies_and_the_table_know_every_kind() -> None:
 
 
 def test_no_field_of_a_record_is_called_like_its_kind() -> None:
-    """That key names the kind of record, so no field can have it."""
+    """The key `kind` names the kind of record, so no field can have it."""
     assert not [cls.__name__ for cls in BY_KIND if "kind" in {field.name for field in attrs.fields(cls)}]
 
 

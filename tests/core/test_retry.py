@@ -173,7 +173,7 @@ def test_retries_end_with_their_number() -> None:
 def test_a_policy_is_asked_only_where_it_can_decide(
     settings: ModelRetrySettings, error: BaseException, attempt: int, streamed: bool, asked: bool
 ) -> None:
-    """Its side effects are spared where its answer couldn't matter."""
+    """A policy isn't called where its answer couldn't matter, so that its side effects are spared."""
     context = RetryContext(error=error, attempt=attempt, advice=retry_advice(error))
     assert may_retry(settings, context, streamed=streamed) is asked
 
@@ -276,7 +276,7 @@ def test_a_wrong_setting_is_refused_by_name(changes: dict[str, Any], error: type
 
 
 def test_a_policy_may_be_any_callable() -> None:
-    """It is called with one `RetryContext`."""
+    """The policy is called with one `RetryContext`."""
     settings = ModelRetrySettings(1, policy=lambda context: context.advice.retryable)
     assert settings.policy is not None
     assert settings.policy(RetryContext(error=RATE_LIMITED, attempt=1, advice=retry_advice(RATE_LIMITED))) is True

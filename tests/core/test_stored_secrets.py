@@ -102,7 +102,7 @@ in_every_record = pytest.mark.parametrize(
 
 @in_every_record
 def test_what_is_sealed_comes_back_as_it_was(record: r.Record, secret: Any) -> None:
-    """With the codec nothing is lost, not even how the model wrote it."""
+    """The codec opens every sealed secret, in the form in which the model wrote it."""
     text = encode(record_to_json(record, SEALED))
     assert b"hush" not in text
     assert b"$sealed" in text
@@ -154,7 +154,7 @@ def test_values_that_can_not_be_read_are_marks() -> None:
 
 
 def test_a_codec_that_fails_to_seal_is_told_without_its_words() -> None:
-    """It was given the secret, so its error may repeat it."""
+    """The codec was given the secret, so its error may repeat it."""
 
     class Broken(Shifting):
         def seal(self, data: bytes) -> bytes:

@@ -239,7 +239,7 @@ def test_the_rest_is_a_bounded_repr() -> None:
 
 
 def test_definitions_and_contexts_are_only_named() -> None:
-    """They lead to models with keys, and to the application's own object."""
+    """Definitions lead to models with keys, and contexts to the application's own object."""
 
     @tool
     def hush() -> None:
@@ -250,7 +250,7 @@ def test_definitions_and_contexts_are_only_named() -> None:
 
 
 def test_cycles_and_depth_end_in_a_repr() -> None:
-    """Neither a value inside itself nor a hundred thousand levels use up the stack."""
+    """A value inside itself and a hundred thousand levels don't use up the stack."""
     cycle: dict[str, Any] = {}
     cycle["me"] = [cycle]
     assert value_to_json(cycle)["me"][0]["$repr"].startswith("{'me'")
