@@ -22,7 +22,7 @@ def admitted(budget: Budget, cost: Any = 0) -> Reservation:
 
 
 def test_without_limits_everything_is_admitted() -> None:
-    """None means no limit."""
+    """A limit of None admits any number."""
     budget = Budget()
     budget.check_request(Usage(requests=10**9, total_tokens=10**12))
     budget.charge(10**9)

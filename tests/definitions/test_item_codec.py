@@ -167,7 +167,7 @@ def test_a_mapping_that_fails_is_a_fault_like_any_other() -> None:
 
 
 def test_the_codecs_are_not_imported_before_they_are_needed() -> None:
-    """They cost nothing until something is written or read."""
+    """The codecs cost nothing until an item is written or read."""
     program = "import agentloop, sys; print('agentloop._storage.typed_codec' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

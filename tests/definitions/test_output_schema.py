@@ -326,7 +326,7 @@ def test_a_value_of_the_application_is_fitted_to_the_type(type_: Any, given_: An
     ("type_", "value"), [(Place, Place("Rome")), (Trip, Trip([])), (Report, Report(Score=4)), (dict, {"a": 1})]
 )
 def test_an_instance_stays_the_object_it_is(type_: Any, value: Any) -> None:
-    """It is judged, not copied."""
+    """The instance is checked, not copied."""
     assert typed(type_).validate(value) is value
 
 

@@ -580,7 +580,7 @@ def test_a_default_is_passed_as_the_very_object() -> None:
 
 
 def test_a_tool_may_have_no_parameters() -> None:
-    """Its schema is an empty closed object."""
+    """The schema of such a tool is an empty closed object."""
 
     def f() -> int:
         return 1
@@ -644,7 +644,7 @@ def test_a_value_that_json_cannot_hold_has_the_key_of_what_was_sent() -> None:
 
 
 def test_a_default_outside_its_type_is_its_own_key() -> None:
-    """It is the user's to give."""
+    """A default outside its type is the user's to give."""
 
     def f(x: int = "many") -> None: ...  # type: ignore[assignment]
 
@@ -897,7 +897,7 @@ def test_a_closure_cell_without_value_does_no_harm() -> None:
 
 
 def test_a_context_imported_for_type_checkers_is_known_by_name() -> None:
-    """Its own name is enough, and what it is generic over need not exist."""
+    """The context's own name is enough, and the type it is generic over need not exist."""
 
     def f(c: "hidden.Ctx[Unknown]", x: int) -> None: ...  # type: ignore[name-defined] # noqa: F821
 
@@ -1273,7 +1273,7 @@ def test_every_fault_of_a_pydantic_model_is_named() -> None:
 
 
 def test_pydantic_types_may_be_nested_and_constrained() -> None:
-    """They may be in lists, unions and defaults, and have constraints of pydantic's Field."""
+    """The types may be in lists, unions and defaults, and have constraints of pydantic's Field."""
 
     def f(
         many: list[Inner],

@@ -149,7 +149,7 @@ def test_a_sync_function_is_timed_only_where_its_thread_may_be_left(field: str) 
 
 
 def test_a_tool_by_hand_needs_a_function_of_context_and_text() -> None:
-    """Its schema is the application's own; there is no Python function to call."""
+    """The application gives the tool's schema itself, since there is no Python function to read."""
     with pytest.raises(UserTypeError, match=r"tool 'echo': on_invoke_tool is needed"):
         FunctionTool(name="echo")
     with pytest.raises(UserTypeError, match=r"on_invoke_tool: a callable"):
