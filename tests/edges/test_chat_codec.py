@@ -159,7 +159,7 @@ def test_an_image_in_an_assistant_message_has_no_form() -> None:
 
 @pytest.mark.parametrize("field", ["previous_response_id", "conversation_id", "prompt"])
 def test_state_on_the_server_is_refused(field: str) -> None:
-    """There is no id to chain to, and ignoring it would lose the conversation."""
+    """The protocol has no id to chain to, and ignoring the setting would lose the conversation."""
     with pytest.raises(UserError, match=field):
         encode(ask(**{field: "x"}), "m")
 
@@ -416,7 +416,7 @@ def test_calls_are_put_together_from_what_real_servers_send(parts: list[Any], ma
 
 
 def test_made_up_call_ids_are_new_to_the_conversation_and_equal_for_equal_requests() -> None:
-    """They hold turn and path, and step aside for what an earlier run left in the history."""
+    """The ids hold turn and path, and avoid those that an earlier run left in the history."""
     said = (chunk({"tool_calls": [part(name="f")]}), chunk(finish="stop"))
     request = ask(UserMessage("Hi"), ToolCall("p.call_3_1", "f"), ToolOutput("p.call_3_1", ""), turn=3, path=("p",))
     [call] = items(*said, request=request)
@@ -487,7 +487,7 @@ def test_a_chunk_of_the_wrong_shape_is_an_error_that_quotes_a_little(data: str) 
 
 
 def test_a_call_that_never_gets_a_name_is_an_error() -> None:
-    """There is nothing to call."""
+    """A call without a name names no tool."""
     with pytest.raises(ModelBehaviorError, match="without naming"):
         calls(part(0, "a", arguments="{}"))
 

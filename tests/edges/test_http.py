@@ -152,7 +152,7 @@ async def test_a_redirect_is_not_followed() -> None:
 @pytest.mark.parametrize("base_url", ["http://llm.test", "http://llm.test/v1"])
 @pytest.mark.parametrize("location", ["http://key:secret@other.test/login?next=secret", "/login?next=secret"])
 async def test_a_redirect_says_from_where_to_where(base_url: str, location: str) -> None:
-    """It has the content type and what the base URL may lack; never the location's query or user."""
+    """The message has the content type and what the base URL may lack; never the location's query or user."""
     answer = httpx.Response(302, headers={"location": location, "content-type": "text/html"}, content=b"<html>")
     words = str(await failure(mock_model(answer, base_url=base_url)))
     asked = base_url.removeprefix("http://") + "/chat/completions"
@@ -267,7 +267,7 @@ class Pieces(httpx.AsyncByteStream):
 async def test_answer_may_be_silent_longer_before_its_first_output(
     pieces: list[tuple[float, bytes]], silent: str | None
 ) -> None:
-    """It may be silent for five minutes before its first output and for one minute later; any bytes count."""
+    """The model may be silent for five minutes before its first output and for one minute later; any bytes count."""
     answer = httpx.Response(200, headers=SSE, stream=Pieces(*pieces))
     model = mock_model(answer)
     if silent is None:
@@ -376,7 +376,7 @@ async def test_a_missing_key_for_the_vendor_says_which_variable_to_set() -> None
 
 
 async def test_the_vendor_gets_the_newer_name_of_the_token_limit() -> None:
-    """Its newer models refuse the old one; other servers may not know the new one."""
+    """The vendor's newer models refuse the old name; other servers may not know the new one."""
     seen: list[Any] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -506,7 +506,7 @@ async def test_a_compressed_answer_is_unpacked_in_bounded_steps() -> None:
 
 
 async def test_a_compressed_error_body_is_bounded_too() -> None:
-    """Its status still comes through, also when the body can't be unpacked."""
+    """The error's status comes through, also when the body can't be unpacked."""
     for body in (gzip.compress(b"x" * 10_000_000), b"plain"):
         response = httpx.Response(503, headers={"content-encoding": "gzip"}, content=_body(body))
         assert (await failure(mock_model(response))).status == 503
@@ -607,7 +607,7 @@ async def test_a_new_connection_that_dies_is_not_replaced() -> None:
 
 @pytest.mark.real_clock
 async def test_leaving_early_or_being_cancelled_closes_the_connection() -> None:
-    """It closes at once, though the server would send for ever; the garbage collector finds nothing of the stream."""
+    """The connection closes at once, though the server would send for ever; the collector finds nothing of it."""
     closed = 0
     asked = anyio.Event()
 

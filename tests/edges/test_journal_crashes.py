@@ -197,7 +197,7 @@ async def test_a_torn_end_is_cut_off_at_the_first_append_with_one_warning(
 
 
 async def test_what_another_process_left_unsynced_is_synced_before_anything_builds_on_it(anyio_backend: Any) -> None:
-    """It died between write and sync: the records are there, in the system's memory."""
+    """The other process died between write and sync: its records are in the system's memory."""
     disk = SimulatedDisk()
     disk.crash = CrashAt(1, "after")
     assert await live(disk) == 0

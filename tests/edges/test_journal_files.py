@@ -151,7 +151,7 @@ async def test_a_place_that_can_not_be_written_is_a_journal_error(tmp_path: Path
 
 
 async def test_reading_makes_no_file(path: Path, anyio_backend: Any) -> None:
-    """Neither does an append of nothing, nor opening and closing."""
+    """An append of nothing makes no file either, nor does opening and closing."""
     async with FileJournal(path) as journal:
         assert await journal.read() == []
         await journal.append([])
@@ -255,7 +255,7 @@ def start(program: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_has_gone(path: Path) -> None:
-    """It may read meanwhile. A lock dies with its process, however that dies."""
+    """The second process may read meanwhile. A lock ends with its process, also with a killed one."""
 
     async def second() -> None:
         journal = FileJournal(path)
@@ -356,7 +356,7 @@ async def test_an_append_that_has_begun_is_finished_and_says_so(
 async def test_an_append_that_waits_for_its_turn_does_nothing_when_cancelled(
     held: FileJournal | SQLiteJournal, door: Door, anyio_backend: Any
 ) -> None:
-    """It waits behind another append, without a thread."""
+    """The append waits behind another one, without a thread."""
     async with anyio.create_task_group() as group:
         group.start_soon(held.append, A)
         await until(lambda: door.arrived == 1)
@@ -389,7 +389,7 @@ async def test_a_native_cancellation_lets_the_append_finish_by_itself(
 
 
 def test_one_object_serves_two_loops_at_once(make: Callable[[], Journal]) -> None:
-    """Their appends take turns in the thread."""
+    """The appends of both loops take turns in the thread."""
     journal = make()
 
     async def append() -> None:

@@ -592,7 +592,7 @@ async def test_the_suite_finds_a_faulty_model(kind: type[Any], test: str, anyio_
 
 
 def test_the_suite_finds_a_model_made_for_one_loop() -> None:
-    """It serves the first and not the second."""
+    """Such a model serves the first loop and not the second."""
     with pytest.raises(AssertionError, match="another loop"):
         suite_of(OneLoop).test_it_serves_one_event_loop_after_the_other()
 

@@ -108,7 +108,7 @@ def test_a_model_string_that_may_hold_a_password_is_not_quoted() -> None:
 
 
 def test_something_other_than_text_is_a_type_error() -> None:
-    """It names its type alone."""
+    """The error names the value's type alone."""
     with pytest.raises(UserTypeError, match="int"):
         resolve_model(3)  # type: ignore[arg-type,unused-ignore]
 
@@ -194,7 +194,7 @@ async def test_a_shared_model_is_entered_once_and_left_in_the_same_task(witnesse
 
 
 async def test_shared_models_outlive_a_body_that_is_cancelled(witnesses: dict[str, Witness]) -> None:
-    """They are there until it has wound up, and are left all the same."""
+    """The models are open until the body has ended its cleanup, and are closed all the same."""
     with anyio.CancelScope() as scope:
         async with Providers() as providers:
             await providers.open("a")
@@ -259,7 +259,7 @@ async def test_shared_models_are_given_within_the_block_only() -> None:
 
 
 async def test_a_shared_value_is_opened_by_the_first_and_closed_by_the_last() -> None:
-    """One that fails to open is tried again by the next; a cancelled one leaves nothing."""
+    """A value that fails to open is tried again by the next user; a cancelled one leaves nothing."""
     log: list[str] = []
     ready, fail = anyio.Event(), True
 

@@ -387,7 +387,7 @@ async def test_the_suite_finds_a_faulty_session(kind: type[Any], test: str, anyi
 
 
 def test_the_suite_finds_a_session_made_for_one_loop() -> None:
-    """It serves the first and not the second."""
+    """Such a session serves the first loop and not the second."""
     with pytest.raises(AssertionError, match="another loop"):
         getattr(suite_of(OneLoop), LOOPS)()
 

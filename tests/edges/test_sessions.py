@@ -227,7 +227,7 @@ async def test_every_method_is_a_checkpoint(session: ReplaceableSession, anyio_b
 async def test_a_call_that_is_cancelled_before_it_begins_does_nothing(
     session: ReplaceableSession, anyio_backend: Any
 ) -> None:
-    """In a cancelled scope no method changes anything."""
+    """No method changes anything in a cancelled scope."""
     await session.add_items([A])
     calls: list[Callable[[], Any]] = [
         functools.partial(session.add_items, [B]),
@@ -368,7 +368,7 @@ async def test_what_json_can_not_hold_is_refused_where_it_is_given(
 
 
 async def test_data_nested_in_itself_is_refused(path: Path, anyio_backend: Any) -> None:
-    """It has no JSON form either."""
+    """Data that holds itself has no JSON form either."""
     loop: dict[str, Any] = {}
     loop["again"] = loop
     deep: list[Any] = []
@@ -398,7 +398,7 @@ BAD_ROWS = (
 async def test_a_row_that_can_not_be_read_is_left_out_and_named_once(
     path: Path, bad: Any, caplog: pytest.LogCaptureFixture, anyio_backend: Any
 ) -> None:
-    """Its neighbours are unharmed, limits count what can be read, and it stays in the file."""
+    """The row's neighbours are unharmed, limits count the readable rows, and the row stays in the file."""
     async with SQLiteSession(path) as session:
         await session.add_items([A, B, C])
         execute(path, "UPDATE agentloop_session_items SET item = ? WHERE id = 2", bad)
@@ -438,7 +438,7 @@ async def test_a_column_without_a_value_is_damage_too(path: Path, anyio_backend:
 
 
 async def test_a_file_that_is_no_database_is_a_state_error(tmp_path: Path, anyio_backend: Any) -> None:
-    """So is a folder, or a path into nowhere; the message names the session and the file."""
+    """A folder and a path into nowhere are refused too; the message names the session and the file."""
     text = tmp_path / "text.db"
     text.write_text("not a database, though longer than the hundred bytes that a database's head takes " * 3)
     for where in (text, tmp_path, tmp_path / "none" / "s.db"):
@@ -466,7 +466,7 @@ async def test_a_lock_that_does_not_go_away_is_a_state_error(path: Path, anyio_b
 
 
 async def test_first_use_of_a_locked_file_fails_in_time_and_can_be_repeated(path: Path, anyio_backend: Any) -> None:
-    """While another connection holds the whole file, turning to write-ahead logging is tried until `busy_timeout`."""
+    """Turning to write-ahead logging is tried until `busy_timeout` while another connection holds the whole file."""
     async with SQLiteSession(path, busy_timeout=0.05) as session:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("CREATE TABLE other (x)")
@@ -546,7 +546,7 @@ def test_one_object_serves_one_loop_after_the_other(path: Path) -> None:
 
 
 def test_one_object_serves_two_loops_at_once(path: Path) -> None:
-    """Their calls take turns in the thread."""
+    """The calls of both loops take turns in the thread."""
     session = SQLiteSession(path)
 
     async def add() -> None:
