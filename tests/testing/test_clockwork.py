@@ -78,7 +78,7 @@ def test_choices_replay_as_a_tape(backend: Any, order: Any) -> None:
 @pytest.mark.slow
 @both
 def test_order_is_the_same_in_a_fresh_process(backend: Any) -> None:
-    """Neither hashes nor addresses have a part in it."""
+    """The order depends on no hash and no address."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from testing.test_clockwork import mingling; "
         "from agentloop.testing import Tape, run_deterministic; "
@@ -471,7 +471,7 @@ def test_timeout_and_what_it_would_end_are_due_together(backend: Any, first: Any
 
 @both
 def test_timeout_that_is_over_already_does_not_wait_for_the_others(backend: Any) -> None:
-    """It isn't brought by time: it ends its block while others are ready, and before the next timer of its moment."""
+    """Time doesn't bring it: it ends its block while others are ready, and before the next timer of its moment."""
 
     async def program() -> list[str]:
         seen: list[str] = []
@@ -564,7 +564,7 @@ def test_tape_takes_whole_numbers_from_zero() -> None:
 
 
 def test_changed_private_names_are_an_import_error() -> None:
-    """It names the library and the names."""
+    """The error names the library and the names."""
     with pytest.raises(ImportError, match=r"with this release of trio: private names .* changed: a, c"):
         require("trio", {"c": False, "b": True, "a": False})
 

@@ -285,7 +285,7 @@ def test_call_that_shares_an_output_runs_itself_where_that_output_was_lost() -> 
 
 
 def test_tool_that_is_wrongly_called_idempotent_is_found() -> None:
-    """By the application's own check; the report has the script, the crash, the lives and the line that repeats it."""
+    """The application's own check finds it; the report has the script, the crash, the lives and the repeating line."""
     agent: Agent[Bank, str] = Agent("clerk", tools=[refund_again])
     script = [call("refund_again", {"amount": 7}, "c1"), say("done")]
     with pytest.raises(t.ExplorationFailure, match="paid twice") as found:

@@ -231,12 +231,12 @@ PAYS = [[call("pay", {"amount": amount}, call_id=f"p{amount}") for amount in (60
 
 
 def test_without_verdicts_calls_that_wait_for_one_do_not_run() -> None:
-    """So a race between them isn't seen."""
+    """Without verdicts a search doesn't see a race between such calls."""
     assert t.explore(payer, PAYS, never_pays_twice, context=Till).complete
 
 
 def test_calls_that_verdicts_approve_race_and_the_printed_line_repeats_it() -> None:
-    """Those that were rejected don't run; a verdict that nothing depends on goes while it is made small."""
+    """Rejected calls don't run; a verdict that nothing depends on is left out of the small script."""
     verdicts = [t.Verdict(call_id="p60"), t.Verdict(call_id="p70"), t.Verdict(call_id="p80", approved=False)]
     with pytest.raises(t.ExplorationFailure, match="paid 130 of 100") as found:
         t.explore(payer, PAYS, never_pays_twice, context=Till, verdicts=verdicts)

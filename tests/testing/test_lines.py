@@ -268,7 +268,7 @@ def test_thread_that_waits_for_another_s_lock_is_let_run_and_the_schedule_is_dro
 @pytest.mark.scenario("RP-24")
 @pytest.mark.usefixtures("hasty")
 def test_race_beside_a_lock_is_found_in_schedules_that_are_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread reads without the lock: schedules in which nothing waits for it are judged."""
+    """Another thread reads without the lock: the schedules in which no thread waits for it are judged."""
     monkeypatch.setattr(exploring, "MOST_DROPPED", 1000)
     lock = threading.Lock()
 
@@ -293,7 +293,7 @@ def test_race_beside_a_lock_is_found_in_schedules_that_are_not_dropped(monkeypat
 @needs_monitoring
 @pytest.mark.usefixtures("hasty")
 def test_body_that_sleeps_in_real_time_is_let_run() -> None:
-    """It is I/O of some kind; what happens meanwhile follows no schedule."""
+    """The body waits for some kind of I/O; the work done meanwhile follows no schedule."""
 
     @tool
     def slow() -> str:
@@ -311,7 +311,7 @@ def test_body_that_sleeps_in_real_time_is_let_run() -> None:
 @pytest.mark.usefixtures("hasty")
 @both_backends
 def test_threads_that_wait_for_each_other_do_not_keep_the_search(backend: Any) -> None:
-    """They are given up, the line is named, and nothing of the kind is tried again."""
+    """The search gives these threads up, names the line, and tries no such schedule again."""
     never, released = threading.Event(), threading.Event()
 
     @tool

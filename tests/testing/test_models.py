@@ -58,7 +58,7 @@ def agent_with(model: Model, **fields: Any) -> Agent[Any, Any]:
 
 
 async def test_function_is_the_model() -> None:
-    """It is asked each time, with the whole request; sync or async; text, items and helpers are answers."""
+    """The function gets each whole request; it may be sync or async, and return text, items or helpers."""
 
     async def answer(request: ModelRequest) -> Any:
         await anyio.lowlevel.checkpoint()

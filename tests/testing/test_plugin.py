@@ -80,7 +80,7 @@ def test_installed_package_has_the_plugin_as_entry_point() -> None:
 
 @pytest.mark.slow
 def test_budget_of_searches_is_an_option(inside: Inside) -> None:
-    """It holds where a test doesn't say, for that session alone."""
+    """The option holds where a test doesn't give a budget, for that session alone."""
     code = """
 @tool
 async def wait(n: int) -> int:
@@ -195,7 +195,7 @@ async def test_task_that_outlives_its_run_is_named() -> None:
 
 @pytest.mark.backends("trio")
 async def test_task_of_a_system_nursery_that_outlives_its_run_is_named() -> None:
-    """On trio it takes a system task."""
+    """On trio only a system task outlives its run."""
     import trio
 
     @tool

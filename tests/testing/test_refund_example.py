@@ -128,7 +128,7 @@ def not_made_small() -> Iterator[None]:
 @pytest.mark.scenario("RP-25")
 @pytest.mark.parametrize("bug", ["the race", "the largest amount", None])
 def test_the_pages_property_can_fail(shop: dict[str, Any], bug: str | None) -> None:
-    """It finds the race that the page mends, and a bug that is planted at the largest amount; else it passes."""
+    """The property finds the race that the page mends, and a bug planted at the largest amount; else it passes."""
     if bug == "the largest amount":
         exec(FIX.replace("if amount > await", "if 100 > amount > await"), shop)
     elif bug is None:

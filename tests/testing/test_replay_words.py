@@ -68,7 +68,7 @@ def test_a_record_is_named_in_a_few_words(record: Any, words: str) -> None:
     ],
 )
 def test_another_kind_of_record_is_told_with_what_may_have_changed(wanted: Any, got: Any, words: str) -> None:
-    """Both are named, and the hint fits the pair."""
+    """The message names both kinds, and its hint fits the pair."""
     said = explained(wanted, got, Difference("kind", None, None))
     assert f"the log has {named(wanted)}, and the replay came to {named(got)}." in said
     assert words in said

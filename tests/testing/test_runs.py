@@ -348,7 +348,7 @@ def test_bodies_that_wake_together_are_settled_one_by_one() -> None:
 
 
 def test_guardrails_and_sessions_wait_at_the_gate() -> None:
-    """Each is a place where the schedule decides."""
+    """The schedule decides at each of their calls."""
     labels: list[str] = []
 
     def last(ready: Sequence[str]) -> int:
@@ -412,7 +412,7 @@ def test_models_of_the_agents_are_asked_where_there_is_no_script() -> None:
 
 
 def test_nested_run_without_script_and_model_says_what_to_do() -> None:
-    """It names the run and the agent."""
+    """The error names the run and the agent."""
     child: Agent[Any, Any] = Agent("child")
     parent: Agent[Any, Any] = Agent("parent", tools=[attrs.evolve(child.as_tool(), failure_error_function=None)])
     run = t.run_one(t.World(agent=parent, script=[call("child", {"input": "x"}, call_id="c7"), DONE]))

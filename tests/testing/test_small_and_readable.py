@@ -72,7 +72,7 @@ def test_script_is_made_as_small_as_the_fault_allows() -> None:
 
 
 def test_tape_is_made_as_small_as_the_fault_allows() -> None:
-    """One number that isn't zero is left: the place where the order matters."""
+    """A single number that isn't zero is left: the place where the order matters."""
     script = [[call("step", {"n": n}, call_id=f"c{n}") for n in range(3)], DONE]
 
     def check(r: t.WorldRun) -> None:
@@ -116,7 +116,7 @@ def test_finding_of_a_world_without_a_script_keeps_its_agent() -> None:
 
 
 def test_timeline_tells_everything_that_happens_in_order() -> None:
-    """It shows guardrails, nested runs with paths, failures, handoffs, sessions, and the schedule's choices."""
+    """The timeline shows guardrails, nested runs and their paths, failures, handoffs, sessions, and choices."""
 
     @input_guardrail
     async def polite(ctx: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
@@ -203,7 +203,7 @@ def test_script_is_printed_as_the_code_that_makes_it(steps: Any, code: str) -> N
 
 
 def test_whole_items_of_a_script_are_printed_as_they_are() -> None:
-    """Their repr tells what they hold."""
+    """The repr of an item shows all that it holds."""
     assert "AssistantMessage" in script_as_code([respond(AssistantMessage("hi"))])
 
 
