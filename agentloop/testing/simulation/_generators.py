@@ -125,7 +125,7 @@ FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 
 
 
 def draw_cast(chance: Chance, generator_config: GeneratorConfig) -> FixtureAgents:
-    """Return fixture agents by the generator config *generator_config*: one agent, or two that hand over to each other."""
+    """Return fixture agents as *generator_config* says: one agent, or two that hand over to each other."""
     count = 2 if generator_config.handoffs and chance.one_in(4) else 1
     names = ["a", "b"][:count]
     roles = []
@@ -143,7 +143,7 @@ def draw_cast(chance: Chance, generator_config: GeneratorConfig) -> FixtureAgent
 def draw_role(
     chance: Chance, generator_config: GeneratorConfig, name: str, handoffs: tuple[str, ...], nesting: int
 ) -> Role:
-    """Return one agent with 1 to `generator_config.tools` tools of its own, and sometimes an agent tool (depth *nesting*)."""
+    """Return one agent with up to `generator_config.tools` tools, and sometimes an agent tool (depth *nesting*)."""
     more = generator_config.surroundings
     actors = [
         draw_actor(chance, generator_config, f"{name}_{place}")
