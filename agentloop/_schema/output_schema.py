@@ -1,8 +1,8 @@
 """The type of an agent's final output: the schema a model is shown, and its answer turned into a value.
 
 A type that is an object in JSON (attrs classes, dataclasses, TypedDicts, dicts, pydantic's models) is the answer
-itself. Any other type is wrapped in an object under the key `response`, since providers take only objects at the root. Types
-mean the same as in a tool's signature: `function_schema` decides.
+itself. Any other type is wrapped in an object under the key `response`, since providers take only objects at the
+root. Types mean the same as in a tool's signature: `function_schema` decides.
 """
 
 from __future__ import annotations
