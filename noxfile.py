@@ -198,7 +198,8 @@ def _run_jobs(session: nox.Session, jobs: list[Job]) -> None:
         done = list(pool.map(lambda job: (job, _pytest(session, job)), jobs))
     LAST_WORDS.extend(f"[{job.name}] {line}" for job, outcome in done for line in outcome.reports[-SAID_AGAIN:])
     LAST_WORDS.extend(f"[{job.name}] {line}" for job, outcome in done for line in outcome.failed)
-    LAST_WORDS.extend(outcome.closing for _, outcome in done)
+    # A failed job's closing line comes last: the last line alone then says that something failed.
+    LAST_WORDS.extend(outcome.closing for _, outcome in sorted(done, key=lambda one: one[1].status != 0))
     if failed := [job.name for job, outcome in done if outcome.status]:
         session.error(f"tests failed: {', '.join(failed)}")
 
