@@ -161,7 +161,7 @@ CASES = [(*case, False) for case in DIRECT] + [
 
 @pytest.mark.parametrize(("type_", "text", "value", "wrapped"), CASES)
 def test_an_answer_that_fits_the_schema_becomes_the_value(type_: Any, text: str, value: Any, wrapped: bool) -> None:
-    """Every kind of type, direct or wrapped, strict or not; the value writes back to an answer that reads the same."""
+    """Every kind of type gives a value, direct or wrapped, strict or not, which is written and read back equal."""
     for strict in (None, False):
         output = typed(OutputType(type_, strict))
         assert output.wrapped is wrapped

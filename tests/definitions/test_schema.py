@@ -351,7 +351,7 @@ def test_schemas_of_others_may_be_booleans_and_constants(schema: Any, nullable: 
 
 
 def test_every_fault_is_named() -> None:
-    """Wrong values with path and types, missing names and unknown names, in one message."""
+    """One message names wrong values with path and type, missing names and unknown names."""
 
     def add(x: int, y: int, geo: Geo) -> None: ...
 
