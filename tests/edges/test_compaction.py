@@ -44,7 +44,7 @@ def test_no_cut_parts_a_call_from_its_output_or_reasoning_from_its_follower(
 
 @pytest.mark.scenario("LX-86")
 async def test_the_older_part_is_exchanged_in_one_step() -> None:
-    """The summary comes first, what stays follows unchanged."""
+    """The summary comes first, and the newer items follow it unchanged."""
     session = MemorySession()
     items = conversation([(2, True), (1, False)])
     await session.add_items(items)

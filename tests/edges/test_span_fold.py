@@ -114,7 +114,7 @@ def test_a_run_is_a_tree_of_agent_turns_model_calls_and_tool_calls() -> None:
 
 
 def test_without_turns_their_pieces_belong_to_the_agent() -> None:
-    """Nothing else changes."""
+    """Without a turn, model and tool calls are below the agent, and all else is the same."""
     found = folded(
         [*begun(), requested(2), responded(3), started(4), settled(5, status="succeeded"), over(9)], turns=False
     )
