@@ -226,7 +226,7 @@ def test_time_passes_up_to_a_timer_to_its_last_digit(backend: Any) -> None:
 
 @both
 def test_deadlock_inside_a_group_is_raised_bare(backend: Any) -> None:
-    """Two tasks that wait for each other; their cleanup runs."""
+    """Two tasks wait for each other; the error is raised without a group, and their cleanup runs."""
     cleaned: list[str] = []
 
     async def program() -> None:

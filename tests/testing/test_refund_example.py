@@ -97,7 +97,7 @@ def test_the_test_has_less_than_fifteen_lines_and_public_names_only() -> None:
 
 @pytest.mark.parametrize("max_schedules", [None, 400])
 def test_the_fixed_application_passes(shop: dict[str, Any], max_schedules: Any) -> None:
-    """The test stays, and finds nothing any more."""
+    """The page's test stays, and it finds no failure any more."""
     exec(FIX, shop)
     shop["test_a_customer_gets_the_money_back_once"]()
     script = [[t.call("refund", {"amount": 80}), t.call("voucher", {"amount": 80})], t.say("Done.")]

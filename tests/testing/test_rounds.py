@@ -117,7 +117,7 @@ def small() -> World:
 
 
 def test_what_breaks_an_invariant_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A law that no run with two calls keeps leaves two calls of the three."""
+    """An invariant that no run with two calls keeps leaves two calls of the three."""
 
     def broken(judged: WorldRun, tally: CoverageCounter | None = None, *, but: frozenset[str] = frozenset()) -> None:
         if len(judged.bodies) > 1:
