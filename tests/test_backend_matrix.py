@@ -37,7 +37,7 @@ def test_backends_marker_narrows_the_matrix(pytester: pytest.Pytester) -> None:
 
 
 def test_asyncio_on_a_virtual_clock_is_for_tests_that_name_it(pytester: pytest.Pytester) -> None:
-    """No other test runs there."""
+    """A test that doesn't name the backend isn't run there."""
     test = "@pytest.mark.backends('trio-virtual', 'asyncio-virtual')\nasync def test_it(): pass"
     assert _ids(pytester, test) == ["trio-virtual", "asyncio-virtual"]
 
