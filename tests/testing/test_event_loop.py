@@ -80,7 +80,7 @@ def test_choices_replay_as_a_tape(backend: Any, order: Any) -> None:
 def test_order_is_the_same_in_a_fresh_process(backend: Any) -> None:
     """The order depends on no hash and no address."""
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from testing.test_clockwork import mingling; "
+        "import sys; sys.path.insert(0, sys.argv[1]); from testing.test_event_loop import mingling; "
         "from agentloop.testing import Tape, run_deterministic; "
         f"print([run_deterministic(mingling, backend={backend!r}, scheduler=Tape(seed=seed)) for seed in range(5)])"
     )
