@@ -1,6 +1,7 @@
-"""The edges as protocols: what a run asks of a model, a session, a journal, instruments.
+"""The edges as protocols: models, sessions, journals, output stores, codecs, effects and instruments.
 
-Implement one of these and the runtime can't tell it from the library's own.
+An application may implement any of them; the runtime treats its object like the library's own. Definitions only: does
+not know about runs, the engine or any implementation.
 """
 
 from __future__ import annotations
@@ -38,32 +39,35 @@ __all__ = [
 
 @runtime_checkable
 class Model(Protocol):
-    """A model. A provider writes `stream`; entering and leaving do nothing unless it overrides them.
+    """A model. An implementation writes `stream`; entering and leaving do nothing unless overridden.
 
-    Who makes a model enters it (`async with`); one that is used without being entered is entered by each run for the
-    run's duration. `holds_resources` says that this is costly (a connection pool, a child process) and earns a warning.
+    The owner is the code that makes the model: it enters it (`async with`) and leaves it. If the owner did not enter
+    it, each run enters it for its own duration. `holds_resources` is True if that is costly (a connection pool, a child
+    process); a run that has to enter such a model logs a warning.
     """
 
     holds_resources: bool = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked as it is; False while it must be entered first."""
+        """True if `stream` can be called now; False while the model must be entered first."""
         return True
 
     @property
     def default_settings(self) -> ModelSettings:
-        """The settings an agent has that was given this model and no settings of its own."""
+        """The settings of an agent that has this model and no settings of its own."""
         return ModelSettings()
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
-        """Ask the model. Entering sends the request; leaving closes the response, also when cancelled.
+        """Return one attempt of *request* as a context manager: entering sends it, leaving closes the response.
 
-        The iterator gives the events of one response, exactly one `ResponseDone`, last.
+        The iterator gives the events of one response, with exactly one `ResponseDone` as the last of them.
+
+        Cancellation: leaving closes the response after a cancellation, too.
 
         Raises:
-            ModelTransportError: the model wasn't reached or answered with an error.
-            ModelBehaviorError: the response breaks the protocol, or ended without its last event.
+            ModelTransportError: if the model wasn't reached or answered with an error.
+            ModelBehaviorError: if the response breaks the protocol or ends without its last event.
         """
         ...
 
@@ -78,13 +82,13 @@ class Model(Protocol):
 
 @runtime_checkable
 class ModelProvider(Protocol):
-    """Gives models by name. Owns what they share; entering and leaving do nothing unless overridden."""
+    """A source of models by name. Owns the resources they share; entering and leaving do nothing unless overridden."""
 
     def get_model(self, name: str) -> Model:
         """Return the model called *name* (without the provider's prefix).
 
         Raises:
-            UserError: if the name is unknown, or something it needs is missing; says what to do.
+            UserError: if the name is unknown or needs something that is missing; the text says how to correct that.
         """
         ...
 
@@ -99,119 +103,125 @@ class ModelProvider(Protocol):
 
 @runtime_checkable
 class Session(Protocol):
-    """The items of a conversation that outlives its runs. A call that is cancelled has done all of its work or none."""
+    """The items of a conversation that outlives its runs.
+
+    Cancellation: a cancelled call has done all of its work or none of it.
+    """
 
     async def get_items(self, limit: int | None = None) -> list[Item]:
         """Return the latest *limit* items in chronological order; None = all of them."""
         ...
 
     async def add_items(self, items: Sequence[Item]) -> None:
-        """Append *items*: all of them, side by side, or none."""
+        """Append *items*: all of them as one unbroken sequence, or none."""
         ...
 
     async def pop_item(self) -> Item | None:
-        """Remove the latest item and return it; None where there is none."""
+        """Remove the latest item and return it; return None if the session is empty."""
         ...
 
     async def clear(self) -> None:
-        """Remove everything."""
+        """Remove all items."""
         ...
 
 
 @runtime_checkable
 class ReplaceableSession(Session, Protocol):
-    """A session whose items can be exchanged in one step, which compaction asks for."""
+    """A session whose items can be replaced in one step. Compaction needs one."""
 
     async def replace(self, items: Sequence[Item], *, expect: Sequence[Item]) -> None:
-        """Put *items* in the place of all items, if these still are *expect* (as `get_items()` gave them).
+        """Replace all items by *items*, if the session still equals *expect*, the earlier result of `get_items()`.
 
         Raises:
-            SessionConflict: if the session has changed; it is left as it is.
+            SessionConflict: if the session has changed since; its items stay unchanged.
         """
         ...
 
 
 @runtime_checkable
 class Journal(Protocol):
-    """The log of one run, durable: what has been appended is there after a crash of the process.
+    """The durable log of one run: appended records survive a crash of the process.
 
-    A record is JSON text of one object, in bytes and without a line break; a journal keeps it and doesn't look inside.
+    A record is the JSON text of one object, as bytes without a line break. A journal stores the bytes and does not read
+    them.
 
-    It has one writer at a time. An object that something else has overtaken, by appending after what this one last read
-    or wrote, appends no more. Who makes a journal closes it.
+    A journal has one writer at a time. If another writer has appended after the last record that this object read or
+    wrote, this object appends no more. The owner is the code that makes the journal: it closes it.
     """
 
     async def append(self, records: Sequence[bytes]) -> None:
-        """Append *records*: after a crash all of them are there, side by side, or none. Returns when they are durable.
+        """Append *records* and return once they are durable.
 
-        A journal may have policies for what durable means; its own documentation says what each can lose.
+        After a crash the journal holds all of them, as one unbroken sequence, or none. A journal may offer several
+        policies of durability; its own documentation says which records each of them can lose.
 
-        Cancellation: before the writing has begun nothing is done. Writing that has begun is finished, and so is this
-            call: the cancellation shows at the next checkpoint. Cancelled natively on asyncio it raises at once, the
-            writing finishes all the same, and whatever is asked of the journal next waits for it.
+        Cancellation: before the write has begun, nothing is written. A write that has begun runs to its end, and this
+            call returns normally: the cancellation is raised at the next checkpoint. A native cancellation on asyncio
+            raises at once; the write still runs to its end, and the next operation on the journal waits for it.
 
         Raises:
-            JournalError: if they couldn't be made durable, something else writes this journal, or it is closed. Whether
-                they are there is then open until the journal is read by a new object; this one takes no more.
+            JournalError: if the records couldn't be made durable, another writer uses this journal, or it is closed.
+                Only a new object that reads the journal can then find out whether it holds them; this object accepts
+                no more records.
         """
         ...
 
     async def read(self) -> list[bytes]:
-        """Return every record appended so far, as it was given, in order. A batch that a crash cut off isn't there.
+        """Return all records appended so far, unchanged and in order. A batch that a crash cut off is left out.
 
         Raises:
-            JournalError: if what stands there isn't what was written.
+            JournalError: if the stored data differs from the data that was written.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of the journal, when the call in progress is over. Does nothing the second time.
+        """Close the journal once the call in progress is over. The second call does nothing.
 
         Raises:
-            JournalError: if something appended before couldn't be made durable after all; it is closed nevertheless.
+            JournalError: if records appended before couldn't be made durable; the journal is closed all the same.
         """
         ...
 
 
 class OutputStore(Protocol):
-    """Takes the outputs that are too long for the model."""
+    """A store for outputs that are too long for the model."""
 
     def put(self, call: ToolCall, data: str) -> str | Awaitable[str]:
-        """Keep *data*, the whole output of *call*, and return what the model is told to find it by."""
+        """Store *data*, the whole output of *call*, and return the reference that the model receives in its place."""
         ...
 
 
 class Codec(Protocol):
-    """Seals what must not be read from a journal or a state: encryption of your own, with its keys."""
+    """Encryption of the application's own, with its keys, for secrets in a journal or a state."""
 
     def seal(self, data: bytes) -> bytes:
         """Return *data* in a form that only `open` can read."""
         ...
 
     def open(self, sealed: bytes) -> bytes:
-        """Return what was sealed.
+        """Return the data that *sealed* was made from.
 
         Raises:
-            Exception: any, if it wasn't sealed by this codec or was changed.
+            Exception: of any class, if this codec did not seal it or it was changed since.
         """
         ...
 
 
 @runtime_checkable
 class SealingJournal(Journal, Protocol):
-    """A journal that was given a codec, which the run uses for what is marked secret; None where it wasn't."""
+    """A journal that may have a codec, with which the run seals the values marked secret."""
 
     @property
     def codec(self) -> Codec | None:
-        """What seals the secrets of the run; the journal itself doesn't use it."""
+        """The codec for the run's secrets, or None. The run uses it; the journal itself does not."""
         ...
 
 
 class Effects(Protocol):
-    """The one door of a run's side effects."""
+    """The one door of a run's side effects: every effect is a value that passes `perform`."""
 
     async def perform(self, effect: Effect) -> Any:
-        """Do *effect*, or answer as it was answered before; raises what it raises."""
+        """Perform *effect* and return its result, or return its earlier result. Errors of the effect propagate."""
         ...
 
 
@@ -219,7 +229,8 @@ class Effects(Protocol):
 class StillRunning:
     """A call that outlives its run's cleanup deadline.
 
-    `age` is seconds since its body started, or, where it hasn't, since the call was admitted.
+    `age` is the seconds since its body started, or since the call was admitted if its body never started. `stack` is
+    text.
     """
 
     path: tuple[str, ...]
@@ -230,7 +241,7 @@ class StillRunning:
 
 @attrs.frozen(kw_only=True)
 class LateResult:
-    """What came of a body after its outcome was decided: an abandoned thread's end, a late value or error."""
+    """A body's result after its outcome was decided: the end of an abandoned thread, a late value or a late error."""
 
     path: tuple[str, ...]
     call: ToolCall
@@ -239,19 +250,22 @@ class LateResult:
 
 
 class SpanSource(Protocol):
-    """Makes spans of records; handed to the shell by whoever puts a run together."""
+    """A maker of spans from records. `agentloop.run` creates it and gives it to the run's log."""
 
     def record(self, record: Record) -> None:
         """Fold one record."""
         ...
 
     def call_span(self, path: tuple[str, ...], call_id: str) -> Span | None:
-        """Return the open span of one call."""
+        """Return the open span of one call, or None if it has none."""
         ...
 
 
 class Instrument:
-    """Watches runs. Override what you need; methods are sync; one that raises is logged once and never fails a run."""
+    """An observer of runs that cannot change them. Override the methods you need.
+
+    Methods are sync. If one raises, the error is logged once, and no run fails because of it.
+    """
 
     def on_record(self, record: Record) -> None:
         """Called with every record as it is appended."""

@@ -1,4 +1,7 @@
-"""Agents: who is asked what, with which tools. Definitions only; nothing here runs."""
+"""Agents: a model with instructions, tools, handoffs and guardrails. Definitions only.
+
+Nothing here runs: the engine interprets an agent, and one agent may take part in many runs at once.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from agentloop.tools import (
 OtherT = TypeVar("OtherT")
 
 
-def _ask(input: str) -> str:
+def _ask(input: str) -> str:  # its docstring is data: the schema that models see is made from it
     """Ask the agent.
 
     Args:
@@ -47,7 +50,7 @@ def _ask(input: str) -> str:
 _NO_SETTINGS = ModelSettings()
 
 
-def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+def _check_output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
     try:
         output_schema(value)
     except UserError as error:
@@ -55,27 +58,27 @@ def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value
 
 
 @lru_cache(256)
-def _schema_of_asking(name: str) -> FunctionSchema:
+def _input_schema(name: str) -> FunctionSchema:
     return function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
 
 
 def implicit_settings(model: object) -> ModelSettings:
-    """Return the settings that come with *model*; a model string has none of its own."""
+    """Return the default settings of *model*; a model string has none."""
     if model is None or isinstance(model, str):
         return _NO_SETTINGS
     return model.default_settings if isinstance(model, Model) else _NO_SETTINGS
 
 
 def settings_for(agent: Agent[Any, Any], model: object) -> ModelSettings:
-    """Return *agent*'s settings for *model*: the model's defaults where the agent only has its own model's."""
+    """Return *agent*'s settings for *model*: its own, or *model*'s defaults if it has only those of its own model."""
     own = agent.model_settings
     return implicit_settings(model) if own == implicit_settings(agent.model) else own
 
 
 class AgentOptions(TypedDict, total=False):
-    """The options of `Agent`, which says what they mean. Those left out have its defaults.
+    """The options of `Agent`, documented there. An option left out has the default of `Agent`.
 
-    `tools` and `output_type` aren't among them: the agent's own type follows from these.
+    `tools` and `output_type` are parameters of their own, because the agent's type follows from them.
     """
 
     instructions: str | Callback | None
@@ -94,27 +97,28 @@ class AgentOptions(TypedDict, total=False):
 @takes_options("Agent(…, OPTION=…)")
 @attrs.define(eq=False, repr=False, init=False)
 class Agent(Generic[ContextT, OutputT]):
-    """An agent. An identity object: two agents are equal only if they are one.
+    """An agent: a definition that the engine reads and never changes.
 
-    Sequences are held by reference: what is appended to `tools` shows at the next turn, and `clone` shares them.
+    An identity object: an agent equals only itself. Sequences are held by reference: a tool appended to `tools` is
+    offered from the next turn on, and `clone` shares the sequences.
 
     Attributes:
-        name: Names the agent in logs and to other agents.
-        instructions: The system prompt, or a callable of `(ctx, agent)` asked every turn.
+        name: The name of the agent in logs and for other agents.
+        instructions: The system prompt, or a callable of `(ctx, agent)`, called every turn, that returns it.
         model: A model, or a model string such as `"openai-chat:NAME"` or `"local:"`.
-        model_settings: How to ask it; the model's own defaults if not given.
-        tools: What the model may call.
-        handoff_description: Tells other agents' models what this one is for.
-        handoffs: Agents, or `Handoff`s, the model may give the conversation to.
-        input_guardrails: Judge the input of a run that starts with this agent.
-        output_guardrails: Judge the final output, when this agent makes it.
-        output_type: The type of the final output; None or `str` is text. `OutputType(type, strict=False)` asks the
-            model without a strict schema.
-        hooks: Called while this agent is at work.
-        reset_tool_choice: Whether a demanded tool choice is dropped once this agent has used a tool.
-        tool_use_behavior: What follows tool calls: ask the model again, finish with the first call's output
-            (`"stop_on_first_tool"`), finish at certain tools (`StopAtTools`), or as a callable of `(ctx, results)`
-            says (`ToolsToFinalOutput`).
+        model_settings: Settings of the model's requests; the model's own defaults if not given.
+        tools: The tools that the model may call.
+        handoff_description: The purpose of this agent, for the models of other agents.
+        handoffs: Agents, or `Handoff`s, to which the model may give the conversation.
+        input_guardrails: Checks of the input of a run that starts with this agent.
+        output_guardrails: Checks of the final output, if this agent makes it.
+        output_type: The type of the final output; None or `str` is text. With `OutputType(type, strict=False)` the
+            schema sent to the model is not strict.
+        hooks: Methods that the run calls while this agent is active.
+        reset_tool_choice: True if a demanded tool choice is dropped once this agent has used a tool.
+        tool_use_behavior: The step after tool calls: call the model again (`"run_llm_again"`), finish with the output
+            of the first call (`"stop_on_first_tool"`), finish at certain tools (`StopAtTools`), or a callable of
+            `(ctx, results)` that decides and returns `ToolsToFinalOutput`.
         tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
     """
 
@@ -151,7 +155,7 @@ class Agent(Generic[ContextT, OutputT]):
         kw_only=True,
         validator=FIELDS.each("an output guardrail (made by @output_guardrail)", is_a(OutputGuardrail)),
     )
-    output_type: Any = attrs.field(default=None, kw_only=True, validator=_output_type)
+    output_type: Any = attrs.field(default=None, kw_only=True, validator=_check_output_type)
     hooks: AgentHooks | None = attrs.field(
         default=None, kw_only=True, validator=optional(FIELDS.needs("AgentHooks are needed", is_a(AgentHooks)))
     )
@@ -171,9 +175,10 @@ class Agent(Generic[ContextT, OutputT]):
     _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)
 
     if TYPE_CHECKING:
-        # What attrs makes of the fields, by the agent's type. Its context is that of its tools, of which those that ask
-        # for none serve any. Its output is text, or of the type given; one that is no class (a union, a `Literal`) is
-        # known from a declaration alone: `agent: Agent[App, int | str] = Agent("x", output_type=int | str)`.
+        # The constructor that attrs generates, written out to set the agent's type parameters. The context type is that
+        # of the tools; a tool that takes no context fits any. The output type is text or the given type. A type that is
+        # no class (a union, a `Literal`) must be declared: `agent: Agent[App, int | str] = Agent("x", output_type=int |
+        # str)`.
         @overload
         def __init__(
             self: Agent[Any, str], name: str, *, output_type: None = None, **options: Unpack[AgentOptions]
@@ -211,7 +216,7 @@ class Agent(Generic[ContextT, OutputT]):
         return f"<Agent {self.name!r}>"
 
     def typed_output(self) -> TypedOutput | None:
-        """Return how the final output is asked for and read; None for text. Made once for each `output_type`."""
+        """Return the schema and parser of the final output; None for text. Made once for each `output_type`."""
         if self._typed is None or self._typed[0] is not self.output_type:
             self._typed = (self.output_type, output_schema(self.output_type))
         return self._typed[1]
@@ -221,13 +226,13 @@ class Agent(Generic[ContextT, OutputT]):
     @overload
     def clone(self, **changes: Any) -> Agent[ContextT, OutputT]: ...
     def clone(self, **changes: Any) -> Agent[Any, Any]:
-        """Return a shallow copy with *changes*; members not given are the same objects.
+        """Return a shallow copy with *changes*; fields not given hold the same objects.
 
-        With another model, settings that still equal the old model's defaults become the new one's; settings made by
-        hand stay.
+        If *changes* has another model, settings that equal the old model's defaults become the new model's defaults;
+        other settings stay.
 
         Raises:
-            UserTypeError: for a field there is none of.
+            UserTypeError: if *changes* names a field that does not exist.
         """
         unknown = set(changes) - {field.name for field in attrs.fields(Agent) if field.init}
         if unknown:
@@ -260,32 +265,32 @@ class Agent(Generic[ContextT, OutputT]):
         secret: Sequence[str] = (),
         secret_output: bool = False,
     ) -> FunctionTool[ContextT]:
-        """Return a tool that runs this agent in a nested run of the same log, and gives its final output.
+        """Return a tool that runs this agent in a nested run of the same log and returns its final output.
 
-        The nested run shares the application object, the usage and the budget, has its own turns and its own call
-        identities, and ends with its call.
+        The nested run shares the application object, the usage and the budget. It has its own turns and call
+        identities. It never outlives its call.
 
         Args:
-            tool_name: What the model calls; the agent's name in snake case if not given.
-            tool_description: What the model is told.
+            tool_name: The name of the tool for the model; the agent's name in snake case if not given.
+            tool_description: The description of the tool for the model; "Ask the agent NAME." if not given.
             parameters: The type of a structured input; without it the one argument is `input: str`.
-            input_builder: `(value)` gives the nested run's input (text or items) for a structured one; its JSON if not
-                given.
-            custom_output_extractor: `(RunResult)` gives the tool's value in place of the final output.
-            on_stream: Called with every event of the nested run, in order; all are delivered before the call ends. A
-                slow one delays nobody else; an error of its is logged.
-            run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound what the nested
-                run may use, beside those of the outer run, which go on for the whole. It can't have `instruments`:
-                those of the outer run see nested records by their `path`. `effects` are always the outer run's.
-            max_turns: Turns of the nested run.
-            session: A session of the nested run.
+            input_builder: `(value)` returns the nested run's input (text or items) for a structured *value*; the
+                input is the JSON of the value if not given.
+            custom_output_extractor: `(RunResult)` returns the tool's value in place of the final output.
+            on_stream: A callable that receives every event of the nested run, in order, all of them before the call
+                ends. A slow callable delays no other run; its errors are logged.
+            run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound the nested run
+                alone; the limits of the outer run bind the nested run, too. It can't have `instruments`: those of the
+                outer run see nested records by their `path`. `effects` are always the outer run's.
+            max_turns: Limit on the turns of the nested run; None = no limit.
+            session: The session of the nested run.
             needs_approval, is_enabled, failure_error_function, tool_input_guardrails, tool_output_guardrails, timeout,
                 timeout_behavior, timeout_error_function, secret_output: As for any tool.
-            secret: As for any tool; all of the nested run's input is secret then. What its model makes of it is not:
-                where that may repeat it, its tools' arguments and the output (*secret_output*) have to be marked too.
+            secret: As for any tool; all of the nested run's input is then secret. The text its model writes is not: if
+                it may repeat the secret, mark the arguments of its tools and the output (*secret_output*), too.
 
         Raises:
-            UserError: *run_config* has instruments, or an argument is not what it must be.
+            UserError: if *run_config* has instruments, or an argument has a wrong type or value.
         """
         check_count("max_turns", max_turns)
         check("tool_name", optional(NAMES.text()), tool_name)
@@ -296,7 +301,7 @@ class Agent(Generic[ContextT, OutputT]):
                 "Give them to the outer run: they see nested records by their `path`."
             )
         name = tool_name or snake_case(self.name)
-        schema = _schema_of_asking(name)
+        schema = _input_schema(name)
         try:
             typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
         except UserError as error:

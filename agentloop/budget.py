@@ -1,8 +1,8 @@
-"""What a run may use up, and the ledger of what it has. Pure: no clock, no waiting, each step whole.
+"""The limits of a run's use, and the ledger that counts the use. Pure: no clock, no waiting, every method is atomic.
 
-Limits are checked at admission: a request or call that is under way is never cut because of them, and what it then
-costs may overshoot. One ledger serves a run and all that is nested in it. A nested run with limits of its own has a
-ledger of its own beside it, and what it takes it takes from both.
+Limits are checked at admission. A request or call that has started is never cut because of them, so its cost may exceed
+the limit. One ledger serves a run and all runs nested in it. A nested run with limits of its own has its own ledger,
+linked to the outer one (`Budget.outer`), and takes from both.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NOTHING: Final = Decimal(0)
 
 
 def to_amount(name: str, value: Amount) -> Decimal:
-    """Return a cost as a Decimal; a float counts as the number it shows (0.1 is a tenth).
+    """Return a cost as a Decimal; a float counts as the number that its repr shows (0.1 is a tenth).
 
     Raises:
-        UserTypeError, UserValueError: naming what is no finite number from 0 on.
+        UserTypeError, UserValueError: if *value* is no finite number from 0 on; the text names *name*.
     """
     if isinstance(value, bool) or not isinstance(value, Decimal | int | float):
         raise UserTypeError(f"{name}: a number is needed, not {value!r}")
@@ -41,13 +41,13 @@ def _to_limit(value: Amount | None) -> Decimal | None:
 
 @attrs.frozen
 class UsageLimits:
-    """What a run, nested runs included, may use; None = no limit.
+    """Limits on the use of a run, nested runs included; None = no limit.
 
     Attributes:
-        requests: Model requests, failed attempts included.
-        input_tokens, output_tokens, total_tokens: A further request is refused once this many are used.
-        tool_calls: Calls whose bodies may start.
-        cost: Of requests (by `RunConfig.price`) and calls (by `tool(cost=…)`) together, in the unit of both.
+        requests: The number of model requests, failed attempts included.
+        input_tokens, output_tokens, total_tokens: The number of tokens after which further requests are refused.
+        tool_calls: The number of calls whose bodies may start.
+        cost: The cost of requests (by `RunConfig.price`) and calls (by `tool(cost=…)`) together, in the unit of both.
     """
 
     requests: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
@@ -59,7 +59,7 @@ class UsageLimits:
 
 
 class Spent(Protocol):
-    """Sums of what a run has used; `Usage` is one."""
+    """Sums of a run's use so far; `Usage` satisfies it."""
 
     @property
     def requests(self) -> int: ...
@@ -73,7 +73,7 @@ class Spent(Protocol):
 
 @attrs.define(eq=False)
 class Reservation:
-    """Room for one call, taken from a `Budget`, which changes it."""
+    """Room for one call, taken from a `Budget`. The caller owns it; only the budget mutates it."""
 
     cost: Decimal
     state: Literal["held", "spent", "released"] = "held"
@@ -81,17 +81,17 @@ class Reservation:
 
 @attrs.define(eq=False)
 class Budget:
-    """The ledger of one run. Its methods are synchronous, so on one event loop each is atomic. Not thread-safe.
+    """The ledger of one run. Methods are synchronous, so on one event loop each is atomic. Not thread-safe.
 
-    A call holds its cost from admission on (`reserve_call`). It is spent when the body starts (`spend`), whatever comes
-    of it, or given back when the call turns out not to start (`release`).
+    A call holds its cost from admission on (`reserve_call`). When the body starts the cost is spent
+    (`spend`), even if the body fails later; if the call does not start, it is given back (`release`).
 
     Attributes:
-        limits: What it keeps.
-        calls: Calls that hold room or have spent it.
-        spent: Cost of requests and started calls.
-        held: Cost of calls that are admitted and haven't started.
-        outer: The ledger of the run around, which has to have room too.
+        limits: The limits that it enforces.
+        calls: The number of calls that hold room or have spent it.
+        spent: The cost of requests and started calls.
+        held: The cost of calls that are admitted and haven't started.
+        outer: The ledger of the enclosing run, which must have room, too.
     """
 
     # Invariant: spent + held and calls exceed their limits by requests alone, never by a reservation.
@@ -103,7 +103,7 @@ class Budget:
 
     @classmethod
     def of(cls, limits: UsageLimits, log: Iterable[Record], outer: Budget | None = None) -> Budget:
-        """Return the ledger of a run whose log has got to *log*; of a nested run, *log* is its part of it."""
+        """Return the ledger of a run with the records *log*; for a nested run, *log* holds its own part alone."""
         budget = cls(limits, outer=outer)
         for record in log:
             if isinstance(record, CallStarted) and record.attempt == 1:
@@ -114,31 +114,32 @@ class Budget:
         return budget
 
     def charge(self, cost: Amount) -> None:
-        """Count what a model request cost.
+        """Add *cost*, the cost of a model request, to this ledger and the outer ones.
 
         Raises:
             UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
         """
         amount = to_amount("price", cost)
-        for ledger in self._all():
+        for ledger in self._ledgers():
             ledger.spent += amount
 
-    def _all(self) -> Iterator[Budget]:
+    def _ledgers(self) -> Iterator[Budget]:
+        """Yield this ledger, then the outer ones, innermost first."""
         ledger: Budget | None = self
         while ledger is not None:
             yield ledger
             ledger = ledger.outer
 
     def check_request(self, usage: Spent) -> None:
-        """Return if this ledger, whatever others have to say, allows one more model request after *usage*.
+        """Return if this ledger allows one more model request after *usage*. Does not check the outer ledgers.
 
         Raises:
-            UsageLimitExceeded: naming each limit that is spent, with its numbers.
+            UsageLimitExceeded: if a limit is reached; names each of them with its numbers.
         """
-        if reasons := list(self._spent_by(usage)):
+        if reasons := list(self._describe_reached(usage)):
             raise UsageLimitExceeded(f"Usage limit exceeded: {', '.join(reasons)}")
 
-    def _spent_by(self, usage: Spent) -> Iterator[str]:
+    def _describe_reached(self, usage: Spent) -> Iterator[str]:
         limits = self.limits
         rows: tuple[tuple[str, int | Decimal, int | Decimal | None], ...] = (
             ("requests", usage.requests, limits.requests),
@@ -152,13 +153,13 @@ class Budget:
                 yield f"{name} {used:f} of {limit:f}" if isinstance(used, Decimal) else f"{name} {used} of {limit}"
 
     def refusal(self, cost: Amount = 0) -> str | None:
-        """Return why a call of *cost* can't be admitted now, with names and numbers; None where it can.
+        """Return the reason, with names and numbers, why a call of *cost* can't be admitted now; None if it can.
 
         Raises:
             UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
         """
         amount = to_amount("cost", cost)
-        return next((reason for ledger in self._all() if (reason := ledger._refusal(amount)) is not None), None)
+        return next((reason for ledger in self._ledgers() if (reason := ledger._refusal(amount)) is not None), None)
 
     def _refusal(self, amount: Decimal) -> str | None:
         limits = self.limits
@@ -169,7 +170,7 @@ class Budget:
         return None
 
     def reserve_call(self, cost: Amount = 0) -> Reservation | None:
-        """Take room for one call of *cost*; None, and nothing taken, where `refusal` has a reason.
+        """Reserve room for one call of *cost*. If `refusal` gives a reason, reserve nothing and return None.
 
         Raises:
             UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
@@ -177,23 +178,23 @@ class Budget:
         if self.refusal(cost) is not None:
             return None
         reservation = Reservation(to_amount("cost", cost))
-        for ledger in self._all():
+        for ledger in self._ledgers():
             ledger.calls += 1
             ledger.held += reservation.cost
         return reservation
 
     def spend(self, reservation: Reservation) -> None:
-        """Note that the call starts: its cost stays spent. Does nothing unless it is held."""
+        """Turn the held cost into spent cost, because the call starts. Does nothing unless the cost is held."""
         if reservation.state == "held":
             reservation.state = "spent"
-            for ledger in self._all():
+            for ledger in self._ledgers():
                 ledger.held -= reservation.cost
                 ledger.spent += reservation.cost
 
     def release(self, reservation: Reservation) -> None:
-        """Give the room of a call back that won't start. Does nothing unless it is held, so that any way out may."""
+        """Give back the room of a call that does not start. Does nothing unless it is held: every exit may call it."""
         if reservation.state == "held":
             reservation.state = "released"
-            for ledger in self._all():
+            for ledger in self._ledgers():
                 ledger.calls -= 1
                 ledger.held -= reservation.cost

@@ -1,11 +1,11 @@
 """Conditions that stop a run, checked at the end of each turn. They compose with `|`, `&` and `~`.
 
-A condition is data: it is asked of a frozen view of the run and keeps nothing from one turn to the next, so a resumed
-run is judged like one that was never interrupted. Predicates of the application may need to be awaited; whoever checks
-asks them first (`predicates`) and hands in the answers.
+A condition is data: it checks a frozen view of the run and keeps nothing from one turn to the next, so a resumed run
+and an uninterrupted one get the same result. Predicates of the application may need to be awaited, and this module does
+not wait: the caller of `check` first calls them (`predicates`) and passes their answers.
 
-Two conditions are equal if they say the same. The repr of a condition is an expression that gives an equal one, where
-its predicates can be named.
+Equality is structural: two conditions are equal if they have the same parts. The repr of a condition is an expression
+that gives an equal condition, if its predicates have names.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Answers: TypeAlias = Mapping[PredicateFunction, bool]
 
 @attrs.frozen(kw_only=True)
 class ConditionView:
-    """What conditions see of a run.
+    """A frozen view of a run for its conditions.
 
     Attributes:
-        turn: Number of the turn that has ended.
-        calls: Names of the tools called so far in the run, this turn included.
-        text: Text of this turn's messages and tool outputs.
-        total_tokens: Used by the run so far.
-        context: What predicates are asked with.
+        turn: The number of the turn that has ended.
+        calls: The names of the tools called so far in the run, this turn included.
+        text: The text of this turn's messages and tool outputs.
+        total_tokens: The tokens that the run has used so far.
+        context: The argument of predicates.
     """
 
     turn: int
@@ -46,9 +46,10 @@ class ConditionView:
 @final
 @attrs.frozen
 class Fired:
-    """A condition that holds. `condition` is the part that made it so: of `&` all members, of `|` the first true one.
+    """The proof that a condition holds.
 
-    Its text names that part.
+    `condition` is the part that decided it: for `&` all members, for `|` the first true one. The text of this object
+    (`str`) is the repr of that part.
     """
 
     condition: Condition
@@ -58,37 +59,38 @@ class Fired:
 
 
 class Condition:
-    """Base of all conditions. Compose with `|`, `&`, `~`; a predicate function may stand on either side."""
+    """Base of all conditions. Compose with `|`, `&`, `~`; a predicate function may be on either side."""
 
     __slots__ = ()
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
-        """Return what fired, or None where the condition doesn't hold.
+        """Return the part that holds as `Fired`, or None if the condition doesn't hold.
 
         Args:
             view: The run at the end of a turn.
-            answers: What each of `predicates()` answered.
+            answers: The answer of each function in `predicates()`.
 
         Raises:
             UserTypeError: if the answer of a predicate is no bool.
+            LookupError: if *answers* lacks a predicate that decides.
         """
         raise NotImplementedError
 
     def predicates(self) -> tuple[PredicateFunction, ...]:
-        """Return the application's functions that must be asked before `check`, each once, from left to right."""
+        """Return the application's functions to call before `check`, each once, from left to right."""
         return ()
 
     def __or__(self, other: Condition | PredicateFunction) -> Condition:
-        return _composed(AnyOf, self, other)
+        return _compose(AnyOf, self, other)
 
     def __ror__(self, other: PredicateFunction) -> Condition:
-        return _composed(AnyOf, other, self)
+        return _compose(AnyOf, other, self)
 
     def __and__(self, other: Condition | PredicateFunction) -> Condition:
-        return _composed(AllOf, self, other)
+        return _compose(AllOf, self, other)
 
     def __rand__(self, other: PredicateFunction) -> Condition:
-        return _composed(AllOf, other, self)
+        return _compose(AllOf, other, self)
 
     def __invert__(self) -> Condition:
         return Not(self)
@@ -103,13 +105,13 @@ def as_condition(value: Condition | PredicateFunction) -> Condition:
     return value if isinstance(value, Condition) else Predicate(value)
 
 
-# ---------------------------------------------------------------------------------------------- what can be asked
+# ---------------------------------------------------------------------------------------------- leaves
 
 
 @final
 @attrs.frozen(repr=False)
 class MaxTurns(Condition):
-    """Holds from the end of turn *n* on. Stops the run with a result, unlike the `max_turns` of a run."""
+    """Holds from the end of turn *n* on. Stops the run with a result; the `max_turns` of a run raises an error."""
 
     n: int = attrs.field(validator=FIELDS.count())
 
@@ -139,12 +141,12 @@ class ToolCalled(Condition):
 @final
 @attrs.frozen(repr=False)
 class TextMention(Condition):
-    """Holds for a turn whose messages or tool outputs mention *text*, letter by letter."""
+    """Holds for a turn whose messages or tool outputs contain *text* exactly."""
 
     text: str = attrs.field(validator=FIELDS.words())
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
-        """Return this if the turn's text has *text* in it."""
+        """Return this if the turn's text contains *text*."""
         return Fired(self) if self.text in view.text else None
 
     def __repr__(self) -> str:
@@ -154,7 +156,7 @@ class TextMention(Condition):
 @final
 @attrs.frozen(repr=False)
 class TokenLimit(Condition):
-    """Holds once the run has used *n* tokens in all. A stop with a result, unlike `UsageLimits`."""
+    """Holds once the run has used *n* tokens in all. Stops the run with a result; `UsageLimits` raise an error."""
 
     n: int = attrs.field(validator=FIELDS.count())
 
@@ -166,7 +168,7 @@ class TokenLimit(Condition):
         return f"TokenLimit({self.n})"
 
 
-def _predicate(_instance: Condition, _attribute: attrs.Attribute[Any], fn: object) -> None:
+def _check_predicate(_instance: Condition, _attribute: attrs.Attribute[Any], fn: object) -> None:
     if isinstance(fn, type) or not callable(fn):
         raise UserTypeError(f"a condition or a callable of the run's context is needed, not {fn!r}")
     if not takes(fn, 1):
@@ -180,21 +182,22 @@ def _predicate(_instance: Condition, _attribute: attrs.Attribute[Any], fn: objec
 @final
 @attrs.frozen(repr=False)
 class Predicate(Condition):
-    """Holds where *fn*, given the `RunContext`, says True. Sync or async."""
+    """Holds if *fn*, called with the `RunContext`, returns True. *fn* may be sync or async."""
 
-    fn: PredicateFunction = attrs.field(validator=_predicate)
+    fn: PredicateFunction = attrs.field(validator=_check_predicate)
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
         """Return this if the answer is True.
 
         Raises:
-            UserTypeError: if it is no bool.
+            UserTypeError: if the answer is no bool.
+            LookupError: if *answers* has no answer of *fn*.
         """
         if answers is None or self.fn not in answers:
             raise LookupError(f"{self!r} was not asked")
         answer: object = answers[self.fn]
         if not isinstance(answer, bool):
-            # A truthy object where a bool is due is most often a mistake, and would end a run.
+            # Truthiness is not accepted: an object in place of a bool is most often a mistake, and would end the run.
             raise UserTypeError(f"{self!r}: the answer must be True or False, not {type(answer).__name__}")
         return Fired(self) if answer else None
 
@@ -212,42 +215,42 @@ class Predicate(Condition):
 @final
 @attrs.frozen(repr=False)
 class AllOf(Condition):
-    """Holds where all of *conditions* do: `a & b`."""
+    """Holds if all of *conditions* hold: `a & b`."""
 
     conditions: tuple[Condition, ...]
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
-        """Return what fired in each member, joined by `&`."""
+        """Return the deciding parts of all members, joined by `&`; None if one member doesn't hold."""
         fired: list[Condition] = []
         for condition in self.conditions:
             found = condition.check(view, answers)
             if found is None:
                 return None
             fired.append(found.condition)
-        return Fired(_composed(AllOf, *fired))
+        return Fired(_compose(AllOf, *fired))
 
     def predicates(self) -> tuple[PredicateFunction, ...]:
-        """Return those of the members."""
-        return _predicates(self.conditions)
+        """Return the predicates of the members, each once."""
+        return _collect_predicates(self.conditions)
 
     def __repr__(self) -> str:
-        return " & ".join(_bracketed(condition, AnyOf) for condition in self.conditions)
+        return " & ".join(_bracket(condition, AnyOf) for condition in self.conditions)
 
 
 @final
 @attrs.frozen(repr=False)
 class AnyOf(Condition):
-    """Holds where one of *conditions* does: `a | b`."""
+    """Holds if at least one of *conditions* holds: `a | b`."""
 
     conditions: tuple[Condition, ...]
 
     def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
-        """Return what fired in the first member that holds."""
+        """Return the deciding part of the first member that holds; None if none does."""
         return next((found for condition in self.conditions if (found := condition.check(view, answers))), None)
 
     def predicates(self) -> tuple[PredicateFunction, ...]:
-        """Return those of the members."""
-        return _predicates(self.conditions)
+        """Return the predicates of the members, each once."""
+        return _collect_predicates(self.conditions)
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.conditions))
@@ -256,7 +259,7 @@ class AnyOf(Condition):
 @final
 @attrs.frozen(repr=False)
 class Not(Condition):
-    """Holds where *condition* doesn't: `~a`."""
+    """Holds if *condition* doesn't: `~a`."""
 
     condition: Condition
 
@@ -265,24 +268,24 @@ class Not(Condition):
         return None if self.condition.check(view, answers) else Fired(self)
 
     def predicates(self) -> tuple[PredicateFunction, ...]:
-        """Return those of the condition."""
+        """Return the predicates of the condition."""
         return self.condition.predicates()
 
     def __repr__(self) -> str:
-        return f"~{_bracketed(self.condition, AllOf, AnyOf)}"
+        return f"~{_bracket(self.condition, AllOf, AnyOf)}"
 
 
-def _composed(kind: type[AllOf | AnyOf], *members: Condition | PredicateFunction) -> Condition:
+def _compose(kind: type[AllOf | AnyOf], *members: Condition | PredicateFunction) -> Condition:
     flat: list[Condition] = []
     for member in map(as_condition, members):
-        # `a & (b & c)` says the same as `a & b & c`, and is equal to it.
+        # Flattened so that `a & (b & c)` equals `a & b & c`.
         flat += member.conditions if isinstance(member, kind) else (member,)
     return kind(tuple(flat))
 
 
-def _predicates(conditions: tuple[Condition, ...]) -> tuple[PredicateFunction, ...]:
+def _collect_predicates(conditions: tuple[Condition, ...]) -> tuple[PredicateFunction, ...]:
     return tuple(dict.fromkeys(fn for condition in conditions for fn in condition.predicates()))
 
 
-def _bracketed(condition: Condition, *weaker: type[Condition]) -> str:
+def _bracket(condition: Condition, *weaker: type[Condition]) -> str:
     return f"({condition!r})" if isinstance(condition, weaker) else repr(condition)

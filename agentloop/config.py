@@ -1,7 +1,7 @@
-"""How to run, for one run and the runs nested in it, and what the callbacks of a configuration are given.
+"""The configuration of a run and of the runs nested in it, and the arguments of its callbacks.
 
-Stands above what a configuration holds (models, guardrails, policies, conditions, limits), and below agents, since an
-agent that is made a tool may have one. Settings that know nothing of those are in `settings`.
+Imports the parts that a configuration holds (models, guardrails, policies, conditions, limits). May not import agents,
+because an agent tool may have a configuration. Settings that need none of these parts are in `settings`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentloop.usage import RequestUsage
 
 @attrs.frozen(kw_only=True)
 class ToolErrorArgs:
-    """What a `tool_error_formatter` is given: which text is wanted, for which call, and the text it would replace."""
+    """The argument of a `tool_error_formatter`: the kind of text, the call, and the text it may replace."""
 
     kind: Literal["tool_not_found", "approval_rejected"]
     tool: str
@@ -38,7 +38,7 @@ class ToolErrorArgs:
 
 @attrs.frozen(kw_only=True)
 class ModelInputData:
-    """What a `call_model_input_filter` is given and gives back: items and instructions for this one model call."""
+    """The argument and the result of a `call_model_input_filter`: items and instructions for this one model call."""
 
     input: tuple[Item, ...]
     instructions: str | None
@@ -48,7 +48,7 @@ class ModelInputData:
 
 @attrs.frozen(kw_only=True)
 class ErrorHandlerData:
-    """What an error handler is given: the error, and what the run had achieved."""
+    """The argument of an error handler: the error, and the run's progress until then."""
 
     error: Exception
     run_data: RunProgress
@@ -57,29 +57,29 @@ class ErrorHandlerData:
 
 @attrs.frozen
 class ErrorHandlerResult:
-    """The final output an error handler gives in place of its error, and whether the history keeps it."""
+    """An error handler's final output in place of the error; `include_in_history` keeps it in the history."""
 
     final_output: Any
     include_in_history: bool = True
 
 
 ErrorHandler: TypeAlias = Callable[[ErrorHandlerData], Any]
-"""Gives a final output, an `ErrorHandlerResult` or None, each at once or awaited."""
+"""A sync or async callable that returns a final output, an `ErrorHandlerResult` or None."""
 ToolErrorFormatter: TypeAlias = Callable[[ToolErrorArgs], str | Awaitable[str | None] | None]
 HandoffInputFilter: TypeAlias = Callable[[HandoffInputData], HandoffInputData | Awaitable[HandoffInputData]]
 ModelInputFilter: TypeAlias = Callable[[ModelInputData], ModelInputData | Awaitable[ModelInputData]]
 SessionInputCallback: TypeAlias = Callable[[list[Item], list[Item]], Sequence[Item] | Awaitable[Sequence[Item]]]
 Price: TypeAlias = Callable[[str, RequestUsage], Amount]
 
-_HEARS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
+_INSTRUMENT_METHODS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
 
 
 def _is_instrument(value: object) -> bool:
-    """Tell whether *value* has a method of an instrument's: who has only some hears only of these."""
-    return not isinstance(value, type) and any(callable(getattr(value, name, None)) for name in _HEARS)
+    """Return True if *value* has at least one method of `Instrument`; an instrument without the others is valid."""
+    return not isinstance(value, type) and any(callable(getattr(value, name, None)) for name in _INSTRUMENT_METHODS)
 
 
-def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _check_condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) -> None:
     try:
         as_condition(value)
     except UserTypeError as error:
@@ -89,38 +89,42 @@ def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) 
 @takes_options("Runner.run(…, run_config=RunConfig(OPTION=…))")
 @attrs.frozen(kw_only=True)
 class RunConfig:
-    """How to run, for one run and the runs nested in it.
+    """The configuration of one run and of the runs nested in it. A frozen value; the caller makes it.
 
     Attributes:
-        model: Model or model string used in place of the agents' own.
-        model_settings: Laid over the agents' own.
-        tool_execution: How tool calls are executed.
-        timeout: Seconds for the run (each entry of it); past it the run ends with `RunTimeout`.
-        tool_error_formatter: `(ToolErrorArgs) -> str | None` words what the model is told; None keeps the default.
-        tool_not_found_behavior: Whether a call of an unknown tool ends the run or is answered.
-        tool_name_collision_policy: Whether two enabled tools of one name warn (the last wins) or raise `UserError`.
-        output_store: Takes outputs past `max_output_chars`: `put(call, data) -> ref`.
-        limits: `UsageLimits`: what the run may use in all, nested runs included.
-        price: `(model name, RequestUsage) -> Decimal`, what one request cost.
-        stop_when: A condition, or a predicate of the run's context, looked at after every turn.
-        model_provider: A `ModelProvider` that knows what model strings mean, in place of the built-in ones.
-        input_guardrails, output_guardrails: Judge beside the agents' own, first in order.
-        handoff_input_filter: Filters every handoff that has no filter of its own.
-        nest_handoff_history: Show the next agent a summary of what came before, or do so between these two lines.
-        call_model_input_filter: `(ModelInputData) -> ModelInputData`, decides what one model call is shown.
+        model: A model or model string, used in place of the agents' own.
+        model_settings: Settings that override the agents' own, one by one.
+        tool_execution: Settings of the execution of tool calls.
+        timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeout`.
+        tool_error_formatter: `(ToolErrorArgs) -> str | None`, the text for the model; None keeps the default.
+        tool_not_found_behavior: A call of an unknown tool ends the run (`"raise_error"`) or receives an error text as
+            its output (`"return_error_to_model"`).
+        tool_name_collision_policy: Two enabled tools of one name log a warning and the last one wins (`"warn"`), or
+            raise `UserError` (`"error"`).
+        output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
+        limits: `UsageLimits` of the run, nested runs included.
+        price: `(model name, RequestUsage) -> Decimal`, the cost of one request.
+        stop_when: A condition, or a predicate of the run's context, checked after every turn.
+        model_provider: The `ModelProvider` that resolves model strings, in place of the built-in ones.
+        input_guardrails, output_guardrails: Guardrails in addition to the agents' own, before these in order.
+        handoff_input_filter: The filter of every handoff that has no filter of its own.
+        nest_handoff_history: True shows the next agent a summary of the conversation so far; two lines of text are put
+            before and after that summary.
+        call_model_input_filter: `(ModelInputData) -> ModelInputData`, decides the input of one model call.
         session_input_callback: `(history, new) -> items`, merges a session's items with the run's input.
-        session_settings: How the session is used.
-        policies: Asked about every call before it may start; the strictest answer holds.
-        loop_detection: Equal calls with equal results, in a row, before the model is warned; the next one ends the run.
-        hold_text_until_guarded: Hold back text deltas until the input guardrails have settled.
-        json_limits: Bounds on model-made JSON.
-        stream_buffer: Unread events above which a streamed run waits for its consumer.
-        max_depth: How deep agent tools may nest.
-        workflow_name, group_id, trace_metadata: Of the trace that instruments are told of.
-        trace_include_sensitive_data: Whether spans hold arguments, outputs and messages of errors.
-        tracing_disabled: Whether no spans are made.
+        session_settings: Settings of the session's use.
+        policies: Policies that decide on every call before it may start; the strictest decision holds.
+        loop_detection: The number of equal calls with equal results, in a row, after which the model receives a
+            warning; the next one ends the run. None = no detection.
+        hold_text_until_guarded: True if text deltas are held back until the input guardrails have settled.
+        json_limits: Bounds on JSON that a model writes.
+        stream_buffer: The number of unread events above which a streamed run waits for its consumer.
+        max_depth: The maximum nesting depth of agent tools.
+        workflow_name, group_id, trace_metadata: Fields of the trace that instruments receive.
+        trace_include_sensitive_data: True if spans hold arguments, outputs and error messages.
+        tracing_disabled: True if no spans are made.
         effects: The door of side effects; None is the live one.
-        instruments: Watch the run.
+        instruments: Instruments that observe the run.
     """
 
     model: str | Model | None = attrs.field(
@@ -141,7 +145,7 @@ class RunConfig:
     )
     limits: UsageLimits | None = attrs.field(default=None, validator=optional(FIELDS.a(UsageLimits)))
     price: Price | None = attrs.field(default=None, validator=optional(FIELDS.function()))
-    stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_condition))
+    stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_check_condition))
     model_provider: ModelProvider | None = attrs.field(
         default=None, validator=optional(FIELDS.needs("a ModelProvider (with `get_model`) is needed", has("get_model")))
     )
@@ -180,10 +184,12 @@ class RunConfig:
 
 
 def check_run_config(config: object) -> RunConfig:
-    """Return *config*, a `RunConfig` whose sequences hold what they are for: they may have changed since it was made.
+    """Return *config* if it is a `RunConfig` whose sequences have valid members.
+
+    The sequences are checked again here, because the caller may have changed them since the configuration was made.
 
     Raises:
-        UserTypeError: naming the field.
+        UserTypeError: if a value is invalid; names the field.
     """
     if not isinstance(config, RunConfig):
         raise UserTypeError(f"run_config: a RunConfig is needed, not {config!r}")

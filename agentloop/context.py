@@ -1,7 +1,7 @@
-"""What user code is handed: the run's context, and for a tool body the call's.
+"""The contexts that user code receives: `RunContext` of a run, `ToolContext` of a call.
 
-Both are views made by the runtime. The application object in `context` is the caller's own, never copied, never shown
-to a model.
+Both are views made by the engine. The application object in `context` belongs to the caller: it is never copied and
+never shown to a model. Does not know about the engine; it calls it through two protocols.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ResourceT = TypeVar("ResourceT")
 
 
 class RunServices(Protocol):
-    """What a context asks of the run it belongs to."""
+    """The services of a run that its contexts use."""
 
     @property
     def usage(self) -> Usage: ...
@@ -31,7 +31,7 @@ class RunServices(Protocol):
 
 
 class CallServices(Protocol):
-    """What a tool context asks of its call."""
+    """The services of a call that its tool context uses."""
 
     async def report(self, progress: float, total: float | None, message: str | None) -> None: ...
 
@@ -47,7 +47,7 @@ class CallServices(Protocol):
 
 
 class _Detached:
-    """Stands in where a context was made outside a run."""
+    """The services of a context made outside a run: no usage, no deadline."""
 
     usage = Usage()
 
@@ -57,11 +57,11 @@ class _Detached:
 
 @attrs.define(kw_only=True, eq=False, repr=False)
 class RunContext(Generic[ContextT_co]):
-    """One run, as user code sees it.
+    """A view of one run for user code. The engine makes it and mutates `turn_input`.
 
     Attributes:
         context: The application object given to `Runner.run`.
-        turn_input: What the model was last shown.
+        turn_input: The items that the model was last shown.
         tool_input: The structured input of a nested agent, or None.
         run_id: The run's id.
     """
@@ -77,31 +77,32 @@ class RunContext(Generic[ContextT_co]):
         return masked_repr(self, self._masks())
 
     def _masks(self) -> dict[str, str]:
-        """Return what the repr shows in the place of fields."""
+        """Return the replacement texts, by field name, of the fields that the repr masks."""
         return {"tool_input": repr(MASK)} if self._secret_input and self.tool_input is not None else {}
 
     @property
     def usage(self) -> Usage:
-        """What the run (nested runs included) has used so far."""
+        """The usage of the run so far, nested runs included."""
         return self._run.usage
 
     @property
     def deadline(self) -> float | None:
-        """Seconds left until the nearest enclosing deadline, or None where there is none."""
+        """Seconds left until the nearest enclosing deadline; None if there is none."""
         return self._run.deadline()
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
 class ToolContext(RunContext[ContextT_co]):
-    """One call of one run, as its body, guardrails and hooks see it.
+    """A view of one call of one run for its body, guardrails and hooks.
 
     Attributes:
         tool_name, tool_call_id, tool_namespace: Identity of the call.
-        tool_arguments: The JSON text the body is called with.
+        tool_arguments: The JSON text with which the body is called.
         agent: The caller's agent object.
         run_config: The run's configuration.
-        conversation_history: What the model had been shown when it made the call, and its response.
-        idempotency_key: The same for every attempt of this call, after a crash too; pass it to what you call.
+        conversation_history: The items that the model had been shown when it made the call, then its response.
+        idempotency_key: A key that is the same for every attempt of this call, after a crash, too. Pass it to the
+            services that the body calls.
     """
 
     tool_name: str
@@ -157,44 +158,53 @@ class ToolContext(RunContext[ContextT_co]):
             secret=secret,
         )
 
-    def _live(self, what: str) -> CallServices:
+    def _require_services(self, method: str) -> CallServices:
         if self._call is None:
-            raise UserError(f"ToolContext.{what} works only while the runtime runs the call")
+            raise UserError(f"ToolContext.{method} works only while the runtime runs the call")
         return self._call
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Report progress; restarts the tool's `idle_timeout`. A checkpoint."""
-        await self._live("report").report(progress, total, message)
+        """Report progress and restart the tool's `idle_timeout`.
+
+        Cancellation: a checkpoint, after the report was made.
+        """
+        await self._require_services("report").report(progress, total, message)
 
     def report_nowait(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Report progress from a sync body (a worker thread) or without a checkpoint."""
-        self._live("report_nowait").report_nowait(progress, total, message)
+        """Report progress from a sync body (a worker thread), or without a checkpoint."""
+        self._require_services("report_nowait").report_nowait(progress, total, message)
 
     def cleanup(self, seconds: float | None = None) -> AbstractContextManager[Any]:
         """Return a context manager whose block is shielded from cancellation, for a bounded time.
 
-        The block ends at the run's one cleanup deadline; where none is set, `cleanup_grace` after entry. *seconds* can
-        only shorten it. A block that is cut is left as by a timeout: the code after it runs, and the cut is recorded.
+        The block ends at the run's one cleanup deadline or, if none is set, `cleanup_grace` seconds after it was
+        entered. *seconds* can only shorten that time.
+
+        Cancellation: at the deadline the block is cut like by a timeout: the code after it runs, and the cut is
+            recorded.
         """
-        return self._live("cleanup").cleanup(seconds)
+        return self._require_services("cleanup").cleanup(seconds)
 
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[ResourceT]]) -> ResourceT:
-        """Return what *factory*'s context manager gives, entered once per run and left before the run ends.
+        """Return the value of *factory*'s context manager, entered once per run and left before the run ends.
 
-        Concurrent first uses share one entry. Left in reverse order, also on cancellation and error. A failing entry is
-        seen by all who wait for it and tried again by the next.
+        Concurrent first uses enter it once and share the value. The run leaves its resources in reverse order, also on
+        cancellation and error. If entering fails, all concurrent callers receive the error; the next call tries again.
         """
-        resource: ResourceT = await self._live("resource").resource(factory)
+        resource: ResourceT = await self._require_services("resource").resource(factory)
         return resource
 
     def cancel_call(self, call_id: str, reason: str | None = None) -> bool:
-        """Cancel one call of this run (itself too); False if it has already ended or is unknown. Any thread."""
-        return self._live("cancel_call").cancel_call(call_id, reason)
+        """Cancel one call of this run, which may be this call. Callable from any thread.
+
+        Returns False if the call has already ended or its id is unknown.
+        """
+        return self._require_services("cancel_call").cancel_call(call_id, reason)
 
     def check_cancelled(self) -> None:
-        """Raise the backend's cancellation in a sync body's thread if its call is being cancelled."""
-        self._live("check_cancelled").check_cancelled()
+        """Raise the backend's cancellation if this call is being cancelled. For the worker thread of a sync body."""
+        self._require_services("check_cancelled").check_cancelled()
 
 
 Callback = Callable[..., Any | Awaitable[Any]]
-"""User code that may be sync or async; what it takes and gives is said where it is accepted."""
+"""A sync or async callable of the application. The parameter that accepts it documents its arguments and result."""

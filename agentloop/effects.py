@@ -1,8 +1,7 @@
 """The effects of a run: everything it does to the world, as values that pass one door.
 
-Core and shell decide *what* happens; `Effects.perform` decides *whether it happens here*: live it calls `do`, a replay
-answers from a journal, a durable engine makes a step of it. What identifies an effect (path, turn, call id, attempt)
-is beside the `do` that does it.
+Core and engine decide *what* happens; `Effects.perform` decides *whether it happens here*: live effects call `do`, a replay answers from a journal, a durable engine makes a step of it. The other fields (path, turn, call id,
+attempt) identify the effect. Does not know how an effect is performed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class CallModel:
 
 @attrs.frozen
 class CallTool:
-    """One body of one call."""
+    """One attempt of a call's body."""
 
     path: tuple[str, ...]
     call_id: str
@@ -37,7 +36,7 @@ class CallTool:
 
 @attrs.frozen
 class Guard:
-    """One guardrail function. `call_id` is given for a tool's."""
+    """One call of a guardrail function. `call_id` is set for the two tool stages, else None."""
 
     path: tuple[str, ...]
     stage: Literal["input", "output", "tool_input", "tool_output"]
@@ -48,7 +47,7 @@ class Guard:
 
 @attrs.frozen
 class CallCallback:
-    """One question to the application: `is_enabled`, instructions, an error text, a filter …"""
+    """One call of an application's callback: `is_enabled`, instructions, an error text, a filter …"""
 
     path: tuple[str, ...]
     what: str
@@ -58,7 +57,7 @@ class CallCallback:
 
 @attrs.frozen
 class LoadSession:
-    """Reading the session's items."""
+    """One read of the session's items."""
 
     path: tuple[str, ...]
     do: Do
@@ -66,7 +65,7 @@ class LoadSession:
 
 @attrs.frozen
 class SaveSession:
-    """Writing a turn's items to the session."""
+    """One write of a turn's items to the session."""
 
     path: tuple[str, ...]
     do: Do
@@ -74,14 +73,14 @@ class SaveSession:
 
 @attrs.frozen
 class Sleep:
-    """Waiting, in seconds."""
+    """A wait of `seconds` seconds."""
 
     seconds: float
 
 
 @attrs.frozen
 class Now:
-    """The wall clock, in seconds."""
+    """A look at the wall clock; the result is in seconds."""
 
 
 @attrs.frozen
@@ -91,7 +90,7 @@ class NewId:
 
 @attrs.frozen
 class Random:
-    """A number in [0, 1)."""
+    """A random number in [0, 1)."""
 
 
 Effect: TypeAlias = (

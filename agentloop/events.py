@@ -1,6 +1,7 @@
-"""What a consumer of a streamed run sees: views of records, and signals that no log keeps.
+"""The events of a streamed run: views of records, and signals that no log keeps.
 
-Every event has `path` (ids of the enclosing agent-tool calls; empty for the run's own) and `turn`.
+Every event has `path` (the ids of the enclosing agent-tool calls; empty for the run's own events) and `turn`. Values
+only: does not know about streams or buffers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _Event:
 
 @attrs.frozen
 class AgentUpdated(_Event):
-    """Another agent is at work; the first event of a run names the starting one (the object)."""
+    """Another agent became active. `agent` is the object. The first event of a run has the starting agent."""
 
     agent: Any
 
@@ -70,19 +71,19 @@ class ArgumentsDelta(_Event):
     """A piece of one call's JSON arguments."""
 
     call_id: str
-    delta: str = attrs.field(repr=False)  # a secret argument's too: which tool it is for isn't known yet
+    delta: str = attrs.field(repr=False)  # may be part of a secret argument: the tool isn't known yet
 
 
 @attrs.frozen
 class RawModelEvent(_Event):
-    """A provider's event as it came."""
+    """A provider's event, unchanged."""
 
     data: Any = attrs.field(repr=False)
 
 
 @attrs.frozen
 class ItemCreated(_Event):
-    """An item took its place: of the response, or a call's output in model order."""
+    """An item entered the run: an item of the response, or a call's output in model order."""
 
     item: Item
 
@@ -96,7 +97,7 @@ class CallStarted(_Event):
 
 @attrs.frozen
 class CallProgress(_Event):
-    """A body reported progress. `total` and `message` are None where it gave none."""
+    """A body reported progress. `total` and `message` are None if it gave none."""
 
     call: ToolCall
     progress: float
@@ -106,7 +107,7 @@ class CallProgress(_Event):
 
 @attrs.frozen
 class CallSettled(_Event):
-    """A call has its outcome; sent at once, in the order of settling."""
+    """A call has settled with *outcome*; sent at once, so events come in the order of settling."""
 
     call: ToolCall
     outcome: CallOutcome
@@ -121,25 +122,25 @@ class ApprovalRequested(_Event):
 
 @attrs.frozen
 class GuardrailSettled(_Event):
-    """A guardrail answered."""
+    """A guardrail has settled. `result` is its result object."""
 
     result: Any
 
 
 @attrs.frozen
 class TurnEnded(_Event):
-    """A turn is over, its outputs accepted. `finish_reason` is the provider's word for why its answer ended."""
+    """A turn is over, its outputs accepted. `finish_reason` is the provider's reason for the end of its answer."""
 
     finish_reason: str | None = None
 
 
 @attrs.frozen
 class RunEnded(_Event):
-    """The run is over."""
+    """The run segment is over. `status` is the run's status."""
 
     status: RunStatus
     finish_reason: str | None = None
-    """The provider's word for why the last answer ended; `"length"` and `"content_filter"` mean that it was cut."""
+    """The provider's reason for the end of the last answer; `"length"` and `"content_filter"` mean that it was cut."""
 
 
 Event: TypeAlias = (

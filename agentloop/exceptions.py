@@ -1,9 +1,9 @@
-"""Every error the library raises, split by whose fault it is.
+"""All errors of the library, split by the side at fault.
 
 The user's configuration (`UserError`), the model's behaviour (`ModelBehaviorError`, `ModelRefusalError`), a tool
 (`ToolCallError`), the transport (`ModelTransportError`, `ModelTimeoutError`), a limit the caller set
 (`MaxTurnsExceeded`, `RunTimeout`, `UsageLimitExceeded`, `ToolLoopDetected`), a guardrail, or stored state.
-They reach the caller bare, never in an exception group; what else failed meanwhile stands on them as notes.
+They reach the caller bare, never in an exception group; other failures of the same time are attached as notes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ __all__ = [
 
 
 class ToolCallError(AgentLoopError):
-    """A tool call failed and its policy is to raise. The original exception is the cause.
+    """A tool call failed, and the policy of its tool is to raise. The original exception is the cause.
 
     Attributes: `tool` (name), `call` (the `ToolCall`), `outcome` (its `CallOutcome`).
     """
@@ -86,8 +86,8 @@ class ToolCallError(AgentLoopError):
 
 
 class ToolCancelledError(ToolCallError):
-    """One call was cancelled by itself or by `cancel_call`, while the run went on."""
+    """One call was cancelled by its own body or by `cancel_call`, while the run continued."""
 
 
 for _name in __all__:
-    globals()[_name].__module__ = __name__  # where users find them, whichever module has to define them
+    globals()[_name].__module__ = __name__  # the public module; `_common` defines those that `items` raises

@@ -1,4 +1,7 @@
-"""Guardrails: functions that judge a run's input and output, or a call's arguments and output; and their results."""
+"""Guardrails: functions that check a run's input and output, or a call's arguments and output; and their results.
+
+Definitions and values only: the engine runs the guardrails and applies their verdicts.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from agentloop.items import Content, ToolCall
 
 @attrs.frozen
 class Allow:
-    """Go on. A guardrail or a policy that has nothing against the call."""
+    """Allow it: the verdict of a guardrail, or the decision of a policy, without an objection."""
 
     output_info: Any = None
 
 
 @attrs.frozen
 class RejectContent:
-    """Don't; the model is told *message* in place of the tool's output."""
+    """Reject it: the model receives *message* in place of the tool's output."""
 
     message: str
     output_info: Any = None
@@ -30,14 +33,14 @@ class RejectContent:
 
 @attrs.frozen
 class RaiseException:
-    """Don't, and end the run with the tripwire error."""
+    """Reject it and end the run with the tripwire error."""
 
     output_info: Any = None
 
 
 @attrs.frozen
 class Rewrite:
-    """Run the call with these arguments instead: a new identity, which policies and later guardrails judge again."""
+    """Run the call with *arguments* instead: a new identity, which policies and later guardrails check again."""
 
     arguments: Mapping[str, Any]
     output_info: Any = None
@@ -45,7 +48,7 @@ class Rewrite:
 
 @attrs.frozen
 class ReplaceOutput:
-    """Use *value* in place of what the tool returned, everywhere."""
+    """Use *value* in place of the tool's own value, everywhere."""
 
     value: Any
     output_info: Any = None
@@ -57,7 +60,7 @@ ToolOutputVerdict: TypeAlias = Allow | RejectContent | RaiseException | ReplaceO
 
 @attrs.frozen(kw_only=True, repr=False)
 class ToolGuardrailResult:
-    """One answer of a tool guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds."""
+    """One verdict of a tool guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds."""
 
     guardrail: Any
     output: ToolInputVerdict | ToolOutputVerdict
@@ -71,7 +74,7 @@ class ToolGuardrailResult:
 
 @attrs.frozen
 class GuardrailFunctionOutput:
-    """What a guardrail of the run answers: anything in `output_info`, and whether the run is to be stopped."""
+    """The answer of an input or output guardrail: any value in `output_info`; `tripwire_triggered` stops the run."""
 
     output_info: Any = None
     tripwire_triggered: bool = False
@@ -81,7 +84,7 @@ class GuardrailFunctionOutput:
 class InputGuardrailResult:
     """One answer of an input guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds.
 
-    `secret` says that the input was: what the guardrail says of it shows in no repr.
+    `secret` is True if the input was secret; then no repr shows `output`.
     """
 
     guardrail: Any
@@ -106,7 +109,7 @@ class OutputGuardrailResult:
 
 @attrs.frozen(kw_only=True, repr=False)
 class ToolInputData:
-    """What a tool input guardrail is given. `arguments` is None where the model's text doesn't parse."""
+    """The argument of a tool input guardrail. `arguments` is None if the model's text doesn't parse."""
 
     context: ToolContext[Any]
     agent: Any
@@ -119,7 +122,7 @@ class ToolInputData:
 
 @attrs.frozen(kw_only=True, repr=False)
 class ToolOutputData:
-    """What a tool output guardrail is given: the Python `value`, and the `output` the model would see."""
+    """The argument of a tool output guardrail: the Python `value`, and the `output` that the model would see."""
 
     context: ToolContext[Any]
     agent: Any
@@ -142,9 +145,10 @@ def _name_of(fn: Callback) -> str:
 
 @attrs.frozen(eq=False)
 class InputGuardrail:
-    """Judges a run's input: *fn(ctx, agent, input)* gives `GuardrailFunctionOutput`.
+    """A check of a run's input: *fn(ctx, agent, input)* returns `GuardrailFunctionOutput`.
 
-    With `run_in_parallel` it runs beside the first model call, whose calls wait for it; else the model call waits.
+    With `run_in_parallel` it runs beside the first model call, and the calls of that response wait for it; without it
+    the model call waits.
     """
 
     fn: Callback = attrs.field(validator=FIELDS.function())
@@ -156,7 +160,7 @@ class InputGuardrail:
 
 @attrs.frozen(eq=False)
 class OutputGuardrail:
-    """Judges a candidate for the final output: *fn(ctx, agent, output)* gives `GuardrailFunctionOutput`."""
+    """A check of a candidate for the final output: *fn(ctx, agent, output)* returns `GuardrailFunctionOutput`."""
 
     fn: Callback = attrs.field(validator=FIELDS.function())
     name: str = attrs.field(
@@ -166,9 +170,9 @@ class OutputGuardrail:
 
 @attrs.frozen(eq=False)
 class ToolInputGuardrail:
-    """Judges a call's arguments right before its body.
+    """A check of a call's arguments right before its body.
 
-    *fn(ToolInputData)* gives `Allow`, `RejectContent`, `RaiseException` or `Rewrite`.
+    *fn(ToolInputData)* returns `Allow`, `RejectContent`, `RaiseException` or `Rewrite`.
     """
 
     fn: Callback = attrs.field(validator=FIELDS.function())
@@ -179,9 +183,9 @@ class ToolInputGuardrail:
 
 @attrs.frozen(eq=False)
 class ToolOutputGuardrail:
-    """Judges a call's output before anything accepts it.
+    """A check of a call's output before the output is used.
 
-    *fn(ToolOutputData)* gives `Allow`, `RejectContent`, `RaiseException` or `ReplaceOutput`.
+    *fn(ToolOutputData)* returns `Allow`, `RejectContent`, `RaiseException` or `ReplaceOutput`.
     """
 
     fn: Callback = attrs.field(validator=FIELDS.function())
@@ -195,7 +199,7 @@ def tool_input_guardrail(fn: Callback, *, name: str | None = None) -> ToolInputG
 @overload
 def tool_input_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], ToolInputGuardrail]: ...
 def tool_input_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
-    """Make a function a tool input guardrail; bare or with a name."""
+    """Make a tool input guardrail from a function. A decorator, used bare or with a name."""
 
     def make(function: Callback) -> ToolInputGuardrail:
         return ToolInputGuardrail(function, name=name) if name else ToolInputGuardrail(function)
@@ -208,7 +212,7 @@ def tool_output_guardrail(fn: Callback, *, name: str | None = None) -> ToolOutpu
 @overload
 def tool_output_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], ToolOutputGuardrail]: ...
 def tool_output_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
-    """Make a function a tool output guardrail; bare or with a name."""
+    """Make a tool output guardrail from a function. A decorator, used bare or with a name."""
 
     def make(function: Callback) -> ToolOutputGuardrail:
         return ToolOutputGuardrail(function, name=name) if name else ToolOutputGuardrail(function)
@@ -223,7 +227,7 @@ def input_guardrail(
     fn: None = None, *, name: str | None = None, run_in_parallel: bool = True
 ) -> Callable[[Callback], InputGuardrail]: ...
 def input_guardrail(fn: Callback | None = None, *, name: str | None = None, run_in_parallel: bool = True) -> Any:
-    """Make a function an input guardrail of runs; bare or with options."""
+    """Make an input guardrail of runs from a function. A decorator, used bare or with options."""
 
     def make(function: Callback) -> InputGuardrail:
         guardrail = InputGuardrail(function, run_in_parallel=run_in_parallel)
@@ -237,7 +241,7 @@ def output_guardrail(fn: Callback, *, name: str | None = None) -> OutputGuardrai
 @overload
 def output_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], OutputGuardrail]: ...
 def output_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
-    """Make a function an output guardrail of runs; bare or with a name."""
+    """Make an output guardrail of runs from a function. A decorator, used bare or with a name."""
 
     def make(function: Callback) -> OutputGuardrail:
         return OutputGuardrail(function, name=name) if name else OutputGuardrail(function)

@@ -1,4 +1,7 @@
-"""Handoffs: ways for an agent to give the conversation to another one. Definitions only."""
+"""Handoffs: definitions with which an agent's model may give the conversation to another agent.
+
+Definitions only: the engine performs a handoff. May not import `agents`, which imports this module.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}, "required
 
 @attrs.frozen(kw_only=True)
 class HandoffInputData:
-    """What an input filter is given, and gives back.
+    """The argument and the result of an input filter.
 
     Attributes:
-        input_history: The session's items and the run's input, or what an earlier handoff left of them.
-        pre_handoff_items: What the run added before the turn of the handoff, as far as it is still shown.
-        new_items: What the turn of the handoff added, the handoff's own items included.
-        input_items: If given, what the next agent is shown in place of all of these; results keep everything.
+        input_history: The session's items and the run's input, or the part of them that an earlier handoff kept.
+        pre_handoff_items: The items that the run added before the turn of the handoff and that are still shown.
+        new_items: The items that the turn of the handoff added, the handoff's own items included.
+        input_items: If given, the items that the next agent is shown in place of all of these. Results keep all items.
         context: The run's context.
     """
 
@@ -38,12 +41,12 @@ class HandoffInputData:
 
 
 def _is_agent(value: object) -> bool:
-    # `agents` imports this module, so an agent is known by what a handoff asks of it.
+    # Not isinstance: `agents` imports this module. So check the attributes that a handoff reads.
     return isinstance(getattr(value, "name", None), str) and hasattr(value, "handoff_description")
 
 
 def nesting(fields: Fields) -> Validator:
-    """Return the validator of `nest_handoff_history`: a bool, or the lines before and after what came before."""
+    """Return the validator of `nest_handoff_history`: a bool, or the lines before and after the summary."""
 
     def is_nesting(value: object) -> bool:
         lines = value if isinstance(value, tuple) else ()
@@ -58,9 +61,9 @@ _HANDOFF = Fields(lambda handoff, name: f"handoff to {handoff.agent!r}: {name}")
 
 @attrs.frozen(eq=False)
 class Handoff:
-    """One way to hand over. Made by `handoff`; an agent in `Agent.handoffs` stands for `handoff(agent)`.
+    """The definition of a handoff to one agent. Made by `handoff`; an agent in `Agent.handoffs` means `handoff(agent)`.
 
-    Attributes are those of `handoff`; `name`, `description` and `params_json_schema` are what the model is shown.
+    Attributes are those of `handoff`. The model is shown `name`, `description` and `params_json_schema`.
     """
 
     agent: Any = attrs.field(
@@ -91,12 +94,12 @@ class Handoff:
 
     @property
     def name(self) -> str:
-        """The tool name the model calls."""
+        """The name of the handoff for the model, which calls it like a tool."""
         return self.tool_name or f"transfer_to_{snake_case(self.agent.name)}"
 
     @property
     def description(self) -> str:
-        """What the model is told about it."""
+        """The description of the handoff for the model."""
         if self.tool_description is not None:
             return self.tool_description
         about = self.agent.handoff_description
@@ -104,29 +107,29 @@ class Handoff:
 
     @property
     def params_json_schema(self) -> Mapping[str, Any]:
-        """The schema of the input, empty without `input_type`."""
+        """The JSON schema of the input; without `input_type`, that of an object without properties."""
         return EMPTY_SCHEMA if self._typed is None else self._typed.schema.schema
 
     @property
     def strict_mode(self) -> bool:
-        """Whether the schema of the input is strict."""
+        """True if the schema of the input is strict."""
         return self._typed is None or self._typed.schema.strict
 
     @property
     def namespace(self) -> str | None:
-        """Handoffs live in no name space."""
+        """None: handoffs have no namespace. Part of `ToolDefinition`."""
         return None
 
     @property
     def examples(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
-        """Handoffs have no examples."""
+        """Empty: handoffs have no examples. Part of `ToolDefinition`."""
         return ()
 
     def read(self, text: str, limits: JsonLimits) -> Any:
-        """Return the input that the model's JSON text means; None without `input_type`.
+        """Return the model's JSON text, parsed as `input_type`; None without `input_type`.
 
         Raises:
-            ModelBehaviorError: if the text doesn't parse or doesn't fit.
+            ModelBehaviorError: if the text doesn't parse or doesn't fit the type.
         """
         if self._typed is None:
             return None
@@ -134,7 +137,7 @@ class Handoff:
 
 
 def target_of(entry: Any) -> Handoff:
-    """Return *entry* of `Agent.handoffs` as a handoff: itself, or one to that agent."""
+    """Return *entry*, a member of `Agent.handoffs`, as a handoff: itself, or a handoff to that agent."""
     return entry if isinstance(entry, Handoff) else Handoff(entry)
 
 
@@ -152,18 +155,19 @@ def handoff(
     """Return a handoff to *agent*.
 
     Args:
-        agent: Who takes over.
-        tool_name: What the model calls; `transfer_to_` and the agent's name in snake case if not given.
-        tool_description: What the model is told.
-        on_handoff: Called as `(ctx)`, or `(ctx, input)` with *input_type*, when the model hands over.
-        input_type: The type of what the model says with the handoff.
-        input_filter: `(HandoffInputData) -> HandoffInputData`, decides what the next agent is shown.
-        nest_handoff_history: Show the next agent a summary of what came before, or do so between these two lines; None:
-            as the run's configuration says.
-        is_enabled: Whether it is offered; a callable is asked as `(ctx, agent)`, every turn.
+        agent: The agent that takes over.
+        tool_name: The name for the model; `transfer_to_` and the agent's name in snake case if not given.
+        tool_description: The description for the model; made from the agent's name and `handoff_description` if not
+            given.
+        on_handoff: A callable of `(ctx)`, or of `(ctx, input)` with *input_type*, called when the model hands over.
+        input_type: The type of the input that the model gives with the handoff.
+        input_filter: `(HandoffInputData) -> HandoffInputData`, decides the items that the next agent is shown.
+        nest_handoff_history: True shows the next agent a summary of the conversation so far; two lines of text are put
+            before and after that summary. None: the setting of the run's configuration.
+        is_enabled: True if the model may hand over; a callable of `(ctx, agent)`, called every turn, decides.
 
     Raises:
-        UserTypeError, UserValueError: naming what is wrong.
+        UserTypeError, UserValueError: if an argument is invalid; names it.
     """
     return Handoff(
         agent,

@@ -1,7 +1,7 @@
-"""Hooks: methods of the application that a run calls at its own pace, one after the other.
+"""Hooks: methods of the application that a run calls and waits for.
 
-Override what you need; each method may be sync or async. Start events go to the run's hooks, then the agent's; end
-events the other way round. A hook that raises fails the run.
+Override the methods you need; each may be sync or async. For start events the run calls its own hooks, then the
+agent's; for end events in the reverse order. A hook that raises fails the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentloop.records import RunStatus
 
 @attrs.frozen(kw_only=True)
 class RunOutcome:
-    """How one entry of a run ended: exactly one of `final_output` and `error` means something, by `status`."""
+    """The outcome of one run segment. By `status`, exactly one of `final_output` and `error` is meaningful."""
 
     status: RunStatus
     final_output: Any = attrs.field(default=None, repr=False)
@@ -26,19 +26,19 @@ class RunOutcome:
 
 
 class RunHooks:
-    """Hooks of a run, whichever agent is at work."""
+    """Hooks of a run, called for all of its agents."""
 
     async def on_run_end(self, ctx: RunContext[Any], outcome: RunOutcome) -> None:
-        """Called exactly once per entry (start or resume), whatever became of it."""
+        """Called exactly once per run segment (start or resume), also if it failed or was cancelled."""
 
     async def on_agent_start(self, ctx: RunContext[Any], agent: Any) -> None:
         """Called once per activation of an agent: at the start and after each handoff."""
 
     async def on_agent_end(self, ctx: RunContext[Any], agent: Any, output: Any) -> None:
-        """Called with the candidate output, before output guardrails judge it."""
+        """Called with the candidate output, before the output guardrails check it."""
 
     async def on_llm_start(self, ctx: RunContext[Any], agent: Any, system: str | None, input: Any) -> None:
-        """Called before each logical model call with what the model will be shown."""
+        """Called before each logical model call with the system prompt and the items that the model will be shown."""
 
     async def on_llm_end(self, ctx: RunContext[Any], agent: Any, response: Any) -> None:
         """Called once per response, before any of its calls."""
@@ -50,7 +50,7 @@ class RunHooks:
         """Called with the outcome of every call that was started, failures and cancellations included."""
 
     async def on_handoff(self, ctx: RunContext[Any], from_agent: Any, to_agent: Any) -> None:
-        """Called when an agent hands over to another."""
+        """Called when *from_agent* hands over to *to_agent*."""
 
 
 class AgentHooks:
@@ -63,10 +63,10 @@ class AgentHooks:
         """Called with the agent's candidate output."""
 
     async def on_handoff_out(self, ctx: RunContext[Any], agent: Any, to_agent: Any) -> None:
-        """Called when the agent hands over."""
+        """Called when the agent hands over to *to_agent*."""
 
     async def on_handoff_in(self, ctx: RunContext[Any], agent: Any, from_agent: Any) -> None:
-        """Called when the agent is handed to."""
+        """Called when *from_agent* hands over to the agent."""
 
     async def on_llm_start(self, ctx: RunContext[Any], agent: Any, system: str | None, input: Any) -> None:
         """As `RunHooks.on_llm_start`."""
