@@ -1,7 +1,8 @@
 """The effects of a run: everything it does to the world, as values that pass one door.
 
-Core and engine decide *what* happens; `Effects.perform` decides *whether it happens here*: live effects call `do`, a replay answers from a journal, a durable engine makes a step of it. The other fields (path, turn, call id,
-attempt) identify the effect. Does not know how an effect is performed.
+Core and engine decide *what* happens; `Effects.perform` decides *whether it happens here*: live effects call `do`, a
+replay answers from a journal, a durable engine makes a step of it. The other fields (path, turn, call id, attempt)
+identify the effect. Does not know how an effect is performed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Conversation items: what a model is shown and what it answers, free of any provider's wire format.
+"""Conversation items: the input and output of models, independent of any provider's wire format.
 
-Items are frozen values. `provider_data` keeps what a provider sent beside the fields here, so that an item can go back
-to the same provider unchanged; an item of a kind unknown here travels as `OpaqueItem` and survives the round trip.
+Items are frozen values. `provider_data` keeps a provider's data beyond the fields here, so that an item can go back to
+the same provider unchanged; an item of a kind unknown here becomes an `OpaqueItem` and survives the round trip.
 Does not know about tools, runs or JSON.
 """
 
@@ -76,7 +76,7 @@ class Refusal:
 
 Part: TypeAlias = Text | Image | File | Refusal
 Content: TypeAlias = str | tuple[Part, ...]
-"""What a tool output holds: text, or parts."""
+"""The content of a tool output: text, or parts."""
 
 
 def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
@@ -97,12 +97,12 @@ def _text_of(parts: Iterable[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Text))
 
 
-def _texts(texts: Iterable[str]) -> tuple[str, ...]:
+def _to_texts(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-# Messages may be secret, as what a tool marks is: the model sees them, and nobody else. It takes no part in equality.
-def _secret() -> Any:
+# A secret message, like a secret tool output, is shown to the model alone. The flag takes no part in equality.
+def _secret_field() -> Any:
     return attrs.field(default=False, kw_only=True, eq=False, repr=False)
 
 
@@ -116,7 +116,7 @@ class SystemMessage:
 
     content: tuple[Part, ...] = attrs.field(converter=_to_parts)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret()
+    secret: bool = _secret_field()
 
     def __repr__(self) -> str:
         return _message_repr(self)
@@ -129,11 +129,11 @@ class SystemMessage:
 
 @attrs.frozen(repr=False)
 class UserMessage:
-    """What the user said. A plain string becomes one `Text` part. One that is `secret` shows in no repr."""
+    """A message of the user. A plain string becomes one `Text` part. One that is `secret` shows in no repr."""
 
     content: tuple[Part, ...] = attrs.field(converter=_to_parts)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret()
+    secret: bool = _secret_field()
 
     def __repr__(self) -> str:
         return _message_repr(self)
@@ -146,12 +146,12 @@ class UserMessage:
 
 @attrs.frozen(repr=False)
 class AssistantMessage:
-    """What the model said. One that is `secret` shows in no repr."""
+    """A message of the model. One that is `secret` shows in no repr."""
 
     content: tuple[Part, ...] = attrs.field(converter=_to_parts)
     id: str | None = attrs.field(default=None, kw_only=True)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret()
+    secret: bool = _secret_field()
 
     def __repr__(self) -> str:
         return _message_repr(self)
@@ -170,11 +170,11 @@ class AssistantMessage:
 
 @attrs.frozen
 class Reasoning:
-    """A reasoning item. It belongs to the item that follows it and never stands without it."""
+    """A reasoning item. It belongs to the item that follows it and never occurs without that item."""
 
     id: str | None = None
-    summary: tuple[str, ...] = attrs.field(default=(), converter=_texts)
-    content: tuple[str, ...] = attrs.field(default=(), converter=_texts)
+    summary: tuple[str, ...] = attrs.field(default=(), converter=_to_texts)
+    content: tuple[str, ...] = attrs.field(default=(), converter=_to_texts)
     encrypted: str | None = None
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
 
@@ -183,8 +183,8 @@ class Reasoning:
 class ToolCall:
     """The model's request to call a function. `arguments` is JSON text, exactly as the model wrote it.
 
-    `secret` names the arguments, and `secret_output` says whether of the output too, that are shown nowhere: the
-    tool's own word, put here by the run. They take no part in equality.
+    `secret` names the secret arguments, and `secret_output` is True if the output is secret: only the model sees these
+    values. The run copies both from the tool's definition. They take no part in equality.
     """
 
     call_id: str
@@ -192,7 +192,7 @@ class ToolCall:
     arguments: str = "{}"
     namespace: str | None = None
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: tuple[str, ...] = attrs.field(default=(), kw_only=True, eq=False, repr=False, converter=_texts)
+    secret: tuple[str, ...] = attrs.field(default=(), kw_only=True, eq=False, repr=False, converter=_to_texts)
     secret_output: bool = attrs.field(default=False, kw_only=True, eq=False, repr=False)
 
     def __repr__(self) -> str:
@@ -210,7 +210,7 @@ class ToolOutput:
     call_id: str
     output: Content = attrs.field(converter=_to_output)
     provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret()
+    secret: bool = _secret_field()
 
     def __repr__(self) -> str:
         return masked_repr(self, {"output": repr(MASK)} if self.secret else {})
@@ -228,7 +228,7 @@ class HandoffCall:
 
 @attrs.frozen
 class HandoffOutput:
-    """The answer to one `HandoffCall`. Agents stand by name."""
+    """The answer to one `HandoffCall`. Agents are given by name."""
 
     call_id: str
     output: str
@@ -239,7 +239,7 @@ class HandoffOutput:
 
 @attrs.frozen
 class HostedToolCall:
-    """A tool the provider ran itself (web search, code interpreter …): observed, never executed here."""
+    """A call of a tool that the provider ran itself (web search, code interpreter …): observed, never executed here."""
 
     kind: str
     data: JsonObject = attrs.field(factory=dict)
@@ -248,10 +248,10 @@ class HostedToolCall:
 
 @attrs.frozen
 class ApprovalRequest:
-    """A call that waits for a verdict. `agent` is the agent's name, `path` the calls of agent tools around it.
+    """A call that waits for a verdict. `agent` is the agent's name, `path` the ids of the enclosing agent-tool calls.
 
-    `policy` names the policies that ask for it, and `reason` is why, in their words; None where it is the tool itself,
-    or a policy gave no reason.
+    `policy` names the policies that require the verdict; None if the tool itself does. `reason` is their reason in
+    words; None if there is none.
     """
 
     call: ToolCall
@@ -270,7 +270,7 @@ class Compaction:
 
 @attrs.frozen
 class OpaqueItem:
-    """An item of a kind this library does not know, kept as it came."""
+    """An item of a kind that this library does not know, kept unchanged."""
 
     data: JsonObject
 
@@ -309,7 +309,7 @@ def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
     """Return a run's input as items; a string is one user message.
 
     Raises:
-        UserTypeError: naming the position of a value that is no item.
+        UserTypeError: if a value is no item; names its position.
     """
     if isinstance(given, str):
         return (UserMessage(given),)

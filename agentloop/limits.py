@@ -1,7 +1,8 @@
 """Limits that tools, agents and runs can share: calls in flight, and calls started per window.
 
-A limit holds numbers only; who waits for it stands in the scheduler's queue. It is bound to the event loop of its first
-use and is not thread-safe: using it from a second loop while the first lives is a `UserError`.
+A limit holds numbers only; the waiting calls are in the queue of the admission (`_core.admission`), which calls `free`,
+`take` and `give`. A limit is bound to the event loop of its first use and is not thread-safe: a use from a second loop
+while the first is alive raises `UserError`. Does not know about tasks or clocks: the time is an argument.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from agentloop._common.errors import UserError, UserTypeError
 
 
 class Limit:
-    """What an admission asks of a limit. `ordered` ones are taken strictly in arrival order."""
+    """Base of all limits: the interface for the admission. If `ordered`, calls take it strictly in arrival order."""
 
     ordered = False
     freed_by_calls = True
-    """Whether room comes from calls that end; else it comes from time, or from whoever reads the stream."""
+    """True if calls that end make room; else time does, or the consumer of the stream."""
     name: str | None = None
     line: Any = None
-    """What the admission keeps here while calls wait that want the limit."""
+    """The queue of waiting calls that need the limit, or None. The admission owns it and sets it."""
 
     @property
     def name_shown(self) -> str:
-        """The limit's name, or its kind."""
+        """The limit's name, or its class name if it has none."""
         return self.name or type(self).__name__
 
     def free(self, now: float) -> float:
-        """Return how many more calls may start at *now* (seconds on the loop's clock)."""
+        """Return the number of further calls that may start at *now* (seconds on the loop's clock)."""
         raise NotImplementedError
 
     def room(self, now: float) -> bool:
-        """Tell whether one more call may start at *now*."""
+        """Return True if one more call may start at *now*."""
         return self.free(now) > 0
 
     def take(self, now: float) -> None:
@@ -55,31 +56,34 @@ class Limit:
             self.line.mark()
 
     def next_room(self, now: float) -> float:
-        """Return when more room will come by itself; infinity where only `give` makes any."""
+        """Return the time (on the clock of *now*) at which time alone makes room; infinity if it never does."""
         return math.inf
 
 
 @attrs.define(eq=False)
 class LoopBinding:
-    """Which loop a shareable limit belongs to, and whom to tell when its numbers change by hand."""
+    """The event loop to which a shareable limit belongs, and the callback for changes of its numbers by the user.
+
+    Owned by the limit; `bind` mutates it.
+    """
 
     loop: Any = None
-    """Stands for the loop, and doesn't hold it."""
+    """An object that represents the loop without a reference to it."""
     alive: Callable[[], bool] | None = None
     changed: Callable[[], None] | None = None
     _lock: Any = attrs.field(factory=threading.Lock, init=False, repr=False)
-    """Of two loops in two threads that bind at once, when the earlier loop has ended, one gets the limit."""
+    """Guards `bind`: if the earlier loop has ended and two loops in two threads bind at once, only one succeeds."""
 
     def tell(self) -> None:
-        """Tell whoever waits on the loop that the numbers have changed, if the loop lives."""
+        """Notify the loop that the numbers have changed, if it is still alive."""
         if self.changed is not None and self.alive is not None and self.alive():
             self.changed()
 
     def bind(self, what: object, loop: Any, alive: Callable[[], bool], changed: Callable[[], None]) -> None:
-        """Bind to what *loop* stands for.
+        """Bind *what* to the event loop that *loop* represents.
 
         Raises:
-            UserError: if bound to another loop that is still alive.
+            UserError: if it is bound to another loop that is still alive.
         """
         if self.loop is loop:
             return
@@ -99,7 +103,7 @@ class CapacityStatistics:
 
 
 class Capacity(Limit):
-    """At most *tokens* calls in flight, over everything that shares this object."""
+    """A limit of *tokens* calls in flight (None = no limit), across all users of this object."""
 
     def __init__(self, tokens: int | None, name: str | None = None) -> None:
         self._total = check_count("tokens", tokens)
@@ -115,7 +119,7 @@ class Capacity(Limit):
 
     @property
     def total_tokens(self) -> int | None:
-        """How many calls may be in flight; may be changed while in use. Lowering it never interrupts a call."""
+        """The number of calls that may be in flight. Settable while in use; lowering it never interrupts a call."""
         return self._total
 
     @total_tokens.setter
@@ -129,7 +133,7 @@ class Capacity(Limit):
         return CapacityStatistics(tokens_in_use=self._in_use, total_tokens=self._total, peak=self._peak)
 
     def free(self, now: float) -> float:
-        """Return how many tokens are free."""
+        """Return the number of free tokens; negative after `total_tokens` was lowered below the use."""
         return math.inf if self._total is None else self._total - self._in_use
 
     def take(self, now: float) -> None:
@@ -146,14 +150,14 @@ class Capacity(Limit):
 
 
 class OrderedCapacity(Capacity):
-    """A capacity whose calls start strictly in the order they asked: a serial group of one turn."""
+    """A capacity whose calls start strictly in arrival order: a serial group of one turn."""
 
     ordered = True
 
 
 @attrs.frozen(kw_only=True)
 class RateStatistics:
-    """`started_in_window` calls of the `count` allowed per `per` seconds, as of the last start."""
+    """`started_in_window` calls of the `count` allowed per `per` seconds, as of the last check or start."""
 
     started_in_window: int
     count: int
@@ -161,7 +165,7 @@ class RateStatistics:
 
 
 class Rate(Limit):
-    """At most *count* calls started within any window of *per* seconds. Spent at the start, never given back."""
+    """A limit of *count* calls started within any window of *per* seconds. A start is spent and never given back."""
 
     freed_by_calls = False
 
@@ -185,9 +189,9 @@ class Rate(Limit):
         return RateStatistics(started_in_window=len(self._starts), count=self.count, per=self.per)
 
     def free(self, now: float) -> float:
-        """Return how many starts the window that ends at *now* has room for."""
+        """Return the number of further starts for which the window that ends at *now* has room."""
         starts = self._starts
-        # A clock that ran backwards belongs to another loop: its starts say nothing about this one.
+        # A start after *now* comes from the clock of another loop and says nothing about this one.
         while starts and (starts[0] + self.per <= now or starts[0] > now):
             starts.popleft()
         return self.count - len(starts)
@@ -200,6 +204,6 @@ class Rate(Limit):
         """Do nothing: a start stays spent until its window has passed."""
 
     def next_room(self, now: float) -> float:
-        """Return when the oldest start leaves the window."""
+        """Return the time at which the oldest start leaves the window; infinity if there is none."""
         self.free(now)
         return self._starts[0] + self.per if self._starts else math.inf

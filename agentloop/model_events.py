@@ -1,7 +1,7 @@
-"""What passes between a run and a model: the request, and the events of one response.
+"""The values between a run and a model: the request, and the events of one response.
 
-A response is a stream of events with exactly one `ResponseDone`, last. Transports and codecs live in
-`agentloop.models`; this page knows neither.
+A response is a stream of events with exactly one `ResponseDone`, as the last event. Does not know about transports and
+codecs, which are in `agentloop.models`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _check_usage(_instance: object, _attribute: object, value: Any) -> None:
 
 
 class ToolDefinition(Protocol):
-    """The part of a tool or handoff that a model is shown. `FunctionTool` and `Handoff` fit."""
+    """The part of a tool or handoff that a model is shown. `FunctionTool` and `Handoff` satisfy it."""
 
     @property
     def name(self) -> str: ...
@@ -42,12 +42,12 @@ class ToolDefinition(Protocol):
     @property
     def namespace(self) -> str | None: ...
     @property
-    def examples(self) -> Any: ...  # a sequence of (request, arguments); pyright takes a converter for the value's type
+    def examples(self) -> Any: ...  # (request, arguments) pairs; Any: pyright takes a converter for the value's type
 
 
 @attrs.frozen(kw_only=True)
 class OutputSchema:
-    """The JSON schema a final answer must fit."""
+    """The JSON schema that a final answer must fit."""
 
     name: str
     schema: Mapping[str, Any]
@@ -56,7 +56,7 @@ class OutputSchema:
 
 @attrs.frozen(kw_only=True)
 class ModelRequest:
-    """One request to a model. `turn`, `path` and `call_ids` place it in its run; providers don't send them."""
+    """One request to a model. `turn`, `path` and `call_ids` locate it in its run; providers don't send them."""
 
     system: str | None
     items: Sequence[Item]
@@ -71,7 +71,7 @@ class ModelRequest:
     turn: int = 1
     path: tuple[str, ...] = ()
     call_ids: Collection[str] = attrs.field(default=(), eq=False, repr=False)
-    """Ids of the run's calls so far, also of those that a filter has taken out of `items`."""
+    """The ids of the run's calls so far, also of calls that a filter removed from `items`."""
 
 
 @attrs.frozen
@@ -90,7 +90,7 @@ class TextDelta:
 
 @attrs.frozen
 class ReasoningDelta:
-    """A piece of the model's reasoning, where the provider shows it."""
+    """A piece of the model's reasoning, if the provider shows it."""
 
     text: str
 
@@ -100,7 +100,7 @@ class ArgumentsDelta:
     """A piece of the JSON arguments of one call."""
 
     call_id: str
-    delta: str = attrs.field(repr=False)  # a secret argument's too: which tool it is for isn't known yet
+    delta: str = attrs.field(repr=False)  # may be part of a secret argument: the tool isn't known yet
 
 
 @attrs.frozen
@@ -112,17 +112,17 @@ class ItemDone:
 
 @attrs.frozen
 class Raw:
-    """A provider's event as it came."""
+    """A provider's event, unchanged."""
 
     data: Any = attrs.field(repr=False)
 
 
 @attrs.frozen
 class ResponseDone:
-    """The answer is complete. `items` are all its items in order; `usage` is None where the provider gave none.
+    """The answer is complete. `items` are all its items in order; `usage` is None if the provider gave none.
 
-    `finish_reason` is the provider's word for why the answer ended; `"length"` and `"content_filter"` mean that it was
-    cut.
+    `finish_reason` is the provider's reason for the end of the answer; `"length"` and `"content_filter"` mean that it
+    was cut.
     """
 
     items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
@@ -134,7 +134,7 @@ class ResponseDone:
 
 @attrs.frozen
 class ModelResponse:
-    """One complete answer of a model. `usage` and `finish_reason` are None where the provider gave none."""
+    """One complete answer of a model. `usage` and `finish_reason` are None if the provider gave none."""
 
     items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
     usage: RequestUsage | None = None
@@ -144,7 +144,7 @@ class ModelResponse:
 
     @property
     def cut(self) -> bool:
-        """Whether the answer ended before the model was done: at its length limit, or at a content filter."""
+        """True if a length limit or a content filter ended the answer before the model was done."""
         return self.finish_reason in ("length", "content_filter")
 
 

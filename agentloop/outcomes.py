@@ -1,4 +1,4 @@
-"""How one tool call ended."""
+"""The outcome of one tool call: a frozen value, made when the call settles."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Status: TypeAlias = Literal[
 ]
 CancelledBy: TypeAlias = Literal["tool", "caller", "sibling", "deadline", "parent"]
 FROM_ABOVE: tuple[CancelledBy, ...] = ("parent", "deadline")
-"""Who cancels a call by ending the run around it: the call is due again when that run goes on."""
+"""The members that cancel a call because its run ends: the call is due again when that run resumes."""
 
 
 @attrs.frozen(kw_only=True, repr=False)
 class CallOutcome:
-    """The one ending of a call.
+    """The one outcome of a call.
 
     Attributes:
-        status: How it ended.
-        output: What the model is told, or None where the model is told nothing.
-        value: The Python object the body returned; in this process only, no part of equality or JSON.
-        error: The exception behind a failure; likewise in this process only.
+        status: The kind of outcome.
+        output: The text or parts that the model receives; None if it receives none.
+        value: The Python object that the body returned; in this process only, no part of equality or JSON.
+        error: The exception behind a failure; in this process only, no part of equality or JSON.
         cancelled_by: For `cancelled`: `"tool"` the body itself, `"caller"` `cancel_call`, `"sibling"` another call's
-            failure, `"deadline"` the run's time or budget, `"parent"` whatever else ended the run.
-        reason: Why, in words, where somebody gave any.
-        body_finished: Whether the body came to its own end (returned or raised).
-        abandoned: Whether a thread was left running by the tool's own wish.
-        custom_data: What the tool's `custom_data_extractor` gave.
-        cleanup: Whether cleanup ran to its end (`"done"`), was cut at the deadline (`"cut"`), or was not needed (None).
+            failure, `"deadline"` the run's time or budget, `"parent"` any other end of the run.
+        reason: The reason in words, if one was given.
+        body_finished: True if the body came to its own end (returned or raised).
+        abandoned: True if a thread was left running, as the tool's `abandon_on_cancel` demands.
+        custom_data: The result of the tool's `custom_data_extractor`.
+        cleanup: `"done"` if cleanup ran to its end, `"cut"` if it was cut at the deadline, None if none was needed.
         started_at, ended_at: Wall-clock seconds; `started_at` is None for a call whose body never started.
-        secret: Whether `output` and `custom_data` are shown in no repr, log or span.
+        secret: True if no repr, log or span shows `output` and `custom_data`.
     """
 
     status: Status

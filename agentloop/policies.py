@@ -1,4 +1,7 @@
-"""Policies: what an application allows its agents to do, asked about every call before it may start."""
+"""Policies: rules of the application that allow, deny or hold each call before it may start.
+
+Definitions only: the engine calls the policies and applies the strictest decision.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from agentloop.tools import FunctionTool
 
 @attrs.frozen
 class Ask:
-    """Somebody has to approve the call. `reason` is for whoever is asked."""
+    """The call needs an approval. `reason` is shown to the person or program that decides."""
 
     reason: str | None = None
 
 
 @attrs.frozen
 class Deny:
-    """The call must not run, whoever approves of it; the model is told *message*."""
+    """The call must not run, and no approval changes that; the model receives *message*."""
 
     message: str | None = None
 
@@ -33,15 +36,15 @@ Decision: TypeAlias = Allow | Ask | Deny
 
 @attrs.frozen(kw_only=True, repr=False)
 class PendingCall:
-    """A call that is to be decided on.
+    """A call before its decision: the argument of `Policy.decide`.
 
     Attributes:
-        call: What the model asked for.
-        tool: The tool it goes to.
-        agent: The agent at work.
-        arguments: What it would be called with, parsed; None where the text isn't a JSON object.
+        call: The call as the model wrote it.
+        tool: The tool that it calls.
+        agent: The active agent.
+        arguments: The arguments that the body would receive, parsed; None if the text isn't a JSON object.
         context: The run's context.
-        path: Ids of the agent-tool calls around the run.
+        path: The ids of the enclosing agent-tool calls.
     """
 
     call: ToolCall
@@ -57,9 +60,9 @@ class PendingCall:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides on calls, sync or async. All policies of a run are asked: the strictest answer holds.
+    """A rule that decides on calls; `decide` may be sync or async. The run calls all its policies: the strictest wins.
 
-    One that raises has denied. A denial is final: no approval releases the call.
+    A policy that raises has denied the call. A denial is final: no approval releases the call.
     """
 
     def decide(self, call: PendingCall) -> Decision | Awaitable[Decision]:

@@ -1,9 +1,10 @@
-"""The records a run consists of: facts in the past tense, appended and never changed.
+"""The records of a run: facts in the past tense, appended and never changed.
 
-Every record says where it stands: `path` (ids of the enclosing agent-tool calls, outermost first), `turn` (0 before the
-first) and `at` (wall-clock seconds). Content stands in the log once: `ModelResponded` holds what the model said,
-`CallSettled` what a call gave; the others refer to them by call id. Agents stand in records by their key in the run's
-graph (`agentloop._core.agent_graph`): the name, unless several agents are called alike.
+Every record has a position: `path` (ids of the enclosing agent-tool calls, outermost first), `turn` (0 before the
+first) and `at` (wall-clock seconds). The log holds content once: `ModelResponded` holds the model's answer and
+`CallSettled` a call's output; other records refer to them by call id. Records name agents by their key in the run's
+graph (`agentloop._core.agent_graph`): the name, unless several agents have the same name. Values only: does not know
+about the fold, codecs or stores.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ class _Record:
     at: float
 
 
-def _masked(record: ApprovalRequested | VerdictGiven | CallStarted | CallSettled) -> str:
-    """Return the repr of a record with a call's arguments, those that are secret masked."""
+def _format_call_record(record: ApprovalRequested | VerdictGiven | CallStarted | CallSettled) -> str:
+    """Return the repr of *record* with the secret ones of its call's arguments masked."""
     text = record.arguments
     return masked_repr(record, {} if text is None else {"arguments": repr(masked_arguments(text, record.secret))})
 
 
-# A record's `secret` names the arguments that are secret, or says of a value that it is. The fold sets it, as the
-# call's tool says; it decides what is shown and stored, and takes no part in equality.
-def _secret_names() -> Any:
+# A record's `secret` names its secret arguments, or is True if its value is secret. The fold sets it from the call's
+# tool. It controls how values are shown and stored, and takes no part in equality.
+def _secret_names_field() -> Any:
     return attrs.field(default=(), kw_only=True, eq=False, repr=False)
 
 
-def _secret() -> Any:
+def _secret_field() -> Any:
     return attrs.field(default=False, kw_only=True, eq=False, repr=False)
 
 
@@ -81,21 +82,21 @@ class RunStarted(_Record):
     input: tuple[Item, ...]
     max_turns: int | None
     shown: tuple[Item, ...] | None = None
-    """What the model is shown first, where that is not `input` alone (a session's history before it)."""
+    """The items that the model is shown first, if not `input` alone (a session's history precedes it)."""
     workflow: str | None = None
     trace_id: str | None = None
-    """The trace the run belongs to; an entry of the same workflow goes on in it."""
+    """The trace of the run; a later run segment of the same workflow continues it."""
     conversation_id: str | None = None
     previous_response_id: str | None = None
     kept: bool = False
-    """Whether the provider keeps the conversation, so that only what is new is sent."""
+    """True if the provider keeps the conversation, so that only new items are sent."""
 
 
 @attrs.frozen
 class RunResumed(_Record):
-    """Another entry began on a run's log: after a pause, an early end, or a crash.
+    """Another run segment began on a run's log: after a pause, an early end, or a crash.
 
-    `agent` is at work; `max_turns` holds from here on.
+    `agent` is the active agent; `max_turns` holds from here on.
     """
 
     agent: str
@@ -108,8 +109,8 @@ class RunResumed(_Record):
 class TurnStarted(_Record):
     """A turn began: one logical model call and its consequences. `turn` is its number.
 
-    `tools` and `handoffs` name what the model is shown and may call in it, `guardrails` what is to judge input that has
-    not been accepted yet.
+    `tools` and `handoffs` name those that the model is shown and may call in the turn; `guardrails` name those that
+    must check input not accepted yet.
     """
 
     agent: str
@@ -120,7 +121,7 @@ class TurnStarted(_Record):
 
 @attrs.frozen
 class ModelRequested(_Record):
-    """The model was asked. `digest` covers all that it was shown."""
+    """A request was made to the model. `digest` covers its whole input."""
 
     digest: str
     attempt: int = 1
@@ -128,15 +129,15 @@ class ModelRequested(_Record):
 
 @attrs.frozen
 class ModelResponded(_Record):
-    """The model answered, and the turn's calls and messages are these."""
+    """The model answered; *response* holds the turn's calls and messages."""
 
     response: ModelResponse
     cost: str | None = None
-    """What the request took of the run's cost limit, as a decimal number."""
+    """The cost of the request, counted against the run's cost limit, as a decimal number."""
 
     @property
     def finish_reason(self) -> str | None:
-        """The provider's word for why the answer ended."""
+        """The provider's reason for the end of the answer."""
         return self.response.finish_reason
 
 
@@ -149,18 +150,18 @@ class ModelFailed(_Record):
     counted: bool = True
     usage: RequestUsage | None = None
     error_kind: Literal["transport", "timeout"] | None = None
-    """What sort of error it was, where that says whether to ask again; the rest is what the provider said."""
+    """The kind of error, if it matters for retries. The fields below are the provider's own data."""
     status: int | None = None
     code: str | None = None
     retry_after: float | None = None
     should_retry: bool | None = None
     streamed: bool = False
-    """Whether something of the response had been shown."""
+    """True if a part of the response had been shown."""
 
 
 @attrs.frozen
 class GuardrailSettled(_Record):
-    """A guardrail answered. `stage` tells which kind; `call_id` is given for the two tool kinds."""
+    """A guardrail settled. `stage` is its kind; `call_id` is set for the two tool kinds. `duration` is in seconds."""
 
     stage: Literal["input", "output", "tool_input", "tool_output"]
     guardrail: str
@@ -168,15 +169,15 @@ class GuardrailSettled(_Record):
     duration: float
     call_id: str | None = None
     index: int = 0
-    """Place in declaration order among the guardrails of its stage."""
+    """The position in declaration order among the guardrails of its stage."""
     nth: int = 0
-    """Place among those of the run's input or output that have its name: it is known by both, wherever it stands."""
+    """The position among the input or output guardrails of its name. Name and `nth` identify it in a reordered list."""
     info: Any = attrs.field(default=None, eq=False, repr=False)
     detail: Any = attrs.field(default=None, eq=False, repr=False)
-    """What a tool guardrail answered with: a message, arguments, or a value."""
+    """The content of a tool guardrail's verdict: a message, arguments, or a value."""
     result: Any = attrs.field(default=None, eq=False, repr=False)
     """The live result object; in this process only."""
-    secret: bool = _secret()
+    secret: bool = _secret_field()
 
 
 @attrs.frozen(repr=False)
@@ -191,23 +192,23 @@ class ApprovalRequested(_Record):
     tool: str
     digest: str
     arguments: str | None = None
-    """JSON text, where a guardrail has rewritten what the model wrote."""
+    """JSON text, if a guardrail has rewritten the model's arguments."""
     policy: str | None = None
-    """The policies that ask, by the names of their classes; None where the tool itself does."""
+    """The class names of the policies that require the verdict; None if the tool itself does."""
     reason: str | None = None
-    """Why, in the policies' words; `[redacted]` for a call with secret arguments."""
-    secret: tuple[str, ...] = _secret_names()
+    """The policies' reason in words; `[redacted]` for a call with secret arguments."""
+    secret: tuple[str, ...] = _secret_names_field()
 
     def __repr__(self) -> str:
-        return _masked(self)
+        return _format_call_record(self)
 
 
 @attrs.frozen(repr=False)
 class VerdictGiven(_Record):
-    """Somebody approved or rejected a call. Once given it is never asked for again.
+    """A call was approved or rejected. The run never requests the same verdict again.
 
-    It fits only the call it was given for: the same path, call id, agent, tool and arguments (`digest`). With `always`
-    it also holds for later calls of *agent* to *tool*. `arguments`: JSON text to run the call with instead.
+    It fits only the call that it was given for: the same path, call id, agent, tool and arguments (`digest`). With
+    `always` it also holds for later calls of *agent* to *tool*. `arguments` is JSON text that replaces the call's own.
     """
 
     call_id: str
@@ -218,10 +219,10 @@ class VerdictGiven(_Record):
     message: str | None = None
     arguments: str | None = None
     always: bool = False
-    secret: tuple[str, ...] = _secret_names()
+    secret: tuple[str, ...] = _secret_names_field()
 
     def __repr__(self) -> str:
-        return _masked(self)
+        return _format_call_record(self)
 
 
 @attrs.frozen(repr=False)
@@ -231,22 +232,22 @@ class CallStarted(_Record):
     call_id: str
     tool: str
     arguments: str
-    """JSON text the body is called with (after a `Rewrite`, the rewritten one)."""
+    """The JSON text with which the body is called (after a `Rewrite`, the rewritten text)."""
     attempt: int = 1
     queued_at: float | None = None
     waited_for: tuple[str, ...] = ()
     idempotency_key: str | None = None
     cost: str | None = None
-    """What it takes of the run's cost limit, as a decimal number."""
-    secret: tuple[str, ...] = _secret_names()
+    """The cost of the call, counted against the run's cost limit, as a decimal number."""
+    secret: tuple[str, ...] = _secret_names_field()
 
     def __repr__(self) -> str:
-        return _masked(self)
+        return _format_call_record(self)
 
 
 @attrs.frozen
 class BodyEnded(_Record):
-    """A body came to its own end. `value` is what it returned, given only where no output guardrail has to judge it."""
+    """A body came to its own end. `value` is its result, given only if no output guardrail has to check it."""
 
     call_id: str
     failed: bool = False
@@ -254,15 +255,15 @@ class BodyEnded(_Record):
     error: str | None = None
     attempt: int = 1
     kept: bool = False
-    """Whether `value` is given."""
+    """True if `value` is given."""
     fatal: bool = False
-    """Whether what it raised was no `Exception`: such an error is answered by no policy of the tool."""
-    secret: bool = _secret()
+    """True if the body raised a `BaseException` that is no `Exception`: no policy of the tool answers such an error."""
+    secret: bool = _secret_field()
 
 
 @attrs.frozen(repr=False)
 class CallSettled(_Record):
-    """A call has its one outcome. `receipt` is the key under which an equal idempotent call finds it."""
+    """A call has settled with its one outcome. `receipt` is the key by which an equal idempotent call finds it."""
 
     call_id: str
     tool: str
@@ -270,19 +271,19 @@ class CallSettled(_Record):
     body_ended_at: float | None = None
     receipt: str | None = None
     arguments: str | None = None
-    """Given where the call never started, or ran with other arguments than the model wrote."""
+    """JSON text, given if the call never started or ran with other arguments than the model's."""
     attempt: int = 1
     error: str | None = None
-    """In words, what the outcome's `error` was."""
-    secret: tuple[str, ...] = _secret_names()
+    """The outcome's `error` in words."""
+    secret: tuple[str, ...] = _secret_names_field()
 
     def __repr__(self) -> str:
-        return _masked(self)
+        return _format_call_record(self)
 
 
 @attrs.frozen
 class ItemReleased(_Record):
-    """A call's output took its place in model order: every earlier call of the batch has settled."""
+    """A call's output was released in model order: every earlier call of the batch has settled."""
 
     call_id: str
 
@@ -294,25 +295,25 @@ class BatchEnded(_Record):
 
 @attrs.frozen
 class HandedOff(_Record):
-    """Another agent took over. `ignored`: further handoffs of the response, answered and not taken."""
+    """Another agent took over. `ignored` are the ids of further handoff calls, answered but not performed."""
 
     call_id: str
     source_agent: str
     target_agent: str
     ignored: tuple[str, ...] = ()
     target: str | None = None
-    """The target's key, where its name alone doesn't tell it from others."""
+    """The target's key, if several agents have its name."""
 
 
 @attrs.frozen
 class HistoryReplaced(_Record):
-    """What the model sees next: the first *keep* items of its history, then *items*. The log keeps everything."""
+    """The model's history was replaced by its first *keep* items, then *items*. The log keeps all items."""
 
     reason: str
     keep: int
     items: tuple[Item, ...]
     added: bool = False
-    """Whether *items* are the run's own and stand in its `new_items` too."""
+    """True if *items* are the run's own and belong to its `new_items`, too."""
 
 
 @attrs.frozen
@@ -324,19 +325,19 @@ class InputAdded(_Record):
 
 @attrs.frozen
 class SessionSaved(_Record):
-    """The run's session holds its input and what the first *count* of its new items make complete."""
+    """The run's session holds its input and the complete items among the first *count* of its new items."""
 
     count: int
 
 
 @attrs.frozen
 class CallbackReturned(_Record):
-    """The application answered a question of the run's: a callback, by *what* it is and *key*, or a draw of chance."""
+    """A callback of the application returned, or a random number was drawn. *what* and *key* identify the call."""
 
     what: str
     key: str
     answer: Any = attrs.field(default=None, eq=False, repr=False)
-    secret: bool = _secret()
+    secret: bool = _secret_field()
 
 
 @attrs.frozen
@@ -349,14 +350,14 @@ class CleanupCut(_Record):
 
 @attrs.frozen
 class GraphChanged(_Record):
-    """A resumed run goes on with other definitions than it began with."""
+    """A resumed run continues with other definitions than it began with."""
 
     changes: tuple[str, ...]
 
 
 @attrs.frozen
 class RunEnded(_Record):
-    """One entry of the run (a start or a resume) is over."""
+    """One run segment (a start or a resume) is over."""
 
     status: RunStatus
     final_output: Any = attrs.field(default=None, repr=False)
@@ -364,8 +365,8 @@ class RunEnded(_Record):
     error: str | None = None
     details: Mapping[str, Any] | None = None
     resumable: bool = False
-    """Whether another entry may go on from here."""
-    secret: bool = _secret()
+    """True if another run segment may continue from here."""
+    secret: bool = _secret_field()
 
 
 Record: TypeAlias = (

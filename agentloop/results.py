@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""The results of runs: frozen views of a run's log, made by the engine at the end of a run segment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AsT = TypeVar("AsT")
 
 @attrs.frozen(kw_only=True, eq=False)
 class RunData:
-    """What a run had achieved when an error left it. The fields are those of `RunResult`."""
+    """The progress of a run at the moment an error left it. The fields are those of `RunResult`."""
 
     input: tuple[Item, ...] = attrs.field(repr=False)
     new_items: tuple[Item, ...] = attrs.field(repr=False)
@@ -42,20 +42,20 @@ class RunData:
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class RunResult(RunData, Generic[OutputT]):
-    """The result of one entry of a run.
+    """The result of one run segment (start or resume).
 
     Attributes:
-        final_output: What the last agent answered; None unless `status` is `"completed"`.
-        status: `"completed"`, `"interrupted"`, `"cancelled"` (by `RunStream.cancel`, or its block was left) or
-            `"stopped"`.
-        stop_reason: Which condition stopped it.
+        final_output: The output of the last agent; None unless `status` is `"completed"`.
+        status: `"completed"`, `"interrupted"` (calls wait for a verdict), `"cancelled"` (by `RunStream.cancel`, or
+            because its block was left) or `"stopped"` (by a condition).
+        stop_reason: The condition that stopped the run; None if none did.
         input: The run's own input.
-        new_items: What the run added, in order: the models' items, and each call's output in model order.
+        new_items: The items that the run added, in order: the models' items, and each call's output in model order.
         raw_responses: The models' responses.
         calls: One `CallSettled` for each call, in model order.
         records: The log of the run and of the runs nested in it.
         last_response_id: The provider's id of the last response.
-        interruptions: Calls that wait for a verdict, those of nested runs too.
+        interruptions: The calls that wait for a verdict, those of nested runs included.
     """
 
     final_output: OutputT
@@ -73,31 +73,31 @@ class RunResult(RunData, Generic[OutputT]):
 
     @property
     def finish_reason(self) -> str | None:
-        """The provider's word for why the last answer ended; `"length"` and `"content_filter"` mean that it was cut."""
+        """The provider's reason for the end of the last answer; `"length"` and `"content_filter"` mean it was cut."""
         return self.raw_responses[-1].finish_reason if self.raw_responses else None
 
     def final_output_as(self, type: type[AsT]) -> AsT:
         """Return the final output, checked to be an instance of *type*.
 
         Raises:
-            UserTypeError: if it is something else.
+            UserTypeError: if it is an instance of another type.
         """
         if not isinstance(self.final_output, type):
             raise UserTypeError(f"the final output is {self.final_output.__class__.__name__}, not {type.__name__}")
         return self.final_output
 
     def to_state(self) -> RunState:
-        """Return the run as a `RunState`: to approve or reject what waits, to store, to run on.
+        """Return the run as a `RunState`, with which to decide on waiting calls, store the run, or resume it.
 
         Raises:
-            UserError: if no run made this result.
+            UserError: if this result was made by hand and not by a run.
         """
         if self._state is None:
             raise UserError("to_state: no run made this result, so it has no state")
         return self._state()
 
     def to_input_list(self, mode: Literal["model", "all"] = "model") -> list[Item]:
-        """Return items to begin another run with: what the model would be shown next, or all there was."""
+        """Return the input for another run: the items the model would be shown next, or all items (`"all"`)."""
         if mode == "model":
             return list(self._history)
         return [*self.input, *self.new_items]

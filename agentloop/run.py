@@ -1,4 +1,8 @@
-"""Entry: where a run is put together from its parts. The only place that joins the shell and the edges."""
+"""The entry points: `Runner` checks the application's options and assembles a run from its parts.
+
+The only module that joins the engine and the edges (providers, tracing). Does not know how a run proceeds: the loop and
+the stream are the engine's.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +53,12 @@ from agentloop.tracing import SpanFold
 logger: logging.Logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_TURNS = 10
-_USUAL = RunConfig()
+_DEFAULT_CONFIG = RunConfig()
 HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
 
 
 class ResumeOptions(TypedDict, Generic[ContextT], total=False):
-    """The options of `Runner.resume`: those of a run without its journal."""
+    """The options of `Runner.resume`: those of `RunOptions` without the journal."""
 
     context: ContextT | None
     max_turns: int | None
@@ -68,28 +72,31 @@ class ResumeOptions(TypedDict, Generic[ContextT], total=False):
 
 
 class RunOptions(ResumeOptions[ContextT], total=False):
-    """The options of a run, the same for `Runner.run`, `run_streamed` and `run_sync`; all may be left out.
+    """The options of a run, the same for `Runner.run`, `run_streamed` and `run_sync`. All are optional.
 
     Attributes:
         context: The application's object, given to tools, hooks and callbacks; never shown to a model.
-        max_turns: Model calls the run may make (retries apart); None = no limit. Left out: 10, or the state's.
-        hooks: Called as the run goes.
-        run_config: How to run.
-        error_handlers: By `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)` gives a
-            final output in the error's place, an `ErrorHandlerResult`, or None to let the error go on.
-        session: Items of earlier runs, shown before the input; the run's own items are added turn by turn.
-        conversation_id: A conversation that the provider keeps; the model is sent new items only.
-        previous_response_id: A response that the provider keeps, to go on from; new items only are sent.
-        auto_previous_response_id: Go on from each response in turn, the provider keeping them.
-        journal: Where the log of the run is written as it grows, so that `resume` can go on after a crash. No body
-            starts before its start is durable there. An empty journal, or that of the state; the caller closes it.
+        max_turns: The number of model calls that the run may make, retries not counted; None = no limit. If left out,
+            10, or the limit of the `RunState` that is resumed.
+        hooks: Methods that the run calls and waits for.
+        run_config: The configuration of the run; a default `RunConfig` if not given.
+        error_handlers: Callables by `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)`
+            returns a final output in the error's place, an `ErrorHandlerResult`, or None to let the error propagate.
+        session: The items of earlier runs, shown before the input; the run adds its own items turn by turn.
+        conversation_id: The id of a conversation that the provider keeps; the run sends new items only.
+        previous_response_id: The id of a response that the provider keeps, to continue from; the run sends new items
+            only.
+        auto_previous_response_id: True to continue from each response in turn; the provider keeps them.
+        journal: The journal to which the run writes its log as it grows, so that `resume` can continue after a crash.
+            No body starts before the record of its start is durable there. It must be empty, or the journal of the
+            resumed state. The caller closes it.
     """
 
     journal: Journal | None
 
 
 class Runner:
-    """Runs agents. Every way of running takes the same path; they differ in who reads the events."""
+    """The entry points of runs. All use the same loop; they differ only in the consumer of the events."""
 
     @staticmethod
     @function_takes_options("Runner.run", "Runner.run(…, OPTION=…)", options=RunOptions)
@@ -101,15 +108,16 @@ class Runner:
 
         Args:
             agent: The agent to start with.
-            input: Text (one user message), items, or a `RunState` of a run that *agent* began, to run on.
+            input: Text (one user message), items, or the `RunState` of a run that *agent* began, to resume it.
             **options: `RunOptions`, by keyword.
 
-        Cancellation: prompt and complete. When the call returns or raises, nothing of the run is running.
+        Cancellation: prompt and complete. When the call returns or raises, no task of the run is running.
 
         Raises:
-            AgentLoopError: what ended the run, bare, with `run_data`; BaseExceptions of bodies pass as they are.
-            StateError: the state can't be run on: the run is over, or the agents don't fit it.
-            JournalError: the journal failed, or is another run's; nothing was started that it doesn't hold.
+            AgentLoopError: the error that ended the run, bare, with `run_data`. BaseExceptions of bodies propagate
+                unchanged.
+            StateError: if the state can't be resumed: the run is over, or the agents don't fit it.
+            JournalError: if the journal failed or belongs to another run; the run started nothing that it doesn't hold.
         """
         stream = _stream(agent, input, options, subscribe=False)
         async with stream:
@@ -121,9 +129,9 @@ class Runner:
     def run_streamed(
         agent: Agent[ContextT, OutputT], input: str | Iterable[Item] | RunState, **options: Unpack[RunOptions[ContextT]]
     ) -> RunStream[OutputT]:
-        """Return the run as an async context manager: iterate it for events; leaving the block ends and joins it.
+        """Return the run as an async context manager. Iterate it for events.
 
-        Arguments are those of `run`.
+        Leaving the block ends the run and waits for all its tasks. Arguments are those of `run`.
         """
         return _stream(agent, input, options, subscribe=True)
 
@@ -132,14 +140,16 @@ class Runner:
     async def resume(
         agent: Agent[ContextT, OutputT], journal: Journal, **options: Unpack[ResumeOptions[ContextT]]
     ) -> RunResult[OutputT]:
-        """Go on with the run of *journal*: after a crash, a pause, or an early end. Options are those of `run`.
+        """Resume the run of *journal* after a crash, a pause, or an early end, and return the result.
 
-        Calls that have completed are not run again; what is done about those that may or may not have taken effect is
-        their tools' `in_doubt`.
+        Options are those of `run`. Calls that have completed are not run again. A call that may or may not have taken
+        effect is treated as its tool's `in_doubt` says.
+
+        Cancellation and other errors: as for `run`.
 
         Raises:
-            StateError: the run is over, or the agents don't fit it.
-            JournalError: the journal is empty or broken.
+            StateError: if the run is over, or the agents don't fit it.
+            JournalError: if the journal is empty or broken.
         """
         state = await RunState.from_journal(agent, journal)
         return await Runner.run(agent, state, journal=journal, **options)
@@ -156,7 +166,7 @@ class Runner:
         """Run *agent* from sync code, on an event loop of its own. Other arguments are those of `run`.
 
         Raises:
-            UserError: inside a running event loop, where `await Runner.run` is the way.
+            UserError: if called inside a running event loop; use `await Runner.run` there.
         """
         try:
             anyio.lowlevel.current_token()
@@ -168,7 +178,7 @@ class Runner:
 def _stream(
     agent: object, given: str | Iterable[Item] | RunState, options: Mapping[str, Any], *, subscribe: bool
 ) -> RunStream[Any]:
-    """Return the stream of a run, whose *options* are those of `RunOptions`, as the application gave them."""
+    """Check *options*, the application's `RunOptions`, and return the stream of a run that has not begun."""
     if not isinstance(agent, Agent):
         raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
     context, hooks = options.get("context"), options.get("hooks")
@@ -183,9 +193,9 @@ def _stream(
         raise UserTypeError(f"session: a Session is needed, not {session!r}")
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
-    config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
-    handlers = _checked_handlers(options.get("error_handlers"))
-    kept = _kept(options)
+    config = _DEFAULT_CONFIG if options.get("run_config") is None else check_run_config(options["run_config"])
+    handlers = _check_handlers(options.get("error_handlers"))
+    kept = _read_server_conversation(options)
     if isinstance(given, RunState):
         start = resume_from(given, agent, kept)
         context = context if context is not None else given.context
@@ -197,7 +207,7 @@ def _stream(
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
     def begin(stream: RunStream[Any]) -> LiveRun:
-        run = _live_run(agent, start, context, hooks, config)
+        run = _create_live_run(agent, start, context, hooks, config)
         run.error_handlers = handlers
         run.server = start.kept
         run.graph_changes = start.changed
@@ -209,8 +219,8 @@ def _stream(
     return RunStream(begin, entry, subscribe=subscribe)
 
 
-def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
-    """Return what the provider keeps of the conversation, or None where it keeps nothing."""
+def _read_server_conversation(options: Mapping[str, Any]) -> ServerConversation | None:
+    """Return the conversation that the provider keeps, or None if it keeps none."""
     conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
     auto = options.get("auto_previous_response_id", False)
     check("conversation_id", optional(NAMES.text()), conversation_id)
@@ -225,7 +235,7 @@ def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
     return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 
-def _checked_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
+def _check_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
     if handlers is None:
         return {}
     check("error_handlers", NAMES.needs("a mapping of callables by name is needed", is_a(Mapping)), handlers)
@@ -237,7 +247,7 @@ def _checked_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[st
     return dict(handlers)
 
 
-def _live_run(
+def _create_live_run(
     root: Agent[Any, Any],
     start: StartingPoint,
     context: object,
@@ -274,12 +284,15 @@ def _live_run(
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
-    run.open_spans = _span_opener(run, config)
+    run.open_spans = _make_span_opener(run, config)
     return run
 
 
-def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None]] | None:
-    """Return what makes spans of the run's records, if an instrument asks for any: else nothing is paid for them."""
+def _make_span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None]] | None:
+    """Return the function that opens the run's trace; None if no instrument overrides a span or trace method.
+
+    Without one no span is made at all, so that a run pays nothing for them.
+    """
     if config.tracing_disabled or not config.instruments:
         return None
     watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
@@ -293,7 +306,7 @@ def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None
 
     async def open_spans() -> None:
         outer, earlier = current_trace(), run.state.resumed or run.state.started
-        # A resumed run goes on in the trace it began in, which has started already, unless it has another workflow now.
+        # A resumed run continues the trace it began in, which has started already, unless its workflow has changed.
         known = earlier.trace_id if earlier is not None and earlier.workflow == config.workflow_name else None
         trace = outer or Trace(
             workflow_name=config.workflow_name,
@@ -302,12 +315,12 @@ def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None
             metadata=dict(config.trace_metadata or {}),
         )
         run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
-        run.log.spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
+        run.log.spans = _make_span_fold(run, trace, config, own=outer is None, begun=known is not None)
 
     return open_spans
 
 
-def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
+def _make_span_fold(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
     tell = run.log.tell
 
     def started(span: Span) -> None:
@@ -324,7 +337,14 @@ def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: b
 
 
 async def resolve_model(run: LiveRun, given: object) -> Model:
-    """Return the model *given* means, ready to be asked: a string by the runtime or by the run itself."""
+    """Return the open model that *given* means.
+
+    A model string is resolved by the configured provider, else by the open runtime, else by providers that the run owns
+    and closes. A model that is not open is entered as a resource of the outermost run.
+
+    Raises:
+        UserTypeError: if *given* is neither a model nor a model string.
+    """
     if isinstance(given, str) and run.config.model_provider is not None:
         given = run.config.model_provider.get_model(given)
     if isinstance(given, str):
@@ -333,7 +353,7 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
             return await runtime.providers.open(given)
         providers: Providers = await run.root.resources.get(Providers)
         return await providers.open(given)
-    model = _as_model(given)
+    model = _check_model(given)
     if model.is_open:
         return model
     if model.holds_resources:
@@ -345,8 +365,8 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
     return opened
 
 
-def _as_model(given: object) -> Model:
-    # Asking a protocol is slow; who inherits from it needn't be asked.
+def _check_model(given: object) -> Model:
+    # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
     if Model in type(given).__mro__ or isinstance(given, Model):
         return cast(Model, given)
     raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")

@@ -1,4 +1,8 @@
-"""What runs share while a runtime is open: models by name, the HTTP pool, the local model's process, threads."""
+"""The runtime: resources that runs share while its block is open.
+
+They are models by name, the HTTP pool, the local model's process and worker threads. Does not know about runs: a run
+finds the open runtime by a context variable.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from agentloop.models.registry import Providers
 
 @attrs.frozen(eq=False, kw_only=True)
 class Runtime:
-    """An open runtime; runs started inside its block use it."""
+    """An open runtime. `open_runtime` owns it; runs started inside the block use it."""
 
     providers: Providers
     threads: Threads
@@ -27,17 +31,18 @@ _current: ContextVar[Runtime | None] = ContextVar("agentloop_runtime", default=N
 
 
 def current_runtime() -> Runtime | None:
-    """Return the runtime this task is in, or None."""
+    """Return the runtime whose block encloses this task, or None."""
     return _current.get()
 
 
 @asynccontextmanager
 async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MAX_THREADS) -> AsyncIterator[Runtime]:
-    """Open what runs share, for the runs inside the block; closed when the block is left.
+    """Open a runtime for the runs inside the block; leaving the block closes it.
 
     Args:
-        http_client: An HTTP client to use in place of an own one; it stays the caller's to close.
-        max_threads: Worker threads that sync tools of all runs inside may hold at once, abandoned ones counted.
+        http_client: An HTTP client to use in place of one that the runtime makes; the caller closes it.
+        max_threads: The number of worker threads that the sync tools of all runs inside may hold at once, abandoned
+            threads counted.
     """
     check_count("max_threads", max_threads)
     async with Providers(http_client=http_client) as providers:

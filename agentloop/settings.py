@@ -1,6 +1,6 @@
-"""Settings of a run and of a model: frozen values, checked where they are made.
+"""Settings of a run and of a model: frozen values, checked when they are made.
 
-They know nothing of agents, tools and models, so that every module may take them; `config` holds what does.
+Does not know about agents, tools and models, so that every module may import it; `config` has the settings that do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class JsonLimits:
-    """Bounds on JSON that a model writes: bytes, nesting depth, digits of one number."""
+    """Bounds on JSON that a model writes: bytes, nesting depth, digits of one number; None = no bound."""
 
     max_bytes: int | None = attrs.field(default=1_000_000, validator=optional(NAMES.count()))
     max_depth: int | None = attrs.field(default=64, validator=optional(NAMES.count()))
@@ -37,12 +37,12 @@ class JsonLimits:
 
 @attrs.frozen(kw_only=True)
 class RetryAdvice:
-    """What a failed model request says about making it again.
+    """The advice of a failed model request on a retry.
 
     Attributes:
-        retryable: Whether asking again may help and does no harm.
-        retry_after: Seconds the provider asks to wait, clamped to a sane range; None where it doesn't.
-        reason: Why, in a few words.
+        retryable: True if a retry may help and does no harm.
+        retry_after: The seconds that the provider wants to pass first, clamped to a sane range; None if it gives none.
+        reason: The reason in a few words.
     """
 
     retryable: bool
@@ -52,7 +52,7 @@ class RetryAdvice:
 
 @attrs.frozen(kw_only=True)
 class RetryContext:
-    """What a retry policy is asked with: the error of attempt number *attempt* (from 1), and what it says itself."""
+    """The argument of a retry policy: the error of attempt number *attempt* (from 1), and the advice from it."""
 
     error: BaseException
     attempt: int
@@ -64,17 +64,18 @@ RetryPolicy: TypeAlias = Callable[[RetryContext], bool | Awaitable[bool]]
 
 @attrs.frozen
 class ModelRetrySettings:
-    """When a failed model request is made again, within its turn.
+    """Settings for retries of a failed model request, within its turn.
 
     The wait before retry n is `initial_delay * multiplier ** (n - 1)` seconds, at most `max_delay`, with *jitter*
-    between half and all of that; never less than the provider's Retry-After. Nothing is retried once a part of the
-    response was shown to the consumer of a stream (a plain run shows none), nor a cancellation.
+    between half and all of that; never less than the provider's Retry-After. A request is not retried once a part of
+    its response was shown to the consumer of a stream (a plain run shows none). A cancellation is never retried.
 
     Attributes:
-        max_retries: Attempts after the first.
-        policy: `(RetryContext) -> bool`, sync or async, decides in the place of `RetryContext.advice`; None leaves it
-            to that: no answer, timeouts and status 408, 409, 429 and from 500 on, unless the provider says otherwise
-            or the account's quota is spent.
+        max_retries: The number of attempts after the first.
+        initial_delay, max_delay: Seconds.
+        policy: `(RetryContext) -> bool`, sync or async, decides in place of `RetryContext.advice`. None: the advice
+            decides. It is to retry after no answer, timeouts and status 408, 409, 429 and from 500 on, unless the
+            provider says otherwise or the account's quota is spent.
     """
 
     max_retries: int = attrs.field(validator=NAMES.count(0))
@@ -91,7 +92,7 @@ class ModelRetrySettings:
 @takes_options("Agent(…, model_settings=ModelSettings(OPTION=…))")
 @attrs.frozen(kw_only=True)
 class ModelSettings:
-    """How to ask a model. None means not given: the next level down decides (run over agent over model)."""
+    """Settings of a model's requests. None means not given: the next level decides (run over agent over model)."""
 
     temperature: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
     top_p: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
@@ -108,10 +109,10 @@ class ModelSettings:
     metadata: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
     include: Sequence[str] | None = attrs.field(default=None, validator=optional(FIELDS.texts()))
     timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
-    """Seconds for one attempt."""
+    """Seconds for one attempt of a request."""
     retry: ModelRetrySettings | None = attrs.field(default=None, validator=optional(FIELDS.a(ModelRetrySettings)))
-    """None: two retries where the error speaks for them, of an answer that fell silent one, of `timeout` none.
-    `ModelRetrySettings(max_retries=0)`: none."""
+    """None: two retries if the error allows them, one after an answer that fell silent, none after `timeout`.
+    `ModelRetrySettings(max_retries=0)` never retries."""
     extra_headers: Mapping[str, str] | None = attrs.field(
         default=None, repr=False, validator=optional(FIELDS.mapping())
     )
@@ -120,7 +121,7 @@ class ModelSettings:
     extra_args: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
 
     def resolve(self, override: ModelSettings | None) -> ModelSettings:
-        """Return these settings with every value that *override* gives laid over them."""
+        """Return these settings with each value that *override* gives in place of the own one."""
         if override is None:
             return self
         changes = {
@@ -134,17 +135,17 @@ class ModelSettings:
 @takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")
 @attrs.frozen(kw_only=True)
 class ToolExecution:
-    """How a run executes its tool calls."""
+    """Settings of the execution of tool calls in a run."""
 
     max_function_tool_concurrency: int | None = attrs.field(default=32, validator=optional(NAMES.count()))
-    """Bodies in flight in one turn; None = no limit."""
+    """The number of bodies in flight in one turn; None = no limit."""
     max_calls_per_turn: int | None = attrs.field(default=1000, validator=optional(NAMES.count()))
-    """Calls of one response that may run; the others are answered with a refusal."""
+    """The number of calls of one response that may run; the others receive a refusal as output. None = no limit."""
     queue_timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
-    """Seconds a call may wait to start before it is skipped."""
+    """Seconds that a call may wait to start before it is skipped; None = no limit."""
     pre_approval_tool_input_guardrails: bool = attrs.field(default=False, validator=FIELDS.flag())
     cleanup_grace: float = attrs.field(default=5.0, validator=NAMES.seconds(zero=True))
-    """Seconds that cleanup gets, in all, once a run is being cancelled."""
+    """Seconds for all cleanup together, from the moment a run is being cancelled."""
     max_output_chars: int | None = attrs.field(default=32_000, validator=optional(NAMES.count()))
     max_threads: int = attrs.field(default=32, validator=NAMES.count())
     mode: Literal["concurrent", "sequential"] | None = attrs.field(
@@ -155,6 +156,6 @@ class ToolExecution:
 
 @attrs.frozen(kw_only=True)
 class SessionSettings:
-    """How a session is used: `limit` is how many of its latest items a run is shown; None = all."""
+    """Settings of a session's use. `limit` is the number of its latest items that a run is shown; None = all."""
 
     limit: int | None = attrs.field(default=None, validator=optional(NAMES.count(0)))

@@ -1,7 +1,7 @@
-"""Spans: a run as a tree of timed pieces of work, for whoever watches runs.
+"""Spans: a run as a tree of timed pieces of work, for instruments.
 
-A span is made from the records of a run, so it says nothing that the log does not. Inside a tool body `current_span()`
-is the span of the call, for code that carries it on to other systems.
+A span is made from the records of a run, so it holds no fact that the log does not. Inside a tool body `current_span()`
+is the span of the call, for code that passes it to other systems. Does not know about records or exporters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SpanKind: TypeAlias = Literal["run", "agent", "turn", "model", "tool", "guardrai
 
 @attrs.frozen(kw_only=True, eq=False)
 class Trace:
-    """What belongs together: one run, or all runs inside a `trace` block. `metadata` is the application's."""
+    """A group of spans: those of one run, or of all runs inside a `trace` block. `metadata` is the application's."""
 
     workflow_name: str = "Agent workflow"
     trace_id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
@@ -32,7 +32,8 @@ class Trace:
 class Span:
     """One piece of work. Times are wall-clock seconds; `ended_at` is None while it lasts.
 
-    `error` is a short text; details that may be sensitive stand in `data`, and only where the run allows them.
+    The engine makes and mutates it; instruments only read it. `error` is a short text. Details that may be sensitive
+    are in `data`, and only if the run allows them.
     """
 
     trace: Trace
@@ -57,7 +58,7 @@ def current_span() -> Span | None:
 
 
 def set_current_span(span: Span | None) -> None:
-    """Make *span* the current one of this task's context."""
+    """Make *span* the current span of this task's context."""
     _span.set(span)
 
 
@@ -70,7 +71,7 @@ def current_trace() -> Trace | None:
 def trace(
     workflow_name: str, *, group_id: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Iterator[Trace]:
-    """Put the runs of the block into one trace. The runs don't end it; the block does."""
+    """Put the runs of the block into one trace, which the end of the block ends, not the end of a run."""
     opened = Trace(workflow_name=workflow_name, group_id=group_id, metadata=dict(metadata or {}))
     token = _trace.set(opened)
     try:

@@ -1,4 +1,10 @@
-"""A run as a value: its log, to decide on what waits, to store, to move to another process, and to run on."""
+"""A run as a value: its log, with which to decide on waiting calls, store the run, move it, and resume it.
+
+Fact: the records. Index: the fold, made from them on first use and updated with every appended record. Deciding methods
+only append a record; the engine reads the verdicts from the log when the run resumes. Restored records are checked in
+order while they are folded, because a stored log may have been tampered with. Runs nothing and does not know about the
+engine; stored forms are in `_storage`.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +35,14 @@ logger: logging.Logger = logging.getLogger("agentloop")
 
 @final
 class RunState:
-    """The log of a run and what it means. Made by `RunResult.to_state`, `RunStream.state` or the `from_…` methods.
+    """The log of a run and its fold. Made by `RunResult.to_state`, `RunStream.state` or the `from_…` methods.
 
-    Methods that decide append records and do nothing else. Mutable, not thread-safe. Two states are equal if their
-    records are.
+    The caller owns it. Deciding methods append records and do nothing else. Mutable, not thread-safe. Two states are
+    equal if their records are.
 
     Attributes:
-        agent: The agent the run began with.
-        context: The application's object, given to the next entry unless it is given another one.
+        agent: The agent that the run began with.
+        context: The application's object for the next run segment, unless the caller gives it another one.
         records: The log.
     """
 
@@ -49,12 +55,12 @@ class RunState:
         self.context = context
         self.records: list[r.Record] = list(records)
         self.graph_before: Mapping[str, Any] | None = None
-        """The agents' graph as it was when the run was stored; None for a run of this process."""
+        """The agents' graph at the time when the run was stored; None for a run of this process."""
         self._fold: RunFold | None = None
 
     @classmethod
     def of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any) -> RunState:
-        """Return a detached state of the run that *fold* is of."""
+        """Return a state with the records of *fold* that is detached from the running run."""
         return cls(agent, fold.records, context=context)
 
     def __repr__(self) -> str:
@@ -66,24 +72,32 @@ class RunState:
         return f"<RunState {fold.run_id} {status}, turn {fold.turn}, {len(self.records)} records>"
 
     def __eq__(self, other: object) -> bool:
-        return self._plain() == other._plain() if isinstance(other, RunState) else NotImplemented
+        return self._records_to_json() == other._records_to_json() if isinstance(other, RunState) else NotImplemented
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # mutable
 
-    def _plain(self) -> list[Any]:
+    def _records_to_json(self) -> list[Any]:
         from agentloop._storage.record_codec import record_to_json
 
         return [record_to_json(record) for record in self.records]
 
     @property
     def fold(self) -> RunFold:
-        """What the records come to; folded when it is first asked for."""
+        """The fold of the records, made on first use.
+
+        Raises:
+            StateError: if a record doesn't fit those before it.
+        """
         if self._fold is None:
             self._fold = self.folded(JsonLimits())
         return self._fold
 
     def folded(self, limits: JsonLimits) -> RunFold:
-        """Return a fold of the records that shares nothing with this object."""
+        """Return a new fold of the records that shares no state with this object.
+
+        Raises:
+            StateError: if a record doesn't fit those before it; names its index and kind.
+        """
         fold = RunFold(limits=limits)
         for index, record in enumerate(self.records):
             try:
@@ -102,29 +116,29 @@ class RunState:
 
     @property
     def interruptions(self) -> tuple[ApprovalRequest, ...]:
-        """The calls that wait for a verdict, those of nested runs too; empty unless the run was interrupted."""
+        """The calls that wait for a verdict, those of nested runs included; empty unless the run was interrupted."""
         return tuple(self.fold.interruptions())
 
     def approve(
         self, call: ApprovalRequest | str, *, arguments: str | Mapping[str, Any] | None = None, always: bool = False
     ) -> None:
-        """Let *call* run: an interruption, or the id of one.
+        """Approve *call*, so that it runs when the state is resumed.
 
         Args:
-            call: What waits. The last verdict on it holds.
-            arguments: JSON text or a mapping to run it with instead: another invocation, which policies and guardrails
-                judge again. They must fit the tool's schema.
-            always: Whether later calls of the same agent to the same tool are approved too, for the rest of the run.
+            call: An interruption, or its call id. The last verdict on a call holds.
+            arguments: JSON text or a mapping that replaces the model's arguments: another invocation, which policies
+                and guardrails check again. They must fit the tool's schema.
+            always: True to approve later calls of the same agent to the same tool, too, for the rest of the run.
 
         Raises:
-            StateError: if no such call waits, or it isn't the call that was asked about.
-            UserError: if *arguments* don't fit the tool; names every fault. The call waits on.
+            StateError: if no such call waits, or the interruption is of another call than the one that waits.
+            UserError: if *arguments* don't fit the tool; names every fault. The call then still waits.
         """
         text = None if arguments is None else as_text(arguments)
         self._decide(call, approved=True, arguments=text, always=always)
 
     def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
-        """Don't let *call* run; the model is told *message*. Otherwise as `approve`."""
+        """Reject *call*: it never runs, and the model receives *message*. Otherwise as `approve`."""
         if message is not None and not isinstance(message, str):
             raise UserTypeError(f"message: text is needed, not {message!r}")
         self._decide(call, approved=False, message=message, always=always)
@@ -133,11 +147,10 @@ class RunState:
         self._append(verdict_on(self.fold, call, AgentGraph(self.agent), **verdict))
 
     def add_input(self, input: str | Iterable[Item]) -> None:
-        """Add input that the model is shown at its next call, after the current agent's guardrails have judged it.
+        """Add input that the model is shown at its next call, after the current agent's guardrails have checked it.
 
         Raises:
-            StateError: if the run is over, has no turn left, or waits: an answer of the model that isn't dealt with
-                comes first.
+            StateError: if the run is over or has no turn left, or if the model's last answer is not processed yet.
         """
         fold = self.fold
         items = to_items(input)
@@ -149,7 +162,7 @@ class RunState:
         self._append(r.InputAdded((), fold.turn, time.time(), items))
 
     def _may_end(self, fold: RunFold) -> bool:
-        """Tell whether what the model has said, or a call has given, may be the final output."""
+        """Return True if the model's message or a call's output may be the final output."""
         if fold.response is None:
             return False
         if not fold.batch:
@@ -172,13 +185,13 @@ class RunState:
         """Return the state as JSON values: schema version, the agents' graph, the context, the records.
 
         Args:
-            context_serializer: Makes JSON of the application's object. Without it a mapping is stored as it is, and
-                another object is left out with a warning.
-            strict_context: Raise in place of leaving it out.
-            codec: Seals what tools call secret; without it their digests stand there.
+            context_serializer: A callable that returns JSON values for the application's object. Without it a mapping
+                is stored as it is, and another object is left out with a warning.
+            strict_context: True to raise in place of leaving the object out.
+            codec: The codec that seals the values that tools mark secret; without it they are stored as digests.
 
         Raises:
-            StateError: if the context can't be stored and *strict_context* says so.
+            StateError: if the context can't be stored and *strict_context* is True.
         """
         from agentloop._storage.state_codec import Stored, state_to_json
 
@@ -211,46 +224,46 @@ class RunState:
         codec: Codec | None = None,
         key: Keys | None = None,
     ) -> RunState:
-        """Return the state that *data* (of `to_json`, or the text's of `to_string`) stands for.
+        """Return the state stored in *data*, the result of `to_json` or the parsed text of `to_string`.
 
         Args:
-            agent: The agent the run began with, as it is defined now.
-            data: JSON values. Nothing in them is imported or executed.
+            agent: The agent that the run began with, as it is defined now.
+            data: JSON values. They are never imported or executed.
             context: The application's object, in place of a stored one.
-            context_deserializer: Makes the application's object of what a serializer made of it.
-            codec: Opens what it has sealed; without it a run can't go on that needs one of the secrets.
+            context_deserializer: A callable that returns the application's object for the stored JSON values.
+            codec: The codec that opens the sealed values; without it a run that needs one of them can't resume.
             key: The key of a sealed state, a `SealKey` or keys by id.
 
         Raises:
-            StateError: naming what is wrong and where: unknown schema, a record that doesn't fit, an agent that pending
-                work needs and the graph lacks, a broken or missing seal.
+            StateError: if the schema is unknown, a record doesn't fit, the graph lacks an agent that pending work
+                needs, or a seal is broken or missing; names the fault and its position.
         """
         from agentloop._storage.state_codec import state_from_json
 
         stored = state_from_json(data, context=context, context_deserializer=context_deserializer, key=key, codec=codec)
-        return cls._restored(agent, stored, stored.context)
+        return cls._restore(agent, stored, stored.context)
 
     @classmethod
     def from_string(cls, agent: Agent[Any, Any], text: str, **options: Any) -> RunState:
-        """Return the state that *text* stands for; options are those of `from_json`."""
+        """Return the state stored in *text*, the result of `to_string`; options and errors are those of `from_json`."""
         from agentloop._storage.state_codec import text_to_data
 
         return cls.from_json(agent, text_to_data(text), **options)
 
     @classmethod
     async def from_journal(cls, agent: Agent[Any, Any], journal: Journal, *, context: Any = None) -> RunState:
-        """Return the state that *journal* has got to, after a crash too.
+        """Return the state that *journal* holds, after a crash, too. Does not close the journal.
 
         Raises:
-            StateError: as `from_json`.
+            StateError: as for `from_json`.
             JournalError: if the journal is empty, broken, or can't be read.
         """
         from agentloop._storage.state_codec import state_from_journal
 
-        return cls._restored(agent, await state_from_journal(journal), context)
+        return cls._restore(agent, await state_from_journal(journal), context)
 
     @classmethod
-    def _restored(cls, agent: Agent[Any, Any], stored: Stored, context: Any) -> RunState:
+    def _restore(cls, agent: Agent[Any, Any], stored: Stored, context: Any) -> RunState:
         state = cls(agent, stored.records, context=context)
         state.graph_before = stored.graph
         _check_agents(state)
@@ -260,14 +273,18 @@ class RunState:
 _BETWEEN_ENTRIES = (r.VerdictGiven, r.InputAdded, r.GraphChanged)
 
 
-_DEEPEST = 500
-"""How deep runs may nest in a log; the interpreter's stack bounds what can be read of a deeper one."""
+_MAX_DEPTH = 500
+"""The maximum nesting of runs in a log; the interpreter's stack is too small to read much deeper ones."""
 
 
 def _check_order(root: RunFold, record: r.Record) -> None:
-    """Check what no fold of its own making would do: a log that was tampered with is refused, not guessed at."""
-    if len(record.path) > _DEEPEST:
-        raise ValueError(f"agent tools nest deeper than {_DEEPEST}")
+    """Check that *record* may follow the records of *root*. A run never breaks these rules; a changed log may.
+
+    Raises:
+        ValueError, LookupError: if the record is out of order. A broken log is refused, never repaired by a guess.
+    """
+    if len(record.path) > _MAX_DEPTH:
+        raise ValueError(f"agent tools nest deeper than {_MAX_DEPTH}")
     fold = root.at(record.path)
     if fold is None:
         if not isinstance(record, r.RunStarted) or root.at(record.path[:-1]) is None:
@@ -304,19 +321,19 @@ def _check_call(call: CallState, record: r.CallStarted | r.BodyEnded | r.CallSet
 
 
 Asking: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
-"""By path and call id: what is about to be asked, while callbacks are still at work on whether it has to be."""
+"""Approval requests not recorded yet, by path and call id: the callbacks that decide on them are still running."""
 
 
 def verdict_on(
     fold: RunFold, call: ApprovalRequest | str, graph: AgentGraph, asking: Asking | None = None, **verdict: Any
 ) -> r.VerdictGiven:
-    """Return the record of a verdict on a call of the tree of *fold* that waits, or that is about to be asked about.
+    """Return the record of a verdict on a call, in the tree of *fold*, that waits or whose request is in *asking*.
 
     Raises:
-        StateError: if no such call waits, or it isn't the call that was asked about.
-        UserError: if the arguments given with it don't fit the tool of *graph* that the call means; names every fault.
+        StateError: if no such call waits, or the interruption is of another call than the one that waits.
+        UserError: if the arguments given with the verdict don't fit the call's tool in *graph*; names every fault.
     """
-    path, call_id = _place(fold, call, asking or {})
+    path, call_id = _locate_call(fold, call, asking or {})
     inner = fold.at(path)
     state = inner.calls.get(call_id) if inner is not None else None
     request = state.approval if state is not None else None
@@ -342,28 +359,28 @@ def verdict_on(
 def _check_edited(text: str, call: ToolCall, agent: Agent[Any, Any] | None, limits: JsonLimits) -> None:
     tools = {tool.lookup_key: tool for tool in agent.tools} if agent is not None else {}
     tool = find_tool(tools, call.name, call.namespace)
-    if tool is None:  # of a source that only a run asks: checked when the call is planned
+    if tool is None:  # its source is resolved only within a run, where planning checks the arguments
         return
     fault = read_arguments(tool, text, limits).fault
     if fault is not None:
         raise UserError(f"the arguments given for call {call.call_id!r} don't fit: {fault}")
 
 
-def _place(fold: RunFold, call: ApprovalRequest | str, asking: Asking) -> tuple[tuple[str, ...], str]:
+def _locate_call(fold: RunFold, call: ApprovalRequest | str, asking: Asking) -> tuple[tuple[str, ...], str]:
     if isinstance(call, ApprovalRequest):
         return call.path, call.call.call_id
     if isinstance(call, ToolCall):
         call = call.call_id
     if not isinstance(call, str):
         raise UserTypeError(f"call: an interruption or a call id is needed, not {call!r}")
-    found = sorted({*_waiting(fold, call), *(path for path, call_id in asking if call_id == call)})
+    found = sorted({*_find_waiting_runs(fold, call), *(path for path, call_id in asking if call_id == call)})
     if len(found) > 1:
         raise StateError(f"call id {call!r} waits in {len(found)} runs of the tree: give the interruption itself")
     return (found[0] if found else ()), call
 
 
-def _waiting(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
-    """Return the paths of the runs in which a call of that id has been asked about and hasn't ended."""
+def _find_waiting_runs(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
+    """Return the paths of the runs in which a call of that id has an approval request and no outcome."""
     paths: set[tuple[str, ...]] = set()
     state = fold.calls.get(call_id)
     if state is not None and state.approval is not None and state.outcome is None:
@@ -371,7 +388,7 @@ def _waiting(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
     for call in fold.due_calls() if fold.batch_open else ():
         nested = fold.nested.get(call.call.call_id)
         if nested is not None:
-            paths |= _waiting(nested, call_id)
+            paths |= _find_waiting_runs(nested, call_id)
     return paths
 
 
@@ -379,7 +396,8 @@ def as_text(arguments: str | Mapping[str, Any]) -> str:
     """Return edited arguments as JSON text.
 
     Raises:
-        UserTypeError, UserValueError: they are neither a mapping that has a JSON form nor text of a JSON object.
+        UserTypeError, UserValueError: if *arguments* are neither a mapping that has a JSON form nor text of a JSON
+            object.
     """
     if isinstance(arguments, Mapping):
         import json
@@ -391,19 +409,21 @@ def as_text(arguments: str | Mapping[str, Any]) -> str:
     if not isinstance(arguments, str):
         raise UserTypeError(f"arguments: JSON text or a mapping is needed, not {arguments!r}")
     try:
-        # Not quoted: the call may have secret arguments, and whoever gave these knows them.
+        # Not quoted in the error: the call may have secret arguments, and the caller knows the text anyway.
         parse_object(arguments, JsonLimits(), tool="approve", quoted=False)
     except ModelBehaviorError as error:
-        fault = str(error).removeprefix("Arguments of tool approve ")  # there is no such tool
+        fault = str(error).removeprefix(
+            "Arguments of tool approve "
+        )  # "approve" is no tool; the caller must not see it as one
         raise UserValueError(f"the arguments given don't fit: they {fault}") from None
     return arguments
 
 
 def check_goes_on(fold: RunFold) -> None:
-    """Check that another entry may go on from *fold*.
+    """Check that another run segment may continue from *fold*.
 
     Raises:
-        StateError: the run is over; names the call whose failure ended it, if one did.
+        StateError: if the run is over; names the call whose failure ended it, if one did.
     """
     ended = fold.ended
     if fold.started is None:
@@ -428,13 +448,13 @@ def check_goes_on(fold: RunFold) -> None:
 
 
 def _check_agents(state: RunState) -> None:
-    """Check that the graph has the agents that the run can't go on without.
+    """Check that the graph has the agents that the run needs to resume.
 
     Raises:
-        StateError: naming the one it lacks.
+        StateError: if one is missing; names it.
     """
     graph = AgentGraph(state.agent)
-    for fold in _folds(state.fold):
+    for fold in _walk_folds(state.fold):
         if fold.started is not None and (fold.ended is None or fold.ended.resumable):
             graph.get(fold.agent)
         for key in sorted(fold.tool_users):
@@ -442,17 +462,17 @@ def _check_agents(state: RunState) -> None:
                 logger.warning("the state names an agent %r that the graph doesn't have; it is ignored", key)
 
 
-def _folds(fold: RunFold) -> Iterator[RunFold]:
+def _walk_folds(fold: RunFold) -> Iterator[RunFold]:
     yield fold
     for nested in fold.nested.values():
-        yield from _folds(nested)
+        yield from _walk_folds(nested)
 
 
 def check_graph(state: RunState, graph: AgentGraph) -> tuple[str, ...]:
-    """Return in words how the agents' graph has changed since the state was stored.
+    """Return the changes of the agents' graph since the state was stored, in words.
 
     Raises:
-        StateError: if a tool that pending calls go to has another schema than when they were made.
+        StateError: if a pending call's tool has another schema than at the time of the call.
     """
     if state.graph_before is None:
         return ()
@@ -470,8 +490,8 @@ def _check_pending(fold: RunFold, before: Mapping[str, Any], now: Mapping[str, A
             _check_pending(nested, before, now)
         name = f"{call.call.namespace}.{call.call.name}" if call.call.namespace else call.call.name
         for key in (name, f"deferred:{name}"):
-            old = _schema(before, fold.agent, key)
-            new = _schema(now, fold.agent, key)
+            old = _find_schema(before, fold.agent, key)
+            new = _find_schema(now, fold.agent, key)
             if old is not None and new is not None and old != new:
                 raise StateError(
                     f"call {call.call.call_id!r} waits for tool {key!r} of agent {fold.agent!r}, whose schema has "
@@ -479,6 +499,6 @@ def _check_pending(fold: RunFold, before: Mapping[str, Any], now: Mapping[str, A
                 )
 
 
-def _schema(graph: Mapping[str, Any], agent: str, tool: str) -> Any:
+def _find_schema(graph: Mapping[str, Any], agent: str, tool: str) -> Any:
     agents = graph.get("agents") or {}
     return ((agents.get(agent) or {}).get("tools") or {}).get(tool, {}).get("schema")

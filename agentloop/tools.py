@@ -1,7 +1,8 @@
-"""Tools: Python functions a model may call, with the policies of their calls.
+"""Tools: Python functions that a model may call, with the policies of their calls.
 
-A `FunctionTool` is a value: it says what the model is shown and how a call is to be run. It runs nothing itself; the
-runtime interprets its `body`. `attrs.evolve(tool, …)` makes a copy with other policies.
+A `FunctionTool` is a value: it holds the tool's description for the model and the rules for its calls. It runs nothing
+itself; the engine interprets its `body`. `attrs.evolve(tool, …)` makes a copy with other policies. Does not know about
+agents: an agent used as a tool is a body like others (`AgentCall`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ CONTEXT_TYPES = (RunContext, ToolContext)
 
 
 def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
-    """Return what the model is told when a call fails: the error's type and the first line of its message.
+    """Return the text that the model receives for a failed call: the error's type and the first line of its message.
 
-    Secrets are redacted, the length is bounded, a group names every leaf.
+    Secrets are redacted, and the length is bounded. For an exception group the text names every leaf.
     """
     name = getattr(ctx, "tool_name", "tool")
     undecodable = f"Arguments of tool {name} aren't valid JSON"
@@ -48,7 +49,7 @@ def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
 
 @attrs.frozen
 class PythonBody:
-    """A decorated Python function and what was read off its signature."""
+    """A decorated Python function and the schema made from its signature."""
 
     fn: Callable[..., Any]
     schema: FunctionSchema
@@ -56,14 +57,14 @@ class PythonBody:
 
 @attrs.frozen
 class RawBody:
-    """A function of the call's context and its JSON text, checked by nobody but itself."""
+    """A function of the call's context and its JSON text. The function itself has to check the text."""
 
     fn: Callable[[ToolContext[Any], str], Any | Awaitable[Any]]
 
 
 @attrs.frozen(kw_only=True)
 class AgentCall:
-    """Another agent, run as a tool. Interpreted by the runtime, so that a nested run is part of the same log."""
+    """Another agent, run as a tool. The engine interprets it, so that the nested run is part of the same log."""
 
     agent: Any
     schema: FunctionSchema
@@ -94,7 +95,7 @@ def _is_example(member: Any) -> bool:
     )
 
 
-# Converters. What isn't what they ask for passes, for the validator to complain of by the field's name.
+# Converters. They let values of a wrong type pass, so that the validator reports them with the field's name.
 
 
 def _to_tuple(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -119,9 +120,9 @@ def _to_limits(value: Any) -> tuple[Any, ...]:
 class FunctionTool(Generic[ContextT_contra]):
     """One tool. Made by `tool`, `Agent.as_tool`, or by hand with `on_invoke_tool`.
 
-    A tool of a context serves agents of that context and of its subtypes; one that asks for no context serves all.
-    Calling a tool made by `tool` calls the function. Fields are those of `tool`, plus `params_json_schema` (what the
-    model is shown) and `on_invoke_tool(ctx, json_text)`.
+    A tool with a context type fits agents of that context and of its subtypes; a tool that takes no context fits all.
+    Calling a tool made by `tool` calls the function. Fields are those of `tool`, plus `params_json_schema` (the schema
+    that the model is shown) and `on_invoke_tool(ctx, json_text)`.
     """
 
     name: str = attrs.field(
@@ -206,7 +207,7 @@ class FunctionTool(Generic[ContextT_contra]):
         elif self.on_invoke_tool is None:
             object.__setattr__(self, "on_invoke_tool", self._invoke_text)
         if isinstance(self.body, PythonBody) and self.body.schema.extra_parameter in self.secret:
-            # The names of what `**kwargs` takes are keys of a secret mapping, among the names of the other arguments.
+            # The keys of a secret `**kwargs` mix with the names of the other arguments, so all arguments are secret.
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))
         if isinstance(self.body, AgentCall) and self.capacity:
             raise UserValueError(
@@ -228,7 +229,7 @@ class FunctionTool(Generic[ContextT_contra]):
 
     @property
     def runs_in_thread(self) -> bool:
-        """Whether the body is a sync function, run in a worker thread."""
+        """True if the body is a sync function, which runs in a worker thread."""
         return isinstance(self.body, PythonBody) and not self.body.schema.is_async
 
     @property
@@ -238,13 +239,20 @@ class FunctionTool(Generic[ContextT_contra]):
 
     @property
     def lookup_key(self) -> str:
-        """What a call finds the tool by: `name`, `namespace.name`, or `deferred:name` for a deferred top-level tool."""
+        """The key by which a call finds the tool.
+
+        It is `namespace.name`, `deferred:name` for a deferred tool without a namespace, or `name`.
+        """
         if self.namespace:
             return f"{self.namespace}.{self.name}"
         return f"deferred:{self.name}" if self.defer_loading else self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the decorated function."""
+        """Call the decorated function directly, without the engine.
+
+        Raises:
+            UserTypeError: if the tool was not made from a Python function.
+        """
         if not isinstance(self.body, PythonBody):
             raise UserTypeError(f"tool {self.name!r} has no Python function to call")
         return self.body.fn(*args, **kwargs)
@@ -258,7 +266,7 @@ class FunctionTool(Generic[ContextT_contra]):
 
 
 class ToolOptions(TypedDict, total=False):
-    """The options of `tool`, which says what they mean. Those left out have the defaults of `FunctionTool`."""
+    """The options of `tool`, documented there. An option left out has the default of `FunctionTool`."""
 
     name: str | None
     description: str | None
@@ -287,23 +295,23 @@ class ToolOptions(TypedDict, total=False):
     custom_data_extractor: Callback | None
 
 
-_undescribed: set[str] = set()
-"""Functions that a warning was logged for: one that is made a tool for each request is warned of once."""
+_warned_functions: set[str] = set()
+"""Names of functions already warned about: a function made a tool for each request logs one warning only."""
 
 
-def _warn_of_no_description(fn: Callable[..., Any], name: str) -> None:
-    # Logged, not raised: the tool works. But the model chooses among tools by their descriptions, and nobody would see
-    # from its bad choices that this one has none. Not a Python warning: those are errors in many test suites.
+def _warn_missing_description(fn: Callable[..., Any], name: str) -> None:
+    # Logged, not raised: the tool works. But the model chooses among tools by their descriptions, and its bad choices
+    # would not show that this one has none. Not a Python warning: those are errors in many test suites.
     known = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', name)}"
-    if known not in _undescribed:
-        _undescribed.add(known)
+    if known not in _warned_functions:
+        _warned_functions.add(known)
         logger.warning(
             "tool %r has neither a docstring nor a description: the model knows it by its name and parameters alone",
             name,
         )
 
 
-def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any]:
+def _make_tool(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any]:
     if isinstance(fn, FunctionTool):
         raise UserTypeError(f"{fn.name!r} is a tool already; make a copy with attrs.evolve")
     fields: dict[str, Any] = {**options}
@@ -311,7 +319,7 @@ def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any
     strict = fields.get("strict_mode", True)
     schema = function_schema(fn, name=name, description=description, strict=strict, context_types=CONTEXT_TYPES)
     if description is None and not schema.description:
-        _warn_of_no_description(fn, schema.name)
+        _warn_missing_description(fn, schema.name)
     return FunctionTool(
         name=schema.name,
         description=schema.description,
@@ -322,9 +330,9 @@ def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any
 
 
 class ToolDecorator(Protocol):
-    """What `tool` gives where it is called with options alone. Makes a tool of the context that the function takes."""
+    """The result of `tool` called with options alone. Makes a tool of the context type that the function takes."""
 
-    # A context in another place than the first is given all the same, but isn't known to type checkers.
+    # A context parameter in another position than the first works, too, but type checkers don't see its type.
     @overload
     def __call__(self, fn: Callable[Concatenate[ToolContext[ContextT], BodyP], Any], /) -> FunctionTool[ContextT]: ...
     @overload
@@ -340,56 +348,61 @@ def tool(fn: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionT
 @overload
 def tool(fn: None = None, /, **options: Unpack[ToolOptions]) -> ToolDecorator: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
-    """Make a function a tool; bare or with options.
+    """Make a tool from a function. A decorator, used bare or with options.
 
     The schema comes from the signature, the descriptions from the docstring. A parameter annotated `ToolContext` or
-    `RunContext` is given the context and hidden from the model. Async functions run on the event loop, sync ones in a
-    worker thread.
+    `RunContext` receives the context and is hidden from the model. Async functions run on the event loop, sync
+    functions in a worker thread.
 
     Args:
-        fn: The function: also a wrapped one, a partial, a bound method or a callable object.
-        name: What the model calls it by; the function's name if not given.
-        description: What the model is told; the docstring's text if not given. Without either a warning is logged.
-        strict_mode: Whether the schema is made strict (every parameter required, nothing else allowed).
-        is_enabled: Whether the tool is shown and may be called; a callable is asked as `(ctx, agent)`, every turn.
-        needs_approval: Whether a call waits for somebody's verdict; a callable is asked as `(ctx, arguments, call_id)`.
-        tool_input_guardrails, tool_output_guardrails: Judges of arguments and output, in order.
-        timeout: Seconds for the body alone. A sync function needs `abandon_on_cancel=True` for it.
-        idle_timeout: Seconds the body may be silent; every `ctx.report` restarts it.
-        timeout_behavior: Tell the model (`"error_as_result"`), or end the run (`"raise_exception"`).
+        fn: The function; a wrapped function, a partial, a bound method or a callable object also works.
+        name: The name of the tool for the model; the function's name if not given.
+        description: The description for the model; the docstring's text if not given. Without either a warning is
+            logged.
+        strict_mode: True to make the schema strict (all parameters required, no others allowed).
+        is_enabled: True if the tool is shown and may be called; a callable of `(ctx, agent)`, called every turn,
+            decides.
+        needs_approval: True if a call waits for a verdict; a callable of `(ctx, arguments, call_id)` decides.
+        tool_input_guardrails, tool_output_guardrails: Checks of arguments and output, in order.
+        timeout: Seconds for the body alone; None = no limit. A sync function needs `abandon_on_cancel=True` for it.
+        idle_timeout: Seconds that the body may be silent; every `ctx.report` restarts them. None = no limit. A sync
+            function needs `abandon_on_cancel=True` for it.
+        timeout_behavior: Give the model an error text (`"error_as_result"`), or end the run (`"raise_exception"`).
         timeout_error_function: `(ctx, ToolTimeoutError) -> str`, the text for the model.
-        failure_error_function: `(ctx, error) -> str | None`, the text for the model; None (the function itself, or what
-            it returns) lets the error end the run.
-        idempotent: Whether an equal call may be answered with the output of an earlier one.
-        in_doubt: What a resumed run does about a call that may or may not have taken effect when the run stopped: tell
-            the model so (`"tell_model"`), run it again (`"rerun"`; idempotent tools always are), or raise (`"raise"`).
-        capacity: A `Capacity`, a `Rate`, or several: limits shared with whatever else holds them.
-        serial: A group whose calls never overlap within a turn and start in model order.
-        exclusive: Whether a call runs alone in its turn.
-        abandon_on_cancel: For sync functions: leave the thread running when its call is cancelled.
-        namespace: A name space the tool lives in; the model calls it there.
-        defer_loading: Whether the provider shows it only after a search.
+        failure_error_function: `(ctx, error) -> str | None`, the text for the model. The error ends the run if the
+            function returns None, or if None is given in place of a function.
+        idempotent: True if an equal call may receive the output of an earlier one.
+        in_doubt: The treatment, in a resumed run, of a call that may or may not have taken effect when the run stopped:
+            inform the model (`"tell_model"`), run it again (`"rerun"`; calls of idempotent tools always are), or raise
+            (`"raise"`).
+        capacity: A `Capacity`, a `Rate`, or several: limits shared with all other users of the same objects.
+        serial: The name of a group whose calls never overlap within a turn and start in model order.
+        exclusive: True if a call runs alone in its turn.
+        abandon_on_cancel: For sync functions: True to leave the thread running when its call is cancelled.
+        namespace: The namespace of the tool; the model calls it as a member of that namespace.
+        defer_loading: True if the provider shows the tool only after a search.
         examples: `(request, arguments)` pairs, shown to small models.
-        secret: Names of arguments whose values stand in no log, span, repr or error text, and in a journal or state
-            only sealed by its codec, or as digests. An error of such a call shows its type alone, `TYPE([redacted])`;
-            texts that guardrails, policies and error functions make of it are told to the model and are secret, too.
-        secret_output: The same for the output.
-        cost: `(arguments) -> number`, what a call costs of the run's cost limit; reserved before it starts.
+        secret: Names of arguments whose values appear in no log, span, repr or error text, and in a journal or state
+            only sealed by its codec, or as digests. An error of such a call shows its type alone, `TYPE([redacted])`.
+            Texts that guardrails, policies and error functions make from the call reach the model and are secret, too.
+        secret_output: True to treat the output in the same manner.
+        cost: `(arguments) -> number`, the cost of a call, counted against the run's cost limit; reserved before the
+            call starts.
         custom_data_extractor: `(ctx, value) -> data`, kept beside the output for the application.
 
     Raises:
-        UserTypeError, UserValueError: naming what is wrong, at decoration time.
+        UserTypeError, UserValueError: at decoration time, if an argument is invalid; names it.
     """
     if unknown := options.keys() - ToolOptions.__optional_keys__:
         raise UserTypeError(f"tool: unknown option {', '.join(sorted(unknown))}")
 
     def make(function: Callable[..., Any]) -> FunctionTool[Any]:
-        return _tool_from(function, options)
+        return _make_tool(function, options)
 
     return make if fn is None else make(fn)
 
 
-# -- when a tool's output ends the run
+# -- tool outputs that end the run
 
 
 def _to_name_or_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -399,7 +412,7 @@ def _to_name_or_names(names: str | Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class StopAtTools:
-    """Finish with the output of the first called tool that is one of *names*."""
+    """A `tool_use_behavior`: finish with the output of the first called tool that is one of *names*."""
 
     names: tuple[str, ...] = attrs.field(
         converter=_to_name_or_names, validator=FIELDS.texts("names of tools are needed")
@@ -408,7 +421,7 @@ class StopAtTools:
 
 @attrs.frozen(kw_only=True)
 class ToolsToFinalOutput:
-    """What a callable `tool_use_behavior` answers: whether the tools' outputs end the run, and with what."""
+    """The result of a callable `tool_use_behavior`: if `is_final`, the run ends with `output`."""
 
     is_final: bool
     output: Any = None
@@ -416,7 +429,7 @@ class ToolsToFinalOutput:
 
 @attrs.frozen(kw_only=True, repr=False)
 class ToolResult:
-    """One settled call, as a callable `tool_use_behavior` is given it: the Python `value` and the model's `output`."""
+    """One settled call in the `results` of a callable `tool_use_behavior`: Python `value` and the model's `output`."""
 
     tool: FunctionTool | None
     call: ToolCall

@@ -1,4 +1,4 @@
-"""What model requests cost, in tokens. Each request counts exactly once, whatever became of it."""
+"""The use of model requests, in tokens. Each request counts exactly once, also if it failed or was cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 
-def _detached(raw: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _copy_raw(raw: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return deepcopy(raw)
 
 
@@ -17,7 +17,7 @@ def _detached(raw: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 class RequestUsage:
     """Tokens of one model request. `complete` is False when the response was cut before its last event.
 
-    `raw` is what the provider said, a copy: what it left out is absent there, where the counts here are 0.
+    `raw` is a copy of the provider's own data: a count that the provider left out is absent there and 0 here.
     """
 
     input_tokens: int = 0
@@ -27,12 +27,12 @@ class RequestUsage:
     reasoning_tokens: int = 0
     model: str | None = None
     complete: bool = True
-    raw: Mapping[str, Any] | None = attrs.field(default=None, repr=False, eq=False, converter=_detached)
+    raw: Mapping[str, Any] | None = attrs.field(default=None, repr=False, eq=False, converter=_copy_raw)
 
 
 @attrs.frozen(kw_only=True)
 class Usage:
-    """Sums over requests. `requests` counts failed attempts too; `entries` lists requests that reported tokens."""
+    """Sums over requests. `requests` counts failed attempts, too; `entries` lists the requests that reported tokens."""
 
     requests: int = 0
     input_tokens: int = 0
