@@ -50,7 +50,7 @@ def _ask(input: str) -> str:  # its docstring is data: the schema that models se
 _NO_SETTINGS = ModelSettings()
 
 
-def _check_output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
     try:
         output_schema(value)
     except UserError as error:
@@ -58,7 +58,7 @@ def _check_output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any],
 
 
 @lru_cache(256)
-def _input_schema(name: str) -> FunctionSchema:
+def _schema_of_asking(name: str) -> FunctionSchema:
     return function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
 
 
@@ -155,7 +155,7 @@ class Agent(Generic[ContextT, OutputT]):
         kw_only=True,
         validator=FIELDS.each("an output guardrail (made by @output_guardrail)", is_a(OutputGuardrail)),
     )
-    output_type: Any = attrs.field(default=None, kw_only=True, validator=_check_output_type)
+    output_type: Any = attrs.field(default=None, kw_only=True, validator=_output_type)
     hooks: AgentHooks | None = attrs.field(
         default=None, kw_only=True, validator=optional(FIELDS.needs("AgentHooks are needed", is_a(AgentHooks)))
     )
@@ -301,7 +301,7 @@ class Agent(Generic[ContextT, OutputT]):
                 "Give them to the outer run: they see nested records by their `path`."
             )
         name = tool_name or snake_case(self.name)
-        schema = _input_schema(name)
+        schema = _schema_of_asking(name)
         try:
             typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
         except UserError as error:

@@ -71,15 +71,15 @@ ModelInputFilter: TypeAlias = Callable[[ModelInputData], ModelInputData | Awaita
 SessionInputCallback: TypeAlias = Callable[[list[Item], list[Item]], Sequence[Item] | Awaitable[Sequence[Item]]]
 Price: TypeAlias = Callable[[str, RequestUsage], Amount]
 
-_INSTRUMENT_METHODS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
+_HEARS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
 
 
 def _is_instrument(value: object) -> bool:
     """Return True if *value* has at least one method of `Instrument`; an instrument without the others is valid."""
-    return not isinstance(value, type) and any(callable(getattr(value, name, None)) for name in _INSTRUMENT_METHODS)
+    return not isinstance(value, type) and any(callable(getattr(value, name, None)) for name in _HEARS)
 
 
-def _check_condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) -> None:
     try:
         as_condition(value)
     except UserTypeError as error:
@@ -145,7 +145,7 @@ class RunConfig:
     )
     limits: UsageLimits | None = attrs.field(default=None, validator=optional(FIELDS.a(UsageLimits)))
     price: Price | None = attrs.field(default=None, validator=optional(FIELDS.function()))
-    stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_check_condition))
+    stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_condition))
     model_provider: ModelProvider | None = attrs.field(
         default=None, validator=optional(FIELDS.needs("a ModelProvider (with `get_model`) is needed", has("get_model")))
     )

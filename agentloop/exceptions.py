@@ -90,4 +90,6 @@ class ToolCancelledError(ToolCallError):
 
 
 for _name in __all__:
-    globals()[_name].__module__ = __name__  # the public module; `_common` defines those that `items` raises
+    globals()[
+        _name
+    ].__module__ = __name__  # the public module; `_common.errors` defines most, for modules imported here

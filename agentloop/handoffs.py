@@ -137,7 +137,7 @@ class Handoff:
 
 
 def target_of(entry: Any) -> Handoff:
-    """Return *entry*, a member of `Agent.handoffs`, as a handoff: itself, or a handoff to that agent."""
+    """Return a member of `Agent.handoffs` as a handoff: itself, or a handoff to that agent."""
     return entry if isinstance(entry, Handoff) else Handoff(entry)
 
 

@@ -53,7 +53,7 @@ from agentloop.tracing import SpanFold
 logger: logging.Logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_TURNS = 10
-_DEFAULT_CONFIG = RunConfig()
+_USUAL = RunConfig()
 HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
 
 
@@ -143,7 +143,7 @@ class Runner:
         """Resume the run of *journal* after a crash, a pause, or an early end, and return the result.
 
         Options are those of `run`. Calls that have completed are not run again. A call that may or may not have taken
-        effect is treated as its tool's `in_doubt` says.
+        effect is treated according to its tool's `in_doubt`.
 
         Cancellation and other errors: as for `run`.
 
@@ -193,9 +193,9 @@ def _stream(
         raise UserTypeError(f"session: a Session is needed, not {session!r}")
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
-    config = _DEFAULT_CONFIG if options.get("run_config") is None else check_run_config(options["run_config"])
-    handlers = _check_handlers(options.get("error_handlers"))
-    kept = _read_server_conversation(options)
+    config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
+    handlers = _checked_handlers(options.get("error_handlers"))
+    kept = _kept(options)
     if isinstance(given, RunState):
         start = resume_from(given, agent, kept)
         context = context if context is not None else given.context
@@ -207,7 +207,7 @@ def _stream(
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
     def begin(stream: RunStream[Any]) -> LiveRun:
-        run = _create_live_run(agent, start, context, hooks, config)
+        run = _live_run(agent, start, context, hooks, config)
         run.error_handlers = handlers
         run.server = start.kept
         run.graph_changes = start.changed
@@ -219,7 +219,7 @@ def _stream(
     return RunStream(begin, entry, subscribe=subscribe)
 
 
-def _read_server_conversation(options: Mapping[str, Any]) -> ServerConversation | None:
+def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
     """Return the conversation that the provider keeps, or None if it keeps none."""
     conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
     auto = options.get("auto_previous_response_id", False)
@@ -235,7 +235,7 @@ def _read_server_conversation(options: Mapping[str, Any]) -> ServerConversation 
     return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 
-def _check_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
+def _checked_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
     if handlers is None:
         return {}
     check("error_handlers", NAMES.needs("a mapping of callables by name is needed", is_a(Mapping)), handlers)
@@ -247,7 +247,7 @@ def _check_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str,
     return dict(handlers)
 
 
-def _create_live_run(
+def _live_run(
     root: Agent[Any, Any],
     start: StartingPoint,
     context: object,
@@ -284,11 +284,11 @@ def _create_live_run(
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
-    run.open_spans = _make_span_opener(run, config)
+    run.open_spans = _span_opener(run, config)
     return run
 
 
-def _make_span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None]] | None:
+def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None]] | None:
     """Return the function that opens the run's trace; None if no instrument overrides a span or trace method.
 
     Without one no span is made at all, so that a run pays nothing for them.
@@ -315,12 +315,12 @@ def _make_span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable
             metadata=dict(config.trace_metadata or {}),
         )
         run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
-        run.log.spans = _make_span_fold(run, trace, config, own=outer is None, begun=known is not None)
+        run.log.spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
 
     return open_spans
 
 
-def _make_span_fold(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
+def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
     tell = run.log.tell
 
     def started(span: Span) -> None:
@@ -353,7 +353,7 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
             return await runtime.providers.open(given)
         providers: Providers = await run.root.resources.get(Providers)
         return await providers.open(given)
-    model = _check_model(given)
+    model = _as_model(given)
     if model.is_open:
         return model
     if model.holds_resources:
@@ -365,7 +365,7 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
     return opened
 
 
-def _check_model(given: object) -> Model:
+def _as_model(given: object) -> Model:
     # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
     if Model in type(given).__mro__ or isinstance(given, Model):
         return cast(Model, given)

@@ -121,7 +121,7 @@ class ModelSettings:
     extra_args: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
 
     def resolve(self, override: ModelSettings | None) -> ModelSettings:
-        """Return these settings with each value that *override* gives in place of the own one."""
+        """Return a copy in which the values that *override* gives replace those of this object."""
         if override is None:
             return self
         changes = {

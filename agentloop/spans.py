@@ -32,7 +32,7 @@ class Trace:
 class Span:
     """One piece of work. Times are wall-clock seconds; `ended_at` is None while it lasts.
 
-    The engine makes and mutates it; instruments only read it. `error` is a short text. Details that may be sensitive
+    `agentloop.tracing` makes and mutates it; instruments only read it. `error` is a short text. Details that may be sensitive
     are in `data`, and only if the run allows them.
     """
 

@@ -295,23 +295,23 @@ class ToolOptions(TypedDict, total=False):
     custom_data_extractor: Callback | None
 
 
-_warned_functions: set[str] = set()
+_undescribed: set[str] = set()
 """Names of functions already warned about: a function made a tool for each request logs one warning only."""
 
 
-def _warn_missing_description(fn: Callable[..., Any], name: str) -> None:
+def _warn_of_no_description(fn: Callable[..., Any], name: str) -> None:
     # Logged, not raised: the tool works. But the model chooses among tools by their descriptions, and its bad choices
     # would not show that this one has none. Not a Python warning: those are errors in many test suites.
     known = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', name)}"
-    if known not in _warned_functions:
-        _warned_functions.add(known)
+    if known not in _undescribed:
+        _undescribed.add(known)
         logger.warning(
             "tool %r has neither a docstring nor a description: the model knows it by its name and parameters alone",
             name,
         )
 
 
-def _make_tool(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any]:
+def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any]:
     if isinstance(fn, FunctionTool):
         raise UserTypeError(f"{fn.name!r} is a tool already; make a copy with attrs.evolve")
     fields: dict[str, Any] = {**options}
@@ -319,7 +319,7 @@ def _make_tool(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any
     strict = fields.get("strict_mode", True)
     schema = function_schema(fn, name=name, description=description, strict=strict, context_types=CONTEXT_TYPES)
     if description is None and not schema.description:
-        _warn_missing_description(fn, schema.name)
+        _warn_of_no_description(fn, schema.name)
     return FunctionTool(
         name=schema.name,
         description=schema.description,
@@ -397,7 +397,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         raise UserTypeError(f"tool: unknown option {', '.join(sorted(unknown))}")
 
     def make(function: Callable[..., Any]) -> FunctionTool[Any]:
-        return _make_tool(function, options)
+        return _tool_from(function, options)
 
     return make if fn is None else make(fn)
 
