@@ -32,8 +32,8 @@ class Trace:
 class Span:
     """One piece of work. Times are wall-clock seconds; `ended_at` is None while it lasts.
 
-    `agentloop.tracing` makes and mutates it; instruments only read it. `error` is a short text. Details that may be sensitive
-    are in `data`, and only if the run allows them.
+    `agentloop.tracing` makes and mutates it; instruments only read it. `error` is a short text. Details that may be
+    sensitive are in `data`, and only if the run allows them.
     """
 
     trace: Trace
