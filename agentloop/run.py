@@ -223,6 +223,8 @@ def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
     """Return the conversation that the provider keeps, or None if it keeps none."""
     conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
     auto = options.get("auto_previous_response_id", False)
+    if conversation_id is None and previous_response_id is None and auto is False:  # what most runs say
+        return None
     check("conversation_id", optional(NAMES.text()), conversation_id)
     check("previous_response_id", optional(NAMES.text()), previous_response_id)
     check("auto_previous_response_id", NAMES.flag(), auto)
@@ -230,8 +232,6 @@ def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
         raise UserError(
             "conversation_id and previous_response_id are two ways to go on from the same thing: choose one"
         )
-    if conversation_id is None and previous_response_id is None and not auto:
-        return None
     return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 

@@ -6,6 +6,7 @@ of value that is needed. `Fields` makes the validators of a class; `check` appli
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
@@ -225,13 +226,18 @@ def check_seconds(name: str, value: float | None, *, zero: bool = False) -> floa
     return float(value)
 
 
+@functools.cache  # asked once a run
+def _optional_count(least: int) -> Validator:
+    return optional(NAMES.count(least))
+
+
 def check_count(name: str, value: int | None, *, least: int = 1) -> int | None:
     """Return *value* if it is None (no limit) or a whole number of at least *least*.
 
     Raises:
         UserTypeError, UserValueError: naming the argument.
     """
-    check(name, optional(NAMES.count(least)), value)
+    check(name, _optional_count(least), value)
     return value
 
 
