@@ -99,8 +99,8 @@ class AgentOptions(TypedDict, total=False):
 class Agent(Generic[ContextT, OutputT]):
     """An agent: a definition that the engine reads and never changes.
 
-    An identity object: an agent equals only itself. Sequences are held by reference: a tool appended to `tools` is
-    offered from the next turn on, and `clone` shares the sequences.
+    An agent equals only itself (identity). It holds sequences by reference: a tool appended to `tools` is offered from
+    the next turn on, and `clone` shares the sequences.
 
     Attributes:
         name: The name of the agent in logs and for other agents.
