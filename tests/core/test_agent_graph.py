@@ -1,0 +1,46 @@
+"""The keys of a run's agents: they mean the same agent in another process, and stay when agents join."""
+
+import pytest
+
+from agentloop import Agent
+from agentloop._core.agent_graph import AgentGraph
+from agentloop.exceptions import StateError
+
+
+def test_an_agent_that_joins_later_gets_a_key_and_the_others_keep_theirs() -> None:
+    """A tool or a handoff may be added while the run is under way."""
+    first, second = Agent("first"), Agent("second")
+    graph = AgentGraph(first)
+    assert graph.key(first) == "first"
+    first.handoffs = [second]
+    assert graph.key(second) == "second"
+    assert graph.key(first) == "first"
+    assert graph.get("second") is second
+
+
+def test_agents_of_one_name_have_keys_that_tell_them_apart() -> None:
+    """The key of each holds a digest of its own parts; equal ones are numbered."""
+    alike = [Agent("twin", instructions="a"), Agent("twin", instructions="b"), Agent("twin", instructions="b")]
+    graph = AgentGraph(Agent("root", handoffs=alike))
+    keys = [graph.key(agent) for agent in alike]
+    assert len(set(keys)) == 3
+    assert all(key.startswith("twin#") for key in keys)
+    assert [graph.get(key) for key in keys] == alike
+    assert keys[2] == f"{keys[1]}~2"
+
+
+def test_a_bare_name_finds_no_agent_where_several_have_it() -> None:
+    """A key that was stored when one agent had the name says no longer which is meant."""
+    graph = AgentGraph(Agent("root", handoffs=[Agent("twin", instructions="a"), Agent("twin", instructions="b")]))
+    assert graph.find("twin") is None
+    with pytest.raises(StateError, match=r"agent 'twin' isn't in the graph of agent 'root'"):
+        graph.get("twin")
+
+
+def test_a_key_with_a_digest_finds_the_agent_that_is_alone_with_its_name() -> None:
+    """The key was stored when two agents had the name; the digest still says which one is left."""
+    kept = Agent("twin", instructions="a")
+    both = AgentGraph(Agent("root", handoffs=[kept, Agent("twin", instructions="b")]))
+    key = both.key(kept)
+    assert AgentGraph(Agent("root", handoffs=[Agent("twin", instructions="a")])).find(key) is not None
+    assert AgentGraph(Agent("root", handoffs=[Agent("twin", instructions="c")])).find(key) is None
