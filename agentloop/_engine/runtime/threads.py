@@ -166,7 +166,7 @@ class Threads:
         ticket = Ticket(self._limits, waiter)
         self._pump.add([ticket])
         if (answer := waiter.answer()) is not None:
-            return answer
+            return await self._unless_cancelled(answer)
         self._waiters[waiter] = ticket
         for around in waiter.inside:
             around.waiters.add(waiter)
@@ -183,6 +183,16 @@ class Threads:
             self._forget(waiter)
         answer = waiter.answer()
         assert answer is not None
+        return answer
+
+    async def _unless_cancelled(self, answer: ThreadSlot | str) -> ThreadSlot | str:
+        """Return *answer*, a slot that was free at once, unless the run ended while the call came here."""
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            if isinstance(answer, ThreadSlot):
+                self.give_back(answer)
+            raise
         return answer
 
     def _forget(self, waiter: _Waiter) -> None:

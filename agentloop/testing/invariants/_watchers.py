@@ -166,7 +166,7 @@ def what_fails_around_a_run_is_told(seen: Reading) -> Findings:
     error = seen.evidence.error
     if seen.evidence.reader_left and (written or (end is not None and end.status == "cancelled")):
         return  # a reader that leaves cancels the run, perhaps before the failure
-    if not isinstance(error, Exception) or (end is not None and end.status != "failed" and written):
+    if error is None or (end is not None and end.status != "failed" and written):
         yield broken(f"{failed[0]} failed, and the run didn't", n)
     elif _reports_failure(error):
         yield HELD
