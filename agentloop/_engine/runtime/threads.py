@@ -165,14 +165,13 @@ class Threads:
         """Queue *waiter*, refuse calls that would wait without end, and return its slot or refusal."""
         ticket = Ticket(self._limits, waiter)
         self._pump.add([ticket])
-        if (answer := waiter.answer()) is not None:
-            return await self._unless_cancelled(answer)
-        self._waiters[waiter] = ticket
-        for around in waiter.inside:
-            around.waiters.add(waiter)
         try:
-            self._refuse_endless_waits(self)
-            await waiter.woken.wait()
+            if waiter.answer() is None:
+                self._waiters[waiter] = ticket
+                for around in waiter.inside:
+                    around.waiters.add(waiter)
+                self._refuse_endless_waits(self)
+                await waiter.woken.wait()
             # The end of the run may have freed the slot, and the cancellation may not have reached this call yet.
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
@@ -183,16 +182,6 @@ class Threads:
             self._forget(waiter)
         answer = waiter.answer()
         assert answer is not None
-        return answer
-
-    async def _unless_cancelled(self, answer: ThreadSlot | str) -> ThreadSlot | str:
-        """Return *answer*, a slot that was free at once, unless the run ended while the call came here."""
-        try:
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        except BaseException:
-            if isinstance(answer, ThreadSlot):
-                self.give_back(answer)
-            raise
         return answer
 
     def _forget(self, waiter: _Waiter) -> None:
