@@ -606,20 +606,23 @@ class Batch:
         by: Any = run.cancel_source() if ending else "parent"
         unknown = live.started_at is not None and not ending
         try:
-            outcome = CallOutcome(
-                status="unknown" if unknown else "cancelled",
-                cancelled_by=None if unknown else by,
-                body_finished=live.body_finished,
-                started_at=live.started_at,
-                ended_at=run.log.wall(),
-            )
-            self.settle(live, outcome, failure)
+            self.settle(live, self._outcome_of_ended(live, None if unknown else by), failure)
         except BaseException as error:  # noqa: ASYNC103 - the outcome can't be recorded: the owner must not wait for it
             if live.phase != "settled":
                 live.phase = "settled"
                 self._unsettled -= 1
             self.fail(failure or Failure(index=live.entry.index, error=error, phase="post"))
         live.release_all()
+
+    def _outcome_of_ended(self, live: LiveCall, by: Any) -> CallOutcome:
+        """Return the outcome of a call whose task is gone: cancelled by *by*, or unknown if *by* is None."""
+        return CallOutcome(
+            status="unknown" if by is None else "cancelled",
+            cancelled_by=by,
+            body_finished=live.body_finished,
+            started_at=live.started_at,
+            ended_at=self.run.log.wall(),
+        )
 
     def _settle_unstarted(self) -> None:
         """Settle every call whose task was started and has not begun, as the run ends.
@@ -644,13 +647,7 @@ class Batch:
         for live in self.calls:
             if live.phase not in ("settled", "paused"):
                 live.phase = "settled"
-                outcome = CallOutcome(
-                    status="cancelled",
-                    cancelled_by="parent",
-                    body_finished=live.body_finished,
-                    started_at=live.started_at,
-                    ended_at=run.log.wall(),
-                )
+                outcome = self._outcome_of_ended(live, "parent")
                 run.append(CallSettled(*run.here(), live.call_id, live.tool.name, outcome, attempt=live.attempt))
 
     # -- the owner
