@@ -399,9 +399,6 @@ def handoffs_go_where_they_say(seen: Reading) -> Findings:
 # ---------------------------------------------------------------------------------------------- watchers
 
 
-_PAIRS = {"tool_end": "tool_start", "llm_end": "llm_start", "agent_end": "agent_start"}
-
-
 @invariant("accounting")
 def tool_hooks_pair(seen: Reading) -> Findings:
     """Hooks receive exactly one end for each start of a tool, and no end without a start."""
