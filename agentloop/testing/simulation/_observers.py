@@ -58,7 +58,26 @@ class _ObservedLog:
             raise WatcherFailed(f"hooks that fail at {event}")
 
 
-class HookLog(_ObservedLog, RunHooks):
+class _CallHookLog(_ObservedLog):
+    """The hooks that runs and agents have alike: of model requests and of tool calls."""
+
+    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
+        await checkpoint()
+        self.add("llm_start", ctx, agent.name)
+
+    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
+        self.add("llm_end", ctx, agent.name)
+
+    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
+        self.add("tool_start", ctx, ctx.tool_call_id)
+        await checkpoint()
+
+    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+        self.add("tool_end", ctx, ctx.tool_call_id)
+        await checkpoint()
+
+
+class HookLog(_CallHookLog, RunHooks):
     """Hooks of a run that note each event, and may fail at one."""
 
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
@@ -70,26 +89,11 @@ class HookLog(_ObservedLog, RunHooks):
     async def on_agent_end(self, ctx: Any, agent: Any, output: Any) -> None:
         self.add("agent_end", ctx, agent.name)
 
-    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-        await checkpoint()
-        self.add("llm_start", ctx, agent.name)
-
-    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
-        self.add("llm_end", ctx, agent.name)
-
-    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        self.add("tool_start", ctx, ctx.tool_call_id)
-        await checkpoint()
-
-    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        self.add("tool_end", ctx, ctx.tool_call_id)
-        await checkpoint()
-
     async def on_handoff(self, ctx: Any, from_agent: Any, to_agent: Any) -> None:
         self.add("handoff", ctx, to_agent.name)
 
 
-class AgentHookLog(_ObservedLog, AgentHooks):
+class AgentHookLog(_CallHookLog, AgentHooks):
     """Hooks of one agent that note each event, and may fail at one."""
 
     async def on_start(self, ctx: Any, agent: Any) -> None:
@@ -97,21 +101,6 @@ class AgentHookLog(_ObservedLog, AgentHooks):
 
     async def on_end(self, ctx: Any, agent: Any, output: Any) -> None:
         self.add("agent_end", ctx, agent.name)
-
-    async def on_llm_start(self, ctx: Any, agent: Any, system: Any, input: Any) -> None:
-        await checkpoint()
-        self.add("llm_start", ctx, agent.name)
-
-    async def on_llm_end(self, ctx: Any, agent: Any, response: Any) -> None:
-        self.add("llm_end", ctx, agent.name)
-
-    async def on_tool_start(self, ctx: Any, agent: Any, tool: Any) -> None:
-        self.add("tool_start", ctx, ctx.tool_call_id)
-        await checkpoint()
-
-    async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
-        self.add("tool_end", ctx, ctx.tool_call_id)
-        await checkpoint()
 
     async def on_handoff_out(self, ctx: Any, agent: Any, to_agent: Any) -> None:
         self.add("handoff_out", ctx, to_agent.name)
