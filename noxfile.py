@@ -318,6 +318,16 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def guards(session: nox.Session) -> None:
+    """Count what a run costs in Python calls, records and memory blocks, on the newest Python found, and fail if a
+    count has moved by more than a tenth. `nox -s guards -- --store` stores the counts.
+    """
+    # In place: the table of the source folder is judged by and written.
+    python = _environment(session, interpreters()[0], "guards", "-e", ".[trio]") / "python"
+    session.run(str(python), "-m", "benchmarks.guards", *session.posargs, external=True)
+
+
+@nox.session(python=False)
 def repeat(session: nox.Session) -> None:
     """Run the quick tests of runs twenty times each on trio, whose tasks go on in another order each time: about ten
     minutes. `nox -s repeat -- tests/edges` takes other tests.

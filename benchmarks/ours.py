@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, RunState, ToolExecution, tool
-from agentloop.abc import Model
+from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, RunResult, ToolExecution, tool
+from agentloop.abc import Journal, Model
 from agentloop.events import TextDelta
 from agentloop.items import ToolCall, ToolOutput
 from agentloop.model_events import ModelRequest
@@ -54,19 +54,15 @@ class Ours:
     config: RunConfig = NO_CAPS
     hooks: RunHooks | None = None
 
-    async def run(self) -> None:
-        """Run once, plain."""
-        await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
-
-    async def state(self) -> RunState:
-        """Run once, plain, and return the run as a state."""
-        result = await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
-        state: RunState = result.to_state()
-        return state
+    async def run(self, journal: Journal | None = None) -> RunResult[Any]:
+        """Run once, plain, and return the result."""
+        return await Runner.run(
+            self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config, journal=journal
+        )
 
     async def check(self, script: Script) -> None:
         """Run once and raise unless every call of *script* was answered as its body answers: a failure is cheap too."""
-        result = await Runner.run(self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config)
+        result = await self.run()
         calls = [item.call_id for items in script.answers for item in items if isinstance(item, ToolCall)]
         answered = [item.call_id for item in result.new_items if isinstance(item, ToolOutput) and item.output == "ok"]
         if calls != answered:

@@ -159,8 +159,12 @@ def table(rows: Sequence[Row], backends: Sequence[str]) -> str:
     head = ("workload", " / ".join(backends), "must", "goal", "met", "")
     # What the process alone decides is measured last; sorting is stable, so names stay in order within a workload.
     in_order = sorted(grouped.items(), key=lambda pair: pair[1][0].workload)
-    lines = [head, *(_line(name, same) for name, same in in_order)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return columns([head, *(_line(name, same) for name, same in in_order)])
+
+
+def columns(lines: Sequence[tuple[str, ...]]) -> str:
+    """Return *lines* of cells in columns, with a rule below the first line."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     texts.insert(1, "-" * max(map(len, texts)))
     return "\n".join(texts)

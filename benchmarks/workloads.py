@@ -316,7 +316,7 @@ async def w8(limit: Limit, effort: Effort) -> list[Row]:
 async def w9(limit: Limit, effort: Effort) -> list[Row]:
     """A run's state to and from JSON text, against the plain JSON text of what the run's items hold."""
     side = ours(conversation(limit.sleep, turns=effort.of(100), calls=1))
-    state = await side.state()
+    state = (await side.run()).to_state()
     text = state.to_string()
     plain = [attrs.asdict(item) for item in state.fold.history]
     plain_text = json.dumps(plain)
