@@ -28,7 +28,15 @@ from agentloop._engine.resume import StartingPoint, resume_from
 from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
-from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, RunServicesView, ServerConversation, loop_state
+from agentloop._engine.runtime.live_run import (
+    LiveEffects,
+    LiveRun,
+    RunServicesView,
+    RunSettings,
+    RunTree,
+    ServerConversation,
+    loop_state,
+)
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
@@ -199,22 +207,24 @@ def _stream(
     if isinstance(given, RunState):
         start = resume_from(given, agent, kept)
         context = context if context is not None else given.context
-        entry = RunSegment(None, start.fold.max_turns if max_turns is ... else max_turns, config.timeout)
+        items, usual_turns = None, start.fold.max_turns
     else:
         start = StartingPoint(RunFold(limits=config.json_limits), agent, kept)
-        entry = RunSegment(to_items(given), DEFAULT_MAX_TURNS if max_turns is ... else max_turns, config.timeout)
+        items, usual_turns = to_items(given), DEFAULT_MAX_TURNS
     if session is not None and start.kept is not None:
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
-    def begin(stream: RunStream[Any]) -> LiveRun:
-        run = _live_run(agent, start, context, hooks, config)
-        run.error_handlers = handlers
-        run.server = start.kept
-        run.graph_changes = start.changed
-        run.session = SessionProgress.of(session, start.fold) if session is not None else None
-        if journal is not None:
-            run.open_journal = journal_opener(run, journal, start)
-        return run
+    entry = RunSegment(
+        items,
+        usual_turns if max_turns is ... else max_turns,
+        config.timeout,
+        start.changed,
+        _trace_opener(config),
+        None if journal is None else journal_opener(journal, start),
+    )
+
+    def begin() -> LiveRun:
+        return _make_run(agent, start, context, config, hooks, handlers, session)
 
     return RunStream(begin, entry, subscribe=subscribe)
 
@@ -247,12 +257,14 @@ def _checked_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[st
     return dict(handlers)
 
 
-def _live_run(
+def _make_run(
     root: Agent[Any, Any],
     start: StartingPoint,
     context: object,
-    hooks: RunHooks | None,
     config: RunConfig,
+    hooks: RunHooks | None,
+    handlers: Mapping[str, ErrorHandler],
+    session: Session | None,
 ) -> LiveRun:
     shared = loop_state()
     runtime = current_runtime()
@@ -266,30 +278,39 @@ def _live_run(
         run_id=begun.run_id if begun is not None else "",
         run=RunServicesView(start.fold.path, start.fold),
     )
-    run = LiveRun(
-        agent=start.agent,
-        graph=start.graph or AgentGraph(root),
-        config=config,
-        state=start.fold,
+    resources = Resources()
+    tree = RunTree(
         log=log,
-        context=run_context,
         effects=effects,
-        hooks=hooks,
-        cleanup=Cleanup(config.tool_execution.cleanup_grace),
+        graph=start.graph or AgentGraph(root),
         shared=shared,
-        threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
-        resources=Resources(),
+        resources=resources,
         resolve_model=resolve_model,
         nest=run_nested,
-        stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
-        budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
     )
-    run.open_spans = _span_opener(run, config)
-    return run
+    settings = RunSettings(
+        config=config,
+        threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
+        hooks=hooks,
+        error_handlers=handlers,
+        session=SessionProgress.of(session, start.fold) if session is not None else None,
+        server=start.kept,
+        budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
+        stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
+    )
+    return LiveRun(
+        tree=tree,
+        settings=settings,
+        state=start.fold,
+        agent=start.agent,
+        context=run_context,
+        cleanup=Cleanup(config.tool_execution.cleanup_grace),
+        resources=resources,
+    )
 
 
-def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None]] | None:
-    """Return the function that opens the run's trace; None if no instrument overrides a span or trace method.
+def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | None:
+    """Return the function that opens a run's trace; None if no instrument overrides a span or trace method.
 
     Without one no span is made at all, so that a run pays nothing for them.
     """
@@ -304,24 +325,24 @@ def _span_opener(run: LiveRun, config: RunConfig) -> Callable[[], Awaitable[None
     if not wanted:
         return None
 
-    async def open_spans() -> None:
+    async def open_trace(run: LiveRun) -> Trace:
         outer, earlier = current_trace(), run.state.resumed or run.state.started
         # A resumed run continues the trace it began in, which has started already, unless its workflow has changed.
         known = earlier.trace_id if earlier is not None and earlier.workflow == config.workflow_name else None
         trace = outer or Trace(
             workflow_name=config.workflow_name,
-            trace_id=known or await run.effects.perform(NewId()),
+            trace_id=known or await run.tree.effects.perform(NewId()),
             group_id=config.group_id,
             metadata=dict(config.trace_metadata or {}),
         )
-        run.trace_id, run.workflow = trace.trace_id, trace.workflow_name
-        run.log.spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
+        run.tree.log.spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
+        return trace
 
-    return open_spans
+    return open_trace
 
 
 def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
-    tell = run.log.tell
+    tell = run.tree.log.tell
 
     def started(span: Span) -> None:
         if span.parent is None and own and not begun:
@@ -345,13 +366,13 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
     Raises:
         UserTypeError: if *given* is neither a model nor a model string.
     """
-    if isinstance(given, str) and run.config.model_provider is not None:
-        given = run.config.model_provider.get_model(given)
+    if isinstance(given, str) and run.settings.config.model_provider is not None:
+        given = run.settings.config.model_provider.get_model(given)
     if isinstance(given, str):
         runtime = current_runtime()
         if runtime is not None:
             return await runtime.providers.open(given)
-        providers: Providers = await run.root.resources.get(Providers)
+        providers: Providers = await run.tree.resources.get(Providers)
         return await providers.open(given)
     model = _as_model(given)
     if model.is_open:
@@ -361,7 +382,7 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
             "%r was not entered: this run opens it for itself alone; enter it once (`async with model:`) to share it",
             model,
         )
-    opened: Model = await run.root.resources.get(lambda: model, key=model)
+    opened: Model = await run.tree.resources.get(lambda: model, key=model)
     return opened
 
 

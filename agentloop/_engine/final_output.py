@@ -36,7 +36,7 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
     typed = view.output if view is not None else None
     if typed is not None and candidate.made_by is None:
         try:
-            output = typed.parse(output, run.config.json_limits)
+            output = typed.parse(output, run.settings.config.json_limits)
         except ModelBehaviorError as error:
             return await handled(run, _explain_cut(run, error), "invalid_final_output")
     return await _check_output(run, output, candidate.made_by)
@@ -61,8 +61,8 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
     agent = run.agent
     if agent.hooks is not None:
         await resolved(agent.hooks.on_end(run.context, agent, output))
-    if run.hooks is not None:
-        await resolved(run.hooks.on_agent_end(run.context, agent, output))
+    if run.settings.hooks is not None:
+        await resolved(run.settings.hooks.on_agent_end(run.context, agent, output))
     try:
         await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
     except BaseException as error:
@@ -99,7 +99,7 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         Exception: its error.
     """
     behavior: Any = run.agent.tool_use_behavior
-    view = run.view
+    view = run.turn.view
     results = [
         ToolResult(
             tool=next((tool for tool in view.tools if tool.name == call.call.name), None) if view is not None else None,
@@ -140,7 +140,7 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
 
     A handler's output passes hooks and output guardrails like any other.
     """
-    handler = run.error_handlers.get(name)
+    handler = run.settings.error_handlers.get(name)
     if handler is None:
         raise error
     data = ErrorHandlerData(error=error, run_data=run_data_of(run), context=run.context.context)

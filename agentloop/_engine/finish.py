@@ -48,8 +48,8 @@ class FinishedRun:
 
 async def save(run: LiveRun) -> None:
     """Write the items that the run has added to its session, if it has one. Shielded up to the cleanup deadline."""
-    if run.session is not None:
-        await save_items(run, run.session)
+    if run.settings.session is not None:
+        await save_items(run, run.settings.session)
 
 
 async def save_turn(run: LiveRun) -> None:
@@ -57,14 +57,14 @@ async def save_turn(run: LiveRun) -> None:
 
     Cancellation: the write is shielded; a cancellation that it hid is raised afterwards.
     """
-    if not isinstance(next_action(run.state, run.view), CheckOutput | AskBehavior):
+    if not isinstance(next_action(run.state, run.turn.view), CheckOutput | AskBehavior):
         await save(run)
         await checkpoint_if_cancelled()  # it is shielded, and may have hidden the end of the run
 
 
 async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
     """Write the items of a turn that didn't reach its end: complete pairs only, and none that a guardrail refused."""
-    session = run.session
+    session = run.settings.session
     if session is None or not run.state.run_id or session.failed:
         return
     # Read the log, not the error: a run that is cancelled in the moment in which a guardrail trips ends as cancelled.
@@ -86,7 +86,7 @@ def _is_cut_before_acceptance(run: LiveRun, error: BaseException | None) -> bool
     """Tell whether the run was ended from outside before a candidate for the final output was accepted."""
     if not isinstance(error, (*cancelled_types(), RunTimeout)):
         return False
-    return isinstance(next_action(run.state, run.view), CheckOutput | GiveUp)
+    return isinstance(next_action(run.state, run.turn.view), CheckOutput | GiveUp)
 
 
 def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -115,7 +115,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
         run.scope is not None and run.scope.deadline < math.inf
     ):  # nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too
         run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
-    journal, spawn = run.log.journal, run.resources.spawn
+    journal, spawn = run.tree.log.journal, run.resources.spawn
     if journal is not None and not journal.begun and spawn is not None:
         spawn(type(journal).run, journal, "agentloop journal")  # the first task may have been cancelled before it began
     errors: list[BaseException] = []
@@ -125,7 +125,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     if errors and ended.error is None:
         ended = FinishedRun("failed", error=errors[0])
     ended = await _call_run_end_hook(run, ended, errors)
-    broken = run.log.broken_by if run.parent is None else None
+    broken = run.tree.log.broken_by if run.parent is None else None
     if broken is not None:
         errors.append(broken)
     fatal = next(filter(is_fatal, errors), None)
@@ -151,7 +151,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     if run.parent is None:
         failed = await _wait_durable(run, failed)
         if broken is None:  # an instrument may have broken at the last record
-            failed = _choose_graver(failed, run.log.broken_by)
+            failed = _choose_graver(failed, run.tree.log.broken_by)
     if failed is not None:
         for other in others:
             failed.add_note(f"also failed: {other}")
@@ -167,7 +167,7 @@ def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None)
 
 async def _wait_durable(run: LiveRun, failed: BaseException | None) -> BaseException | None:
     """Wait until the whole log is durable; return the error to raise, *failed* or the journal's, or None."""
-    journal = run.log.journal
+    journal = run.tree.log.journal
     if journal is None:
         return failed
     task = own_task()
@@ -195,11 +195,11 @@ def _choose_graver(failed: BaseException | None, other: BaseException | None) ->
 
 async def _call_run_end_hook(run: LiveRun, ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
     """Call `on_run_end` of a root run; return *ended*, or a failure if the hook failed and the run had no error."""
-    if run.hooks is None or run.parent is not None:
+    if run.settings.hooks is None or run.parent is not None:
         return ended
     error = None if ended.status == "cancelled" else ended.error
     outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
-    hooks = run.hooks
+    hooks = run.settings.hooks
 
     async def call_hook() -> None:
         with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):

@@ -35,7 +35,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     handoff = view.handoff(call.name)
     await _call_on_handoff(run, handoff, call.arguments, call.call_id)
     source, target = run.agent, handoff.agent
-    key = run.graph.key(target)
+    key = run.tree.graph.key(target)
     handed = HandedOff(
         *run.here(),
         call.call_id,
@@ -46,15 +46,15 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     )
     shown = await _choose_shown(run, handoff, handed)
     run.agent = target
-    run.view = None
+    run.turn.view = None
     # In one step: a log that ends between the two would show the target the items that the filter left out.
     run.append(handed)
     if shown is not None:
         reason, items = shown
         keep = _count_same(run.state.history, items)
         run.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
-    if run.hooks is not None:
-        await resolved(run.hooks.on_handoff(run.context, source, target))
+    if run.settings.hooks is not None:
+        await resolved(run.settings.hooks.on_handoff(run.context, source, target))
     if source.hooks is not None:
         await resolved(source.hooks.on_handoff_out(run.context, source, target))
     if target.hooks is not None:
@@ -64,14 +64,14 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
 
 async def begin_agent(run: LiveRun) -> None:
     """Call the start hooks of the run's agent: once per activation."""
-    if run.hooks is not None:
-        await resolved(run.hooks.on_agent_start(run.context, run.agent))
+    if run.settings.hooks is not None:
+        await resolved(run.settings.hooks.on_agent_start(run.context, run.agent))
     if run.agent.hooks is not None:
         await resolved(run.agent.hooks.on_start(run.context, run.agent))
 
 
 async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:
-    given = handoff.read(arguments, run.config.json_limits)
+    given = handoff.read(arguments, run.settings.config.json_limits)
     callback = handoff.on_handoff
     if callback is None:
         return
@@ -82,8 +82,8 @@ async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_
 async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
     """Return the items to show to the target, with the reason: a filter's choice or a nested history; None for all."""
     answers = handoff_outputs(handed)
-    chosen = handoff.input_filter if handoff.input_filter is not None else run.config.handoff_input_filter
-    if chosen is not None and run.server is not None:
+    chosen = handoff.input_filter if handoff.input_filter is not None else run.settings.config.handoff_input_filter
+    if chosen is not None and run.settings.server is not None:
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
         data = _make_input_data(run, answers)
@@ -93,12 +93,12 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         return "handoff_filter", _join_items(filtered)
     nest = handoff.nest_handoff_history
     if nest is None:
-        nest = run.config.nest_handoff_history
+        nest = run.settings.config.nest_handoff_history
     if nest is False:
         return None
-    if run.server is not None:
-        if "nest_handoff_history" not in run.root.warned:
-            run.root.warned.add("nest_handoff_history")
+    if run.settings.server is not None:
+        if "nest_handoff_history" not in run.tree.warned:
+            run.tree.warned.add("nest_handoff_history")
             logger.warning("the provider keeps the conversation: nest_handoff_history has no effect")
         return None
     return "nested_history", nest_history([*run.state.history, *answers], DEFAULT_WRAPPER if nest is True else nest)

@@ -12,14 +12,14 @@ from agentloop.exceptions import JournalError
 from agentloop.records import Record
 
 
-def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Callable[[], Awaitable[None]]:
-    """Return a function that begins *journal* for *run*, or continues it, and starts its writer.
+def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun], Awaitable[None]]:
+    """Return a function that begins *journal* for a run, or continues it, and starts its writer.
 
     Raises (when called):
         JournalError: the journal is another run's, or holds records that the state doesn't.
     """
 
-    async def open_journal() -> None:
+    async def open_journal(run: LiveRun) -> None:
         """Read the journal, check it against the log, start the writer, and add the records it lacks."""
         from agentloop._storage import state_codec as stored_state
 
@@ -29,7 +29,7 @@ def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Call
             return stored_state.record_line(record, codec)
 
         def header() -> bytes:
-            return stored_state.header(run.root.state.run_id, run.graph.describe(), sealed=codec is not None)
+            return stored_state.header(run.tree.log.state.run_id, run.tree.graph.describe(), sealed=codec is not None)
 
         held = await stored_state.journal_lines(journal)
         if held and not start.fold.records:
@@ -44,7 +44,7 @@ def journal_opener(run: LiveRun, journal: Journal, start: StartingPoint) -> Call
         writer = JournalWriter(journal, encode, None if held else header, run.cleanup, run.scope.cancel)
         for record in missing:
             writer.add(start.fold.records[record])
-        run.log.journal = writer
+        run.tree.log.journal = writer
         run.resources.spawn(JournalWriter.run, writer, "agentloop journal")
 
     return open_journal

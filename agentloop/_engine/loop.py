@@ -17,8 +17,8 @@ Only an application's callable can decide `AskBehavior`: the loop calls it and c
 answer. (Rejected: calling it where a batch settles. A run that begins with its records would not call it.)
 
 Facts: the log, and in `LiveRun` the agent at work, the stop requested by the consumer and the very error that stopped
-the loop (`stopped_by`). `run.view` is derived: it holds the definitions of the current turn and is made again where it
-is missing.
+the loop (`stopped_by`). `run.turn.view` is derived: it holds the definitions of the current turn and is made again
+where it is missing.
 
 Invariants: `RunEnded` is the last record of every segment, unless its process dies. A turn's record is durable before
 its model call. A check for cancellation follows each shielded section that could have hidden one. `execute` raises
@@ -27,6 +27,7 @@ errors bare, and lets a cancellation continue only after `wind_up`.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import assert_never
 
@@ -73,6 +74,7 @@ from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout, StateError
 from agentloop.items import Item
 from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted, TurnStarted
+from agentloop.spans import Trace
 
 
 async def drive(run: LiveRun) -> FinishedRun:
@@ -82,7 +84,7 @@ async def drive(run: LiveRun) -> FinishedRun:
         BaseException: the error that ends the run early.
     """
     while True:  # noqa: ASYNC913 - every action waits but the last
-        action = next_action(run.state, run.view)
+        action = next_action(run.state, run.turn.view)
         if isinstance(action, AskBehavior):
             action = await ask_behavior(run) or turn_or_give_up(run.state)
         match action:
@@ -102,7 +104,7 @@ async def drive(run: LiveRun) -> FinishedRun:
             case Pause():
                 return FinishedRun("interrupted")
             case CheckOutput():
-                return FinishedRun("completed", await accept(run, run.view, action))
+                return FinishedRun("completed", await accept(run, run.turn.view, action))
             case GiveUp():
                 return FinishedRun("completed", await give_up(run, action))
             case Finish(end):
@@ -113,9 +115,9 @@ async def drive(run: LiveRun) -> FinishedRun:
 
 async def _ensure_view(run: LiveRun) -> TurnView:
     """Return the turn's view; rebuild it where the run resumed mid-turn, the model having answered already."""
-    if run.view is None:
-        run.view = await prepare_turn(run, answered=True)
-    return run.view
+    if run.turn.view is None:
+        run.turn.view = await prepare_turn(run, answered=True)
+    return run.turn.view
 
 
 async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
@@ -125,8 +127,8 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
             if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
                 return FinishedRun("stopped", stop_reason=str(found))
             check_loop(run)
-        if run.log.events is not None:
-            await run.log.events.room()
+        if run.tree.log.events is not None:
+            await run.tree.log.events.room()
     # Checked last: the consumer may have requested the stop while the run was waiting for the consumer.
     return FinishedRun("cancelled") if run.stop_after_turn else None
 
@@ -144,7 +146,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
             f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
             "isn't given"
         )
-    view = run.view = await prepare_turn(run)
+    view = run.turn.view = await prepare_turn(run)
     await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
     path, turn, at = run.here()
     if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
@@ -153,7 +155,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     handoffs = tuple(handoff.name for handoff in view.handoffs)
     judges = () if run.state.accepted else tuple(guard.name for guard in input_guardrails(run))
     run.append(TurnStarted(path, turn, at, run.agent_key, tools, handoffs, judges))
-    await run.log.durable()
+    await run.tree.log.durable()
     return view
 
 
@@ -163,14 +165,19 @@ async def _call_model(run: LiveRun, view: TurnView) -> None:
 
 @attrs.frozen
 class RunSegment:
-    """The start of one run segment: `given` is the input of a new run, or None to resume at the end of the log.
-
-    `timeout` is in seconds, for this segment.
-    """
+    """The start of one run segment, a start or a resume."""
 
     given: tuple[Item, ...] | None
+    """The input of a new run; None to resume at the end of the log."""
     max_turns: int | None
     timeout: float | None = None
+    """In seconds, for this segment."""
+    graph_changes: tuple[str, ...] = ()
+    """The differences of the agents from those the run began with, as texts, where the log doesn't have them yet."""
+    open_trace: Callable[[LiveRun], Awaitable[Trace]] | None = None
+    """The function that begins or continues the run's trace; called before the segment's first record."""
+    open_journal: Callable[[LiveRun], Awaitable[None]] | None = None
+    """The function that begins or continues the run's journal; called before the segment's first record."""
 
 
 _UNBOUNDED = nullcontext()
@@ -184,7 +191,7 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
     Raises:
         BaseException: the error that ended the run, bare; with `run_data` if it is the library's own.
     """
-    if entry.timeout is not None or run.open_journal is not None:
+    if entry.timeout is not None or entry.open_journal is not None:
         run.scope = anyio.CancelScope()
     if run.scope is not None and entry.timeout is not None:
         run.scope.deadline = anyio.current_time() + entry.timeout
@@ -216,7 +223,7 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
 
 def _find_cut_reason(run: LiveRun, entry: RunSegment) -> BaseException:
     """Return the error for a cancellation of the run's own scope: the journal's, or the timeout."""
-    journal = run.log.journal
+    journal = run.tree.log.journal
     if journal is not None and journal.error is not None:
         return journal.error
     assert entry.timeout is not None
@@ -225,22 +232,21 @@ def _find_cut_reason(run: LiveRun, entry: RunSegment) -> BaseException:
 
 
 async def _enter(run: LiveRun, entry: RunSegment) -> None:
-    if run.open_spans is not None:
-        await run.open_spans()
-    if run.open_journal is not None:
-        await run.open_journal()
+    trace = None if entry.open_trace is None else await entry.open_trace(run)
+    if entry.open_journal is not None:
+        await entry.open_journal(run)
     if entry.given is None:
-        await _resume(run, entry.max_turns)
+        await _resume(run, entry, trace)
     else:
-        await _begin(run, entry.given, entry.max_turns)
+        await _begin(run, entry.given, entry.max_turns, trace)
 
 
-async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -> None:
+async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, trace: Trace | None) -> None:
     """Append `RunStarted`, with the session's items loaded, and call the start hooks of the first agent."""
     if not run.context.run_id:
-        run.context.run_id = await run.effects.perform(NewId())
+        run.context.run_id = await run.tree.effects.perform(NewId())
     path, _, at = run.here()
-    server = run.server
+    server = run.settings.server
     started = RunStarted(
         path,
         0,
@@ -249,15 +255,15 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -
         run.agent_key,
         given,
         max_turns,
-        workflow=run.workflow,
-        trace_id=run.trace_id,
+        workflow=trace.workflow_name if trace is not None else None,
+        trace_id=trace.trace_id if trace is not None else None,
         conversation_id=server.conversation_id if server is not None else None,
         previous_response_id=server.previous_response_id if server is not None else None,
         kept=server is not None,
     )
     try:
-        if run.session is not None:
-            own, shown = await load_session(run, run.session, given)
+        if run.settings.session is not None:
+            own, shown = await load_session(run, run.settings.session, given)
             started = attrs.evolve(started, input=own, shown=shown)
     finally:
         run.append(started)  # the first record, also if loading the session fails
@@ -265,16 +271,19 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None) -
     await begin_agent(run)
 
 
-async def _resume(run: LiveRun, max_turns: int | None) -> None:
+async def _resume(run: LiveRun, entry: RunSegment, trace: Trace | None) -> None:
     """Resume a run whose log has begun: the log's actions are not done again."""
     state = run.state
     if state.ended is not None and state.ended.status == "stopped":
         run.looked_at = state.turn
-    run.append(RunResumed(*run.here(), run.agent_key, max_turns, workflow=run.workflow, trace_id=run.trace_id))
+    resumed = RunResumed(*run.here(), run.agent_key, entry.max_turns)
+    if trace is not None:
+        resumed = attrs.evolve(resumed, workflow=trace.workflow_name, trace_id=trace.trace_id)
+    run.append(resumed)
     while (due := state.next_release()) is not None:  # settled when the log broke off, and not released yet
         run.append(ItemReleased(*run.here(), due.call.call_id))
-    if run.graph_changes:
-        run.append(GraphChanged(*run.here(), run.graph_changes))
+    if entry.graph_changes:
+        run.append(GraphChanged(*run.here(), entry.graph_changes))
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open and not state.added:
         await guarded(run, _do_nothing)  # the model has answered, but not every guardrail had

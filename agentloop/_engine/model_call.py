@@ -50,7 +50,7 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     """
     request = await _filter_request(run, _make_request(run, view))
     run.context.turn_input = request.items
-    for hooks in (run.hooks, run.agent.hooks):
+    for hooks in (run.settings.hooks, run.agent.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
     response = await _request_response(run, view, request)
@@ -58,13 +58,13 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     if items is not response.items:
         response = attrs.evolve(response, items=items)
     run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
-    if run.server is not None:
-        run.server.sent = len(run.state.history)
-        if run.server.conversation_id is None:
-            run.server.previous_response_id = response.response_id
+    if run.settings.server is not None:
+        run.settings.server.sent = len(run.state.history)
+        if run.settings.server.conversation_id is None:
+            run.settings.server.previous_response_id = response.response_id
     if run.state.conflict is not None:
         return  # the response contradicts an earlier one: planning refuses it, so hooks do not get it as an answer
-    for hooks in (run.agent.hooks, run.hooks):
+    for hooks in (run.agent.hooks, run.settings.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_end(run.context, run.agent, response))
 
@@ -94,7 +94,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         run.append(ModelRequested(*run.here(), _digest_request(run, request), attempt.number))
         effect = e.CallModel(run.path, request.turn, attempt.number, partial(_run_attempt, run, view, request, attempt))
         try:
-            response: ModelResponse = await run.effects.perform(effect)
+            response: ModelResponse = await run.tree.effects.perform(effect)
             return response
         except cancelled_types():
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
@@ -106,7 +106,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
                 if isinstance(error, ModelTransportError | ModelTimeoutError):
                     run.stopped_by = error
                 raise
-        await run.effects.perform(e.Sleep(delay))
+        await run.tree.effects.perform(e.Sleep(delay))
         run.check_request()
         attempt = _Attempt(attempt.number + 1)
 
@@ -154,17 +154,17 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
 def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None:
     """Charge the request's cost to the budget and return it as text; None without a price, a budget or a usage."""
     price = run.price
-    if run.budget is not None and price is not None and response.usage is not None:
+    if run.settings.budget is not None and price is not None and response.usage is not None:
         name = getattr(view.model, "name", None) or type(view.model).__name__
         cost = price(name, response.usage)
-        run.budget.charge(cost)
+        run.settings.budget.charge(cost)
         return f"{to_amount('price', cost):f}"
     return None
 
 
 def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
     """Return the turn's request; where the provider keeps the conversation, only items not sent yet are in it."""
-    server = run.server
+    server = run.settings.server
     return ModelRequest(
         system=view.system,
         items=view.input if server is None else view.input[server.sent :],
@@ -183,7 +183,7 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
 
 async def _filter_request(run: LiveRun, request: ModelRequest) -> ModelRequest:
     """Return *request* as changed by the application's filter; of two outputs of one call the latest stays."""
-    chosen = run.config.call_model_input_filter
+    chosen = run.settings.config.call_model_input_filter
     if chosen is None:
         return request
     data = ModelInputData(
@@ -215,7 +215,7 @@ def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tu
     """Return a response's items with calls of handoffs as `HandoffCall`, and other calls with their secrets marked."""
     names = {handoff.name for handoff in view.handoffs}
     # Made at most once, when a call needs it: a response may hold any number of unknown names.
-    every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.graph.agents()])
+    every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.tree.graph.agents()])
     return tuple(_classify_call(view, item, names, every) if isinstance(item, ToolCall) else item for item in items)
 
 
@@ -239,7 +239,7 @@ def _digest_request(run: LiveRun, request: ModelRequest) -> str:
     """Return a digest of the whole request. The history's part is updated item by item."""
     settings = request.settings
     rest = [
-        run.state.history_digest() if run.config.call_model_input_filter is None else list(request.items),
+        run.state.history_digest() if run.settings.config.call_model_input_filter is None else list(request.items),
         request.system,
         [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in request.tools],
         [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in request.handoffs],
@@ -267,10 +267,10 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
     """
     done: m.ResponseDone | None = None
     items: list[Item] = []
-    path, turn, events = run.path, run.state.turn, run.log.events
+    path, turn, events = run.path, run.state.turn, run.tree.log.events
     # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
-    audience = [buffer for buffer in run.log.buffers() if buffer.hears(path)]
-    held = run.guards_settled if audience and run.config.hold_text_until_guarded else None
+    audience = [buffer for buffer in run.tree.log.buffers() if buffer.hears(path)]
+    held = run.turn.guards_settled if audience and run.settings.config.hold_text_until_guarded else None
     async with view.model.stream(request) as stream:
         async for event in stream:
             if done is not None:

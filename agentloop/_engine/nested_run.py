@@ -33,7 +33,7 @@ from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._engine.runtime.interrupts import uninterrupted
-from agentloop._engine.runtime.live_run import LiveRun, RunServicesView
+from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._engine.runtime.threads import Threads
@@ -58,9 +58,9 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
         UserError: if agent tools nest deeper than `max_depth`.
         AgentLoopError: the error that ends the nested run.
     """
-    if outer.depth + 1 > outer.config.max_depth:
-        raise UserError(f"agent tools nest deeper than max_depth={outer.config.max_depth}")
-    config: RunConfig = body.run_config or outer.config
+    if outer.depth + 1 > outer.settings.config.max_depth:
+        raise UserError(f"agent tools nest deeper than max_depth={outer.settings.config.max_depth}")
+    config: RunConfig = body.run_config or outer.settings.config
     run = _make_nested_run(outer, call, body, config)
     run.context.tool_input = None if body.typed is None else arguments.value
     run.context._secret_input = bool(call.secret)
@@ -121,7 +121,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
 
     Cancellation: unread events are dropped. The buffer is unbounded, so *on_stream* delays no step of the run.
     """
-    log = run.log
+    log = run.tree.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
     log.listeners.append(buffer)
     output: Any = None
@@ -174,7 +174,7 @@ async def _deliver_events(
             run.redact_error(error)
             logger.warning("on_stream cancelled itself: %s", error_summary(error))
         except Exception as error:
-            if run.redacts_errors:
+            if run.settings.redacts_errors:
                 run.redact_error(error)
                 logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
             else:
@@ -189,10 +189,10 @@ async def _deliver_events(
 def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
     """Return the budget of a nested run: one with limits of its own also takes from the outer run's."""
     if config.limits is None:
-        return outer.budget
+        return outer.settings.budget
     depth = len(state.path)
-    begun = outer.log.state.records if state.started is not None else ()
-    return Budget.of(config.limits, (each for each in begun if each.path[:depth] == state.path), outer.budget)
+    begun = outer.tree.log.state.records if state.started is not None else ()
+    return Budget.of(config.limits, (each for each in begun if each.path[:depth] == state.path), outer.settings.budget)
 
 
 def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
@@ -201,39 +201,33 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     state = outer.state.nested.get(call_id)
     if state is None:
         state = outer.state.nested[call_id] = RunFold((*outer.path, call_id), limits=config.json_limits)
-    agent = body.agent if state.started is None else outer.graph.get(state.agent)
-    threads = outer.threads
-    if config is not outer.config:
-        threads = Threads(config.tool_execution.max_threads, outer.threads)
+    agent = body.agent if state.started is None else outer.tree.graph.get(state.agent)
+    threads = outer.settings.threads
+    if config is not outer.settings.config:
+        threads = Threads(config.tool_execution.max_threads, outer.settings.threads)
     # An inherited condition is the outer run's: it is checked between that run's turns.
     stop_when = config.stop_when if body.run_config is not None else None
-    run = LiveRun(
-        agent=agent,
-        graph=outer.graph,
+    settings = RunSettings(
         config=config,
+        threads=threads,
+        session=SessionProgress.of(body.session, state) if body.session is not None else None,
+        budget=_make_budget(config, outer, state) if body.run_config is not None else outer.settings.budget,
+        stop_when=as_condition(stop_when) if stop_when is not None else None,
+        redacts_errors=outer.redacts_errors_of(call),
+    )
+    run = LiveRun(
+        tree=outer.tree,
+        settings=settings,
         state=state,
-        log=outer.log,
+        agent=agent,
         context=RunContext(
             context=outer.context.context,
             run_id=f"{outer.context.run_id}/{call_id}",
-            run=RunServicesView(state.path, outer.log.state),
+            run=RunServicesView(state.path, outer.tree.log.state),
         ),
-        effects=outer.effects,
-        hooks=None,
-        session=SessionProgress.of(body.session, state) if body.session is not None else None,
         cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
-        shared=outer.shared,
-        threads=threads,
         resources=Resources(outer.resources),
-        budget=_make_budget(config, outer, state) if body.run_config is not None else outer.budget,
-        stop_when=as_condition(stop_when) if stop_when is not None else None,
-        resolve_model=outer.resolve_model,
-        nest=outer.nest,
         parent=outer,
-        redacts_errors=outer.redacts_errors_of(call),
-        calls=outer.calls,
-        cancel_requests=outer.cancel_requests,
-        children=outer.children,
     )
-    outer.children[run.path] = run
+    outer.tree.children[run.path] = run
     return run

@@ -66,9 +66,9 @@ def _select_input(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
 def _resolve_settings(run: LiveRun) -> ModelSettings:
     """Return the turn's model settings; a tool choice that has been obeyed by this agent is dropped."""
     agent = run.agent
-    model = run.config.model
+    model = run.settings.config.model
     own = agent.model_settings if model is None else settings_for(agent, model)
-    settings = own.resolve(run.config.model_settings)
+    settings = own.resolve(run.settings.config.model_settings)
     if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
         settings = attrs.evolve(settings, tool_choice=None)
     return settings
@@ -84,15 +84,15 @@ def _find_shadowed_tools(run: LiveRun, handoffs: list[Handoff], by_key: dict[str
     clashing = names & by_key.keys()
     for name in sorted(clashing):
         text = f"agent {run.agent.name!r} has a tool and a handoff named {name!r}"
-        if run.config.tool_name_collision_policy == "error":
+        if run.settings.config.tool_name_collision_policy == "error":
             raise UserError(text)
         _warn_once(run, name, f"{text}; the handoff is used")
     return clashing
 
 
 def _warn_once(run: LiveRun, key: str, text: str) -> None:
-    if key not in run.root.warned:
-        run.root.warned.add(key)
+    if key not in run.tree.warned:
+        run.tree.warned.add(key)
         logger.warning("%s", text)
 
 
@@ -142,7 +142,7 @@ def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionT
             text = (
                 f"agent {run.agent.name!r} has two enabled tools named {tool.qualified_name!r}: {earlier!r}, {tool!r}"
             )
-            if run.config.tool_name_collision_policy == "error":
+            if run.settings.config.tool_name_collision_policy == "error":
                 raise UserError(text)
             _warn_once(run, tool.lookup_key, f"{text}; the last is used")
         by_key[tool.lookup_key] = tool
@@ -150,14 +150,14 @@ def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionT
 
 
 async def _resolve_model(run: LiveRun) -> Any:
-    given = run.config.model if run.config.model is not None else run.agent.model
+    given = run.settings.config.model if run.settings.config.model is not None else run.agent.model
     if given is None:
         raise UserError(
             f"agent {run.agent.name!r} has no model: give it one (a Model, or a model string such as "
             "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
         )
     try:
-        return await run.resolve_model(run, given)
+        return await run.tree.resolve_model(run, given)
     except (ModelTransportError, ModelTimeoutError) as error:
         run.stopped_by = error
         raise

@@ -52,7 +52,7 @@ async def _run_guardrail(run: LiveRun, stage: Any, index: int, guardrail: Any, *
     effect = e.Guard(
         run.path, stage, guardrail.name, None, lambda: call_user(guardrail.fn, run.context, run.agent, *args)
     )
-    output = await run.effects.perform(effect)
+    output = await run.tree.effects.perform(effect)
     if not isinstance(output, GuardrailFunctionOutput):
         raise UserTypeError(f"guardrail {guardrail.name!r} must return GuardrailFunctionOutput, not {output!r}")
     return output, anyio.current_time() - began
@@ -77,7 +77,7 @@ def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int) 
 
 def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
     """Return the input guardrails in declaration order: the configuration's, then those of the agent at work."""
-    return [*run.config.input_guardrails, *run.agent.input_guardrails]
+    return [*run.settings.config.input_guardrails, *run.agent.input_guardrails]
 
 
 @attrs.frozen
@@ -152,7 +152,7 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
         return
     errors: dict[int, BaseException] = {}
     passed = 0
-    settled = run.guards_settled = anyio.Event()
+    settled = run.turn.guards_settled = anyio.Event()
 
     async def guard(position: int) -> None:
         nonlocal passed
@@ -210,7 +210,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         OutputGuardrailTripwireTriggered: by the first that trips; the others have ended.
         Exception: the error of a guardrail; the others have ended, too.
     """
-    guards: list[OutputGuardrail] = [*run.config.output_guardrails, *run.agent.output_guardrails]
+    guards: list[OutputGuardrail] = [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
     keys = keyed(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
 

@@ -35,10 +35,10 @@ def _collect_fields(run: LiveRun) -> dict[str, Any]:
         "new_items": valid_history(state.new_items),
         "raw_responses": tuple(state.responses),
         "last_agent": run.agent,
-        "usage": run.log.state.usage,
+        "usage": run.tree.log.state.usage,
         "context": run.context.context,
         "calls": _collect_calls(state),
-        "records": tuple(run.log.state.records) if run.parent is None else (),
+        "records": tuple(run.tree.log.state.records) if run.parent is None else (),
         **{f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()},
     }
 
@@ -53,7 +53,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     end = run.state.ended
     assert end is not None
     # Taken out first, so that a stored result holds the run's data and not the run.
-    agent, fold, context = run.root.graph.root, run.log.state, run.context.context
+    agent, fold, context = run.tree.graph.root, run.tree.log.state, run.context.context
     return RunResult(
         **_collect_fields(run),
         final_output=end.final_output,

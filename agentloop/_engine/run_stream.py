@@ -61,7 +61,7 @@ from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.results import RunResult
 from agentloop.state import RunState, as_text, verdict_on
 
-Start = Callable[["RunStream[Any]"], LiveRun]
+Start = Callable[[], LiveRun]
 
 
 @final
@@ -95,15 +95,15 @@ class RunStream(Generic[OutputT]):
             protect()
         context = copy_context()
         group = anyio.create_task_group()
-        live = self._start(self)
+        live = self._start()
         if self._subscribe:
-            self._events = EventBuffer(live.state, live.config.stream_buffer, live.agent_at)
-            live.log.events = self._events
+            self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
+            live.tree.log.events = self._events
         self._live = live
         self._group = await group.__aenter__()
         context.run(current_holder.set, Holder(group.cancel_scope))
         start = starter(group)
-        live.log.on_broken = self._stop
+        live.tree.log.on_broken = self._stop
         live.resources.spawn = lambda work, on, name: start(work, on, name, context)
         start(self._main, live, f"agentloop run of {live.agent.name}", context)
         return self
@@ -134,8 +134,8 @@ class RunStream(Generic[OutputT]):
             self._error = scope_left_open(error) or error
         finally:
             if not closing:
-                if live.log.journal is not None:
-                    live.log.journal.close()
+                if live.tree.log.journal is not None:
+                    live.tree.log.journal.close()
                 self._finished.set()
                 if self._events is not None:
                     self._events.close()
@@ -314,7 +314,7 @@ class RunStream(Generic[OutputT]):
         if self._live is None or self._finished.is_set():
             raise UserError("the run is not under way: decide on its state")
         live = self._live
-        live.append(verdict_on(live.log.state, call, live.graph, live.asking, **verdict))
+        live.append(verdict_on(live.tree.log.state, call, live.tree.graph, live.tree.asking, **verdict))
 
     # -- the run so far
 
@@ -349,7 +349,7 @@ class RunStream(Generic[OutputT]):
         """
         if self._live is None:
             raise UserError("the run has not started")
-        return RunState.of(self._live.graph.root, self._live.log.state, self._live.context.context)
+        return RunState.of(self._live.tree.graph.root, self._live.tree.log.state, self._live.context.context)
 
     @property
     def result(self) -> RunResult[OutputT]:

@@ -33,11 +33,11 @@ async def load_session(
         UserTypeError: the callback returned no list.
         Exception: the error of the session or the callback.
     """
-    limit = run.config.session_settings.limit if run.config.session_settings is not None else None
+    limit = run.settings.config.session_settings.limit if run.settings.config.session_settings is not None else None
     session = progress.session
     effect = e.LoadSession(run.path, lambda: session.get_items() if limit is None else session.get_items(limit))
-    history = whole_pairs(tuple(await run.effects.perform(effect)))
-    merge = run.config.session_input_callback
+    history = whole_pairs(tuple(await run.tree.effects.perform(effect)))
+    merge = run.settings.config.session_input_callback
     if merge is None:
         return given, (*history, *given)
     merged = await run.call_callback(
@@ -71,7 +71,7 @@ async def save_items(
     left = seconds_to_deadline()
     seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
     with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
-        await run.log.durable()  # else, after a crash, the session could hold an output that the log lacks
+        await run.tree.log.durable()  # else, after a crash, the session could hold an output that the log lacks
         await _write(run, progress, items)
 
 
@@ -80,10 +80,10 @@ async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> 
     if progress.doubtful:
         progress.doubtful = False
         effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
-        items = _not_there(items, list(await run.effects.perform(effect)))
+        items = _not_there(items, list(await run.tree.effects.perform(effect)))
     if items:
         progress.failed = True
-        await run.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
+        await run.tree.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
         progress.failed = False
     run.append(SessionSaved(*run.here(), progress.saved))
 

@@ -50,9 +50,9 @@ def restored_result(run: LiveRun, record: GuardrailSettled) -> Any:
 
 def _find_guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
     known = (
-        [*run.config.input_guardrails, *run.agent.input_guardrails]
+        [*run.settings.config.input_guardrails, *run.agent.input_guardrails]
         if record.stage == "input"
-        else [*run.config.output_guardrails, *run.agent.output_guardrails]
+        else [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
     )
     named = [guardrail for guardrail in known if guardrail.name == record.guardrail]
     return named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)

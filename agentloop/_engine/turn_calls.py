@@ -36,10 +36,10 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         ModelBehaviorError: see `plan_response`.
     """
     rules = PlanRules(
-        agent_key=run.graph.key,
-        not_found=run.config.tool_not_found_behavior,
-        max_calls=run.config.tool_execution.max_calls_per_turn,
-        limits=run.config.json_limits,
+        agent_key=run.tree.graph.key,
+        not_found=run.settings.config.tool_not_found_behavior,
+        max_calls=run.settings.config.tool_execution.max_calls_per_turn,
+        limits=run.settings.config.json_limits,
     )
     if (
         run.state.conflict is None
@@ -50,9 +50,9 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     plan = plan_response(view, run.state, rules)
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but its errors must show before any of them starts.
-        view.handoff(call.name).read(call.arguments, run.config.json_limits)
+        view.handoff(call.name).read(call.arguments, run.settings.config.json_limits)
     plan = await decide(run, plan)
-    if run.log.expect is None:  # a replay calls nothing, so it needs none
+    if run.tree.log.expect is None:  # a replay calls nothing, so it needs none
         check_secrets(plan, run.state)
     return plan
 
@@ -79,9 +79,9 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     Raises:
         AgentLoopError, BaseException: the batch's failure, chosen by class, phase and model order.
     """
-    sequential = (run.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
+    sequential = (run.settings.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
     batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
-    events = run.log.events
+    events = run.tree.log.events
     if events is not None:
         events.on_room[batch.room] = None
     task = own_task()
@@ -114,8 +114,8 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
     """Return the outcome of a call that is answered without running, with the text of `tool_error_formatter` if any."""
     answer = entry.disposition
     assert isinstance(answer, Answer)
-    outcome = attrs.evolve(answer.outcome, ended_at=run.log.wall())
-    formatter = run.config.tool_error_formatter
+    outcome = attrs.evolve(answer.outcome, ended_at=run.tree.log.wall())
+    formatter = run.settings.config.tool_error_formatter
     if answer.kind is None or formatter is None:
         return outcome
     assert isinstance(outcome.output, str)

@@ -18,7 +18,7 @@ async def fired(run: LiveRun) -> Fired | None:
 
     Calls the application's predicates, one after the other.
     """
-    condition = run.stop_when
+    condition = run.settings.stop_when
     if condition is None:
         return None
     answers = {}
@@ -40,7 +40,7 @@ def _make_condition_view(run: LiveRun) -> ConditionView:
         turn=state.turn,
         calls=state.called,
         text="\n".join(texts),
-        total_tokens=run.log.state.meter.total_tokens,
+        total_tokens=run.tree.log.state.meter.total_tokens,
         context=run.context,
     )
 
@@ -54,7 +54,7 @@ def check_loop(run: LiveRun) -> None:
     Raises:
         ToolLoopDetected: naming the call.
     """
-    limit, state = run.config.loop_detection, run.state
+    limit, state = run.settings.config.loop_detection, run.state
     if limit is None or state.warned_in == state.turn:
         return
     again = Counter((call.tool or call.call.name, call.call.arguments) for call in state.batch)

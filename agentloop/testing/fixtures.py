@@ -114,7 +114,7 @@ class _Orphans:
         where = f"the run of {watched.agent}"
         for name in _unfinished(watched):
             self.found.append(f"task {name} outlives {where}")
-        for place in _live_run(watched.stream).threads._live:
+        for place in _live_run(watched.stream).settings.threads._live:
             self.found.append(f"the thread of {place.name} outlives {where}")
         for inside, span in self.spans:
             if inside is watched and span.ended_at is None:

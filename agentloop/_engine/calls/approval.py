@@ -68,7 +68,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
 
 
 def _needs_decision(run: LiveRun, tool: FunctionTool) -> bool:
-    return tool.needs_approval is not False or bool(run.config.policies)
+    return tool.needs_approval is not False or bool(run.settings.config.policies)
 
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
@@ -79,7 +79,7 @@ async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plan
             redact_message(error)
         raise
     finally:
-        run.root.asking.pop((run.path, entry.call.call_id), None)
+        run.tree.asking.pop((run.path, entry.call.call_id), None)
 
 
 async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
@@ -92,11 +92,11 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
     arguments = planned.arguments
     request = state.approval
     if request is not None and request.arguments is not None:
-        arguments = read_arguments(tool, request.arguments, run.config.json_limits)
+        arguments = read_arguments(tool, request.arguments, run.settings.config.json_limits)
     verdict = _find_verdict(run, state, tool, arguments)
     if verdict is not None and verdict.approved and verdict.arguments is not None:
-        arguments = read_arguments(tool, verdict.arguments, run.config.json_limits)
-    asking = run.root.asking
+        arguments = read_arguments(tool, verdict.arguments, run.settings.config.json_limits)
+    asking = run.tree.asking
     if verdict is None:
         asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
     decision = await _run_policies(run, entry, tool, arguments)
@@ -106,7 +106,7 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
     if verdict is None and _matches_request(run, state, tool, arguments):
         return AwaitVerdict(arguments)  # requested in an earlier run segment, and no verdict was given
     wanted = decision if isinstance(decision, _ApprovalWanted) else None
-    if verdict is None and run.config.tool_execution.pre_approval_tool_input_guardrails:
+    if verdict is None and run.settings.config.tool_execution.pre_approval_tool_input_guardrails:
         if wanted is None and tool.needs_approval is False:
             return Execute(arguments)
         judged = await judge_before_approval(run, entry, tool, arguments)
@@ -114,7 +114,7 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
             return Answer(judged)
         if judged is not None:
             # Other arguments are another invocation: decisions on the first ones do not apply to it.
-            arguments = read_arguments(tool, judged, run.config.json_limits)
+            arguments = read_arguments(tool, judged, run.settings.config.json_limits)
             asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
             decision = await _run_policies(run, entry, tool, arguments)
             if isinstance(decision, Deny):
@@ -137,7 +137,7 @@ async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: 
     A policy that only wants an approval has no effect here: the call has passed its approval, and the guardrail that
     rewrote it is the tool's own.
     """
-    if not run.config.policies:
+    if not run.settings.config.policies:
         return None
     decision = await _run_policies(run, entry, tool, arguments)
     return _make_denial(run, entry, tool, decision).outcome if isinstance(decision, Deny) else None
@@ -159,7 +159,7 @@ def _digest_arguments(run: LiveRun, request: ApprovalRequested | None, arguments
     """Return the digest of the call's arguments; for a text with withheld parts, the one that the log still has."""
     if request is not None and isinstance(arguments.text, WithheldText):
         return request.digest
-    return arguments_digest(arguments.text, run.config.json_limits)
+    return arguments_digest(arguments.text, run.settings.config.json_limits)
 
 
 def _make_request(
@@ -170,7 +170,7 @@ def _make_request(
         entry.call.call_id,
         run.agent_key,
         tool.lookup_key,
-        arguments_digest(arguments.text, run.config.json_limits),
+        arguments_digest(arguments.text, run.settings.config.json_limits),
         arguments=arguments.text if arguments.text != entry.call.arguments else None,
         policy=wanted.policies if wanted is not None else None,
         reason=wanted.reason if wanted is not None else None,
@@ -193,7 +193,8 @@ def _find_verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments:
     key = (run.agent_key, tool.lookup_key)
     if given is not None and (given.agent, given.tool) == key:
         digest = _digest_arguments(run, state.approval, arguments)
-        edited = given.arguments is not None and arguments_digest(given.arguments, run.config.json_limits) == digest
+        limits = run.settings.config.json_limits
+        edited = given.arguments is not None and arguments_digest(given.arguments, limits) == digest
         if given.digest == digest or edited:
             return given
     sticky = run.state.sticky.get(key)
@@ -223,7 +224,7 @@ async def _run_policies(
     denied: Deny | None = None
     asking: dict[str, None] = {}
     reasons: list[str] = []
-    for index, policy in enumerate(run.config.policies):
+    for index, policy in enumerate(run.settings.config.policies):
         pending = PendingCall(
             call=entry.call,
             tool=tool,

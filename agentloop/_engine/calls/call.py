@@ -190,7 +190,7 @@ async def _run_in_scope(live: LiveCall, count: int, task: object) -> end.Ending:
     if isinstance(result, end.Returned) and live.tool.secret_output:
         live.gave_secret = True
     if live.phase == "body":
-        live.body_ended_at = live.run.log.wall()
+        live.body_ended_at = live.run.tree.log.wall()
         if isinstance(result, _UNCANCELLED):
             live.run.append(_make_body_record(live, result))
     return await _resolve_result(live, result)
@@ -260,10 +260,10 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
         raise live.cost_error
     if live.over_budget:
         text = f"Tool '{tool.name}' was not started: the run's budget is spent."
-        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
+        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.tree.log.wall()))
     if not (_is_exposed(live) and (tool.is_enabled is True or await _check_enabled(live))):
         text = f"Tool '{tool.name}' is no longer available."
-        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.log.wall()))
+        return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.tree.log.wall()))
     live.context = call_context(live)
     if tool.tool_input_guardrails:
         judged = await _run_input_guardrails(live)
@@ -274,16 +274,16 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
     if live.arguments.fault is not None:
         return end.Faulty(live.arguments.fault)
     if tool.runs_in_thread:
-        place = await run.threads.place(live, tool.name)
+        place = await run.settings.threads.place(live, tool.name)
         if isinstance(place, str):
-            return end.Refused(CallOutcome(status="skipped", output=place, ended_at=run.log.wall()))
+            return end.Refused(CallOutcome(status="skipped", output=place, ended_at=run.tree.log.wall()))
         live.place = place
     return None
 
 
 def _is_exposed(live: LiveCall) -> bool:
     """Tell whether the turn still has the tool (step 8): it may have been removed while the call waited."""
-    view, call = live.run.view, live.entry.call
+    view, call = live.run.turn.view, live.entry.call
     return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
 
 
@@ -306,9 +306,9 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
     if judged.tripwire is not None:
         return end.Raised(judged.tripwire, "around")
     if judged.arguments is not None:
-        rewritten = read_arguments(live.tool, judged.arguments, live.run.config.json_limits)
+        rewritten = read_arguments(live.tool, judged.arguments, live.run.settings.config.json_limits)
         if (denied := await denial(live.run, live.entry, live.tool, rewritten)) is not None:
-            return end.Refused(attrs.evolve(denied, ended_at=live.run.log.wall()))
+            return end.Refused(attrs.evolve(denied, ended_at=live.run.tree.log.wall()))
         await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting
         if not live.batch.rekey(live, rewritten):
             return end.Deferred()
@@ -320,19 +320,19 @@ async def _run_body(live: LiveCall) -> end.Ending:
     """Do steps 10 to 12: record the start, call the start hooks, run the body."""
     run, context = live.run, live.context
     assert context is not None
-    live.started_at, live.started_clock = run.log.wall(), anyio.current_time()
+    live.started_at, live.started_clock = run.tree.log.wall(), anyio.current_time()
     try:
         if not live.announced:
             await _record_start(live, context)
         live.phase = "body"
         _start_timeouts(live)
         do = _make_body_function(live, context)
-        live.coro = run.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
+        live.coro = run.tree.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
         value = await live.coro
     finally:
         live.coro = None
         if live.place is not None and live.place.ident is None:
-            run.threads.give_back(live.place)  # no thread has come to it
+            run.settings.threads.give_back(live.place)  # no thread has come to it
     return value if isinstance(value, end.Paused) else end.Returned(value)
 
 
@@ -353,18 +353,18 @@ async def _record_start(live: LiveCall, context: ToolContext[Any]) -> None:
             cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
         )
     )
-    if run.budget is not None and reserved is not None:
-        run.budget.spend(reserved)
-    if run.log.spans is not None:
-        set_current_span(run.log.spans.call_span(run.path, live.call_id))
-    if run.log.journal is not None:
-        await run.log.journal.durable()
-    if run.hooks is not None or run.agent.hooks is not None:
+    if run.settings.budget is not None and reserved is not None:
+        run.settings.budget.spend(reserved)
+    if run.tree.log.spans is not None:
+        set_current_span(run.tree.log.spans.call_span(run.path, live.call_id))
+    if run.tree.log.journal is not None:
+        await run.tree.log.journal.durable()
+    if run.settings.hooks is not None or run.agent.hooks is not None:
         await _call_start_hooks(live, context)
 
 
 async def _call_start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
-    for hooks in (live.run.hooks, live.run.agent.hooks):
+    for hooks in (live.run.settings.hooks, live.run.agent.hooks):
         if hooks is not None:
             live.hooked = [*live.hooked, hooks]
             await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
@@ -395,7 +395,7 @@ def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[
         case RawBody(fn):
             return partial(call_user, fn, context, live.arguments.text)
         case AgentCall() as body:
-            return partial(live.run.nest, live.run, live.entry.call, live.arguments, body)
+            return partial(live.run.tree.nest, live.run, live.entry.call, live.arguments, body)
         case None:  # pragma: no cover - a FunctionTool always has a body once it is made
             raise AssertionError
 
@@ -417,7 +417,7 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
         _report_late(live, value=value, error=error)
 
     try:
-        value = await live.run.threads.run(
+        value = await live.run.settings.threads.run(
             place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=late
         )
     finally:
@@ -468,7 +468,7 @@ def _converts_without_waiting(live: LiveCall, result: end.Ending) -> bool:
         isinstance(result, end.Returned)
         and not live.tool.tool_output_guardrails
         and live.tool.custom_data_extractor is None
-        and live.run.config.output_store is None
+        and live.run.settings.config.output_store is None
     )
 
 
@@ -498,7 +498,7 @@ def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
         custom_data=outcome.custom_data,
         cleanup=live.cleanup,
         started_at=live.started_at,
-        ended_at=live.run.log.wall(),
+        ended_at=live.run.tree.log.wall(),
         secret=outcome.secret or live.run.state.gives_secret(live.entry.call),
     )
 

@@ -138,7 +138,7 @@ async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Conver
 
 
 async def _bound_output(live: LiveCall, output: Content | None) -> Content | None:
-    limit = live.run.config.tool_execution.max_output_chars
+    limit = live.run.settings.config.tool_execution.max_output_chars
     if output is None or limit is None or (isinstance(output, str) and len(output) <= limit):
         return output
     return await bounded_output(output, limit, _make_put(live))
@@ -146,7 +146,7 @@ async def _bound_output(live: LiveCall, output: Content | None) -> Content | Non
 
 def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
     """Return the function that stores an output that is too long, or None without an output store."""
-    store = live.run.config.output_store
+    store = live.run.settings.config.output_store
     if store is None:
         return None
 

@@ -155,8 +155,8 @@ class LiveCall:
         """Start the call's task. Called by the dispatcher when the call's limits are taken; never waits."""
         self.holds_permit = True
         self.phase = "starting"
-        if self.run.budget is not None and self.attempt == 1 and not self.announced:
-            self._reserve_budget(self.run.budget)
+        if self.run.settings.budget is not None and self.attempt == 1 and not self.announced:
+            self._reserve_budget(self.run.settings.budget)
         self.batch.spawn(self)
 
     def _reserve_budget(self, budget: Budget) -> None:
@@ -173,15 +173,15 @@ class LiveCall:
         """Give back the limits and an unspent reservation; the next call may start in this same step."""
         if self.holds_permit:
             self.holds_permit = False
-            if self.run.budget is not None and self.reservation is not None:
-                self.run.budget.release(self.reservation)  # nothing to give back once the body has started
+            if self.run.settings.budget is not None and self.reservation is not None:
+                self.run.settings.budget.release(self.reservation)  # nothing to give back once the body has started
             for limit in self.limits:
                 limit.give()
             self.batch.pump.pump()
 
     def release_all(self) -> None:
         """Give back everything shared that the call holds: its turn in the queue for threads, limits, budget."""
-        self.run.threads.leave(self)
+        self.run.settings.threads.leave(self)
         self.release_permit()
 
     def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
@@ -219,7 +219,7 @@ class Batch:
     ) -> None:
         self.run = run
         self._run_call = run_call
-        self.execution = run.config.tool_execution
+        self.execution = run.settings.config.tool_execution
         self.calls: list[LiveCall] = []
         self.answers: list[PlanEntry] = []
         self.failures: list[Failure] = []
@@ -236,7 +236,7 @@ class Batch:
         self._leaders: dict[str, LiveCall] = {}
         self._followers: dict[str, list[LiveCall]] = {}
         self._opened_at = anyio.current_time()
-        self._gate = run.log.events.new_gate() if run.log.events is not None else None
+        self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
         self._sleeps_until = math.inf
         self._report_next = -math.inf
         """The time, on the loop's clock, at which bodies that still run are reported again."""
@@ -297,10 +297,10 @@ class Batch:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
             limits = (*limits, group)
         live = LiveCall(self.run, self, entry, tool, disposition.arguments, limits=tuple(dict.fromkeys(limits)))
-        live.queued_at = self.run.log.wall()
+        live.queued_at = self.run.tree.log.wall()
         self._restore_earlier(live, disposition)
         self.calls.append(live)
-        self.run.calls[self.run.path, live.call_id] = live
+        self.run.tree.calls[self.run.path, live.call_id] = live
         return live
 
     def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
@@ -315,11 +315,11 @@ class Batch:
         else:
             live.announced = disposition.resumed and state.attempt == disposition.attempt
         if live.announced:
-            live.hooked = [hooks for hooks in (self.run.hooks, self.run.agent.hooks) if hooks is not None]
+            live.hooked = [hooks for hooks in (self.run.settings.hooks, self.run.agent.hooks) if hooks is not None]
 
     def _choose_dispatcher(self) -> Dispatcher:
         """Return the loop's shared dispatcher if a tool has a shareable limit, else one for this batch alone."""
-        shared = self.run.shared
+        shared = self.run.tree.shared
         bound = False
         for live in self.calls:
             for limit in live.tool.capacity:
@@ -335,12 +335,11 @@ class Batch:
         # Before the first calls are queued: a look that leaves calls waiting for a `Rate` must find an owner to wake.
         self.pump.sleepers[self._wake_for] = None
         self._next_segment()
-        mine = (
-            {live.call_id: live for live in self.calls if live.phase != "settled"} if self.run.cancel_requests else {}
-        )
-        for (path, call_id), reason in list(self.run.cancel_requests.items()):
+        requests = self.run.tree.cancel_requests
+        mine = {live.call_id: live for live in self.calls if live.phase != "settled"} if requests else {}
+        for (path, call_id), reason in list(requests.items()):
             if path == self.run.path and call_id in mine:
-                del self.run.cancel_requests[path, call_id]
+                del requests[path, call_id]
                 mine[call_id].cancel("caller", reason)
 
     def spawn(self, live: LiveCall) -> None:
@@ -350,7 +349,7 @@ class Batch:
         live.scope = anyio.CancelScope()
         live.started_clock = anyio.current_time()
         if live.tool.runs_in_thread:
-            self.run.threads.join(live)
+            self.run.settings.threads.join(live)
         name = f"agentloop call {live.tool.name} {'/'.join((*self.run.path, live.call_id))}"
         self._starter(self._run_call, live, name, self.spawn_context)
 
@@ -421,7 +420,7 @@ class Batch:
     def _settle_replayed(self, live: LiveCall, source: str) -> None:
         outcome = self.run.state.calls[source].outcome
         assert outcome is not None
-        now = self.run.log.wall()
+        now = self.run.tree.log.wall()
         self.settle(
             live,
             CallOutcome(
@@ -458,7 +457,7 @@ class Batch:
             self.fail(failure)
         live.release_permit()
         self._current.discard(live)
-        self.run.calls.pop((self.run.path, live.call_id), None)
+        self.run.tree.calls.pop((self.run.path, live.call_id), None)
         self._share_outcome(live, outcome)
         self._next_segment()
         if self._unsettled == 0:
@@ -498,7 +497,7 @@ class Batch:
         live.phase = "paused"
         live.release_permit()
         self._current.discard(live)
-        self.run.calls.pop((self.run.path, live.call_id), None)
+        self.run.tree.calls.pop((self.run.path, live.call_id), None)
         self._unsettled -= 1
         if self.stopped is not None or self.failures:
             self._end_paused(live)
@@ -566,7 +565,7 @@ class Batch:
             status="cancelled",
             output=sibling_cancelled_text(live.tool.name) if by == "sibling" else None,
             cancelled_by=by,  # type: ignore[arg-type]  # "sibling", "parent" or "deadline"
-            ended_at=self.run.log.wall(),
+            ended_at=self.run.tree.log.wall(),
         )
 
     def _expire_waiting(self) -> None:
@@ -580,7 +579,7 @@ class Batch:
             live.phase = "settled"  # all of them first: settling one must not start another
         for live in late:
             text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
-            self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.log.wall()))
+            self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.tree.log.wall()))
 
     def _can_expire(self, live: LiveCall) -> bool:
         """Tell whether *live* may be skipped as unstarted: it waits for room, and not for an equal call.
@@ -621,7 +620,7 @@ class Batch:
             cancelled_by=by,
             body_finished=live.body_finished,
             started_at=live.started_at,
-            ended_at=self.run.log.wall(),
+            ended_at=self.run.tree.log.wall(),
         )
 
     def _settle_unstarted(self) -> None:
@@ -643,7 +642,7 @@ class Batch:
             return
         self.closed = self.halted = True
         run = self.run
-        run.log.journal = run.log.events = None
+        run.tree.log.journal = run.tree.log.events = None
         for live in self.calls:
             if live.phase not in ("settled", "paused"):
                 live.phase = "settled"
@@ -747,7 +746,7 @@ class Batch:
         """Break the reference cycles between batch and calls, so that they don't wait for the garbage collector."""
         for live in self.calls:
             live.context = live.ticket = None
-            self.run.calls.pop((self.run.path, live.call_id), None)
+            self.run.tree.calls.pop((self.run.path, live.call_id), None)
         for held in (self.calls, self._segments, self._current, self._leaders, self._followers):
             held.clear()
 

@@ -39,10 +39,10 @@ class ToolContextServices:
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress, from the loop or from the body's thread (which waits for the loop)."""
         run = self._live.run
-        if threading.get_ident() == run.shared.thread_ident:
+        if threading.get_ident() == run.tree.shared.thread_ident:
             self._report(progress, total, message)
         else:
-            anyio.from_thread.run_sync(self._report, progress, total, message, token=run.token)
+            anyio.from_thread.run_sync(self._report, progress, total, message, token=run.tree.token)
 
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
         live = self._live
@@ -54,7 +54,7 @@ class ToolContextServices:
             whole = live.body_clock + live.tool.timeout if live.tool.timeout is not None else math.inf
             live.timeout_at = live.scope.deadline = min(whole, live.idle_since + idle)
         run = live.run
-        for buffer in run.log.buffers():
+        for buffer in run.tree.log.buffers():
             event = CallProgress(live.entry.call, progress, total, message, path=run.path, turn=run.state.turn)
             buffer.progress(event)
 
@@ -113,9 +113,9 @@ def tool_context(
         tool_arguments=arguments.text,
         tool_namespace=call.namespace,
         agent=run.agent,
-        run_config=run.config,
+        run_config=run.settings.config,
         conversation_history=conversation,
-        idempotency_key=idempotency_key(run.root.state.run_id, run.path, call.call_id),
+        idempotency_key=idempotency_key(run.tree.log.state.run_id, run.path, call.call_id),
         call=services,
         secret=tool.secret,
     )

@@ -113,7 +113,7 @@ async def _run_guardrail(
     run = live.run
     began = anyio.current_time()
     effect = e.Guard(run.path, stage, guardrail.name, live.call_id, lambda: call_user(guardrail.fn, data))
-    verdict: Any = await run.effects.perform(effect)
+    verdict: Any = await run.tree.effects.perform(effect)
     if not isinstance(verdict, _VERDICTS[stage]):
         needed = ", ".join(kind.__name__ for kind in _VERDICTS[stage])
         raise UserTypeError(f"guardrail {guardrail.name!r} must return one of {needed}, not {verdict!r}")

@@ -151,69 +151,88 @@ class Cancellable(Protocol):
 
 
 @attrs.define(eq=False, kw_only=True)
+class RunTree:
+    """The shared parts of a run and of the runs nested in it.
+
+    Made with the outermost run; no field is assigned anew afterwards.
+    """
+
+    log: Log
+    effects: Effects
+    graph: AgentGraph
+    """The agents of all runs, by key."""
+    shared: LoopState
+    resources: Resources
+    """The resources of the outermost run."""
+    resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
+    nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
+    """The function that runs an agent tool's nested run."""
+    token: EventLoopToken = attrs.field(factory=anyio.lowlevel.current_token)
+    """The event loop, for requests from other threads."""
+    calls: dict[tuple[tuple[str, ...], str], Cancellable] = attrs.field(factory=dict)
+    """Index of the live calls, by path and id."""
+    cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
+    """The reasons of calls that were cancelled before they were scheduled."""
+    children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
+    """The nested runs, by path."""
+    asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
+    """Possible requests for approval, of calls whose policies or callbacks still run."""
+    warned: set[str] = attrs.field(factory=set)
+    """Keys of the warnings that were logged already: each is logged once."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class RunSettings:
+    """The settings of one run. No field is assigned anew after the run has been made."""
+
+    config: RunConfig
+    threads: Threads
+    hooks: RunHooks | None = None
+    error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
+    session: SessionProgress | None = None
+    """The progress of writing to the run's session, if it has one."""
+    server: ServerConversation | None = None
+    budget: Budget | None = None
+    stop_when: Condition | None = None
+    redacts_errors: bool = False
+    """True if no text may show the message of an error of this run: it is nested in a call with secret arguments."""
+
+
+@attrs.define(eq=False)
+class Turn:
+    """The parts of the turn under way that are not in the log. Owned by the run's task."""
+
+    view: TurnView | None = None
+    """The turn's definitions; None until they are prepared, and after a handoff."""
+    guards_settled: anyio.Event | None = None
+    """Set once all input guardrails beside the first model call have passed; None where there are none."""
+
+
+@attrs.define(eq=False, kw_only=True)
 class LiveRun:
     """One run at one node of the tree of runs. Owned and mutated by the task that drives it, and by its calls' tasks.
 
     No code outside the engine sees it.
     """
 
-    agent: Agent[Any, Any]
-    config: RunConfig
+    tree: RunTree
+    settings: RunSettings
     state: RunFold
-    log: Log
+    agent: Agent[Any, Any]
     context: RunContext[Any]
-    effects: Effects
-    hooks: RunHooks | None
     cleanup: Cleanup
-    shared: LoopState
-    threads: Threads
     resources: Resources
-    resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
-    nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
-    """The function that runs an agent tool's nested run."""
-    graph: AgentGraph
-    """The agents of the whole tree, by key."""
-    token: EventLoopToken = attrs.field(factory=anyio.lowlevel.current_token)
-    """The event loop of the run, for requests from other threads."""
-    view: TurnView | None = None
     parent: LiveRun | None = None
+    turn: Turn = attrs.field(factory=Turn)
     scope: anyio.CancelScope | None = None
     """The scope that ends the run at its deadline, or when its journal fails; None where it has neither."""
-    calls: dict[tuple[tuple[str, ...], str], Cancellable] = attrs.field(factory=dict)
-    """Index of the live calls of the whole tree, by path and id; the root's dict, shared."""
-    cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
-    """Calls cancelled before they were scheduled; the root's dict, shared."""
-    children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
-    """Nested runs by path; the root's dict, shared."""
-    session: SessionProgress | None = None
-    """The progress of writing to the run's session, if it has one."""
-    server: ServerConversation | None = None
-    error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
-    stop_when: Condition | None = None
     stopped_by: BaseException | None = None
     """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set
     anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
-    guards_settled: anyio.Event | None = None
-    """Set once all input guardrails beside the first model call have passed; None where there are none."""
-    budget: Budget | None = None
     stop_after_turn: bool = False
     looked_at: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
-    workflow: str | None = None
-    trace_id: str | None = None
-    graph_changes: tuple[str, ...] = ()
-    """The differences of the agents from those the run began with, as texts, where the log doesn't have them yet."""
-    asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
-    """Possible requests for approval, of calls whose policies or callbacks still run; the root's dict is used."""
-    open_spans: Callable[[], Awaitable[None]] | None = None
-    """The function that begins or continues the run's trace; called once, before the run segment's first record."""
-    open_journal: Callable[[], Awaitable[None]] | None = None
-    """The function that begins or continues the run's journal; called once, before the run segment's first record."""
-    redacts_errors: bool = False
-    """True if no text may show the message of an error of this run: it is nested in a call with secret arguments."""
     _ended_by: str | None = None
-    warned: set[str] = attrs.field(factory=set)
-    """Keys of warnings that were logged already, each once per tree; the root's set is used."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -226,34 +245,29 @@ class LiveRun:
         return len(self.state.path)
 
     @property
-    def root(self) -> LiveRun:
-        """The run the caller started."""
-        return self if self.parent is None else self.parent.root
-
-    @property
     def agent_key(self) -> str:
         """The key of the agent at work."""
-        return self.graph.key(self.agent)
+        return self.tree.graph.key(self.agent)
 
     @property
     def price(self) -> Price | None:
         """The function that prices a request: the configuration's, else the outer run's, whose budget pays as well."""
-        own = self.config.price
+        own = self.settings.config.price
         return own if own is not None or self.parent is None else self.parent.price
 
     @property
     def conversation(self) -> tuple[Item, ...]:
         """The items that were shown to the model, and its response."""
-        shown = self.view.input if self.view is not None else ()
+        shown = self.turn.view.input if self.turn.view is not None else ()
         return (*shown, *(self.state.response or ()))
 
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return the first fields of every record: path, turn and wall-clock time."""
-        return self.state.path, self.state.turn, self.log.wall()
+        return self.state.path, self.state.turn, self.tree.log.wall()
 
     def append(self, record: Record) -> None:
         """Append *record* to the log of the tree. Never waits."""
-        self.log.append(record)
+        self.tree.log.append(record)
 
     def check_request(self) -> None:
         """Check that every budget that has to pay for one more model request allows it.
@@ -264,9 +278,9 @@ class LiveRun:
         run: LiveRun | None = self
         while run is not None:
             outer = run.parent
-            if run.budget is not None and (outer is None or run.budget is not outer.budget):
+            if run.settings.budget is not None and (outer is None or run.settings.budget is not outer.settings.budget):
                 try:
-                    run.budget.check_request(run.state.meter)
+                    run.settings.budget.check_request(run.state.meter)
                 except UsageLimitExceeded as error:
                     self.stopped_by = error
                     raise
@@ -274,12 +288,12 @@ class LiveRun:
 
     def redact_error(self, error: BaseException) -> None:
         """Hide the message of *error* in every text, if the run's errors may repeat a secret."""
-        if self.redacts_errors:
+        if self.settings.redacts_errors:
             redact_message(error)
 
     def redacts_errors_of(self, call: ToolCall) -> bool:
         """Tell whether errors of *call*, and texts that the application makes of it, may repeat a secret."""
-        return self.redacts_errors or bool(call.secret)
+        return self.settings.redacts_errors or bool(call.secret)
 
     async def call_callback(
         self,
@@ -294,7 +308,7 @@ class LiveRun:
 
         *form* makes plain data of the answer for the record. Errors of the callback are raised bare, unrecorded.
         """
-        answer = await self.effects.perform(e.CallCallback(self.path, what, key, do))
+        answer = await self.tree.effects.perform(e.CallCallback(self.path, what, key, do))
         if told:
             plain = answer if form is None else form(answer)
             # A text that the application made for a run with secret input may repeat it.
@@ -304,21 +318,22 @@ class LiveRun:
 
     async def random(self, what: str, key: str) -> float:
         """Draw a number in [0, 1), and record it."""
-        drawn: float = await self.effects.perform(e.Random())
+        drawn: float = await self.tree.effects.perform(e.Random())
         self.append(CallbackReturned(*self.here(), f"random:{what}", key, drawn))
         return drawn
 
     def agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
         """Return the agent at work at *path*; None where there is no run."""
-        run = self.children.get(path) if path else self
+        run = self.tree.children.get(path) if path else self
         return run.agent if run is not None else None
 
     # -- the end
 
     def release_refs(self) -> None:
         """Break the reference cycles of the run, so that a finished one doesn't wait for the garbage collector."""
-        self.log.events = self.log.spans = self.log.on_broken = self.open_spans = self.open_journal = None
-        self.children.clear()
+        log = self.tree.log
+        log.events = log.spans = log.on_broken = None
+        self.tree.children.clear()
 
     def cancel_source(self) -> str:
         """Return "parent" or "deadline" as the source of this run's cancellation. The first answer stays.
@@ -328,7 +343,7 @@ class LiveRun:
         """
         if self._ended_by is None:
             scope = self._find_cancelled_scope()
-            journal = self.log.journal
+            journal = self.tree.log.journal
             by_deadline = scope is not None and not _is_cancelled_outside(scope)
             by_deadline = by_deadline and (journal is None or journal.error is None)
             self._ended_by = "deadline" if by_deadline else "parent"
@@ -366,7 +381,7 @@ class LiveRun:
         """Report to instruments the value or error of a body that came after its outcome was decided."""
         if report.error is not None:
             logger.debug("late error of call %s: %s", report.call.call_id, error_summary(report.error))
-        self.log.tell("on_late_result", report)
+        self.tree.log.tell("on_late_result", report)
 
     def report_still_running(self, report: StillRunning) -> None:
         """Report to instruments and the log of Python that a call outlives the cleanup deadline."""
@@ -376,21 +391,21 @@ class LiveRun:
             report.call.name,
             report.age,
         )
-        self.log.tell("on_still_running", report)
+        self.tree.log.tell("on_still_running", report)
 
     def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
         """Cancel one call, running or queued; return False if it has ended or is unknown. From any task or thread."""
-        if threading.get_ident() != self.shared.thread_ident:
-            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.token)
+        if threading.get_ident() != self.tree.shared.thread_ident:
+            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.tree.token)
         return self._cancel_call(path, call_id, reason)
 
     def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
-        live = self.calls.get((path, call_id))
+        live = self.tree.calls.get((path, call_id))
         if live is not None:
             return live.cancel("caller", reason)
-        state = self.log.state.at(path)
+        state = self.tree.log.state.at(path)
         waiting = state.calls.get(call_id) if state is not None else None
         if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
             return False
-        self.cancel_requests.setdefault((path, call_id), reason)
+        self.tree.cancel_requests.setdefault((path, call_id), reason)
         return True

@@ -32,7 +32,7 @@ it with another timing hypothesis (`_timing.search`), and reports the divergence
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,12 +41,14 @@ import attrs
 
 from agentloop import records as r
 from agentloop._engine.run_stream import RunStream
+from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import ReplayDivergence
 from agentloop.limits import Rate
 from agentloop.results import RunResult
 from agentloop.run import HANDLERS, RunOptions, _stream
+from agentloop.spans import Trace
 from agentloop.state import RunState
 from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
@@ -185,6 +187,7 @@ class _SegmentReplay:
         """
         stream, effects = begin(), self.effects
         self.stream = stream
+        stream._entry = attrs.evolve(stream._entry, open_trace=self._find_trace())
         # Each segment has a loop of its own, but the rates of tools count starts over all segments: the clock of this
         # loop must begin at the recorded distance.
         await anyio.sleep(max(0.0, effects.records[self.entry.start].at - effects.records[0].at))
@@ -195,14 +198,12 @@ class _SegmentReplay:
                     async with stream:
                         live = stream._live
                         assert live is not None
-                        effects.log = live.log
-                        live.log.events = Consumer(effects, live)
+                        effects.log = live.tree.log
+                        live.tree.log.events = Consumer(effects, live)
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.end_from_outside = self._end_from_outside
-                        effects.live_call = live.calls.get
+                        effects.live_call = live.tree.calls.get
                         effects.end_call = self._end_call
-                        first: Any = effects.records[self.entry.start]
-                        live.trace_id, live.workflow = first.trace_id, first.workflow
                         group.start_soon(self._drive, name="agentloop replay")
                         await stream.finished()
                 finally:
@@ -214,6 +215,17 @@ class _SegmentReplay:
         begun = stream._live
         if self.error is None and stream.error is None and begun is not None and begun.state.ended is not None:
             self.result = stream.result
+
+    def _find_trace(self) -> Callable[[LiveRun], Awaitable[Trace]] | None:
+        """Return a function that returns the recorded trace of the segment; None if it had none."""
+        first: Any = self.effects.records[self.entry.start]
+        if first.trace_id is None:
+            return None
+
+        async def recorded_trace(run: LiveRun) -> Trace:
+            return Trace(workflow_name=first.workflow, trace_id=first.trace_id)
+
+        return recorded_trace
 
     def _keep_error(self, error: BaseException) -> None:
         if error is not self.stream.error:
@@ -308,7 +320,7 @@ class _SegmentReplay:
         started: Any = None if index is None else self.effects.records[index]
         if call is None or started is None or not started.waited_for:
             return False
-        live, now = self.stream._live.calls.get(call), anyio.current_time()
+        live, now = self.stream._live.tree.calls.get(call), anyio.current_time()
         # A rate has room again as time passes, not when other calls release it.
         return live is None or all(limit.room(now) for limit in live.limits if isinstance(limit, Rate))
 
@@ -322,7 +334,7 @@ class _SegmentReplay:
 
     def _end_call(self, call: Call) -> bool:
         """End a call as the log shows: cancelled by its caller, or cut by its timeout. Return False if neither."""
-        settled, live = self.effects.settled(*call), self.stream._live.calls.get(call)
+        settled, live = self.effects.settled(*call), self.stream._live.tree.calls.get(call)
         if settled is None or live is None or live.phase != "body" or live.scope.cancel_called:
             return False
         if settled.outcome.cancelled_by == "caller":
@@ -358,7 +370,7 @@ class _SegmentReplay:
         for one in effects.pending:
             if not one.cancelled or one.call_id is None or (call := (one.path, one.call_id)) == first:
                 continue
-            other, live = effects.next_of_call(*call, r.CallSettled), self.stream._live.calls.get(call)
+            other, live = effects.next_of_call(*call, r.CallSettled), self.stream._live.tree.calls.get(call)
             if other is None or live is None or effects.records[other].outcome.status != "timed_out":  # type: ignore[union-attr]
                 continue
             if live.timeout_at < math.inf and effects.records[other].at - effects.records[index].at < CLEARLY:
@@ -395,7 +407,7 @@ class _SegmentReplay:
             by = None  # the call was cut later; the due guardrail judges the earlier end of its body
         if by in CUT_OFF:
             return None
-        live = self.stream._live.calls.get(call)
+        live = self.stream._live.tree.calls.get(call)
         if settled.outcome.status == "timed_out" and self._end_call(call):
             return True
         if by == "caller" or (by is None and live is not None and not self._ran_out_of_time(live, settled)):
@@ -431,7 +443,7 @@ class _SegmentReplay:
         live = self.stream._live
         if by == "parent":
             self.stream._stop()
-        elif live.config.timeout is not None:
+        elif live.settings.config.timeout is not None:
             live.scope.cancel()
 
     def _find_raising(self, path: Path, call_id: str | None) -> list[Pending]:
