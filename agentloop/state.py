@@ -17,7 +17,8 @@ from agentloop import records as r
 from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop._core.call_identity import arguments_digest, find_tool
 from agentloop._core.plan import read_arguments
-from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.run_fold import RunFold
+from agentloop._core.transitions import check_next
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
@@ -101,11 +102,11 @@ class RunState:
         fold = RunFold(limits=limits)
         for index, record in enumerate(self.records):
             try:
-                _check_order(fold, record)
+                check_next(fold, record)
                 fold.apply(record)
-            except (LookupError, AttributeError, AssertionError, ValueError, TypeError, RecursionError) as error:
+            except ValueError as error:
                 kind = type(record).__name__
-                raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error!r}") from error
+                raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error}") from error
         return fold
 
     def _append(self, record: r.Record) -> None:
@@ -268,56 +269,6 @@ class RunState:
         state.graph_before = stored.graph
         _check_agents(state)
         return state
-
-
-_BETWEEN_ENTRIES = (r.VerdictGiven, r.InputAdded, r.GraphChanged)
-
-
-_MAX_DEPTH = 500
-"""The maximum nesting of runs in a log; the interpreter's stack is too small to read much deeper ones."""
-
-
-def _check_order(root: RunFold, record: r.Record) -> None:
-    """Check that *record* may follow the records of *root*. A run never breaks these rules; a changed log may.
-
-    Raises:
-        ValueError, LookupError: if the record is out of order. A broken log is refused, never repaired by a guess.
-    """
-    if len(record.path) > _MAX_DEPTH:
-        raise ValueError(f"agent tools nest deeper than {_MAX_DEPTH}")
-    fold = root.at(record.path)
-    if fold is None:
-        if not isinstance(record, r.RunStarted) or root.at(record.path[:-1]) is None:
-            raise ValueError("its run has not started")
-        return
-    if isinstance(record, r.RunStarted):
-        if fold.started is not None:
-            raise ValueError("the run has started already")
-    elif fold.started is None:
-        raise ValueError("its run has not started")
-    elif fold.ended is not None and not isinstance(record, (*_BETWEEN_ENTRIES, r.RunResumed)):
-        raise ValueError("the run has ended")
-    elif isinstance(record, r.TurnStarted) and record.turn != fold.turn + (not fold.turn_open):
-        raise ValueError(f"turn {record.turn} follows turn {fold.turn}")
-    elif isinstance(record, r.ModelResponded) and not fold.turn_open:
-        raise ValueError("no turn waits for an answer")
-    elif isinstance(record, r.CallStarted | r.BodyEnded | r.CallSettled):
-        _check_call(fold.calls[record.call_id], record)
-    elif isinstance(record, r.ItemReleased):
-        call = fold.calls[record.call_id]
-        if call.outcome is None or call.released:
-            raise ValueError("the call has not settled, or was released before")
-    elif isinstance(record, r.BatchEnded) and (not fold.batch_open or not all(call.released for call in fold.batch)):
-        raise ValueError("no batch waits for its end")
-
-
-def _check_call(call: CallState, record: r.CallStarted | r.BodyEnded | r.CallSettled) -> None:
-    if call.outcome is not None:
-        raise ValueError("the call has settled already")
-    if isinstance(record, r.BodyEnded) and (record.attempt != call.attempt or not call.attempt):
-        raise ValueError("the body has not begun")
-    if isinstance(record, r.CallStarted) and record.attempt != call.attempt + 1:
-        raise ValueError(f"attempt {record.attempt} follows attempt {call.attempt}")
 
 
 Asking: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]

@@ -16,6 +16,9 @@ import trio.testing
 from hypothesis import HealthCheck, settings
 
 import agentloop
+from agentloop._core.transitions import check_next
+from agentloop._engine.runtime.log import Log
+from agentloop.records import Record
 from agentloop.testing.fixtures import VirtualClock
 
 pytest_plugins = ["pytester", "plugins.scenarios"]
@@ -34,6 +37,38 @@ NOT_ASKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 settings.register_profile("default", deadline=None, suppress_health_check=NOT_ASKED, print_blob=True)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if "CI" in os.environ else "default")
+
+# ---------------------------------------------------------------------------------------------- the log
+
+ILLEGAL: list[str] = []
+"""Records that a run of the current test appended against the transition table."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _check_every_append() -> Iterator[None]:
+    """Check every record that a live run appends against the transition table."""
+    append = Log.append
+
+    def checked(log: Log, record: Record) -> None:
+        if log.expect is None:  # else a replay compares it with a record of a checked log
+            try:
+                check_next(log.state, record)
+            except ValueError as error:
+                ILLEGAL.append(f"record {len(log.state.records)}: {record!r}: {error}")
+        append(log, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Log, "append", checked)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _log_is_legal(_check_every_append: None) -> Iterator[None]:
+    """Fail a test in which a run appended an illegal record."""
+    ILLEGAL.clear()
+    yield
+    assert not ILLEGAL
+
 
 # ---------------------------------------------------------------------------------------------- backends
 

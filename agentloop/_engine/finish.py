@@ -137,17 +137,18 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     for error in (*errors, *(() if failed is None else (failed,))):
         run.redact_error(error)
     others = [error_summary(error) for error in errors if error is not failed]
-    run.append(
-        RunEnded(
-            *run.here(),
-            ended.status,
-            final_output=ended.output if failed is None else None,
-            stop_reason=ended.stop_reason,
-            error=None if failed is None else error_summary(failed),
-            details={"also_failed": others} if others else None,
-            resumable=_is_resumable(run, ended.status, failed),
+    if run.state.started is not None and run.state.ended is None:  # else the segment failed before its first record
+        run.append(
+            RunEnded(
+                *run.here(),
+                ended.status,
+                final_output=ended.output if failed is None else None,
+                stop_reason=ended.stop_reason,
+                error=None if failed is None else error_summary(failed),
+                details={"also_failed": others} if others else None,
+                resumable=_is_resumable(run, ended.status, failed),
+            )
         )
-    )
     if run.parent is None:
         failed = await _wait_durable(run, failed)
         if broken is None:  # an instrument may have broken at the last record

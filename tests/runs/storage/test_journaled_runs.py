@@ -483,6 +483,22 @@ async def test_a_second_writer_is_refused(run_mode: Run, tmp_path: Path) -> None
     assert len(read_requests(agent)) == asked_now
 
 
+async def test_a_run_whose_journal_cannot_be_opened_leaves_its_state_as_it_was() -> None:
+    """The segment has no first record, so it has no last one either: the state of the stream can be resumed."""
+    agent = two_turns()
+    journal = MemoryJournal()
+    paused = await Runner.run(agent, "go", journal=journal)
+    other = MemoryJournal()
+    await Runner.run(two_turns(), "something else", journal=other)
+    stream = Runner.run_streamed(agent, restore_approved(paused), journal=other)
+    with pytest.raises(JournalError, match="another run"):
+        async with stream:
+            await stream.finished()
+    given = restore_approved(paused)
+    assert [type(record) for record in stream.state.records] == [type(record) for record in given.records]
+    assert (await Runner.run(agent, stream.state, journal=journal)).status == "completed"
+
+
 # ---------------------------------------------------------------------------------------------- broken journals
 
 

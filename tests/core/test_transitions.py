@@ -1,0 +1,150 @@
+"""The transition table: every kind of record in every phase of a run and of a call."""
+
+from typing import Any
+
+import attrs
+import pytest
+
+from agentloop import records as r
+from agentloop._core.run_fold import RunFold
+from agentloop._core.transitions import OF_CALLS, OF_RUNS, call_phase, check_next, run_phase
+from agentloop.items import HandoffCall, ToolCall
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
+
+AT: Any = ((), 1, 0.0)
+STARTED = r.RunStarted((), 0, 0.0, "run", "a", (), 10)
+TURN = r.TurnStarted(*AT, "a")
+CALLED = r.ModelResponded(*AT, ModelResponse((ToolCall("c", "tool", "{}"),)))
+HANDED = r.ModelResponded(*AT, ModelResponse((HandoffCall("h", "to_b", "{}"),)))
+ASKED = r.ApprovalRequested(*AT, "c", "a", "tool", "digest")
+BEGUN = r.CallStarted(*AT, "c", "tool", "{}")
+RETURNED = r.BodyEnded(*AT, "c")
+SETTLED = r.CallSettled(*AT, "c", "tool", CallOutcome(status="succeeded", output="done"))
+RELEASED = r.ItemReleased(*AT, "c")
+ENDED = r.RunEnded(*AT, "interrupted", resumable=True)
+
+IN_CALLS = (STARTED, TURN, CALLED)
+PHASES: dict[str, tuple[r.Record, ...]] = {
+    "unstarted": (),
+    "between": (STARTED,),
+    "model": (STARTED, TURN),
+    "calls": IN_CALLS,
+    "handoff": (STARTED, TURN, HANDED),
+    "ended": (*IN_CALLS, ENDED),
+}
+CALL_PHASES: dict[str, tuple[r.Record, ...]] = {
+    "new": IN_CALLS,
+    "asked": (*IN_CALLS, ASKED),
+    "started": (*IN_CALLS, BEGUN),
+    "returned": (*IN_CALLS, BEGUN, RETURNED),
+    "settled": (*IN_CALLS, BEGUN, RETURNED, SETTLED),
+    "released": (*IN_CALLS, BEGUN, RETURNED, SETTLED, RELEASED),
+}
+RECORDS: tuple[r.Record, ...] = (
+    STARTED,
+    r.RunResumed(*AT, "a", 10),
+    TURN,
+    r.ModelRequested(*AT, "digest"),
+    CALLED,
+    r.ModelFailed(*AT, "error"),
+    r.GuardrailSettled(*AT, "input", "guard", "passed", 0.0),
+    ASKED,
+    r.VerdictGiven(*AT, "c", "a", "tool", "digest", approved=True),
+    BEGUN,
+    RETURNED,
+    SETTLED,
+    RELEASED,
+    r.BatchEnded(*AT),
+    r.HandedOff(*AT, "h", "a", "b"),
+    r.HistoryReplaced(*AT, "reason", 0, ()),
+    r.InputAdded(*AT, ()),
+    r.SessionSaved(*AT, 0),
+    r.CallbackReturned(*AT, "what", "key"),
+    r.CleanupCut(*AT, "section"),
+    r.GraphChanged(*AT, ()),
+    r.RunEnded(*AT, "failed"),
+)
+
+
+def fold_of(*records: r.Record) -> RunFold:
+    """Return the fold of *records*, each of which the table allows."""
+    fold = RunFold()
+    for record in records:
+        check_next(fold, record)
+        fold.apply(record)
+    return fold
+
+
+def is_allowed(fold: RunFold, record: r.Record) -> bool:
+    """Tell whether the table allows *record* next."""
+    try:
+        check_next(fold, record)
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_kind_of_record_has_its_phases() -> None:
+    """A new kind of record must be entered in the table."""
+    kinds = set(r.Record.__args__)  # type: ignore[attr-defined]
+    assert set(OF_RUNS) == kinds == {type(record) for record in RECORDS}
+    assert set(OF_CALLS) <= kinds
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_is_allowed_in_the_phases_of_its_run_alone(record: r.Record) -> None:
+    """The phase of the run decides; where a call is named, in a phase of the call that allows it."""
+    for phase, before in PHASES.items():
+        fold = fold_of(*before)
+        assert run_phase(fold) == phase
+        if type(record) not in OF_CALLS and not isinstance(record, r.BatchEnded | r.TurnStarted):
+            assert is_allowed(fold, record) == (phase in OF_RUNS[type(record)]), phase
+        elif phase not in OF_RUNS[type(record)]:
+            assert not is_allowed(fold, record), phase
+
+
+@pytest.mark.parametrize("kind", OF_CALLS, ids=lambda kind: kind.__name__)
+def test_a_record_is_allowed_in_the_phases_of_its_call_alone(kind: type) -> None:
+    """The phase of the call decides, and the number of the attempt."""
+    record: Any = next(record for record in RECORDS if type(record) is kind)
+    for phase, before in CALL_PHASES.items():
+        fold = fold_of(*before)
+        assert call_phase(fold.calls["c"]) == phase
+        attempt = fold.calls["c"].attempt
+        if isinstance(record, r.CallStarted):
+            record = attrs.evolve(record, attempt=attempt + 1)
+            assert not is_allowed(fold, attrs.evolve(record, attempt=attempt + 2))
+        elif isinstance(record, r.BodyEnded):
+            record = attrs.evolve(record, attempt=attempt)
+            assert not is_allowed(fold, attrs.evolve(record, attempt=attempt + 1))
+        assert is_allowed(fold, record) == (phase in OF_CALLS[kind]), phase
+    assert not is_allowed(fold_of(*IN_CALLS), attrs.evolve(record, call_id="another"))
+
+
+def test_order_of_turns_and_of_the_end_of_a_batch() -> None:
+    """Turns are numbered without gaps, and a batch ends when all its calls have been released."""
+    assert is_allowed(fold_of(STARTED), TURN)
+    assert not is_allowed(fold_of(STARTED), attrs.evolve(TURN, turn=2))
+    assert is_allowed(fold_of(STARTED, TURN), TURN)  # the turn of a run that was resumed before the model had answered
+    assert not is_allowed(fold_of(STARTED, TURN), attrs.evolve(TURN, turn=2))
+    assert not is_allowed(fold_of(*CALL_PHASES["settled"]), r.BatchEnded(*AT))
+    assert is_allowed(fold_of(*CALL_PHASES["released"]), r.BatchEnded(*AT))
+
+
+def test_a_handoff_is_one_that_is_due() -> None:
+    """The call of a handoff must be one of the response's."""
+    assert not is_allowed(fold_of(*PHASES["handoff"]), r.HandedOff(*AT, "another", "a", "b"))
+
+
+def test_records_of_nested_runs_follow_their_start() -> None:
+    """A nested run starts under a run that has started; no run nests deeper than the table reads."""
+    inner: Any = (("c",), 0, 0.0)
+    begin = r.RunStarted(*inner, "run/c", "b", (), 10)
+    assert not is_allowed(fold_of(*IN_CALLS), r.TurnStarted(("c",), 1, 0.0, "b"))
+    assert not is_allowed(fold_of(), begin)
+    assert not is_allowed(fold_of(STARTED), attrs.evolve(begin, path=("c", "d")))
+    nested = fold_of(*IN_CALLS, BEGUN, begin)
+    assert is_allowed(nested, r.TurnStarted(("c",), 1, 0.0, "b"))
+    assert not is_allowed(nested, begin)
+    assert not is_allowed(nested, attrs.evolve(begin, path=("c",) * 501))
