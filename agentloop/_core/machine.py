@@ -19,7 +19,7 @@ import attrs
 from agentloop._core.client_calls import is_call
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelRefusalError
+from agentloop.exceptions import MaxTurnsExceeded, ModelRefusalError
 from agentloop.items import AssistantMessage, HandoffCall
 from agentloop.records import RunEnded
 from agentloop.tools import StopAtTools
@@ -68,10 +68,18 @@ class Finish:
 
 @attrs.frozen
 class GiveUp:
-    """End the run with *error*. `handler` names the error handler that may give a final output instead."""
+    """End the run with an error. `handler` names the error handler that may give a final output instead.
 
-    error: AgentLoopError
+    The action doesn't hold the error: the error's traceback holds frames that hold the action.
+    """
+
     handler: Literal["max_turns", "model_refusal"]
+    cause: Any
+    """The first argument of the error: the number of turns that `max_turns` allows, or the model's refusal."""
+
+    def make_error(self) -> MaxTurnsExceeded | ModelRefusalError:
+        """Return a new error."""
+        return (MaxTurnsExceeded if self.handler == "max_turns" else ModelRefusalError)(self.cause)
 
 
 @attrs.frozen
@@ -111,7 +119,7 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
 def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
     """Return the request of the next turn, or of the open one; `GiveUp` if `max_turns` leaves no further turn."""
     if not state.turn_open and state.max_turns is not None and state.turn >= state.max_turns:
-        return GiveUp(MaxTurnsExceeded(state.max_turns), "max_turns")
+        return GiveUp("max_turns", state.max_turns)
     return RequestModel()
 
 
@@ -131,7 +139,7 @@ def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior
 
 def _candidate_from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | GiveUp | None:
     if message.refusal is not None and not message.text:
-        return GiveUp(ModelRefusalError(message.refusal), "model_refusal")
+        return GiveUp("model_refusal", message.refusal)
     if typed and not message.text.strip():
         return None
     return CheckOutput(message.text)

@@ -140,13 +140,12 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
 
     A handler's output passes hooks and output guardrails like any other.
     """
-    handler = run.settings.error_handlers.get(name)
-    if handler is None:
-        raise error
-    data = ErrorHandlerData(error=error, run_data=run_data_of(run), context=run.context.context)
-    answer = await run.call_callback("error_handler", name, lambda: call_user(handler, data), form=_format_handling)
-    if answer is None:
-        raise error
+    try:
+        answer = await _call_handler(run, error, name)
+        if answer is None:
+            raise error
+    finally:
+        del error  # a frame of its traceback would hold it: the run would wait for the garbage collector
     result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
     typed = run.agent.typed_output()
     output = result.final_output if typed is None else typed.validate(result.final_output)
@@ -157,8 +156,21 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
     return await _check_output(run, output)
 
 
+async def _call_handler(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:
+    """Return what the application's handler *name* makes of *error*: None without such a handler."""
+    handler = run.settings.error_handlers.get(name)
+    if handler is None:
+        return None
+    data = ErrorHandlerData(error=error, run_data=run_data_of(run), context=run.context.context)
+    return await run.call_callback("error_handler", name, lambda: call_user(handler, data), form=_format_handling)
+
+
 async def give_up(run: LiveRun, action: GiveUp) -> Any:
     """Return the handler's final output for a run that can't continue, or raise the action's error."""
-    if isinstance(action.error, MaxTurnsExceeded):
-        run.stopped_by = action.error
-    return await handled(run, action.error, action.handler)
+    error = action.make_error()
+    if isinstance(error, MaxTurnsExceeded):
+        run.stopped_by = error
+    try:
+        return await handled(run, error, action.handler)
+    finally:
+        del error  # as in `handled`

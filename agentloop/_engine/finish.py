@@ -149,6 +149,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
                 resumable=_is_resumable(run, ended.status, failed),
             )
         )
+    run.stopped_by = None  # its traceback holds frames that hold the run
     if run.parent is None:
         failed = await _wait_durable(run, failed)
         if broken is None:  # an instrument may have broken at the last record

@@ -216,9 +216,12 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
             raise
         ended = FinishedRun("failed", error=error)
     failed = await wind_up(run, ended)
-    if failed is not None:
+    if failed is None:
+        return ended
+    try:
         raise attach_run_data(run, failed)
-    return ended
+    finally:
+        del ended, failed  # a frame of its traceback would hold it: the run would wait for the garbage collector
 
 
 def _find_cut_reason(run: LiveRun, entry: RunSegment) -> BaseException:

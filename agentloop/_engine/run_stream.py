@@ -170,7 +170,12 @@ class RunStream(Generic[OutputT]):
             return False
         if exc is None and not self._error_raised:
             self._error_raised = True
-            raise error
+            if self._events is None:
+                self._error = None  # a plain run: no caller has the stream, but the frames of its traceback do
+            try:
+                raise error
+            finally:
+                del error
         if exc is not None and exc is not error and exc.__context__ is None:
             exc.__context__ = error
         return False

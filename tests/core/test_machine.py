@@ -101,8 +101,9 @@ def test_a_refusal_gives_up() -> None:
     """The error has the model's words; a handler may give an output instead."""
     action = next_action(Writer().begin().turn(AssistantMessage([Refusal("never")])).state, VIEW)
     assert isinstance(action, GiveUp)
-    assert isinstance(action.error, ModelRefusalError)
-    assert (action.handler, action.error.refusal) == ("model_refusal", "never")
+    error = action.make_error()
+    assert isinstance(error, ModelRefusalError)
+    assert (action.handler, error.refusal) == ("model_refusal", "never")
 
 
 def test_the_turn_limit_gives_up_when_the_next_turn_is_due() -> None:
@@ -112,8 +113,9 @@ def test_the_turn_limit_gives_up_when_the_next_turn_is_due() -> None:
     writer = Writer().begin(max_turns=1).turn(called("a")).settle("a").accept()
     action = next_action(writer.state, VIEW)
     assert isinstance(action, GiveUp)
-    assert isinstance(action.error, MaxTurnsExceeded)
-    assert (action.handler, str(action.error)) == ("max_turns", "Max turns (1) exceeded")
+    error = action.make_error()
+    assert isinstance(error, MaxTurnsExceeded)
+    assert (action.handler, str(error)) == ("max_turns", "Max turns (1) exceeded")
     assert turn_or_give_up(Writer().begin(max_turns=2).turn().state) == RequestModel()
     assert turn_or_give_up(Writer().begin().turn().state) == RequestModel()
 

@@ -288,8 +288,8 @@ class _Player:
                     )
                 case CheckOutput(output):
                     return "completed", output
-                case GiveUp(error):
-                    raise _Ended(error)
+                case GiveUp():
+                    raise _Ended(action.make_error())
                 case Finish(end):
                     return end.status, end.final_output
                 case Pause():

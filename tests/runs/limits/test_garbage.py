@@ -12,6 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from agentloop import Agent, Capacity, Instrument, RunConfig, RunHooks, Runner, tool
+from agentloop.exceptions import RunTimeout
 from agentloop.testing import ScriptedModel, call, say
 
 Job = Callable[[], Awaitable[None]]
@@ -27,6 +28,13 @@ async def work(x: int) -> str:
 @tool(timeout=0.001)
 async def dawdle(x: int) -> str:
     """Take too long."""
+    await anyio.sleep(60)
+    return "late"
+
+
+@tool
+async def doze(x: int) -> str:
+    """Sleep for long."""
     await anyio.sleep(60)
     return "late"
 
@@ -112,6 +120,50 @@ def test_a_run_that_is_over_leaves_nothing_to_the_garbage_collector(
         await way(next(left), **options)
 
     assert not _garbage(backend, job)
+
+
+@tool(failure_error_function=None)
+async def broken(x: int) -> str:
+    """Fail, and with it the run."""
+    raise ValueError("broken")
+
+
+def _refuse(request: Any) -> Any:
+    raise OSError("no answer")
+
+
+FAILURES: dict[str, list[Any]] = {
+    "the model": [_refuse],
+    "a body": [call("broken", {"x": 1})],
+    "a script that is too short": [],
+    "max_turns": [call("work", {"x": 1}), call("work", {"x": 2})],
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_plain_run_that_failed_is_freed_with_its_error(backend: str, failure: str) -> None:
+    """The frames of the error's traceback hold the run, so no part of the run holds the error."""
+    agents = [Agent("outer", model=ScriptedModel(FAILURES[failure]), tools=[work, broken]) for _ in range(2)]
+    left = iter(agents)
+
+    async def job() -> None:
+        with pytest.raises(Exception):  # noqa: B017 - each failure has its own
+            await Runner.run(next(left), "go", max_turns=1)
+
+    assert not _garbage(backend, job)
+
+
+def test_a_plain_run_that_timed_out_is_freed_with_its_error() -> None:
+    """On asyncio a frame of anyio's own holds the cancellation of each task that was cancelled."""
+    agents = [Agent("outer", model=ScriptedModel([call("doze", {"x": 1})]), tools=[doze]) for _ in range(2)]
+    left = iter(agents)
+
+    async def job() -> None:
+        with pytest.raises(RunTimeout):
+            await Runner.run(next(left), "go", run_config=RunConfig(timeout=0.001))
+
+    assert not _garbage("trio", job)
 
 
 SHARED = Capacity(2)
