@@ -191,101 +191,102 @@ _CALLS = (ToolCall, HandoffCall)
 _MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
+@attrs.define(eq=False)
 class RunFold:
     """The fold of one run's records. The root fold also holds the records of the whole tree.
 
     Owned by the engine's log or a `RunState`. Mutated by `apply` alone, from the run's own event loop; not thread-safe.
     """
 
-    def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits | None = None) -> None:
-        self.path = path
-        self.limits: JsonLimits = limits or _DEFAULT_LIMITS
-        self.records: list[r.Record] = []
-        self.nested: dict[str, RunFold] = {}
-        self._found: dict[tuple[str, ...], RunFold] = {}
-        """Cache of nested folds by path, so that a deep one is searched for once."""
-        self.run_id: str = ""
-        self.first_agent: str = ""
-        self.agent: str = ""
-        """Key of the current agent."""
-        self.max_turns: int | None = None
-        self.turn: int = 0
-        self.input: tuple[Item, ...] = ()
-        self.secret_input: bool = False
-        """True once some input item is secret."""
-        self.gaps: bool = False
-        """True once some secret input was stored in a form that can't be read back."""
-        # Invariant: history holds an output for every call in it, outside a batch.
-        self.history: list[Item] = []
-        self.given: int = 0
-        """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
-        self.new_items: list[Item] = []
-        self.responses: list[ModelResponse] = []
-        self.calls: dict[str, CallState] = {}
-        self.batch: list[CallState] = []
-        self.batch_open: bool = False
-        self.released: int = 0
-        """Index into `batch`: every call below it has been released or waits for a verdict."""
-        self.late: deque[CallState] = deque()
-        """Settled calls below `released` that are not released yet: they waited when the index passed them."""
-        self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
-        """Verdicts on all calls of an agent to a tool, by agent and tool."""
-        self.conflict: ToolCall | HandoffCall | None = None
-        self.begun: bool = False
-        """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
+    path: tuple[str, ...] = ()
+    limits: JsonLimits = attrs.field(default=_DEFAULT_LIMITS, kw_only=True)
+    records: list[r.Record] = attrs.field(factory=list)
+    nested: dict[str, RunFold] = attrs.field(factory=dict)
+    _found: dict[tuple[str, ...], RunFold] = attrs.field(factory=dict)
+    """Cache of nested folds by path, so that a deep one is searched for once."""
+    run_id: str = ""
+    first_agent: str = ""
+    agent: str = ""
+    """Key of the current agent."""
+    max_turns: int | None = None
+    turn: int = 0
+    input: tuple[Item, ...] = ()
+    secret_input: bool = False
+    """True once some input item is secret."""
+    gaps: bool = False
+    """True once some secret input was stored in a form that can't be read back."""
+    # Invariant: history holds an output for every call in it, outside a batch.
+    history: list[Item] = attrs.field(factory=list)
+    given: int = 0
+    """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
+    new_items: list[Item] = attrs.field(factory=list)
+    responses: list[ModelResponse] = attrs.field(factory=list)
+    calls: dict[str, CallState] = attrs.field(factory=dict)
+    batch: list[CallState] = attrs.field(factory=list)
+    batch_open: bool = False
+    released: int = 0
+    """Index into `batch`: every call below it has been released or waits for a verdict."""
+    late: deque[CallState] | None = None
+    """Settled calls below `released` that are not released yet: they waited when the index passed them."""
+    sticky: dict[tuple[str, str], r.VerdictGiven] = attrs.field(factory=dict)
+    """Verdicts on all calls of an agent to a tool, by agent and tool."""
+    conflict: ToolCall | HandoffCall | None = None
+    begun: bool = False
+    """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
 
-        A tool that the application disables after that affects its own calls alone, and no longer the whole response.
-        """
-        self.shown: tuple[str, ...] = ()
-        """Names of the tools that the model saw in the current turn."""
-        self.unnamed: ToolCall | HandoffCall | None = None
-        """A call of the current turn's response that has no id."""
-        self.unusable: str | None = None
-        """Text that says why the run can't continue from the current turn's response, or None."""
-        self.only_repeats: int = 0
-        """Number of responses in a row that requested only calls that already have an answer."""
-        self.handoffs: dict[str, HandoffCall] = {}
-        self.handoffs_due: list[HandoffCall] = []
-        self.tool_users: set[str] = set()
-        """Agents that have used a tool in this run, by key."""
-        self.called: set[str] = set()
-        """Names of the tools with at least one settled call."""
-        self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
-        """Last output by tool and arguments, and how many times in a row the tool gave it."""
-        self.warned_in: int = 0
-        """The last turn after which the history got a warning that the model repeats itself."""
-        self.turn_began: int = 0
-        """Index into `new_items` of the current turn's first item."""
-        self.response: list[Item] | None = None
-        """Items of the current turn's response, without repeated calls; None while the model has to be called."""
-        self.receipts: dict[str, str] = {}
-        self.guardrails: list[r.GuardrailSettled] = []
-        self.tripped: r.GuardrailSettled | None = None
-        """The input or output guardrail of the run whose tripwire ends this run segment."""
-        self.judges: tuple[tuple[str, int], ...] = ()
-        """Input guardrails that have to pass `unguarded`, as the current turn's start names them; often none."""
-        self.passed: set[tuple[str, int]] = set()
-        """Input guardrails that have passed `unguarded`, by name and position among those of that name."""
-        self.accepted: bool = False
-        """True once every input item has been accepted; False again when input is added."""
-        self.added: bool = False
-        """True once input was added after the run's own input had been accepted."""
-        self.meter: UsageMeter = UsageMeter()
-        self.turn_open: bool = False
-        """True from the start of a turn until the model has answered in it."""
-        self.unguarded: list[Item] = []
-        """Input, of the run or added later, that the guardrails have not accepted yet."""
-        self.saved: int | None = None
-        """Number of the new items that session writes have covered; None before the first write."""
-        self.sent: int = 0
-        """Length of the part of `history` that a provider with a server-side conversation already has."""
-        self.started: r.RunStarted | None = None
-        self.resumed: r.RunResumed | None = None
-        self.ended: r.RunEnded | None = None
-        self.failures: list[r.CallSettled] = []
-        """Settled calls whose error was not converted to an output."""
-        self._digest = hashlib.sha256()
-        self._digested = 0
+    A tool that the application disables after that affects its own calls alone, and no longer the whole response.
+    """
+    shown: tuple[str, ...] = ()
+    """Names of the tools that the model saw in the current turn."""
+    unnamed: ToolCall | HandoffCall | None = None
+    """A call of the current turn's response that has no id."""
+    unusable: str | None = None
+    """Text that says why the run can't continue from the current turn's response, or None."""
+    only_repeats: int = 0
+    """Number of responses in a row that requested only calls that already have an answer."""
+    handoffs: dict[str, HandoffCall] = attrs.field(factory=dict)
+    handoffs_due: list[HandoffCall] = attrs.field(factory=list)
+    tool_users: frozenset[str] = frozenset()
+    """Agents that have used a tool in this run, by key."""
+    called: frozenset[str] = frozenset()
+    """Names of the tools with at least one settled call."""
+    repeats: dict[tuple[str, str], tuple[object, int]] = attrs.field(factory=dict)
+    """Last output by tool and arguments, and how many times in a row the tool gave it."""
+    warned_in: int = 0
+    """The last turn after which the history got a warning that the model repeats it"""
+    turn_began: int = 0
+    """Index into `new_items` of the current turn's first item."""
+    response: list[Item] | None = None
+    """Items of the current turn's response, without repeated calls; None while the model has to be called."""
+    receipts: dict[str, str] = attrs.field(factory=dict)
+    guardrails: list[r.GuardrailSettled] = attrs.field(factory=list)
+    tripped: r.GuardrailSettled | None = None
+    """The input or output guardrail of the run whose tripwire ends this run segment."""
+    judges: tuple[tuple[str, int], ...] = ()
+    """Input guardrails that have to pass `unguarded`, as the current turn's start names them; often none."""
+    passed: frozenset[tuple[str, int]] = frozenset()
+    """Input guardrails that have passed `unguarded`, by name and position among those of that name."""
+    accepted: bool = False
+    """True once every input item has been accepted; False again when input is added."""
+    added: bool = False
+    """True once input was added after the run's own input had been accepted."""
+    meter: UsageMeter = attrs.field(factory=UsageMeter)
+    turn_open: bool = False
+    """True from the start of a turn until the model has answered in it."""
+    unguarded: list[Item] = attrs.field(factory=list)
+    """Input, of the run or added later, that the guardrails have not accepted yet."""
+    saved: int | None = None
+    """Number of the new items that session writes have covered; None before the first write."""
+    sent: int = 0
+    """Length of the part of `history` that a provider with a server-side conversation already has."""
+    started: r.RunStarted | None = None
+    resumed: r.RunResumed | None = None
+    ended: r.RunEnded | None = None
+    failures: list[r.CallSettled] = attrs.field(factory=list)
+    """Settled calls whose error was not converted to an output."""
+    _digest: Any = None
+    """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
+    _digested: int = 0
 
     # -- queries
 
@@ -406,23 +407,33 @@ class RunFold:
 
     def history_digest(self) -> str:
         """Return a digest of the history. Each item is digested once, so a turn's cost doesn't grow with the run."""
+        if self._digest is None:
+            self._digest = hashlib.sha256()
         for item in self.history[self._digested :]:
             self._digest.update(digestible([type(item).__name__, item]))
         self._digested = len(self.history)
-        return self._digest.hexdigest()[:32]
+        text: str = self._digest.hexdigest()
+        return text[:32]
 
     # -- the fold
 
     def apply(self, record: r.Record) -> r.Record:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
-        record = self._marked(record)
+        kind = type(record)
+        if kind in _MAY_HOLD_SECRETS:
+            record = self._set_secret(record)
         self.records.append(record)
-        self._fold(record)
+        target = self._nested_for(record) if len(record.path) > len(self.path) else self
+        fold = _FOLDS.get(kind)
+        if fold is not None:
+            fold(target, record)
         return record
 
-    def _marked(self, record: r.Record) -> r.Record:
-        if type(record) not in _MAY_HOLD_SECRETS:
-            return record
+    def marked(self, record: r.Record) -> r.Record:
+        """Return *record* as `apply` would append it now: with its `secret` flags set."""
+        return self._set_secret(record) if type(record) in _MAY_HOLD_SECRETS else record
+
+    def _set_secret(self, record: r.Record) -> r.Record:
         fold = self.at(record.path)
         if fold is None:
             return record
@@ -444,17 +455,14 @@ class RunFold:
         nested = self.nested.get(call.call_id) if self.nested else None
         return call.secret_output or (nested is not None and nested.ended is not None and nested.ended.secret)
 
-    def _fold(self, record: r.Record) -> None:
-        target = self
-        if len(record.path) > len(self.path):
-            target = self.at(record.path) or self._open(record.path)
-            if isinstance(record, r.ModelResponded):
-                self._meter_below(record.path, record.response.usage)
-            elif isinstance(record, r.ModelFailed) and record.counted:
-                self._meter_below(record.path, record.usage)
-        fold = _FOLDS.get(type(record))
-        if fold is not None:
-            fold(target, record)
+    def _nested_for(self, record: r.Record) -> RunFold:
+        """Return the fold of the nested run that *record* belongs to; count its usage for the runs around that."""
+        fold = self.at(record.path) or self._open(record.path)
+        if isinstance(record, r.ModelResponded):
+            self._meter_below(record.path, record.response.usage)
+        elif isinstance(record, r.ModelFailed) and record.counted:
+            self._meter_below(record.path, record.usage)
+        return fold
 
     def _open(self, path: tuple[str, ...]) -> RunFold:
         """Return the fold of the run at *path* below this one; create it, and those between, if missing."""
@@ -498,8 +506,7 @@ class RunFold:
         for call in self.batch:
             if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
                 call.cut, call.outcome, call.released = call.outcome, None, False
-        self.released = 0
-        self.late.clear()
+        self.released, self.late = 0, None
 
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
@@ -509,8 +516,7 @@ class RunFold:
         self._accept_if_passed()
         self.unnamed = self.unusable = None
         self.turn_open = True
-        self.batch, self.batch_open, self.released = [], False, 0
-        self.late.clear()
+        self.batch, self.batch_open, self.released, self.late = [], False, 0, None
         self.turn_began = len(self.new_items)
 
     def _model_responded(self, record: r.ModelResponded) -> None:
@@ -571,7 +577,7 @@ class RunFold:
     def _guardrail_settled(self, record: r.GuardrailSettled) -> None:
         self.guardrails.append(record)
         if record.stage == "input" and record.verdict == "passed":
-            self.passed.add((record.guardrail, record.nth))
+            self.passed |= {(record.guardrail, record.nth)}
             self._accept_if_passed()
         elif record.stage in ("input", "output") and record.verdict == "tripped":
             self.tripped = record
@@ -588,7 +594,7 @@ class RunFold:
         if not self.accepted:
             self.accepted = True
             self.unguarded.clear()
-            self.passed.clear()
+            self.passed = frozenset()
 
     def _call_started(self, record: r.CallStarted) -> None:
         self.begun = True
@@ -620,6 +626,7 @@ class RunFold:
         call = self.calls[record.call_id]
         call.tool, call.outcome, call.cut = record.tool, record.outcome, None
         if call.index < self.released and not call.released:
+            self.late = self.late or deque()
             self.late.append(call)
         cut = record.outcome.cancelled_by in FROM_ABOVE
         if record.error is not None and record.outcome.output is None and not cut:
@@ -627,8 +634,9 @@ class RunFold:
         kept = not isinstance(record.outcome.output, WithheldText)  # an output stored as a digest can't be an answer
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:
             self.receipts.setdefault(record.receipt, record.call_id)
-        self.called.add(call.call.name)
-        if record.outcome.cancelled_by in FROM_ABOVE:
+        if call.call.name not in self.called:
+            self.called |= {call.call.name}
+        if cut:
             return  # the call is due again if the run is resumed, so this output is no repeat
         key = (record.tool, call.call.arguments)
         last, count = self.repeats.get(key, (None, 0))
@@ -646,8 +654,8 @@ class RunFold:
                 output = ToolOutput(call.call.call_id, call.outcome.output, secret=call.outcome.secret)
                 self.history.append(output)
         self.batch_open = False
-        if self.batch:
-            self.tool_users.add(self.agent)
+        if self.batch and self.agent not in self.tool_users:
+            self.tool_users |= {self.agent}
 
     def _handed_off(self, record: r.HandedOff) -> None:
         self._accept()
@@ -672,14 +680,14 @@ class RunFold:
                 withheld.get(item.call_id, item) if isinstance(item, ToolOutput) else item for item in self.new_items
             ]
         if record.keep < self._digested:
-            self._digest, self._digested = hashlib.sha256(), 0
+            self._digest, self._digested = None, 0
 
     def _input_added(self, record: r.InputAdded) -> None:
         self._note_secrets(record.items)
         self.history.extend(record.items)
         self.new_items.extend(record.items)
         self.added, self.accepted = self.added or self.accepted, False
-        self.passed.clear()  # a guardrail that passed the earlier input has not seen the new one
+        self.passed = frozenset()  # a guardrail that passed the earlier input has not seen the new one
         self.unguarded.extend(record.items)
 
     def _session_saved(self, record: r.SessionSaved) -> None:
