@@ -193,7 +193,10 @@ def check_run_config(config: object) -> RunConfig:
     """
     if not isinstance(config, RunConfig):
         raise UserTypeError(f"run_config: a RunConfig is needed, not {config!r}")
-    fields: Any = attrs.fields(RunConfig)
-    for field in (fields.input_guardrails, fields.output_guardrails, fields.policies, fields.instruments):
-        field.validator(config, field, getattr(config, field.name))
+    if (
+        config.input_guardrails or config.output_guardrails or config.policies or config.instruments
+    ):  # rarely: a run asks
+        fields: Any = attrs.fields(RunConfig)
+        for field in (fields.input_guardrails, fields.output_guardrails, fields.policies, fields.instruments):
+            field.validator(config, field, getattr(config, field.name))
     return config

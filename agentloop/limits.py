@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._common.checks import NAMES, check, check_count, check_seconds, optional
+from agentloop._common.checks import NAMES, check, check_count, check_seconds
 from agentloop._common.errors import UserError, UserTypeError
 
 
@@ -107,7 +107,8 @@ class Capacity(Limit):
 
     def __init__(self, tokens: int | None, name: str | None = None) -> None:
         self._total = check_count("tokens", tokens)
-        check("name", optional(NAMES.text()), name)
+        if name is not None:
+            check("name", NAMES.text(), name)
         self.name = name
         self._in_use = 0
         self._peak = 0
@@ -175,7 +176,8 @@ class Rate(Limit):
             raise UserTypeError("Rate: count and per are both needed")
         self.count: int = checked_count
         self.per: float = checked_per
-        check("name", optional(NAMES.text()), name)
+        if name is not None:
+            check("name", NAMES.text(), name)
         self.name = name
         self._starts: deque[float] = deque()
         self.binding: LoopBinding = LoopBinding()

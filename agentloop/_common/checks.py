@@ -227,8 +227,8 @@ def check_seconds(name: str, value: float | None, *, zero: bool = False) -> floa
 
 
 @functools.cache  # asked once a run
-def _optional_count(least: int) -> Validator:
-    return optional(NAMES.count(least))
+def _count(least: int) -> Validator:
+    return NAMES.count(least)
 
 
 def check_count(name: str, value: int | None, *, least: int = 1) -> int | None:
@@ -237,7 +237,8 @@ def check_count(name: str, value: int | None, *, least: int = 1) -> int | None:
     Raises:
         UserTypeError, UserValueError: naming the argument.
     """
-    check(name, _optional_count(least), value)
+    if value is not None:
+        check(name, _count(least), value)
     return value
 
 

@@ -66,7 +66,10 @@ class AgentGraph:
         """Return the key of *agent*; it is the same as long as this object exists."""
         found = self._keys.get(id(agent))
         if found is None:
-            self._add_keys(agent)
+            if agent is self.root and next(_neighbours(agent), None) is None:  # alone, as most are
+                self._agents[agent.name], self._keys[id(agent)] = agent, agent.name
+            else:
+                self._add_keys(agent)
             found = self._keys[id(agent)]
         return found
 
