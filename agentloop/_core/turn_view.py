@@ -16,9 +16,35 @@ from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class TurnView:
-    """One turn's resolved definitions. A frozen value, made at the start of a turn or on resume.
+@attrs.define(kw_only=True, eq=False)
+class Definitions:
+    """The resolved definitions that turns of one agent have in common. Not mutated after they are made.
+
+    Attributes:
+        tools: Enabled tools in declaration order, collisions resolved.
+        by_key: The same tools by lookup key.
+        disabled: The agent's tools that are not enabled, by lookup key.
+        settings: Model settings after every overlay; in a view, with the tool choice of its turn.
+        handoffs: Enabled handoffs in declaration order.
+        output: The type of the final output; None for text.
+        tool_names, handoff_names: The names of `tools` and `handoffs` for the model.
+        shown: JSON of all this as far as the model is shown it, for the digest of a request.
+    """
+
+    tools: tuple[FunctionTool, ...]
+    by_key: Mapping[str, FunctionTool]
+    disabled: Mapping[str, FunctionTool] = attrs.field(factory=dict)
+    settings: ModelSettings
+    handoffs: tuple[Handoff, ...] = ()
+    output: TypedOutput | None = None
+    tool_names: tuple[str, ...] = ()
+    handoff_names: tuple[str, ...] = ()
+    shown: bytes = b""
+
+
+@attrs.define(kw_only=True, eq=False)
+class TurnView(Definitions):
+    """One turn's resolved definitions. Made at the start of a turn or on resume, and not mutated afterwards.
 
     All of a turn uses this one view: the request, the collision check, dispatch, hooks and spans. So a definition that
     changes during the turn can't make them disagree.
@@ -26,24 +52,12 @@ class TurnView:
     Attributes:
         agent: The caller's agent object.
         system: The resolved instructions.
-        tools: Enabled tools in declaration order, collisions resolved.
-        by_key: The same tools by lookup key.
-        disabled: The agent's tools that are not enabled, by lookup key.
-        settings: Model settings after every overlay, with the tool choice of this turn.
-        handoffs: Enabled handoffs in declaration order.
-        output: The type of the final output; None for text.
         model: The model, as the engine resolved it.
         input: The items in the request to the model (the history at the turn's start).
     """
 
     agent: Agent[Any, Any]
     system: str | None
-    tools: tuple[FunctionTool, ...]
-    by_key: Mapping[str, FunctionTool]
-    disabled: Mapping[str, FunctionTool] = attrs.field(factory=dict)
-    settings: ModelSettings
-    handoffs: tuple[Handoff, ...] = ()
-    output: TypedOutput | None = None
     model: Any
     input: tuple[Item, ...] = ()
 

@@ -151,10 +151,8 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     path, turn, at = run.here()
     if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
         turn += 1
-    tools = tuple(tool.qualified_name for tool in view.tools)
-    handoffs = tuple(handoff.name for handoff in view.handoffs)
     judges = () if run.state.accepted else tuple(guard.name for guard in input_guardrails(run))
-    run.append(TurnStarted(path, turn, at, run.agent_key, tools, handoffs, judges))
+    run.append(TurnStarted(path, turn, at, run.agent_key, view.tool_names, view.handoff_names, judges))
     await run.tree.log.durable()
     return view
 

@@ -91,7 +91,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
     attempt = _Attempt(1)
     while True:
         await checkpoint_if_cancelled()  # a request that is never made must not be counted
-        run.append(ModelRequested(*run.here(), _digest_request(run, request), attempt.number))
+        run.append(ModelRequested(*run.here(), _digest_request(run, view, request), attempt.number))
         effect = e.CallModel(run.path, request.turn, attempt.number, partial(_run_attempt, run, view, request, attempt))
         try:
             response: ModelResponse = await run.tree.effects.perform(effect)
@@ -235,18 +235,12 @@ def _classify_call(
     return attrs.evolve(call, secret=tool.secret, secret_output=tool.secret_output)
 
 
-def _digest_request(run: LiveRun, request: ModelRequest) -> str:
-    """Return a digest of the whole request. The history's part is updated item by item."""
-    settings = request.settings
-    rest = [
-        run.state.history_digest() if run.settings.config.call_model_input_filter is None else list(request.items),
-        request.system,
-        [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in request.tools],
-        [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in request.handoffs],
-        request.output_schema,
-        settings if settings.retry is None else attrs.evolve(settings, retry=None),
-    ]
-    return hashlib.sha256(digestible(rest)).hexdigest()[:32]
+def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:
+    """Return a digest of the whole request. The history's part is updated item by item, the definitions' is kept."""
+    unfiltered = run.settings.config.call_model_input_filter is None
+    items = run.state.history_digest() if unfiltered else list(request.items)
+    parts = digestible(items), digestible(request.system), view.shown
+    return hashlib.sha256(b"[%b,%b,%b" % parts).hexdigest()[:32]
 
 
 async def _run_attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from operator import is_
 from typing import Any, TypeVar
 
 import attrs
 
+from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
-from agentloop._core.turn_view import TurnView
+from agentloop._core.turn_view import Definitions, TurnView
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._schema.output_schema import TypedOutput
 from agentloop.agents import settings_for
+from agentloop.context import Callback
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
 from agentloop.items import Item
@@ -37,24 +41,97 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         Exception: the error of an application's callable.
     """
     agent = run.agent
-    declared = list(agent.tools)
-    tools = await _filter_enabled(run, declared)
-    handoffs = await _filter_enabled(run, [target_of(entry) for entry in agent.handoffs])
-    by_key = _index_tools(run, tools)
-    taken = _find_shadowed_tools(run, handoffs, by_key)
-    by_key = {key: tool for key, tool in by_key.items() if key not in taken}
+    parts, prepared, system = _list_parts(run), agent._prepared, agent.instructions
+    if prepared is not None and len(prepared[0]) == len(parts) and all(map(is_, prepared[0], parts)):
+        common: Definitions = prepared[1]
+    else:
+        common = await _resolve_definitions(run, parts)
+    settings, shown = common.settings, common.shown
+    if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
+        settings = attrs.evolve(settings, tool_choice=None)  # this agent has obeyed it
+        shown = _format_shown(common.tools, common.handoffs, common.output, settings)
     return TurnView(
         agent=agent,
-        system=await _resolve_instructions(run),
-        tools=tuple(tool for tool in tools if by_key.get(tool.lookup_key) is tool),
-        by_key=by_key,
-        disabled={} if len(tools) == len(declared) else _index_disabled(declared, tools),
-        handoffs=tuple(handoffs),
-        settings=_resolve_settings(run),
-        output=agent.typed_output(),
+        system=system if system is None or isinstance(system, str) else await _call_instructions(run, system),
+        tools=common.tools,
+        by_key=common.by_key,
+        disabled=common.disabled,
+        handoffs=common.handoffs,
+        settings=settings,
+        output=common.output,
+        tool_names=common.tool_names,
+        handoff_names=common.handoff_names,
+        shown=shown,
         model=await _resolve_model(run),
         input=_select_input(run, answered=answered),
     )
+
+
+def _list_parts(run: LiveRun) -> tuple[object, ...]:
+    """Return the objects of which the definitions of the agent at work are made: while they stay, those do."""
+    agent, config = run.agent, run.settings.config
+    parts = (
+        config.model,
+        config.model_settings,
+        config.tool_name_collision_policy,
+        agent.model,
+        agent.model_settings,
+        agent.output_type,
+        *agent.tools,
+    )
+    if agent.handoffs:
+        targets = [target_of(entry).agent for entry in agent.handoffs]
+        return (*parts, *agent.handoffs, *(part for one in targets for part in (one.name, one.handoff_description)))
+    return parts
+
+
+async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Definitions:
+    """Return the definitions of the agent at work. They are kept with the agent, as made of *parts*.
+
+    Not kept where the application is asked about a tool or handoff, and where it is warned about a name: every turn
+    does so anew.
+    """
+    agent = run.agent
+    declared, targets = list(agent.tools), [target_of(entry) for entry in agent.handoffs]
+    enabled = await _filter_enabled(run, declared)
+    handoffs = tuple(await _filter_enabled(run, targets))
+    by_key = _index_tools(run, enabled)
+    taken = _find_shadowed_tools(run, handoffs, by_key)
+    by_key = {key: tool for key, tool in by_key.items() if key not in taken}
+    tools = tuple(tool for tool in enabled if by_key.get(tool.lookup_key) is tool)
+    settings, output = _resolve_settings(run), agent.typed_output()
+    made = Definitions(
+        tools=tools,
+        by_key=by_key,
+        disabled={} if len(enabled) == len(declared) else _index_disabled(declared, enabled),
+        handoffs=handoffs,
+        settings=settings,
+        output=output,
+        tool_names=tuple(tool.qualified_name for tool in tools),
+        handoff_names=tuple(handoff.name for handoff in handoffs),
+        shown=_format_shown(tools, handoffs, output, settings),
+    )
+    lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))
+    agent._prepared = (parts, made) if lasts else None
+    return made
+
+
+def _is_fixed(one: FunctionTool | Handoff) -> bool:
+    return one.is_enabled is True
+
+
+def _format_shown(
+    tools: Sequence[FunctionTool], handoffs: Sequence[Handoff], output: TypedOutput | None, settings: ModelSettings
+) -> bytes:
+    """Return the end of a JSON array, whose first members are the items and the instructions."""
+    return digestible(
+        [
+            [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in tools],
+            [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in handoffs],
+            output.schema if output is not None else None,
+            settings if settings.retry is None else attrs.evolve(settings, retry=None),
+        ]
+    )[1:]
 
 
 def _select_input(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
@@ -64,17 +141,13 @@ def _select_input(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
 
 
 def _resolve_settings(run: LiveRun) -> ModelSettings:
-    """Return the turn's model settings; a tool choice that has been obeyed by this agent is dropped."""
-    agent = run.agent
+    """Return the model settings after every overlay."""
     model = run.settings.config.model
-    own = agent.model_settings if model is None else settings_for(agent, model)
-    settings = own.resolve(run.settings.config.model_settings)
-    if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
-        settings = attrs.evolve(settings, tool_choice=None)
-    return settings
+    own = run.agent.model_settings if model is None else settings_for(run.agent, model)
+    return own.resolve(run.settings.config.model_settings)
 
 
-def _find_shadowed_tools(run: LiveRun, handoffs: list[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
+def _find_shadowed_tools(run: LiveRun, handoffs: Sequence[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
     """Return the names that handoffs share with bare tools, and warn of them: the handoff wins over the tool.
 
     Raises:
@@ -101,14 +174,11 @@ def _index_disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -
     return {tool.lookup_key: tool for tool in declared if id(tool) not in on}
 
 
-async def _resolve_instructions(run: LiveRun) -> str | None:
-    given = run.agent.instructions
-    if given is None or isinstance(given, str):
-        return given
-    if not takes(given, 2):
+async def _call_instructions(run: LiveRun, instructions: Callback) -> str | None:
+    if not takes(instructions, 2):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
     text = await run.call_callback(
-        "instructions", str(run.state.turn), lambda: call_user(given, run.context, run.agent)
+        "instructions", str(run.state.turn), lambda: call_user(instructions, run.context, run.agent)
     )
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
@@ -129,7 +199,7 @@ async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> 
 
 
 async def _filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[DeclaredT]:
-    if all(tool.is_enabled is True for tool in tools):
+    if all(_is_fixed(tool) for tool in tools):
         return tools
     return [tool for tool, yes in zip(tools, await ask_enabled(run, tools), strict=True) if yes]
 
