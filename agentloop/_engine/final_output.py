@@ -63,6 +63,14 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
         await resolved(agent.hooks.on_end(run.context, agent, output))
     if run.settings.hooks is not None:
         await resolved(run.settings.hooks.on_agent_end(run.context, agent, output))
+    if run.settings.config.output_guardrails or agent.output_guardrails:
+        await _judge(run, output, made_by)
+    await save(run)
+    return output
+
+
+async def _judge(run: LiveRun, output: Any, made_by: str | None) -> None:
+    """Run the output guardrails, as `_check_output` says."""
     try:
         await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
     except BaseException as error:
@@ -73,8 +81,6 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
         if isinstance(error, Exception) and not tripped:
             await save(run)  # noqa: ASYNC102, ASYNC120 - shielded; the turn is kept, and an error here has precedence
         raise
-    await save(run)
-    return output
 
 
 def _withhold(run: LiveRun, made_by: str) -> None:

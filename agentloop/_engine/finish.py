@@ -26,10 +26,11 @@ from agentloop._engine.runtime.backend import (
     wait_out_cancellations,
 )
 from agentloop._engine.runtime.callbacks import resolved
+from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.session_writer import save_items
 from agentloop.exceptions import RunTimeout
-from agentloop.hooks import RunOutcome
+from agentloop.hooks import RunHooks, RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
 
@@ -57,6 +58,8 @@ async def save_turn(run: LiveRun) -> None:
 
     Cancellation: the write is shielded; a cancellation that it hid is raised afterwards.
     """
+    if run.settings.session is None:
+        return
     if not isinstance(next_action(run.state, run.turn.view), CheckOutput | AskBehavior):
         await save(run)
         await checkpoint_if_cancelled()  # it is shielded, and may have hidden the end of the run
@@ -124,7 +127,8 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     errors += await run.resources.close(run.cleanup, run.cut)
     if errors and ended.error is None:
         ended = FinishedRun("failed", error=errors[0])
-    ended = await _call_run_end_hook(run, ended, errors)
+    if run.settings.hooks is not None and run.parent is None:
+        ended = await _call_run_end_hook(run, run.settings.hooks, ended, errors)
     broken = run.tree.log.broken_by if run.parent is None else None
     if broken is not None:
         errors.append(broken)
@@ -146,13 +150,14 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
                 stop_reason=ended.stop_reason,
                 error=None if failed is None else error_summary(failed),
                 details={"also_failed": others} if others else None,
-                resumable=_is_resumable(run, ended.status, failed),
+                resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
             )
         )
     run.stopped_by = None  # its traceback holds frames that hold the run
     if run.parent is None:
-        failed = await _wait_durable(run, failed)
-        if broken is None:  # an instrument may have broken at the last record
+        if journal is not None:
+            failed = await _wait_durable(journal, failed)
+        if broken is None and run.tree.log.broken_by is not None:  # an instrument has broken at the last record
             failed = _choose_graver(failed, run.tree.log.broken_by)
     if failed is not None:
         for other in others:
@@ -167,11 +172,8 @@ def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None)
     return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 
 
-async def _wait_durable(run: LiveRun, failed: BaseException | None) -> BaseException | None:
+async def _wait_durable(journal: JournalWriter, failed: BaseException | None) -> BaseException | None:
     """Wait until the whole log is durable; return the error to raise, *failed* or the journal's, or None."""
-    journal = run.tree.log.journal
-    if journal is None:
-        return failed
     task = own_task()
     try:
         with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
@@ -185,23 +187,22 @@ async def _wait_durable(run: LiveRun, failed: BaseException | None) -> BaseExcep
     return failed
 
 
-def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
+def _choose_graver(failed: BaseException | None, other: BaseException) -> BaseException:
     """Return the one of two failures to raise: the first, unless only the *other* is no Exception."""
-    if failed is None or other is None or failed is other:
-        return other if failed is None else failed
+    if failed is None or failed is other:
+        return other
     if is_fatal(other) and not is_fatal(failed):
         failed, other = other, failed
     failed.add_note(f"also failed: {error_summary(other)}")
     return failed
 
 
-async def _call_run_end_hook(run: LiveRun, ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
-    """Call `on_run_end` of a root run; return *ended*, or a failure if the hook failed and the run had no error."""
-    if run.settings.hooks is None or run.parent is not None:
-        return ended
+async def _call_run_end_hook(
+    run: LiveRun, hooks: RunHooks, ended: FinishedRun, errors: list[BaseException]
+) -> FinishedRun:
+    """Call `on_run_end` of *hooks*; return *ended*, or a failure if the hook failed and the run had no error."""
     error = None if ended.status == "cancelled" else ended.error
     outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
-    hooks = run.settings.hooks
 
     async def call_hook() -> None:
         with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import assert_never
 
 import anyio
@@ -55,7 +56,7 @@ from agentloop._engine.finish import FinishedRun, save_turn, wind_up
 from agentloop._engine.handoff import begin_agent, transfer
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import prepare_turn
-from agentloop._engine.run_guardrails import guarded, input_guardrails
+from agentloop._engine.run_guardrails import guarded, guards_missing, input_guardrails
 from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
@@ -91,7 +92,11 @@ async def drive(run: LiveRun) -> FinishedRun:
             case RequestModel():
                 if (ended := await _check_turn_end(run)) is not None:
                     return ended
-                await _call_model(run, await _begin_turn(run))
+                view = await _begin_turn(run)
+                if guards := guards_missing(run):
+                    await guarded(run, guards, partial(call_model, run, view))
+                else:
+                    await call_model(run, view)
             case Settle():
                 view = await _ensure_view(run)
                 await settle(run, view, await plan_turn(run, view))
@@ -124,9 +129,13 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
     """Return the end of the run if it stops between two turns, else None. Waits for a slow consumer of the stream."""
     if not run.stop_after_turn:
         if not run.state.turn_open:  # else it began in an earlier run segment, which has checked the turn before
-            if run.state.turn > run.looked_at and (found := await fired(run)) is not None:
-                return FinishedRun("stopped", stop_reason=str(found))
-            check_loop(run)
+            condition, limit = run.settings.stop_when, run.settings.config.loop_detection
+            if condition is not None and run.state.turn > run.looked_at:
+                found = await fired(run, condition)
+                if found is not None:
+                    return FinishedRun("stopped", stop_reason=str(found))
+            if limit is not None and run.state.warned_in != run.state.turn:
+                check_loop(run, limit)
         if run.tree.log.events is not None:
             await run.tree.log.events.room()
     # Checked last: the consumer may have requested the stop while the run was waiting for the consumer.
@@ -155,10 +164,6 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     run.append(TurnStarted(path, turn, at, run.agent_key, view.tool_names, view.handoff_names, judges))
     await run.tree.log.durable()
     return view
-
-
-async def _call_model(run: LiveRun, view: TurnView) -> None:
-    await guarded(run, lambda: call_model(run, view))
 
 
 @attrs.frozen
@@ -269,7 +274,8 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
     finally:
         run.append(started)  # the first record, also if loading the session fails
     await checkpoint_if_cancelled()
-    await begin_agent(run)
+    if run.settings.hooks is not None or run.agent.hooks is not None:
+        await begin_agent(run)
 
 
 async def _resume(run: LiveRun, entry: RunSegment, trace: Trace | None) -> None:
@@ -287,7 +293,7 @@ async def _resume(run: LiveRun, entry: RunSegment, trace: Trace | None) -> None:
         run.append(GraphChanged(*run.here(), entry.graph_changes))
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open and not state.added:
-        await guarded(run, _do_nothing)  # the model has answered, but not every guardrail had
+        await guarded(run, guards_missing(run), _do_nothing)  # the model has answered, but not every guardrail had
 
 
 async def _do_nothing() -> None:

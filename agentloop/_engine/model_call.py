@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import cache, partial
+from operator import is_
+from typing import Any
 
 import anyio
 import attrs
@@ -24,9 +26,10 @@ from agentloop._core.retry import effective_settings, may_retry, next_delay, ret
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import cancelled_types
 from agentloop._engine.runtime.callbacks import call_user, resolved
-from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
+from agentloop._engine.runtime.interrupts import interruptible
+from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
 from agentloop.budget import to_amount
-from agentloop.config import ModelInputData
+from agentloop.config import ModelInputData, ModelInputFilter
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Item, ToolCall, ToolOutput, to_items
 from agentloop.model_events import ModelRequest, ModelResponse
@@ -48,7 +51,9 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     Raises:
         ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
     """
-    request = await _filter_request(run, _make_request(run, view))
+    request = _make_request(run, view)
+    if run.settings.config.call_model_input_filter is not None:
+        request = await _filter_request(run, run.settings.config.call_model_input_filter, request)
     run.context.turn_input = request.items
     for hooks in (run.settings.hooks, run.agent.hooks):
         if hooks is not None:
@@ -92,10 +97,8 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
     while True:
         await checkpoint_if_cancelled()  # a request that is never made must not be counted
         run.append(ModelRequested(*run.here(), _digest_request(run, view, request), attempt.number))
-        effect = e.CallModel(run.path, request.turn, attempt.number, partial(_run_attempt, run, view, request, attempt))
         try:
-            response: ModelResponse = await run.tree.effects.perform(effect)
-            return response
+            return await _begin_attempt(run, view, request, attempt)
         except cancelled_types():
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
             raise
@@ -181,11 +184,8 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
     )
 
 
-async def _filter_request(run: LiveRun, request: ModelRequest) -> ModelRequest:
+async def _filter_request(run: LiveRun, chosen: ModelInputFilter, request: ModelRequest) -> ModelRequest:
     """Return *request* as changed by the application's filter; of two outputs of one call the latest stays."""
-    chosen = run.settings.config.call_model_input_filter
-    if chosen is None:
-        return request
     data = ModelInputData(
         input=tuple(request.items), instructions=request.system, agent=run.agent, context=run.context.context
     )
@@ -213,16 +213,16 @@ def _keep_latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
 
 def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return a response's items with calls of handoffs as `HandoffCall`, and other calls with their secrets marked."""
-    names = {handoff.name for handoff in view.handoffs}
+    if not [item for item in items if isinstance(item, ToolCall)]:
+        return items
     # Made at most once, when a call needs it: a response may hold any number of unknown names.
     every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.tree.graph.agents()])
-    return tuple(_classify_call(view, item, names, every) if isinstance(item, ToolCall) else item for item in items)
+    made = tuple([_classify_call(view, item, every) if isinstance(item, ToolCall) else item for item in items])
+    return items if all(map(is_, made, items)) else made
 
 
-def _classify_call(
-    view: TurnView, call: ToolCall, handoffs: set[str], every: Callable[[], list[dict[str, FunctionTool]]]
-) -> Item:
-    if call.namespace is None and call.name in handoffs:
+def _classify_call(view: TurnView, call: ToolCall, every: Callable[[], list[dict[str, FunctionTool]]]) -> Item:
+    if call.namespace is None and call.name in view.handoff_names:
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:
@@ -243,16 +243,31 @@ def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:
     return hashlib.sha256(b"[%b,%b,%b" % parts).hexdigest()[:32]
 
 
-async def _run_attempt(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
+def _begin_attempt(
+    run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt
+) -> Coroutine[Any, Any, ModelResponse]:
+    """Return the coroutine of one attempt.
+
+    The door of the live effects would do nothing but await it: no coroutine is put around the model's for that.
+    """
+    read = _read_response if request.settings.timeout is None else _read_in_time
+    if type(run.tree.effects) is LiveEffects:
+        return read(run, view, request, attempt)
+    do = partial(read, run, view, request, attempt)
+    return run.tree.effects.perform(e.CallModel(run.path, request.turn, attempt.number, do))
+
+
+@interruptible
+async def _read_in_time(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     timeout = request.settings.timeout
-    if timeout is None:
-        return await _read_response(run, view, request, attempt)
+    assert timeout is not None
     attempt.scope = anyio.CancelScope(deadline=anyio.current_time() + timeout)
     with attempt.scope:
         return await _read_response(run, view, request, attempt)
     raise ModelTimeoutError(timeout)
 
 
+@interruptible
 async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     """Stream one response, pass its events to the buffers of this run, and return it whole.
 

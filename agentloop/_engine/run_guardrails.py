@@ -91,16 +91,15 @@ class Judge:
 
 def guards_missing(run: LiveRun) -> list[Judge]:
     """Return the guardrails that have not passed the input yet; none if the input was accepted, by any guardrails."""
-    state = run.state
-    if state.accepted:
+    state, guards = run.state, input_guardrails(run)
+    if state.accepted or not guards:
         return []
-    guards = input_guardrails(run)
     keys = keyed(guard.name for guard in guards)
     return [Judge(index, keys[index][1], one) for index, one in enumerate(guards) if keys[index] not in state.passed]
 
 
-async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work*, after and beside the input guardrails that have not settled yet.
+async def guarded(run: LiveRun, guards: list[Judge], work: Callable[[], Awaitable[None]]) -> None:
+    """Do *work*, after and beside *guards*, the input guardrails that have not settled yet.
 
     Input that was added to a run under way is judged by all of them at once, before it is shown to the model.
 
@@ -108,7 +107,6 @@ async def guarded(run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
         InputGuardrailTripwireTriggered: by the first that trips.
         Exception: the error of a guardrail or of *work*.
     """
-    guards = guards_missing(run)
     if guards and not run.state.added:
         await guard_first_call(run, guards, work)
         return

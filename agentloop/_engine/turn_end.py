@@ -7,20 +7,17 @@ from functools import partial
 
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.conditions import ConditionView, Fired
+from agentloop.conditions import Condition, ConditionView, Fired
 from agentloop.exceptions import ToolLoopDetected
 from agentloop.items import AssistantMessage, SystemMessage, ToolOutput
 from agentloop.records import HistoryReplaced
 
 
-async def fired(run: LiveRun) -> Fired | None:
-    """Return the part of the run's `stop_when` that holds at the end of this turn, or None.
+async def fired(run: LiveRun, condition: Condition) -> Fired | None:
+    """Return the part of *condition*, the run's `stop_when`, that holds at the end of this turn, or None.
 
     Calls the application's predicates, one after the other.
     """
-    condition = run.settings.stop_when
-    if condition is None:
-        return None
     answers = {}
     for predicate in condition.predicates():
         question = partial(call_user, predicate, run.context)
@@ -45,8 +42,8 @@ def _make_condition_view(run: LiveRun) -> ConditionView:
     )
 
 
-def check_loop(run: LiveRun) -> None:
-    """Warn the model once when it repeats a call with the same result; end the run at the next repeat.
+def check_loop(run: LiveRun, limit: int) -> None:
+    """Warn the model once when it repeats a call *limit* times with the same result; end the run at the next repeat.
 
     Earlier warnings follow from the log, so a resumed run knows them too: a count that was over the limit before this
     turn has caused a warning then.
@@ -54,9 +51,7 @@ def check_loop(run: LiveRun) -> None:
     Raises:
         ToolLoopDetected: naming the call.
     """
-    limit, state = run.settings.config.loop_detection, run.state
-    if limit is None or state.warned_in == state.turn:
-        return
+    state = run.state
     again = Counter((call.tool or call.call.name, call.call.arguments) for call in state.batch)
     for key, here in again.items():
         _, count = state.repeats.get(key, (None, 0))

@@ -6,6 +6,7 @@ Knows the parts of a run, but not the loop or the scheduler, which use it.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -65,7 +66,7 @@ class LiveEffects:
             case e.Now():
                 return time.time()
             case e.NewId():
-                return uuid.uuid4().hex
+                return os.urandom(16).hex()
             case e.Random():
                 return uuid.uuid4().int / 2**128
             case _:
