@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from agentloop import events as ev
 from agentloop._core.history import valid_history
@@ -22,30 +22,43 @@ def _collect_calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
     )
 
 
-def _collect_fields(run: LiveRun) -> dict[str, Any]:
-    """Return the fields that `RunData` and `RunResult` share."""
+_NO_GUARDRAIL_RESULTS: dict[str, Any] = {
+    f"{stage}_guardrail_results": () for stage in ("input", "output", "tool_input", "tool_output")
+}
+
+
+def _collect_guardrail_results(run: LiveRun) -> dict[str, Any]:
+    """Return the results of guardrails by field: the run's in declaration order, those of calls in model order."""
     state = run.state
+    if not state.guardrails:
+        return _NO_GUARDRAIL_RESULTS
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
-    # They settle in any order. The run's are listed in declaration order, those of calls in model order.
-    positions = {call_id: position for position, call_id in enumerate(state.calls)} if state.guardrails else {}
+    positions = {call_id: position for position, call_id in enumerate(state.calls)}
     for record in sorted(state.guardrails, key=lambda settled: positions.get(settled.call_id or "", settled.index)):
         by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
+    return {f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()}
+
+
+def _collect_fields(state: RunFold, tree: RunFold) -> dict[str, Any]:
+    """Return the other fields that `RunData` and `RunResult` share, of the run *state* in *tree*."""
     return {
         "input": state.input,
         "new_items": valid_history(state.new_items),
         "raw_responses": tuple(state.responses),
-        "last_agent": run.agent,
-        "usage": run.tree.log.state.usage,
-        "context": run.context.context,
+        "usage": tree.usage,
         "calls": _collect_calls(state),
-        "records": tuple(run.tree.log.state.records) if run.parent is None else (),
-        **{f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()},
+        "records": tuple(tree.records) if state is tree else (),
     }
 
 
 def run_data_of(run: LiveRun) -> RunData:
     """Return the data of *run* so far."""
-    return RunData(**_collect_fields(run))
+    return RunData(
+        last_agent=run.agent,
+        context=run.context.context,
+        **_collect_fields(run.state, run.tree.log.state),
+        **_collect_guardrail_results(run),
+    )
 
 
 def result_of(run: LiveRun) -> RunResult[Any]:
@@ -53,17 +66,29 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     end = run.state.ended
     assert end is not None
     # Taken out first, so that a stored result holds the run's data and not the run.
-    agent, fold, context = run.tree.graph.root, run.tree.log.state, run.context.context
-    return RunResult(
-        **_collect_fields(run),
+    agent, state, tree, context = run.tree.graph.root, run.state, run.tree.log.state, run.context.context
+
+    def make_rest() -> dict[str, Any]:
+        return {
+            **_collect_fields(state, tree),
+            "last_response_id": state.last_response_id,
+            "interruptions": tuple(state.interruptions()),
+            "_history": valid_history(state.history),
+        }
+
+    result = RunResult._of(
+        make_rest,
         final_output=end.final_output,
-        status=cast("Any", end.status),
+        status=end.status,
         stop_reason=end.stop_reason,
-        last_response_id=run.state.last_response_id,
-        interruptions=tuple(run.state.interruptions()),
-        state=lambda: RunState.of(agent, fold, context),
-        history=valid_history(run.state.history),
+        last_agent=run.agent,
+        context=context,
+        _state=lambda: RunState.of(agent, tree, context),
+        **_collect_guardrail_results(run),
     )
+    if run.parent is not None:
+        result._complete()  # the tree's usage is to be that of this moment
+    return result
 
 
 def attach_run_data(run: LiveRun, error: BaseException) -> BaseException:

@@ -631,3 +631,28 @@ async def test_hook_that_fails_beside_a_tripwire_leaves_it(run_mode: Run) -> Non
     with pytest.raises(InputGuardrailTripwireTriggered) as caught:
         await run_mode(agent, "go", hooks=BrokenEnd())
     assert any("can't close" in note for note in caught.value.__notes__)
+
+
+async def test_definitions_are_resolved_anew_when_what_they_are_made_of_is_another_object(run_mode: Run) -> None:
+    """A turn's request shows the agent as it is then; an agent that stays the same is resolved once for all runs."""
+
+    def describe_shown(agent: Agent[Any, Any]) -> tuple[Any, ...]:
+        request = read_requests(agent)[-1]
+        names = [tool.name for tool in request.tools], [handoff.description for handoff in request.handoffs]
+        return (*names, request.settings.temperature, request.output_schema is not None)
+
+    target: Agent[Any, Any] = Agent("target")
+    answers = ["done", "done", '{"response": 1}', "done"]
+    agent = script_agent("guide", *map(say, answers), tools=[look], handoffs=[target])
+    await run_mode(agent, "go")
+    first, prepared = describe_shown(agent), agent._prepared
+    await run_mode(agent, "go")
+    assert describe_shown(agent) == first == (["look"], [handoff(target).description], None, False)
+    assert prepared is not None
+    assert agent._prepared is prepared
+    agent.output_type, target.handoff_description = int, "Knows all."
+    await run_mode(agent, "go")
+    assert describe_shown(agent) == (["look"], [handoff(target).description], None, True)
+    agent.output_type, agent.tools, agent.handoffs = None, [], []
+    await run_mode(agent, "go", run_config=RunConfig(model_settings=ModelSettings(temperature=0.5)))
+    assert describe_shown(agent) == ([], [], 0.5, False)
