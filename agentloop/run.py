@@ -62,6 +62,7 @@ logger: logging.Logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_TURNS = 10
 _USUAL = RunConfig()
+_LIVE = LiveEffects()
 HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
 
 
@@ -268,7 +269,7 @@ def _make_run(
 ) -> LiveRun:
     shared = loop_state()
     runtime = current_runtime()
-    effects = config.effects or LiveEffects()
+    effects = config.effects or _LIVE
     log = Log(start.fold, tuple(config.instruments))
     log.wall = getattr(effects, "wall", time.time)
     log.expect = getattr(effects, "expect", None)

@@ -25,17 +25,17 @@ from agentloop.records import RunEnded
 from agentloop.tools import StopAtTools
 
 
-@attrs.frozen
+@attrs.define
 class RequestModel:
     """Begin the next turn, unless it has begun already, and call the model."""
 
 
-@attrs.frozen
+@attrs.define
 class Settle:
     """Plan the response's due calls, run them, accept their outputs."""
 
 
-@attrs.frozen
+@attrs.define
 class Transfer:
     """Perform the handoff *call*; the *ignored* ones get an answer and no effect."""
 
@@ -43,7 +43,7 @@ class Transfer:
     ignored: tuple[HandoffCall, ...]
 
 
-@attrs.frozen
+@attrs.define
 class CheckOutput:
     """Check *output*, the candidate for the final output, then finish with it.
 
@@ -54,19 +54,19 @@ class CheckOutput:
     made_by: str | None = None
 
 
-@attrs.frozen
+@attrs.define
 class AskBehavior:
     """Call the application's `tool_use_behavior`, which decides whether the calls' outputs end the run."""
 
 
-@attrs.frozen
+@attrs.define
 class Finish:
     """Return from the run with the outcome in *end*."""
 
     end: RunEnded
 
 
-@attrs.frozen
+@attrs.define
 class GiveUp:
     """End the run with an error. `handler` names the error handler that may give a final output instead.
 
@@ -82,12 +82,12 @@ class GiveUp:
         return (MaxTurnsExceeded if self.handler == "max_turns" else ModelRefusalError)(self.cause)
 
 
-@attrs.frozen
+@attrs.define
 class Pause:
     """Pause the run: every due call waits for a verdict."""
 
 
-@attrs.frozen
+@attrs.define
 class Prepare:
     """Rebuild the turn view of a run resumed in the middle of a turn: the model has already answered."""
 

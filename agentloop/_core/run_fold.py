@@ -512,7 +512,7 @@ class RunFold:
         self.turn, self.agent = record.turn, record.agent
         self.response = None
         self.begun, self.shown = False, record.tools
-        self.judges = keyed(record.guardrails)
+        self.judges = keyed(record.guardrails) if record.guardrails else ()
         self._accept_if_passed()
         self.unnamed = self.unusable = None
         self.turn_open = True
@@ -551,9 +551,10 @@ class RunFold:
 
     def _check_progress(self, items: Iterable[Item], kept: list[Item]) -> None:
         """Set `only_repeats` and `unusable` for a response without a new call or handoff."""
-        if not all(map(says_nothing, kept)):
+        telling = [item for item in kept if not says_nothing(item)]
+        if telling:
             self.only_repeats = 0
-            said = any(isinstance(item, AssistantMessage) and not says_nothing(item) for item in kept)
+            said = [item for item in telling if isinstance(item, AssistantMessage)]
             demand = None if said else unanswered(kept)
             if demand is not None:
                 self.unusable = f"The model's response demands what nobody here gives: the answer to {named(demand)}"

@@ -273,8 +273,8 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
             started = attrs.evolve(started, input=own, shown=shown)
     finally:
         run.append(started)  # the first record, also if loading the session fails
-    await checkpoint_if_cancelled()
     if run.settings.hooks is not None or run.agent.hooks is not None:
+        await checkpoint_if_cancelled()
         await begin_agent(run)
 
 

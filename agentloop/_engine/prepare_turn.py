@@ -11,6 +11,7 @@ from operator import is_
 from typing import Any, TypeVar
 
 import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
@@ -91,6 +92,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
     Not kept where the application is asked about a tool or handoff, and where it is warned about a name: every turn
     does so anew.
     """
+    await checkpoint_if_cancelled()  # the application isn't asked any more in a run that has been cancelled
     agent = run.agent
     declared, targets = list(agent.tools), [target_of(entry) for entry in agent.handoffs]
     enabled = await _filter_enabled(run, declared)
@@ -175,6 +177,7 @@ def _index_disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -
 
 
 async def _call_instructions(run: LiveRun, instructions: Callback) -> str | None:
+    await checkpoint_if_cancelled()  # as above
     if not takes(instructions, 2):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
     text = await run.call_callback(

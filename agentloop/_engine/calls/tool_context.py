@@ -42,7 +42,7 @@ class ToolContextServices:
         if threading.get_ident() == run.tree.shared.thread_ident:
             self._report(progress, total, message)
         else:
-            anyio.from_thread.run_sync(self._report, progress, total, message, token=run.tree.token)
+            anyio.from_thread.run_sync(self._report, progress, total, message, token=run.tree.shared.token())
 
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
         live = self._live

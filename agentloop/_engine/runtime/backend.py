@@ -355,6 +355,12 @@ def liveness(token: EventLoopToken) -> Callable[[], bool]:
     return lives
 
 
+def token_again(token: EventLoopToken) -> Callable[[], EventLoopToken]:
+    """Return a function that returns *token* as long as its event loop lives. It does not hold the loop."""
+    backend, loop = token.backend_class, weakref.ref(token.native_token)
+    return lambda: EventLoopToken(backend, loop())
+
+
 def tell(token: EventLoopToken, fn: Callable[..., object], *args: object) -> None:
     """Schedule `fn(*args)` on the event loop of *token*, from any thread, without waiting for it.
 

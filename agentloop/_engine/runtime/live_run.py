@@ -25,7 +25,7 @@ from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.backend import cancelled_outside, liveness, loop_is_left
+from agentloop._engine.runtime.backend import cancelled_outside, liveness, loop_is_left, token_again
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
@@ -85,6 +85,8 @@ class LoopState:
     threads: Threads = attrs.field(factory=lambda: Threads(DEFAULT_MAX_THREADS))
     loop_lives: Callable[[], bool] = attrs.field(factory=lambda: liveness(anyio.lowlevel.current_token()))
     thread_ident: int = attrs.field(factory=threading.get_ident)
+    token: Callable[[], EventLoopToken] = attrs.field(factory=lambda: token_again(anyio.lowlevel.current_token()))
+    """The function that returns the loop's token, for requests from other threads."""
 
 
 _shared: anyio.lowlevel.RunVar[LoopState] = anyio.lowlevel.RunVar("agentloop")
@@ -168,8 +170,6 @@ class RunTree:
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
     """The function that runs an agent tool's nested run."""
-    token: EventLoopToken = attrs.field(factory=anyio.lowlevel.current_token)
-    """The event loop, for requests from other threads."""
     calls: dict[tuple[tuple[str, ...], str], Cancellable] = attrs.field(factory=dict)
     """Index of the live calls, by path and id."""
     cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
@@ -397,7 +397,7 @@ class LiveRun:
     def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
         """Cancel one call, running or queued; return False if it has ended or is unknown. From any task or thread."""
         if threading.get_ident() != self.tree.shared.thread_ident:
-            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.tree.token)
+            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.tree.shared.token())
         return self._cancel_call(path, call_id, reason)
 
     def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
