@@ -1,6 +1,7 @@
 """Fixtures every test may use: the backend matrix, the leak check, and the two ways to run an agent."""
 
 import asyncio
+import functools
 import os
 import sys
 import threading
@@ -49,6 +50,7 @@ def _check_every_append() -> Iterator[None]:
     """Check every record that a live run appends against the transition table."""
     append = Log.append
 
+    @functools.wraps(append)
     def checked(log: Log, record: Record) -> None:
         if log.expect is None:  # else a replay compares it with a record of a checked log
             try:

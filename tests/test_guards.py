@@ -1,5 +1,6 @@
 """What a run costs in counts stays within a tenth of `benchmarks/guards.json`; a count that falls is stored anew."""
 
+import inspect
 import json
 import sys
 from importlib import import_module
@@ -7,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from agentloop._engine.runtime.log import Log
 
 ROOT = Path(__file__).parent.parent
 ADVICE = "`python -m benchmarks.guards --store` stores the counts if that is meant"
@@ -20,8 +23,9 @@ def guards(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("benchmarks.guards")
 
 
-def test_counts_stay_within_a_tenth_of_the_stored_ones(guards: ModuleType) -> None:
+def test_counts_stay_within_a_tenth_of_the_stored_ones(guards: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither calls nor records nor memory blocks have moved, on either backend."""
+    monkeypatch.setattr(Log, "append", inspect.unwrap(Log.append))  # without the tests' own check
     version, stored = guards.load()
     if version != guards.python():
         pytest.skip(f"the counts are stored for Python {version}")
