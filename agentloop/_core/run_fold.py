@@ -253,7 +253,7 @@ class RunFold:
     repeats: dict[tuple[str, str], tuple[object, int]] = attrs.field(factory=dict)
     """Last output by tool and arguments, and how many times in a row the tool gave it."""
     warned_in: int = 0
-    """The last turn after which the history got a warning that the model repeats it"""
+    """The last turn after which the history got a warning that the model repeats itself."""
     turn_began: int = 0
     """Index into `new_items` of the current turn's first item."""
     response: list[Item] | None = None
