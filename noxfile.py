@@ -310,7 +310,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks on this machine; they print their figures and judge nothing."""
+    """Run the benchmarks on this machine; they print their figures and judge nothing. `nox -s bench -- --json FILE`
+    stores them, and `nox -s bench -- --against FILE` says which rows have moved since by more than their noise.
+    """
     if not Path("benchmarks").is_dir():
         session.skip("no benchmarks yet")
     session.install(".[trio]")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 
+from benchmarks.against import compare, differences, load
 from benchmarks.bare import LIMITS
 from benchmarks.measure import FULL, QUICK, SMOKE, Effort
 from benchmarks.report import BACKENDS, Row, json_line, table
@@ -22,6 +23,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(NAMES)}; all of them without any")
     parser.add_argument("--backend", choices=BACKENDS, help="one backend in place of both")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines here, not to standard output")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="say which rows moved against the JSON lines stored in FILE"
+    )
     less = parser.add_mutually_exclusive_group()
     less.add_argument(
         "--quick",
@@ -60,6 +64,7 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = _arguments(given)
     backends = (arguments.backend,) if arguments.backend else BACKENDS
     effort: Effort = arguments.effort
+    stored = None if arguments.against is None else load(arguments.against)  # before minutes of measuring
     rows = measure(arguments.workloads or NAMES, backends, effort)
     lines = "".join(json_line(row, quick=effort is not FULL) + "\n" for row in rows)
     if arguments.json is None:
@@ -70,6 +75,9 @@ def main(given: Sequence[str] | None = None) -> None:
     look = {FULL: "", QUICK: ", a quick look", SMOKE: ", too small to mean anything"}[effort]
     print(f"Python {platform.python_version()}, {versions}{look}\n")
     print(table(rows, backends))
+    if stored is not None:
+        print(f"\nAgainst {arguments.against}:\n")
+        print(differences(compare(rows, stored), stored, platform.python_version()))
 
 
 if __name__ == "__main__":

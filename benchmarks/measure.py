@@ -5,22 +5,38 @@ from __future__ import annotations
 import gc
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
+from statistics import median, quantiles
 
 import attrs
 
 from benchmarks.bare import Job
 
 
+def spread(samples: Sequence[float]) -> float:
+    """Return half the range that the middle half of *samples* has: what a median may be off by."""
+    if len(samples) < 2:
+        return 0.0
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / 2
+
+
 @attrs.frozen
 class Paired:
-    """The median ratio of two sides measured in turns, and each side's median CPU time in seconds."""
+    """The ratios of two sides measured in turns, and each side's median CPU time in seconds."""
 
-    ratio: float
+    ratios: tuple[float, ...]
     first: float
     second: float
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+    @property
+    def spread(self) -> float:
+        return spread(self.ratios)
 
 
 @attrs.frozen
@@ -51,25 +67,37 @@ QUICK = Effort(pairs=5, few=3, least=1, runs=100)
 SMOKE = Effort(pairs=1, few=1, least=1, runs=4, part=0.01)
 
 
-async def _cpu(job: Job, times: int) -> float:
+async def _cpu(job: Job, times: int, warm_up: Job | None) -> float:
     gc.collect()
+    if warm_up is not None:
+        await warm_up()
     begin = time.process_time()
     for _ in range(times):
         await job()
     return (time.process_time() - begin) / times
 
 
-async def paired(first: Job, second: Job, pairs: int, times: int = 1, *, warm: bool = True) -> Paired:
+async def paired(
+    first: Job,
+    second: Job,
+    pairs: int,
+    times: int = 1,
+    *,
+    warm_up: tuple[Job | None, Job | None] | None = None,
+) -> Paired:
     """Measure *first* and *second* in turns, *times* in a row for one sample; the ratio is the first to the second.
 
-    What a ratio is of was measured within a moment, so a machine that slows down slows both.
+    What a ratio is of was measured within a moment, so a machine that slows down slows both. Each sample begins with a
+    garbage collection, after which one run of the side is not timed: a collection clears caches of the interpreter, and
+    the first run after it takes three times as long as the next ones.
+
+    Args:
+        warm_up: The runs that are not timed, where they are less than *first* and *second*; None for a cold sample.
     """
-    if warm:
-        await first()
-        await second()
-    samples = [(await _cpu(first, times), await _cpu(second, times)) for _ in range(pairs)]
+    before, other = (first, second) if warm_up is None else warm_up
+    samples = [(await _cpu(first, times, before), await _cpu(second, times, other)) for _ in range(pairs)]
     firsts, seconds = zip(*samples, strict=True)
-    return Paired(median(a / b for a, b in samples), median(firsts), median(seconds))
+    return Paired(tuple(a / b for a, b in samples), median(firsts), median(seconds))
 
 
 @contextmanager

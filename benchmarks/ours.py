@@ -11,6 +11,7 @@ from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, RunResult, T
 from agentloop.abc import Journal, Model
 from agentloop.events import TextDelta
 from agentloop.items import ToolCall, ToolOutput
+from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelRequest
 from benchmarks.script import Script
 
@@ -53,9 +54,12 @@ class Ours:
     agent: Agent[Any, Any]
     config: RunConfig = NO_CAPS
     hooks: RunHooks | None = None
+    journaled: bool = False
 
     async def run(self, journal: Journal | None = None) -> RunResult[Any]:
-        """Run once, plain, and return the result."""
+        """Run once, plain, and return the result. A run that is *journaled* makes a journal of its own."""
+        if self.journaled:
+            journal = MemoryJournal()
         return await Runner.run(
             self.agent, "go", max_turns=None, hooks=self.hooks, run_config=self.config, journal=journal
         )
@@ -78,8 +82,8 @@ class Ours:
         return deltas
 
     def as_usual(self) -> Ours:
-        """Return the same with the default caps and one hook."""
-        return attrs.evolve(self, config=RunConfig(), hooks=CountingHooks())
+        """Return the same with the default caps, hooks on model and tool calls, and a journal in memory."""
+        return attrs.evolve(self, config=RunConfig(), hooks=CountingHooks(), journaled=True)
 
     def capped(self, cap: int) -> Ours:
         """Return the same with at most *cap* bodies in flight."""

@@ -1,4 +1,4 @@
-"""The workloads W1 to W9. Each gives its rows for one backend, inside a running loop of it; W6 needs none."""
+"""The workloads W1 to W9, W4c and Wx: each gives its rows for one backend, inside a running loop; W6 needs none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import attrs
 
 from agentloop import Capacity, RunState
 from benchmarks.bare import Ended, Job, Limit
-from benchmarks.measure import Effort, collector, paired, traced
+from benchmarks.measure import Effort, Paired, collector, paired, spread, traced
 from benchmarks.ours import ours
-from benchmarks.report import USUAL, Row
+from benchmarks.report import Row
 from benchmarks.script import Script, conversation
 
 KIB = 1024
@@ -30,38 +30,44 @@ Workload = Callable[[Limit, Effort], Awaitable[list[Row]]]
 # ------------------------------------------------------------------------------------------------ CPU of whole runs
 
 
-async def _against_bare(name: str, limit: Limit, script: Script, pairs: int, times: int, runs: int = 1) -> list[Row]:
-    """Measure *runs* runs side by side against the bare limit, plainly and with what an application usually has."""
+async def _against_bare(name: str, limit: Limit, script: Script, pairs: int, times: int, runs: int = 1) -> Row:
+    """Measure *runs* runs side by side against the bare limit."""
+    side = ours(script)
+    await side.check(script)
 
-    def many(job: Job) -> Job:
-        return job if runs == 1 else lambda: limit.together([job] * runs)
+    async def bare() -> None:
+        await limit.run(script)
 
-    rows = []
-    plain = ours(script)
-    for suffix, side in (("", plain), (USUAL, plain.as_usual())):
-        await side.check(script)
-        found = await paired(many(side.run), many(lambda: limit.run(script)), pairs, times, warm=runs == 1)
-        note = f"{runs} runs" if runs > 1 else ""
-        rows.append(Row(name + suffix, limit.name, found.ratio, found.first / runs, found.second / runs, note))
-    return rows
+    if runs == 1:
+        found = await paired(side.run, bare, pairs, times)
+        return _row(name, limit, found)
+    many = [lambda job=job: limit.together([job] * runs) for job in (side.run, bare)]
+    found = await paired(*many, pairs, times, warm_up=(side.run, bare))
+    return _row(name, limit, found, runs, f"{runs} runs")
+
+
+def _row(name: str, limit: Limit, found: Paired, runs: int = 1, note: str = "") -> Row:
+    return Row(name, limit.name, found.ratio, found.first / runs, found.second / runs, note, found.spread)
 
 
 async def w1(limit: Limit, effort: Effort) -> list[Row]:
-    """One turn of text."""
+    """One turn of text, and the same right after a garbage collection."""
     script = conversation(limit.sleep, turns=0, calls=0)
-    return await _against_bare("W1 single text turn", limit, script, effort.pairs, effort.of(30))
+    warm = await _against_bare("W1 single text turn", limit, script, effort.pairs, effort.of(30))
+    cold = await paired(ours(script).run, lambda: limit.run(script), effort.pairs, warm_up=(None, None))
+    return [warm, _row("W1 single text turn, cold", limit, cold, note="one run a sample, after a collection")]
 
 
 async def w2(limit: Limit, effort: Effort) -> list[Row]:
     """N calls in one turn, and the memory of each in flight."""
 
-    async def fan_out(name: str, calls: int, pairs: int, times: int) -> list[Row]:
+    async def fan_out(name: str, calls: int, pairs: int, times: int) -> Row:
         return await _against_bare(name, limit, conversation(limit.sleep, turns=1, calls=calls), pairs, times)
 
     return [
-        *await fan_out("W2 N=1000 calls in one turn", effort.of(1000), effort.few, 1),
-        *await fan_out("W2 N=10", 10, effort.pairs, effort.of(5)),
-        *await fan_out("W2 N=1, whole two-turn run", 1, effort.pairs, effort.of(15)),
+        await fan_out("W2 N=1000 calls in one turn", effort.of(1000), effort.few, 1),
+        await fan_out("W2 N=10", 10, effort.pairs, effort.of(5)),
+        await fan_out("W2 N=1, whole two-turn run", 1, effort.pairs, effort.of(15)),
         *await _memory_per_call(limit, effort.of(1000)),
     ]
 
@@ -69,11 +75,12 @@ async def w2(limit: Limit, effort: Effort) -> list[Row]:
 async def w3(limit: Limit, effort: Effort) -> list[Row]:
     """A long conversation, one call a turn, and what its late turns cost against an early one."""
     script = conversation(limit.sleep, turns=effort.of(200), calls=1)
-    rows = await _against_bare("W3 200 turns of one call, per turn", limit, script, effort.few, 1)
+    rows = [await _against_bare("W3 200 turns of one call, per turn", limit, script, effort.few, 1)]
     for late, turns in ((195, 201), (990, 1000)):
         sizes = effort.of(late, least=20), effort.of(turns, least=26)  # far enough from turn 10
-        ratio = median([await _growth(limit, *sizes) for _ in range(effort.few)])
-        rows.append(Row(f"W3 turn {late} against turn 10", limit.name, ratio))
+        ratios = [await _growth(limit, *sizes) for _ in range(effort.few)]
+        name = f"W3 turn {late} against turn 10"
+        rows.append(Row(name, limit.name, median(ratios), spread=spread(ratios)))
     return rows
 
 
@@ -93,7 +100,7 @@ async def w4(limit: Limit, effort: Effort) -> list[Row]:
     """Many runs at once, three turns of two calls each: CPU and memory per run, and how both sides scale."""
     script = conversation(limit.sleep, turns=3, calls=2)
     name = "W4 concurrent runs, CPU per run"
-    rows = await _against_bare(name, limit, script, effort.least, 1, effort.runs)
+    rows = [await _against_bare(name, limit, script, effort.least, 1, effort.runs)]
     side = ours(script)
     few = max(effort.runs // 10, 1)
     for on in (False, True):
@@ -102,9 +109,13 @@ async def w4(limit: Limit, effort: Effort) -> list[Row]:
                 lambda: limit.together([side.run] * effort.runs),
                 lambda: limit.together([side.run] * few),
                 effort.least,
+                warm_up=(side.run, side.run),
             )
         name = f"W4 all runs against a tenth, collector {'on' if on else 'off'}"
-        rows.append(Row(name, limit.name, many.ratio * few / effort.runs, note=f"{effort.runs} runs"))
+        per_run = few / effort.runs
+        rows.append(
+            Row(name, limit.name, many.ratio * per_run, note=f"{effort.runs} runs", spread=many.spread * per_run)
+        )
     with traced() as memory:
         await limit.together([side.run] * effort.runs)
         used = memory.peak / effort.runs
@@ -112,19 +123,29 @@ async def w4(limit: Limit, effort: Effort) -> list[Row]:
         await limit.together([lambda: limit.run(script)] * effort.runs)
         bare = memory.peak / effort.runs
     rows.append(Row("W4 memory per run", limit.name, used / KIB, used, bare, f"{effort.runs} runs, at the peak"))
-    rows.append(await _sharing(limit, effort))
     return rows
 
 
-async def _sharing(limit: Limit, effort: Effort) -> Row:
-    """Measure runs that share a capacity of ten against the same runs that share nothing."""
+async def w4c(limit: Limit, effort: Effort) -> list[Row]:
+    """Runs that share a capacity of ten, against the same runs that share nothing."""
     script = conversation(limit.sleep, turns=1, calls=5)
     free, sharing = ours(script), ours(script, capacity=Capacity(10))
     runs = 2 * effort.runs
     found = await paired(
-        lambda: limit.together([sharing.run] * runs), lambda: limit.together([free.run] * runs), effort.least
+        lambda: limit.together([sharing.run] * runs),
+        lambda: limit.together([free.run] * runs),
+        effort.least,
+        warm_up=(sharing.run, free.run),
     )
-    return Row("W4 runs that share a Capacity(10), against unshared", limit.name, found.ratio, note=f"{runs} runs")
+    return [_row("W4c runs that share a Capacity(10), against unshared", limit, found, runs, f"{runs} runs")]
+
+
+async def wx(limit: Limit, effort: Effort) -> list[Row]:
+    """Three turns of two calls as an application usually has it, against our own plain run."""
+    plain = ours(conversation(limit.sleep, turns=3, calls=2))
+    found = await paired(plain.as_usual().run, plain.run, effort.pairs, effort.of(10))
+    note = "default caps, hooks, a journal in memory; three turns of two calls"
+    return [_row("Wx usual configuration against plain", limit, found, note=note)]
 
 
 # ------------------------------------------------------------------------------------------------ memory of a batch
@@ -185,15 +206,11 @@ async def w5(limit: Limit, effort: Effort) -> list[Row]:
     """An answer in many deltas, read as a streamed run."""
     deltas = effort.of(2000)
     script = conversation(limit.sleep, turns=0, calls=0, deltas=deltas)
-    rows = []
-    plain = ours(script)
-    for suffix, side in (("", plain), (USUAL, plain.as_usual())):
-        if (came := await side.read()) != deltas:
-            raise RuntimeError(f"{came} of {deltas} text deltas came")
-        found = await paired(side.read, lambda: limit.read(script), effort.pairs)
-        name = "W5 per streamed text delta" + suffix
-        rows.append(Row(name, limit.name, found.ratio, found.first / deltas, found.second / deltas))
-    return rows
+    side = ours(script)
+    if (came := await side.read()) != deltas:
+        raise RuntimeError(f"{came} of {deltas} text deltas came")
+    found = await paired(side.read, lambda: limit.read(script), effort.pairs)
+    return [_row("W5 per streamed text delta", limit, found, deltas)]
 
 
 # ------------------------------------------------------------------------------------------------ import
@@ -205,9 +222,10 @@ def w6(effort: Effort) -> list[Row]:
     samples = [
         (_import(IMPORT_CPU.format("agentloop")), _import(IMPORT_CPU.format("asyncio"))) for _ in range(effort.few)
     ]
-    mine, asyncio_alone = (median(side) for side in zip(*samples, strict=True))
+    mine, alone = zip(*samples, strict=True)
+    value, note = median(mine), "its own asyncio import included"
     return [
-        Row("W6 import, CPU", None, mine, mine / 1000, asyncio_alone / 1000, "its own asyncio import included"),
+        Row("W6 import, CPU", None, value, value / 1000, median(alone) / 1000, note, spread(mine)),
         Row("W6 modules over asyncio", None, _import(IMPORT_COUNT)),
     ]
 
@@ -265,15 +283,22 @@ async def w7(limit: Limit, effort: Effort) -> list[Row]:
     slow = [(await _cancelled(limit, CLEANUP, mine), await _cancelled(limit, CLEANUP, bare)) for _ in range(effort.few)]
     cpu = [(a.cpu, b.cpu) for (a, _), (b, _) in pairs]
     wall = [(a.wall, b.wall) for (a, _), (b, _) in slow]
-    ratio = median(a / b for a, b in cpu)
+    ratios = [a / b for a, b in cpu]
     first, second = (median(side) for side in zip(*cpu, strict=True))
     waited, waited_bare = (median(side) for side in zip(*wall, strict=True))
     left = max(ended.tasks_left for (ended, _), _ in [*pairs, *slow])
     return [
-        Row("W7 cancel 100 sleeping tools", limit.name, ratio, first, second),
+        Row("W7 cancel 100 sleeping tools", limit.name, median(ratios), first, second, spread=spread(ratios)),
         Row("W7 `finally` done of 100", limit.name, min(done for (_, done), _ in pairs)),
         Row("W7 tasks left", limit.name, left),
-        Row("W7 with 50 ms of cleanup, by the clock", limit.name, waited * 1000, waited, waited_bare),
+        Row(
+            "W7 with 50 ms of cleanup, by the clock",
+            limit.name,
+            waited * 1000,
+            waited,
+            waited_bare,
+            spread=spread([a * 1000 for a, _ in wall]),
+        ),
         Row("W7 with cleanup, `finally` done of 100", limit.name, min(done for (_, done), _ in slow)),
     ]
 
@@ -308,7 +333,7 @@ async def w8(limit: Limit, effort: Effort) -> list[Row]:
     side = ours(script).capped(10)
     found = await paired(side.run, lambda: limit.run(script), effort.few)
     return [
-        Row("W8 N=1000, cap 10", limit.name, found.ratio, found.first, found.second, "the bare limit has no cap"),
+        _row("W8 N=1000, cap 10", limit, found, note="the bare limit has no cap"),
         Row("W8 peak of bodies in flight", limit.name, busy.peak),
     ]
 
@@ -337,12 +362,23 @@ async def w9(limit: Limit, effort: Effort) -> list[Row]:
     loaded = await paired(load, load_plain, effort.few)
     size = len(text) / len(plain_text)
     return [
-        Row("W9 state to JSON", limit.name, dumped.ratio, dumped.first, dumped.second),
-        Row("W9 state from JSON, folded", limit.name, loaded.ratio, loaded.first, loaded.second),
+        _row("W9 state to JSON", limit, dumped),
+        _row("W9 state from JSON, folded", limit, loaded),
         Row("W9 size against the plain items", limit.name, size, note=f"{len(text) / KIB:.0f} KiB"),
     ]
 
 
-ON_BACKENDS: dict[str, Workload] = {"W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W7": w7, "W8": w8, "W9": w9}
+ON_BACKENDS: dict[str, Workload] = {
+    "W1": w1,
+    "W2": w2,
+    "W3": w3,
+    "W4": w4,
+    "W4c": w4c,
+    "W5": w5,
+    "W7": w7,
+    "W8": w8,
+    "W9": w9,
+    "Wx": wx,
+}
 IN_PROCESSES: dict[str, Callable[[Effort], list[Row]]] = {"W6": w6}
 NAMES = tuple(sorted({*ON_BACKENDS, *IN_PROCESSES}))
