@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from anyio.lowlevel import checkpoint_if_cancelled
+
 from agentloop._core.machine import CheckOutput, GiveUp
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.finish import save
@@ -65,6 +67,7 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
         await resolved(run.settings.hooks.on_agent_end(run.context, agent, output))
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
+    await checkpoint_if_cancelled()  # the last one: from here on the output is accepted
     await save(run)
     return output
 

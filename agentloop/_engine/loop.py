@@ -21,8 +21,9 @@ the loop (`stopped_by`). `run.turn.view` is derived: it holds the definitions of
 where it is missing.
 
 Invariants: `RunEnded` is the last record of every segment, unless its process dies. A turn's record is durable before
-its model call. A check for cancellation follows each shielded section that could have hidden one. `execute` raises
-errors bare, and lets a cancellation continue only after `wind_up`.
+its model call. A check for cancellation follows each shielded section that could have hidden one, and precedes each
+end: the step that decides it may have been ready already when the caller cancelled. `execute` raises errors bare, and
+lets a cancellation continue only after `wind_up`.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
             if condition is not None and run.state.turn > run.looked_at:
                 found = await fired(run, condition)
                 if found is not None:
+                    await checkpoint_if_cancelled()
                     return FinishedRun("stopped", stop_reason=str(found))
             if limit is not None and run.state.warned_in != run.state.turn:
                 check_loop(run, limit)
@@ -202,8 +204,12 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
     ended: FinishedRun | None = None
     try:
         with run.scope or _UNBOUNDED:
-            await _enter(run, entry)
-            ended = await drive(run)
+            try:
+                await _enter(run, entry)
+                ended = await drive(run)
+            except Exception:
+                await checkpoint_if_cancelled()  # noqa: ASYNC102 - it has precedence over an error of the same pass
+                raise
         if ended is None:
             raise _find_cut_reason(run, entry)
     except cancelled_types() as cancelled:

@@ -14,6 +14,7 @@ from agentloop.items import ToolOutput
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Reading
 from agentloop.testing.invariants._outcomes import raises
+from agentloop.testing.simulation._findings import ended_before
 from agentloop.testing.simulation._simulated_parts import EPOCH
 from agentloop.tools import AgentCall
 
@@ -129,9 +130,8 @@ def a_cancelled_run_says_so(seen: Reading) -> Findings:
             yield HELD
         else:
             yield broken("the run ended as cancelled, and nobody had asked for it", n)
-    elif given is not None and given.came_out:
-        decided = {type(one) for one in seen.records[given.mark :]} <= {r.RunEnded, r.CleanupCut, r.SessionSaved}
-        if decided:
+    elif given is not None:
+        if ended_before(seen.records, given.mark):
             yield HELD
         else:
             yield broken(f"the caller cancelled the run, which ended as {end.status}", n)

@@ -94,10 +94,18 @@ def whole(kind: Kind) -> Check:
         if run.cancelled_at is not None:
             late = [one for one in run.records[run.mark :] if isinstance(one, r.ModelRequested | r.CallStarted)]
             assert not late, f"begun after the cancellation: {late}"
+            last = run.records[-1] if run.records else None
+            if isinstance(last, r.RunEnded) and last.status != "cancelled":
+                assert ended_before(run.records, run.mark), f"cancelled before its end was decided, but {last.status}"
         native = int(kind == "native" and run.backend == "asyncio" and run.cancelled)
         assert run.cancelling == native, f"{run.cancelling} native cancellations are pending, and {native} were given"
 
     return check
+
+
+def ended_before(records: Sequence[r.Record], mark: int) -> bool:
+    """Return True if the end of the run was decided before record *mark*: the rest only carries it out."""
+    return {type(one) for one in records[mark:]} <= {r.RunEnded, r.CleanupCut, r.SessionSaved}
 
 
 def has_its_end(records: Sequence[r.Record]) -> bool:
