@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import attrs
-
+from agentloop._common.values import Value
 from agentloop.items import ApprovalRequest as ApprovalRequestItem
 from agentloop.items import Item, ToolCall
 from agentloop.outcomes import CallOutcome
@@ -34,69 +33,65 @@ __all__ = [
 ]
 
 
-@attrs.frozen
-class _Event:
-    path: tuple[str, ...] = attrs.field(default=(), kw_only=True)
-    turn: int = attrs.field(default=0, kw_only=True)
+# Tracked by the collector, unlike the events made of texts and items alone: an agent, a result or an exception may
+# hold objects of the application that refer to the event again.
+class _Event(Value, frozen=True, kw_only=True, tag_field="type"):
+    path: tuple[str, ...] = ()
+    turn: int = 0
 
 
-@attrs.frozen
-class AgentUpdated(_Event):
+class AgentUpdated(_Event, frozen=True, tag="agent_updated"):
     """Another agent became active. `agent` is the object. The first event of a run has the starting agent."""
 
     agent: Any
 
 
-@attrs.frozen
-class TurnStarted(_Event):
+class TurnStarted(_Event, frozen=True, tag="turn_started", gc=False):
     """A turn began."""
 
 
-@attrs.frozen
-class TextDelta(_Event):
+class TextDelta(_Event, frozen=True, tag="text_delta", gc=False):
     """A piece of the answer's text."""
 
     text: str
 
 
-@attrs.frozen
-class ReasoningDelta(_Event):
+class ReasoningDelta(_Event, frozen=True, tag="reasoning_delta", gc=False):
     """A piece of the model's reasoning."""
 
     text: str
 
 
-@attrs.frozen
-class ArgumentsDelta(_Event):
+class ArgumentsDelta(_Event, frozen=True, tag="arguments_delta", gc=False):
     """A piece of one call's JSON arguments."""
 
     call_id: str
-    delta: str = attrs.field(repr=False)  # may be part of a secret argument: the tool isn't known yet
+    delta: str
+
+    _unshown = frozenset({"delta"})  # it may be part of a secret argument: the tool isn't known yet
 
 
-@attrs.frozen
-class RawModelEvent(_Event):
+class RawModelEvent(_Event, frozen=True, tag="raw_model_event"):
     """A provider's event, unchanged."""
 
-    data: Any = attrs.field(repr=False)
+    data: Any
+
+    _unshown = frozenset({"data"})
 
 
-@attrs.frozen
-class ItemCreated(_Event):
+class ItemCreated(_Event, frozen=True, tag="item_created", gc=False):
     """An item entered the run: an item of the response, or a call's output in model order."""
 
     item: Item
 
 
-@attrs.frozen
-class CallStarted(_Event):
+class CallStarted(_Event, frozen=True, tag="call_started", gc=False):
     """A call's body is about to run."""
 
     call: ToolCall
 
 
-@attrs.frozen
-class CallProgress(_Event):
+class CallProgress(_Event, frozen=True, tag="call_progress", gc=False):
     """A body reported progress. `total` and `message` are None if it gave none."""
 
     call: ToolCall
@@ -105,37 +100,32 @@ class CallProgress(_Event):
     message: str | None = None
 
 
-@attrs.frozen
-class CallSettled(_Event):
+class CallSettled(_Event, frozen=True, tag="call_settled"):
     """A call has settled with *outcome*; sent at once, so events come in the order of settling."""
 
     call: ToolCall
     outcome: CallOutcome
 
 
-@attrs.frozen
-class ApprovalRequested(_Event):
+class ApprovalRequested(_Event, frozen=True, tag="approval_requested", gc=False):
     """A call waits for a verdict."""
 
     request: ApprovalRequestItem
 
 
-@attrs.frozen
-class GuardrailSettled(_Event):
+class GuardrailSettled(_Event, frozen=True, tag="guardrail_settled"):
     """A guardrail has settled. `result` is its result object."""
 
     result: Any
 
 
-@attrs.frozen
-class TurnEnded(_Event):
+class TurnEnded(_Event, frozen=True, tag="turn_ended", gc=False):
     """A turn is over, its outputs accepted. `finish_reason` is the provider's reason for the end of its answer."""
 
     finish_reason: str | None = None
 
 
-@attrs.frozen
-class RunEnded(_Event):
+class RunEnded(_Event, frozen=True, tag="run_ended", gc=False):
     """The run segment is over. `status` is the run's status."""
 
     status: RunStatus

@@ -7,13 +7,15 @@ Does not know about tools, runs or JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-import attrs
+import msgspec
+from msgspec.structs import force_setattr
 
 from agentloop._common.errors import UserTypeError
-from agentloop._common.masking import MASK, masked_arguments, masked_repr
+from agentloop._common.masking import MASK, masked_arguments
+from agentloop._common.values import NotedValue, Value
 
 __all__ = [
     "ApprovalRequest",
@@ -43,23 +45,24 @@ __all__ = [
 JsonObject: TypeAlias = Mapping[str, Any]
 
 
-@attrs.frozen
-class Text:
+class _ContentPart(Value, frozen=True, tag_field="type", gc=False):
+    pass
+
+
+class Text(_ContentPart, frozen=True, tag="text"):
     """Plain text."""
 
     text: str
 
 
-@attrs.frozen
-class Image:
+class Image(_ContentPart, frozen=True, tag="image"):
     """An image by URL (a `data:` URL holds the bytes). `detail` is the provider's resolution hint."""
 
     url: str
     detail: str | None = None
 
 
-@attrs.frozen
-class File:
+class File(_ContentPart, frozen=True, tag="file"):
     """A file by base64 `data` or by `url`."""
 
     data: str | None = None
@@ -67,8 +70,7 @@ class File:
     filename: str | None = None
 
 
-@attrs.frozen
-class Refusal:
+class Refusal(_ContentPart, frozen=True, tag="refusal"):
     """The model's words of refusal."""
 
     refusal: str
@@ -97,29 +99,65 @@ def _text_of(parts: Iterable[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Text))
 
 
-def _to_texts(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(texts)
+def _set_tuple(value: Value, name: str) -> None:
+    given = getattr(value, name)
+    if type(given) is not tuple:
+        force_setattr(value, name, tuple(given))
 
 
-# A secret message, like a secret tool output, is shown to the model alone. The flag takes no part in equality.
-def _secret_field() -> Any:
-    return attrs.field(default=False, kw_only=True, eq=False, repr=False)
+class _Item(Value, frozen=True, tag_field="type", gc=False):
+    pass
 
 
-def _message_repr(message: SystemMessage | UserMessage | AssistantMessage) -> str:
-    return masked_repr(message, {"content": repr(MASK)} if message.secret else {})
+class _ProviderItem(_Item, frozen=True, kw_only=True):
+    provider_data: JsonObject | None = None
 
 
-@attrs.frozen(repr=False)
-class SystemMessage:
+# `secret` is a note (`NotedValue`): what is secret is shown to the model alone.
+class _SecretItem(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
+    provider_data: JsonObject | None = None
+    secret: bool = False
+
+    _masked: ClassVar[str] = "content"
+
+    def __repr__(self) -> str:
+        return self._format({self._masked: repr(MASK)} if self.secret else {})
+
+
+class _ModelMessage(_SecretItem, frozen=True, kw_only=True):
+    id: str | None = None
+
+
+class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
+    provider_data: JsonObject | None = None
+    secret: tuple[str, ...] = ()
+    secret_output: bool = False
+
+    _notes = _unshown = frozenset({"secret", "secret_output"})
+
+
+class _RequiredVerdict(_Item, frozen=True, kw_only=True):
+    policy: str | None = None
+    reason: str | None = None
+
+
+class SystemMessage(_SecretItem, frozen=True, tag="system_message"):
     """An instruction to the model. One that is `secret` shows in no repr."""
 
-    content: tuple[Part, ...] = attrs.field(converter=_to_parts)
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret_field()
+    content: tuple[Part, ...]
 
-    def __repr__(self) -> str:
-        return _message_repr(self)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            content: str | Part | Iterable[Part],
+            *,
+            provider_data: JsonObject | None = None,
+            secret: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "content", _to_parts(self.content))
 
     @property
     def text(self) -> str:
@@ -127,16 +165,23 @@ class SystemMessage:
         return _text_of(self.content)
 
 
-@attrs.frozen(repr=False)
-class UserMessage:
+class UserMessage(_SecretItem, frozen=True, tag="user_message"):
     """A message of the user. A plain string becomes one `Text` part. One that is `secret` shows in no repr."""
 
-    content: tuple[Part, ...] = attrs.field(converter=_to_parts)
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret_field()
+    content: tuple[Part, ...]
 
-    def __repr__(self) -> str:
-        return _message_repr(self)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            content: str | Part | Iterable[Part],
+            *,
+            provider_data: JsonObject | None = None,
+            secret: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "content", _to_parts(self.content))
 
     @property
     def text(self) -> str:
@@ -144,17 +189,24 @@ class UserMessage:
         return _text_of(self.content)
 
 
-@attrs.frozen(repr=False)
-class AssistantMessage:
+class AssistantMessage(_ModelMessage, frozen=True, tag="assistant_message"):
     """A message of the model. One that is `secret` shows in no repr."""
 
-    content: tuple[Part, ...] = attrs.field(converter=_to_parts)
-    id: str | None = attrs.field(default=None, kw_only=True)
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret_field()
+    content: tuple[Part, ...]
 
-    def __repr__(self) -> str:
-        return _message_repr(self)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            content: str | Part | Iterable[Part],
+            *,
+            id: str | None = None,
+            provider_data: JsonObject | None = None,
+            secret: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "content", _to_parts(self.content))
 
     @property
     def text(self) -> str:
@@ -168,19 +220,38 @@ class AssistantMessage:
         return "".join(words) if words else None
 
 
-@attrs.frozen
-class Reasoning:
+class Reasoning(_ProviderItem, frozen=True, tag="reasoning"):
     """A reasoning item. It belongs to the item that follows it and never occurs without that item."""
 
     id: str | None = None
-    summary: tuple[str, ...] = attrs.field(default=(), converter=_to_texts)
-    content: tuple[str, ...] = attrs.field(default=(), converter=_to_texts)
+    summary: tuple[str, ...] = ()
+    content: tuple[str, ...] = ()
     encrypted: str | None = None
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            id: str | None = None,
+            summary: Iterable[str] = (),
+            content: Iterable[str] = (),
+            encrypted: str | None = None,
+            *,
+            provider_data: JsonObject | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        _set_tuple(self, "summary")
+        _set_tuple(self, "content")
 
 
-@attrs.frozen(repr=False)
-class ToolCall:
+def _no_arguments() -> str:
+    # Made by a function, so that it is always stored: a constant is left out where a text is the same object, and
+    # equal calls would be stored differently.
+    return "{}"
+
+
+class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
     """The model's request to call a function. `arguments` is JSON text, exactly as the model wrote it.
 
     `secret` names the secret arguments, and `secret_output` is True if the output is secret: only the model sees these
@@ -189,65 +260,80 @@ class ToolCall:
 
     call_id: str
     name: str
-    arguments: str = "{}"
+    arguments: str = msgspec.field(default_factory=_no_arguments)
     namespace: str | None = None
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: tuple[str, ...] = attrs.field(default=(), kw_only=True, eq=False, repr=False, converter=_to_texts)
-    secret_output: bool = attrs.field(default=False, kw_only=True, eq=False, repr=False)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            call_id: str,
+            name: str,
+            arguments: str = "{}",
+            namespace: str | None = None,
+            *,
+            provider_data: JsonObject | None = None,
+            secret: Iterable[str] = (),
+            secret_output: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        _set_tuple(self, "secret")
 
     def __repr__(self) -> str:
-        return masked_repr(self, {"arguments": repr(masked_arguments(self.arguments, self.secret))})
+        return self._format({"arguments": repr(masked_arguments(self.arguments, self.secret))})
 
 
-def _to_output(output: str | Sequence[Part]) -> Content:
-    return output if isinstance(output, str) else _to_parts(output)
-
-
-@attrs.frozen(repr=False)
-class ToolOutput:
+class ToolOutput(_SecretItem, frozen=True, tag="tool_output"):
     """The answer to one `ToolCall`: text or parts. One that is `secret` shows in no repr."""
 
     call_id: str
-    output: Content = attrs.field(converter=_to_output)
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
-    secret: bool = _secret_field()
+    output: Content
 
-    def __repr__(self) -> str:
-        return masked_repr(self, {"output": repr(MASK)} if self.secret else {})
+    _masked = "output"
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            call_id: str,
+            output: str | Part | Iterable[Part],
+            *,
+            provider_data: JsonObject | None = None,
+            secret: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.output, str):
+            force_setattr(self, "output", _to_parts(self.output))
 
 
-@attrs.frozen
-class HandoffCall:
+class HandoffCall(_ProviderItem, frozen=True, tag="handoff_call"):
     """The model's request to hand the conversation to another agent."""
 
     call_id: str
     name: str
-    arguments: str = "{}"
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
+    arguments: str = msgspec.field(default_factory=_no_arguments)
 
 
-@attrs.frozen
-class HandoffOutput:
+class HandoffOutput(_ProviderItem, frozen=True, tag="handoff_output"):
     """The answer to one `HandoffCall`. Agents are given by name."""
 
     call_id: str
     output: str
     source_agent: str
     target_agent: str
-    provider_data: JsonObject | None = attrs.field(default=None, kw_only=True)
 
 
-@attrs.frozen
-class HostedToolCall:
+class HostedToolCall(_Item, frozen=True, tag="hosted_tool_call"):
     """A call of a tool that the provider ran itself (web search, code interpreter …): observed, never executed here."""
 
     kind: str
-    data: JsonObject = attrs.field(factory=dict)
+    data: JsonObject = msgspec.field(default_factory=dict)
     id: str | None = None
 
 
-@attrs.frozen
-class ApprovalRequest:
+class ApprovalRequest(_RequiredVerdict, frozen=True, tag="approval_request"):
     """A call that waits for a verdict. `agent` is the agent's name, `path` the ids of the enclosing agent-tool calls.
 
     `policy` names the policies that require the verdict; None if the tool itself does. `reason` is their reason in
@@ -257,19 +343,15 @@ class ApprovalRequest:
     call: ToolCall
     agent: str
     path: tuple[str, ...] = ()
-    policy: str | None = attrs.field(default=None, kw_only=True)
-    reason: str | None = attrs.field(default=None, kw_only=True)
 
 
-@attrs.frozen
-class Compaction:
+class Compaction(_Item, frozen=True, tag="compaction"):
     """The provider's own compressed form of earlier items."""
 
     data: JsonObject
 
 
-@attrs.frozen
-class OpaqueItem:
+class OpaqueItem(_Item, frozen=True, tag="opaque_item"):
     """An item of a kind that this library does not know, kept unchanged."""
 
     data: JsonObject

@@ -7,25 +7,16 @@ codecs, which are in `agentloop.models`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import attrs
+import msgspec
+from msgspec.structs import force_setattr
 
 from agentloop._common.errors import UserTypeError
+from agentloop._common.values import NotedValue, Value
 from agentloop.items import Item
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage, Usage
-
-
-def _to_tuple(items: Iterable[Item]) -> tuple[Item, ...]:
-    return tuple(items)
-
-
-def _check_usage(_instance: object, _attribute: object, value: Any) -> None:
-    if isinstance(value, Usage):
-        raise UserTypeError(
-            "ResponseDone.usage: one request's RequestUsage is needed, not a Usage, which adds up those of a run"
-        )
 
 
 class ToolDefinition(Protocol):
@@ -45,8 +36,7 @@ class ToolDefinition(Protocol):
     def examples(self) -> Any: ...  # (request, arguments) pairs; Any: pyright takes a converter for the value's type
 
 
-@attrs.frozen(kw_only=True)
-class OutputSchema:
+class OutputSchema(Value, frozen=True, kw_only=True):
     """The JSON schema that a final answer must fit."""
 
     name: str
@@ -54,8 +44,7 @@ class OutputSchema:
     strict: bool = True
 
 
-@attrs.frozen(kw_only=True)
-class ModelRequest:
+class ModelRequest(NotedValue, frozen=True, kw_only=True):
     """One request to a model. `turn`, `path` and `call_ids` locate it in its run; providers don't send them."""
 
     system: str | None
@@ -63,84 +52,116 @@ class ModelRequest:
     tools: Sequence[ToolDefinition] = ()
     handoffs: Sequence[ToolDefinition] = ()
     output_schema: OutputSchema | None = None
-    settings: ModelSettings = attrs.field(factory=ModelSettings)
+    settings: ModelSettings = msgspec.field(default_factory=ModelSettings)
     tool_choice: str | Mapping[str, Any] | None = None
     previous_response_id: str | None = None
     conversation_id: str | None = None
     prompt: Any = None
     turn: int = 1
     path: tuple[str, ...] = ()
-    call_ids: Collection[str] = attrs.field(default=(), eq=False, repr=False)
+    call_ids: Collection[str] = ()
     """The ids of the run's calls so far, also of calls that a filter removed from `items`."""
 
+    _notes = _unshown = frozenset({"call_ids"})
 
-@attrs.frozen
-class ResponseStarted:
+
+class ResponseStarted(Value, frozen=True, tag_field="type", tag="response_started", gc=False):
     """The model began to answer."""
 
     response_id: str | None = None
 
 
-@attrs.frozen
-class TextDelta:
+class TextDelta(Value, frozen=True, tag_field="type", tag="text_delta", gc=False):
     """A piece of the answer's text."""
 
     text: str
 
 
-@attrs.frozen
-class ReasoningDelta:
+class ReasoningDelta(Value, frozen=True, tag_field="type", tag="reasoning_delta", gc=False):
     """A piece of the model's reasoning, if the provider shows it."""
 
     text: str
 
 
-@attrs.frozen
-class ArgumentsDelta:
+class ArgumentsDelta(Value, frozen=True, tag_field="type", tag="arguments_delta", gc=False):
     """A piece of the JSON arguments of one call."""
 
     call_id: str
-    delta: str = attrs.field(repr=False)  # may be part of a secret argument: the tool isn't known yet
+    delta: str
+
+    _unshown = frozenset({"delta"})  # it may be part of a secret argument: the tool isn't known yet
 
 
-@attrs.frozen
-class ItemDone:
+class ItemDone(Value, frozen=True, tag_field="type", tag="item_done", gc=False):
     """One item of the answer is complete."""
 
     item: Item
 
 
-@attrs.frozen
-class Raw:
+class Raw(Value, frozen=True, tag_field="type", tag="raw"):
     """A provider's event, unchanged."""
 
-    data: Any = attrs.field(repr=False)
+    data: Any
+
+    _unshown = frozenset({"data"})
 
 
-@attrs.frozen
-class ResponseDone:
+class ResponseDone(Value, frozen=True, tag_field="type", tag="response_done", gc=False):
     """The answer is complete. `items` are all its items in order; `usage` is None if the provider gave none.
 
     `finish_reason` is the provider's reason for the end of the answer; `"length"` and `"content_filter"` mean that it
     was cut.
     """
 
-    items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
-    usage: RequestUsage | None = attrs.field(default=None, validator=_check_usage)
-    response_id: str | None = None
-    request_id: str | None = None
-    finish_reason: str | None = None
-
-
-@attrs.frozen
-class ModelResponse:
-    """One complete answer of a model. `usage` and `finish_reason` are None if the provider gave none."""
-
-    items: tuple[Item, ...] = attrs.field(converter=_to_tuple)
+    items: tuple[Item, ...]
     usage: RequestUsage | None = None
     response_id: str | None = None
     request_id: str | None = None
     finish_reason: str | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            items: Iterable[Item],
+            usage: RequestUsage | None = None,
+            response_id: str | None = None,
+            request_id: str | None = None,
+            finish_reason: str | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if type(self.items) is not tuple:
+            force_setattr(self, "items", tuple(self.items))
+        if isinstance(self.usage, Usage):
+            raise UserTypeError(
+                "ResponseDone.usage: one request's RequestUsage is needed, not a Usage, which adds up those of a run"
+            )
+
+
+class ModelResponse(Value, frozen=True, gc=False):
+    """One complete answer of a model. `usage` and `finish_reason` are None if the provider gave none."""
+
+    items: tuple[Item, ...]
+    usage: RequestUsage | None = None
+    response_id: str | None = None
+    request_id: str | None = None
+    finish_reason: str | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            items: Iterable[Item],
+            usage: RequestUsage | None = None,
+            response_id: str | None = None,
+            request_id: str | None = None,
+            finish_reason: str | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if type(self.items) is not tuple:
+            force_setattr(self, "items", tuple(self.items))
 
     @property
     def cut(self) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-import attrs
-
-from agentloop._common.masking import MASK, error_repr, masked_repr
+from agentloop._common.masking import MASK, error_repr
+from agentloop._common.values import NotedValue
 from agentloop.items import Content
 
 __all__ = [
@@ -24,8 +23,7 @@ FROM_ABOVE: tuple[CancelledBy, ...] = ("parent", "deadline")
 """The members that cancel a call because its run ends: the call is due again when that run resumes."""
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class CallOutcome:
+class CallOutcome(NotedValue, frozen=True, kw_only=True):
     """The one outcome of a call.
 
     Attributes:
@@ -46,17 +44,21 @@ class CallOutcome:
 
     status: Status
     output: Content | None = None
-    value: Any = attrs.field(default=None, eq=False, repr=False)
-    error: BaseException | None = attrs.field(default=None, eq=False, repr=error_repr)
+    value: Any = None
+    error: BaseException | None = None
     cancelled_by: CancelledBy | None = None
     reason: str | None = None
     body_finished: bool = False
     abandoned: bool = False
-    custom_data: Any = attrs.field(default=None, eq=False, repr=False)
+    custom_data: Any = None
     cleanup: Literal["done", "cut"] | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    secret: bool = attrs.field(default=False, eq=False, repr=False)
+    secret: bool = False
+
+    _notes = frozenset({"value", "error", "custom_data", "secret"})
+    _unshown = frozenset({"value", "custom_data", "secret"})
 
     def __repr__(self) -> str:
-        return masked_repr(self, {"output": repr(MASK)} if self.secret else {})
+        masks = {"error": error_repr(self.error)}
+        return self._format({**masks, "output": repr(MASK)} if self.secret else masks)

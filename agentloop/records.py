@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-import attrs
-
-from agentloop._common.masking import masked_arguments, masked_repr
+from agentloop._common.masking import masked_arguments
+from agentloop._common.values import NotedValue, Value
 from agentloop.items import Item
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
@@ -50,31 +49,28 @@ __all__ = [
 RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
 
 
-@attrs.frozen
-class _Record:
+class _Record(Value, frozen=True, tag_field="kind", gc=False):
     path: tuple[str, ...]
     turn: int
     at: float
 
 
-def _format_call_record(record: ApprovalRequested | VerdictGiven | CallStarted | CallSettled) -> str:
-    """Return the repr of *record* with the secret ones of its call's arguments masked."""
-    text = record.arguments
-    return masked_repr(record, {} if text is None else {"arguments": repr(masked_arguments(text, record.secret))})
-
-
 # A record's `secret` names its secret arguments, or is True if its value is secret. The fold sets it from the call's
 # tool. It controls how values are shown and stored, and takes no part in equality.
-def _secret_names_field() -> Any:
-    return attrs.field(default=(), kw_only=True, eq=False, repr=False)
+class _CallRecord(NotedValue, _Record, frozen=True, kw_only=True):
+    secret: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        text: str | None = self.arguments  # type: ignore[attr-defined]  # each of these records has them
+        return self._format({} if text is None else {"arguments": repr(masked_arguments(text, self.secret))})
 
 
-def _secret_field() -> Any:
-    return attrs.field(default=False, kw_only=True, eq=False, repr=False)
+# Tracked by the collector: the value may be the application's, and refer to what holds the record.
+class _ValueRecord(NotedValue, _Record, frozen=True, kw_only=True, gc=True):
+    secret: bool = False
 
 
-@attrs.frozen
-class RunStarted(_Record):
+class RunStarted(_Record, frozen=True, tag="run_started"):
     """A run began. Of a nested run: `path` ends with the call that started it."""
 
     run_id: str
@@ -92,8 +88,7 @@ class RunStarted(_Record):
     """True if the provider keeps the conversation, so that only new items are sent."""
 
 
-@attrs.frozen
-class RunResumed(_Record):
+class RunResumed(_Record, frozen=True, tag="run_resumed"):
     """Another run segment began on a run's log: after a pause, an early end, or a crash.
 
     `agent` is the active agent; `max_turns` holds from here on.
@@ -105,8 +100,7 @@ class RunResumed(_Record):
     trace_id: str | None = None
 
 
-@attrs.frozen
-class TurnStarted(_Record):
+class TurnStarted(_Record, frozen=True, tag="turn_started"):
     """A turn began: one logical model call and its consequences. `turn` is its number.
 
     `tools` and `handoffs` name those that the model is shown and may call in the turn; `guardrails` name those that
@@ -119,16 +113,14 @@ class TurnStarted(_Record):
     guardrails: tuple[str, ...] = ()
 
 
-@attrs.frozen
-class ModelRequested(_Record):
+class ModelRequested(_Record, frozen=True, tag="model_requested"):
     """A request was made to the model. `digest` covers its whole input."""
 
     digest: str
     attempt: int = 1
 
 
-@attrs.frozen
-class ModelResponded(_Record):
+class ModelResponded(_Record, frozen=True, tag="model_responded"):
     """The model answered; *response* holds the turn's calls and messages."""
 
     response: ModelResponse
@@ -141,8 +133,7 @@ class ModelResponded(_Record):
         return self.response.finish_reason
 
 
-@attrs.frozen
-class ModelFailed(_Record):
+class ModelFailed(_Record, frozen=True, tag="model_failed"):
     """One attempt of the model call failed or was cut."""
 
     error: str
@@ -159,8 +150,7 @@ class ModelFailed(_Record):
     """True if a part of the response had been shown."""
 
 
-@attrs.frozen
-class GuardrailSettled(_Record):
+class GuardrailSettled(_ValueRecord, frozen=True, tag="guardrail_settled"):
     """A guardrail settled. `stage` is its kind; `call_id` is set for the two tool kinds. `duration` is in seconds."""
 
     stage: Literal["input", "output", "tool_input", "tool_output"]
@@ -172,16 +162,16 @@ class GuardrailSettled(_Record):
     """The position in declaration order among the guardrails of its stage."""
     nth: int = 0
     """The position among the input or output guardrails of its name. Name and `nth` identify it in a reordered list."""
-    info: Any = attrs.field(default=None, eq=False, repr=False)
-    detail: Any = attrs.field(default=None, eq=False, repr=False)
+    info: Any = None
+    detail: Any = None
     """The content of a tool guardrail's verdict: a message, arguments, or a value."""
-    result: Any = attrs.field(default=None, eq=False, repr=False)
+    result: Any = None
     """The live result object; in this process only."""
-    secret: bool = _secret_field()
+
+    _notes = _unshown = frozenset({"info", "detail", "result", "secret"})
 
 
-@attrs.frozen(repr=False)
-class ApprovalRequested(_Record):
+class ApprovalRequested(_CallRecord, frozen=True, tag="approval_requested"):
     """A call waits for a verdict: the call *call_id* of *agent* to the tool *tool* (its lookup key).
 
     `digest` covers the arguments, so that no verdict fits other ones.
@@ -197,14 +187,9 @@ class ApprovalRequested(_Record):
     """The class names of the policies that require the verdict; None if the tool itself does."""
     reason: str | None = None
     """The policies' reason in words; `[redacted]` for a call with secret arguments."""
-    secret: tuple[str, ...] = _secret_names_field()
-
-    def __repr__(self) -> str:
-        return _format_call_record(self)
 
 
-@attrs.frozen(repr=False)
-class VerdictGiven(_Record):
+class VerdictGiven(_CallRecord, frozen=True, tag="verdict_given"):
     """A call was approved or rejected. The run never requests the same verdict again.
 
     It fits only the call that it was given for: the same path, call id, agent, tool and arguments (`digest`). With
@@ -219,14 +204,9 @@ class VerdictGiven(_Record):
     message: str | None = None
     arguments: str | None = None
     always: bool = False
-    secret: tuple[str, ...] = _secret_names_field()
-
-    def __repr__(self) -> str:
-        return _format_call_record(self)
 
 
-@attrs.frozen(repr=False)
-class CallStarted(_Record):
+class CallStarted(_CallRecord, frozen=True, tag="call_started"):
     """A call was admitted and its body is about to run; durable before it does."""
 
     call_id: str
@@ -239,30 +219,25 @@ class CallStarted(_Record):
     idempotency_key: str | None = None
     cost: str | None = None
     """The cost of the call, counted against the run's cost limit, as a decimal number."""
-    secret: tuple[str, ...] = _secret_names_field()
-
-    def __repr__(self) -> str:
-        return _format_call_record(self)
 
 
-@attrs.frozen
-class BodyEnded(_Record):
+class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
     """A body came to its own end. `value` is its result, given only if no output guardrail has to check it."""
 
     call_id: str
     failed: bool = False
-    value: Any = attrs.field(default=None, eq=False, repr=False)
+    value: Any = None
     error: str | None = None
     attempt: int = 1
     kept: bool = False
     """True if `value` is given."""
     fatal: bool = False
     """True if the body raised a `BaseException` that is no `Exception`: no policy of the tool answers such an error."""
-    secret: bool = _secret_field()
+
+    _notes = _unshown = frozenset({"value", "secret"})
 
 
-@attrs.frozen(repr=False)
-class CallSettled(_Record):
+class CallSettled(_CallRecord, frozen=True, tag="call_settled", gc=True):  # as its outcome is
     """A call has settled with its one outcome. `receipt` is the key by which an equal idempotent call finds it."""
 
     call_id: str
@@ -275,26 +250,19 @@ class CallSettled(_Record):
     attempt: int = 1
     error: str | None = None
     """The outcome's `error` in words."""
-    secret: tuple[str, ...] = _secret_names_field()
-
-    def __repr__(self) -> str:
-        return _format_call_record(self)
 
 
-@attrs.frozen
-class ItemReleased(_Record):
+class ItemReleased(_Record, frozen=True, tag="item_released"):
     """A call's output was released in model order: every earlier call of the batch has settled."""
 
     call_id: str
 
 
-@attrs.frozen
-class BatchEnded(_Record):
+class BatchEnded(_Record, frozen=True, tag="batch_ended"):
     """All calls of the turn have settled and their outputs are accepted: the model may see them."""
 
 
-@attrs.frozen
-class HandedOff(_Record):
+class HandedOff(_Record, frozen=True, tag="handed_off"):
     """Another agent took over. `ignored` are the ids of further handoff calls, answered but not performed."""
 
     call_id: str
@@ -305,8 +273,7 @@ class HandedOff(_Record):
     """The target's key, if several agents have its name."""
 
 
-@attrs.frozen
-class HistoryReplaced(_Record):
+class HistoryReplaced(_Record, frozen=True, tag="history_replaced"):
     """The model's history was replaced by its first *keep* items, then *items*. The log keeps all items."""
 
     reason: str
@@ -316,57 +283,53 @@ class HistoryReplaced(_Record):
     """True if *items* are the run's own and belong to its `new_items`, too."""
 
 
-@attrs.frozen
-class InputAdded(_Record):
+class InputAdded(_Record, frozen=True, tag="input_added"):
     """The application added input to a run under way."""
 
     items: tuple[Item, ...]
 
 
-@attrs.frozen
-class SessionSaved(_Record):
+class SessionSaved(_Record, frozen=True, tag="session_saved"):
     """The run's session holds its input and the complete items among the first *count* of its new items."""
 
     count: int
 
 
-@attrs.frozen
-class CallbackReturned(_Record):
+class CallbackReturned(_ValueRecord, frozen=True, tag="answered"):
     """A callback of the application returned, or a random number was drawn. *what* and *key* identify the call."""
 
     what: str
     key: str
-    answer: Any = attrs.field(default=None, eq=False, repr=False)
-    secret: bool = _secret_field()
+    answer: Any = None
+
+    _notes = _unshown = frozenset({"answer", "secret"})
 
 
-@attrs.frozen
-class CleanupCut(_Record):
+class CleanupCut(_Record, frozen=True, tag="cleanup_cut"):
     """A section of cleanup was cut at the run's cleanup deadline."""
 
     section: str
     call_id: str | None = None
 
 
-@attrs.frozen
-class GraphChanged(_Record):
+class GraphChanged(_Record, frozen=True, tag="graph_changed"):
     """A resumed run continues with other definitions than it began with."""
 
     changes: tuple[str, ...]
 
 
-@attrs.frozen
-class RunEnded(_Record):
+class RunEnded(_ValueRecord, frozen=True, tag="run_ended"):
     """One run segment (a start or a resume) is over."""
 
     status: RunStatus
-    final_output: Any = attrs.field(default=None, repr=False)
+    final_output: Any = None
     stop_reason: str | None = None
     error: str | None = None
     details: Mapping[str, Any] | None = None
     resumable: bool = False
     """True if another run segment may continue from here."""
-    secret: bool = _secret_field()
+
+    _unshown = frozenset({"final_output", "secret"})
 
 
 Record: TypeAlias = (

@@ -317,7 +317,7 @@ def _check_edited(text: str, call: ToolCall, agent: Agent[Any, Any] | None, limi
         raise UserError(f"the arguments given for call {call.call_id!r} don't fit: {fault}")
 
 
-def _locate_call(fold: RunFold, call: ApprovalRequest | str, asking: Asking) -> tuple[tuple[str, ...], str]:
+def _locate_call(fold: RunFold, call: ApprovalRequest | ToolCall | str, asking: Asking) -> tuple[tuple[str, ...], str]:
     if isinstance(call, ApprovalRequest):
         return call.path, call.call.call_id
     if isinstance(call, ToolCall):

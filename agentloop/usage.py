@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-import attrs
+from msgspec.structs import force_setattr
+
+from agentloop._common.values import NotedValue, Value
 
 
-def _copy_raw(raw: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    return deepcopy(raw)
-
-
-@attrs.frozen(kw_only=True)
-class RequestUsage:
+class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     """Tokens of one model request. `complete` is False when the response was cut before its last event.
 
     `raw` is a copy of the provider's own data: a count that the provider left out is absent there and 0 here.
@@ -27,11 +24,16 @@ class RequestUsage:
     reasoning_tokens: int = 0
     model: str | None = None
     complete: bool = True
-    raw: Mapping[str, Any] | None = attrs.field(default=None, repr=False, eq=False, converter=_copy_raw)
+    raw: Mapping[str, Any] | None = None
+
+    _notes = _unshown = frozenset({"raw"})
+
+    def __post_init__(self) -> None:
+        if self.raw is not None:
+            force_setattr(self, "raw", deepcopy(self.raw))
 
 
-@attrs.frozen(kw_only=True)
-class Usage:
+class Usage(Value, frozen=True, kw_only=True, gc=False):
     """Sums over requests. `requests` counts failed attempts, too; `entries` lists the requests that reported tokens."""
 
     requests: int = 0

@@ -1,4 +1,4 @@
-"""Bytes to hash for digests: the same for equal values, in every process. Knows no class but attrs'."""
+"""Bytes to hash for digests: the same for equal values, in every process. Knows no class but attrs' and msgspec's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 def digestible(value: Any) -> bytes:
-    """Return *value* as bytes for a digest: JSON values and attrs objects as JSON, anything else as its `repr`."""
+    """Return *value* as bytes for a digest: JSON, attrs objects and Structs as JSON, anything else as its `repr`."""
     try:
         return msgspec.json.encode(value, enc_hook=repr, order="deterministic")
     except UnicodeEncodeError:  # half a surrogate pair, which models and tools may produce
@@ -18,4 +18,6 @@ def digestible(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
     return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else repr(value)

@@ -134,7 +134,7 @@ def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
 def asked_for(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
     """Return the interruption for the approval request *asked*: *call* with the arguments it would run with."""
     if asked.arguments is not None:
-        call = attrs.evolve(call, arguments=asked.arguments)
+        call = call.replace(arguments=asked.arguments)
     return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
 
 
@@ -440,12 +440,12 @@ class RunFold:
         if isinstance(record, r.RunEnded):
             made_by_tools = [call.outcome for call in fold.batch if call.outcome is not None]
             secret = record.status == "completed" and any(outcome.secret for outcome in made_by_tools)
-            return attrs.evolve(record, secret=True) if secret else record
+            return record.replace(secret=True) if secret else record
         call_id: str | None = record.call_id  # type: ignore[union-attr]  # all of them name their call
         state = fold.calls.get(call_id) if call_id is not None else None
         if state is None:
             if isinstance(record, r.GuardrailSettled) and record.stage == "input" and fold.secret_input:
-                record = attrs.evolve(record, secret=True)
+                record = record.replace(secret=True)
             return record
         output = fold.gives_secret(state.call)
         return marked(record, state.call, output=output) if output or state.call.secret else record

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import attrs
-
 from agentloop import records as r
 from agentloop._common.masking import ALL_ARGUMENTS
 from agentloop._storage.withholding import WithheldText
@@ -34,12 +32,12 @@ def marked(record: Any, call: ToolCall, *, output: bool) -> Any:
         changes["secret"] = True
     if isinstance(record, r.GuardrailSettled) and (call.secret or output):
         changes["secret"] = True
-    return attrs.evolve(record, **changes) if changes else record
+    return record.replace(**changes) if changes else record
 
 
 def marked_outcome(outcome: CallOutcome) -> CallOutcome:
     """Return *outcome* with its output marked secret."""
-    return outcome if outcome.secret else attrs.evolve(outcome, secret=True)
+    return outcome if outcome.secret else outcome.replace(secret=True)
 
 
 # -- input of a run
@@ -54,10 +52,10 @@ def secret_items(items: Iterable[Item]) -> tuple[Item, ...]:
     made: list[Item] = []
     for index, item in enumerate(items):
         if isinstance(item, SystemMessage | UserMessage | AssistantMessage | ToolOutput):
-            made.append(attrs.evolve(item, secret=True))
+            made.append(item.replace(secret=True))
         elif isinstance(item, ToolCall):
             # Not by name: the arguments may come from a mapping, whose keys are as secret as its values.
-            made.append(attrs.evolve(item, secret=(ALL_ARGUMENTS,)))
+            made.append(item.replace(secret=(ALL_ARGUMENTS,)))
         else:
             raise UserTypeError(
                 f"input[{index}]: of a call with secret arguments, a {type(item).__name__} can't be made"

@@ -276,7 +276,7 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
     try:
         if run.settings.session is not None:
             own, shown = await load_session(run, run.settings.session, given)
-            started = attrs.evolve(started, input=own, shown=shown)
+            started = started.replace(input=own, shown=shown)
     finally:
         run.append(started)  # the first record, also if loading the session fails
     if run.settings.hooks is not None or run.agent.hooks is not None:
@@ -291,7 +291,7 @@ async def _resume(run: LiveRun, entry: RunSegment, trace: Trace | None) -> None:
         run.looked_at = state.turn
     resumed = RunResumed(*run.here(), run.agent_key, entry.max_turns)
     if trace is not None:
-        resumed = attrs.evolve(resumed, workflow=trace.workflow_name, trace_id=trace.trace_id)
+        resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id)
     run.append(resumed)
     while (due := state.next_release()) is not None:  # settled when the log broke off, and not released yet
         run.append(ItemReleased(*run.here(), due.call.call_id))

@@ -61,7 +61,7 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     response = await _request_response(run, view, request)
     items = _classify_items(run, view, response.items)
     if items is not response.items:
-        response = attrs.evolve(response, items=items)
+        response = response.replace(items=items)
     run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
     if run.settings.server is not None:
         run.settings.server.sent = len(run.state.history)
@@ -119,11 +119,10 @@ def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> Mo
     run.redact_error(error)
     failed = ModelFailed(*run.here(), error_summary(error), attempt.number, streamed=attempt.streamed)
     if isinstance(error, ModelTimeoutError):
-        return attrs.evolve(failed, error_kind="timeout")
+        return failed.replace(error_kind="timeout")
     if not isinstance(error, ModelTransportError):
         return failed
-    return attrs.evolve(
-        failed,
+    return failed.replace(
         error_kind="transport",
         status=error.status,
         code=error.code,
@@ -194,7 +193,7 @@ async def _filter_request(run: LiveRun, chosen: ModelInputFilter, request: Model
     )
     if not isinstance(filtered, ModelInputData):
         raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")
-    return attrs.evolve(request, items=_keep_latest_outputs(to_items(filtered.input)), system=filtered.instructions)
+    return request.replace(items=_keep_latest_outputs(to_items(filtered.input)), system=filtered.instructions)
 
 
 def _keep_latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -229,10 +228,10 @@ def _classify_call(view: TurnView, call: ToolCall, every: Callable[[], list[dict
         # A tool that isn't shown now, or is another agent's: its call won't run but is in the log, so mark its secrets.
         known = [find_tool(tools, call.name, call.namespace) for tools in every()]
         secret = frozenset().union(*(one.secret for one in known if one is not None))
-        return attrs.evolve(call, secret=secret) if secret else call
+        return call.replace(secret=secret) if secret else call
     if not (tool.secret or tool.secret_output):
         return call
-    return attrs.evolve(call, secret=tool.secret, secret_output=tool.secret_output)
+    return call.replace(secret=tool.secret, secret_output=tool.secret_output)
 
 
 def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:

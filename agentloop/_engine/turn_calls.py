@@ -114,7 +114,7 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
     """Return the outcome of a call that is answered without running, with the text of `tool_error_formatter` if any."""
     answer = entry.disposition
     assert isinstance(answer, Answer)
-    outcome = attrs.evolve(answer.outcome, ended_at=run.tree.log.wall())
+    outcome = answer.outcome.replace(ended_at=run.tree.log.wall())
     formatter = run.settings.config.tool_error_formatter
     if answer.kind is None or formatter is None:
         return outcome
@@ -134,7 +134,7 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
         logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
         return outcome
     if isinstance(text, str):
-        return attrs.evolve(outcome, output=text)
+        return outcome.replace(output=text)
     if text is not None:
         logger.warning("tool_error_formatter returned %r, not text; the default text is used", text)
     return outcome

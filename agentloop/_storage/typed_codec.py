@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import attrs
+import msgspec
 
 from agentloop._common.error_text import bounded
 from agentloop._common.errors import StateError
+from agentloop._common.values import field_names
 from agentloop._storage.withholding import Secrets, hide_arguments, reveal_arguments
 
 MOST_FAULTS = 3
@@ -220,16 +222,13 @@ def tagged(kinds: Mapping[type, tuple[str, TypedCodec]], tag: str, wanted: str) 
 
 
 def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
-    """Return the codec of an attrs class: an object with the fields of *forms*, defaults left out."""
-    fields = [field for field in attrs.fields(cls) if field.name in forms]
-    always = tuple((field.name, forms[field.name].write) for field in fields if field.default is attrs.NOTHING)
-    unless_default = tuple(
-        (field.name, _default_of(field), forms[field.name].write)
-        for field in fields
-        if field.default is not attrs.NOTHING
-    )
-    readers = {field.name: forms[field.name].read for field in fields}
-    plain = {field.name: forms[field.name].plain for field in fields}
+    """Return the codec of a `Value` or attrs class: an object with the fields of *forms*, defaults left out."""
+    defaults = _defaults_of(cls)
+    fields = [name for name in field_names(cls) or () if name in forms]
+    always = tuple((name, forms[name].write) for name in fields if name not in defaults)
+    unless_default = tuple((name, defaults[name], forms[name].write) for name in fields if name in defaults)
+    readers = {name: forms[name].read for name in fields}
+    plain = {name: forms[name].plain for name in fields}
     required = tuple(name for name, _ in always)
 
     def write(value: Any, context: Context) -> dict[str, Any]:
@@ -256,9 +255,19 @@ def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
     return TypedCodec(read, write)
 
 
-def _default_of(field: attrs.Attribute[Any]) -> Any:
-    default: Any = field.default
-    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+def _defaults_of(cls: type) -> dict[str, Any]:
+    """Return the defaults of the fields of a `Value` or attrs class, by name."""
+    if issubclass(cls, msgspec.Struct):
+        return {
+            field.name: field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+            for field in msgspec.structs.fields(cls)
+            if not field.required
+        }
+    return {
+        field.name: field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
+        for field in attrs.fields(cls)  # type: ignore[arg-type]
+        if field.default is not attrs.NOTHING
+    }
 
 
 def _field_faults(
@@ -363,7 +372,7 @@ def form_of(hint: Any, known: Mapping[Any, TypedCodec]) -> TypedCodec:
 
 
 def class_form(cls: type, known: Mapping[Any, TypedCodec], *, leave: frozenset[str] = frozenset()) -> TypedCodec:
-    """Return the codec of attrs class *cls*, each field by its hint; fields in *leave* are neither written nor read."""
+    """Return the codec of a class, by its hints; fields in *leave* are neither written nor read."""
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in attrs.fields(cls) if field.name not in leave]
+    names = [name for name in field_names(cls) or () if name not in leave]
     return object_of(cls, {name: form_of(hints[name], known) for name in names})

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import attrs
+import msgspec
 from rich.console import Console
 from rich.text import Text as Styled
 
 from agentloop import events as ev
 from agentloop._common.error_text import bounded, error_summary, first_line
 from agentloop._common.masking import MASK, masked_arguments
+from agentloop._common.values import field_names
 from agentloop._engine.calls.output_text import render
 from agentloop._schema.function_schema import to_json_value
 from agentloop.agents import Agent
@@ -246,7 +248,7 @@ def json_line(value: Mapping[str, Any]) -> str:
 
 def result_json(ending: RunSummary) -> dict[str, Any]:
     """Return a run's result as a JSON object."""
-    usage = {name: value for name, value in attrs.asdict(ending.usage, recurse=False).items() if name != "entries"}
+    usage = {name: value for name, value in msgspec.structs.asdict(ending.usage).items() if name != "entries"}
     return _build_result(
         ending.status,
         _to_plain_json(ending.final_output),
@@ -292,12 +294,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Agent | ToolInputGuardrail | ToolOutputGuardrail):
         return value.name
     value = _mask_secrets(value)
-    if attrs.has(type(value)):
-        fields = {
-            field.name: plain(getattr(value, field.name))
-            for field in attrs.fields(type(value))
-            if field.name not in _LEFT_OUT
-        }
+    names = field_names(type(value))
+    if names is not None:
+        fields = {name: plain(getattr(value, name)) for name in names if name not in _LEFT_OUT}
         return {"kind": type(value).__name__, **fields} if isinstance(value, ITEM_TYPES) else fields
     if isinstance(value, BaseException):
         return error_summary(value)
@@ -311,11 +310,11 @@ def plain(value: Any) -> Any:
 def _mask_secrets(value: Any) -> Any:
     """Return *value* with everything masked that is marked as secret."""
     if isinstance(value, ToolCall) and value.secret:
-        return attrs.evolve(value, arguments=masked_arguments(value.arguments, value.secret))
+        return value.replace(arguments=masked_arguments(value.arguments, value.secret))
     if isinstance(value, ToolOutput | CallOutcome) and value.secret and value.output is not None:
-        return attrs.evolve(value, output=MASK)
+        return value.replace(output=MASK)
     if isinstance(value, SystemMessage | UserMessage | AssistantMessage) and value.secret:
-        return attrs.evolve(value, content=MASK)
+        return value.replace(content=MASK)
     judged_secret = (isinstance(value, InputGuardrailResult) and value.secret) or (
         isinstance(value, ToolGuardrailResult) and (value.call.secret or value.call.secret_output)
     )

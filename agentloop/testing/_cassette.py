@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 
 from agentloop import model_events as m
 from agentloop._common.error_text import redact
@@ -113,7 +114,7 @@ def request_to_json(request: m.ModelRequest) -> dict[str, Any]:
         "items": [item_to_json(item) for item in request.items],
         "tools": [_definition(tool) for tool in request.tools],
         "handoffs": [_definition(handoff) for handoff in request.handoffs],
-        "output_schema": None if request.output_schema is None else attrs.asdict(request.output_schema),
+        "output_schema": None if request.output_schema is None else msgspec.structs.asdict(request.output_schema),
         "settings": settings,
         "tool_choice": request.tool_choice,
     }
@@ -148,7 +149,7 @@ def _event_to_json(event: m.ModelEvent) -> dict[str, Any]:
             return {
                 "kind": "response_done",
                 "items": [item_to_json(item) for item in items],
-                "usage": None if usage is None else attrs.asdict(usage),
+                "usage": None if usage is None else msgspec.structs.asdict(usage),
                 "response_id": response_id,
                 "request_id": request_id,
                 **({} if finish_reason is None else {"finish_reason": finish_reason}),

@@ -5,7 +5,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-import attrs
 from definitions.item_strategies import BY_TYPE as ITEM_STRATEGIES
 from definitions.item_strategies import ITEMS, JSON_VALUES, PARTS, TEXT
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from agentloop import guardrails as g
 from agentloop import items as i
 from agentloop import records as r
+from agentloop._common.values import NotedValue, Value
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
 from agentloop.model_events import ModelResponse
@@ -89,11 +89,14 @@ def of_hint(hint: Any, *, compared: bool = True) -> st.SearchStrategy[Any]:
     return of_class(hint)
 
 
-def of_class(cls: type) -> st.SearchStrategy[Any]:
-    """Return objects of an attrs class, each field by its hint."""
+def of_class(cls: type[Value]) -> st.SearchStrategy[Any]:
+    """Return objects of a `Value` class, each field by its hint."""
     hints = typing.get_type_hints(cls)
+    notes = cls._notes if issubclass(cls, NotedValue) else frozenset()
     fields = {
-        f.name: of_hint(hints[f.name], compared=bool(f.eq)) for f in attrs.fields(cls) if f.name not in _NEVER[cls]
+        name: of_hint(hints[name], compared=name not in notes)
+        for name in cls.__struct_fields__
+        if name not in _NEVER[cls]
     }
     return st.builds(cls, **fields)
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, get_args
 
-import attrs
 import pytest
 from core.record_strategies import BY_KIND, RECORDS, VALUES, WIDE
 from hypothesis import given, settings
@@ -101,7 +100,7 @@ def test_the_strategies_and_the_table_know_every_kind() -> None:
 
 def test_no_field_of_a_record_is_called_like_its_kind() -> None:
     """The key `kind` names the kind of record, so no field can have it."""
-    assert not [cls.__name__ for cls in BY_KIND if "kind" in {field.name for field in attrs.fields(cls)}]
+    assert not [cls.__name__ for cls in BY_KIND if "kind" in cls.__struct_fields__]
 
 
 def test_the_form_is_an_object_with_its_kind_and_what_differs_from_defaults() -> None:
@@ -127,7 +126,7 @@ def test_the_form_is_an_object_with_its_kind_and_what_differs_from_defaults() ->
 def test_what_lives_in_this_process_only_is_left_out() -> None:
     """Live objects of a call and of a guardrail never enter JSON, nor can JSON bring them in."""
     outcome = CallOutcome(status="failed", output="x", value=object(), error=ValueError("boom"), custom_data={1: (2,)})
-    written = record_to_json(attrs.evolve(SETTLED, outcome=outcome))
+    written = record_to_json(SETTLED.replace(outcome=outcome))
     assert written["outcome"] == {"status": "failed", "output": "x", "custom_data": {"$map": [[1, [2]]]}}
     back = record_from_json(written)
     assert isinstance(back, r.CallSettled)

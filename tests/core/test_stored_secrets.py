@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -237,4 +236,4 @@ def test_flags_survive_and_take_no_part_in_equality() -> None:
         back = record_from_json(record_to_json(record, SEALED), secrets=SEALED)
         if hasattr(record, "secret"):
             assert back.secret == record.secret  # type: ignore[union-attr]
-            assert attrs.evolve(record, secret=type(record.secret)()) == record
+            assert record.replace(secret=type(record.secret)()) == record

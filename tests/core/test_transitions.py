@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import attrs
 import pytest
 
 from agentloop import records as r
@@ -113,21 +112,21 @@ def test_a_record_is_allowed_in_the_phases_of_its_call_alone(kind: type) -> None
         assert call_phase(fold.calls["c"]) == phase
         attempt = fold.calls["c"].attempt
         if isinstance(record, r.CallStarted):
-            record = attrs.evolve(record, attempt=attempt + 1)
-            assert not is_allowed(fold, attrs.evolve(record, attempt=attempt + 2))
+            record = record.replace(attempt=attempt + 1)
+            assert not is_allowed(fold, record.replace(attempt=attempt + 2))
         elif isinstance(record, r.BodyEnded):
-            record = attrs.evolve(record, attempt=attempt)
-            assert not is_allowed(fold, attrs.evolve(record, attempt=attempt + 1))
+            record = record.replace(attempt=attempt)
+            assert not is_allowed(fold, record.replace(attempt=attempt + 1))
         assert is_allowed(fold, record) == (phase in OF_CALLS[kind]), phase
-    assert not is_allowed(fold_of(*IN_CALLS), attrs.evolve(record, call_id="another"))
+    assert not is_allowed(fold_of(*IN_CALLS), record.replace(call_id="another"))
 
 
 def test_order_of_turns_and_of_the_end_of_a_batch() -> None:
     """Turns are numbered without gaps, and a batch ends when all its calls have been released."""
     assert is_allowed(fold_of(STARTED), TURN)
-    assert not is_allowed(fold_of(STARTED), attrs.evolve(TURN, turn=2))
+    assert not is_allowed(fold_of(STARTED), TURN.replace(turn=2))
     assert is_allowed(fold_of(STARTED, TURN), TURN)  # the turn of a run that was resumed before the model had answered
-    assert not is_allowed(fold_of(STARTED, TURN), attrs.evolve(TURN, turn=2))
+    assert not is_allowed(fold_of(STARTED, TURN), TURN.replace(turn=2))
     assert not is_allowed(fold_of(*CALL_PHASES["settled"]), r.BatchEnded(*AT))
     assert is_allowed(fold_of(*CALL_PHASES["released"]), r.BatchEnded(*AT))
 
@@ -143,8 +142,8 @@ def test_records_of_nested_runs_follow_their_start() -> None:
     begin = r.RunStarted(*inner, "run/c", "b", (), 10)
     assert not is_allowed(fold_of(*IN_CALLS), r.TurnStarted(("c",), 1, 0.0, "b"))
     assert not is_allowed(fold_of(), begin)
-    assert not is_allowed(fold_of(STARTED), attrs.evolve(begin, path=("c", "d")))
+    assert not is_allowed(fold_of(STARTED), begin.replace(path=("c", "d")))
     nested = fold_of(*IN_CALLS, BEGUN, begin)
     assert is_allowed(nested, r.TurnStarted(("c",), 1, 0.0, "b"))
     assert not is_allowed(nested, begin)
-    assert not is_allowed(nested, attrs.evolve(begin, path=("c",) * 501))
+    assert not is_allowed(nested, begin.replace(path=("c",) * 501))

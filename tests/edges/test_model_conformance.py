@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import attrs
 import pytest
 from anyio.lowlevel import checkpoint, current_token
 
@@ -566,7 +565,7 @@ def suite_of(kind: type[Any]) -> ModelConformance:
     made: list[Any] = []
 
     class Suite(ModelConformance):
-        request = attrs.evolve(ModelConformance.request, items=[*ModelConformance.request.items])
+        request = ModelConformance.request.replace(items=[*ModelConformance.request.items])
         patience = 0.1
 
         def make_model(self) -> Model:

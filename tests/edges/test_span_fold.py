@@ -135,7 +135,7 @@ def test_a_handoff_ends_one_agents_span_and_begins_the_others() -> None:
         "    turn turn 2 5-9",
     ]
     assert folded([*begun(), handed, second, over(9)]).tree() == tree
-    several = folded([*begun(), attrs.evolve(handed, ignored=("i",)), second, over(9)])
+    several = folded([*begun(), handed.replace(ignored=("i",)), second, over(9)])
     assert several.only("handoff").error == "Multiple handoffs requested"
 
 

@@ -235,12 +235,12 @@ def verdicts(chance: Chance) -> None:
     approved = not chance.one_in(4)
     forged: Any = chance.pick(
         [
-            attrs.evolve(request, call=attrs.evolve(asked, arguments='{"n": 10001}')),
-            attrs.evolve(request, call=attrs.evolve(asked, name=f"{asked.name}x")),
-            attrs.evolve(request, call=attrs.evolve(asked, namespace="elsewhere")),
-            attrs.evolve(request, agent="nobody"),
-            attrs.evolve(request, path=(*request.path, "c99")),
-            attrs.evolve(request, call=attrs.evolve(asked, call_id="c99")),
+            request.replace(call=asked.replace(arguments='{"n": 10001}')),
+            request.replace(call=asked.replace(name=f"{asked.name}x")),
+            request.replace(call=asked.replace(namespace="elsewhere")),
+            request.replace(agent="nobody"),
+            request.replace(path=(*request.path, "c99")),
+            request.replace(call=asked.replace(call_id="c99")),
             "c99",
         ]
     )
@@ -275,7 +275,7 @@ def _check_misfit(chance: Chance, paused: _Paused, request: ApprovalRequest) -> 
     state.approve(request)
     given: Any = state.records[-1]
     name = chance.pick(("agent", "tool", "digest"))
-    state = RunState(paused.agent, [*paused.records, attrs.evolve(given, **{name: "another"})])
+    state = RunState(paused.agent, [*paused.records, given.replace(**{name: "another"})])
     try:
         waits = _waits(state, request)
     except AgentLoopError:

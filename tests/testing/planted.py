@@ -424,14 +424,14 @@ def move(evidence: Observation, n: int, to: int) -> Observation:
 def change(evidence: Observation, n: int, **fields: Any) -> Observation:
     """Return *evidence* with other values in record *n*."""
     records = list(evidence.records)
-    records[n] = attrs.evolve(records[n], **fields)  # type: ignore[misc]  # every record is an attrs value
+    records[n] = records[n].replace(**fields)
     return attrs.evolve(evidence, records=records)
 
 
 def ended(evidence: Observation, call_id: str, **fields: Any) -> Observation:
     """Return *evidence* with another outcome of a call."""
     n = find(evidence, r.CallSettled, call_id=call_id)
-    return change(evidence, n, outcome=attrs.evolve(evidence.records[n].outcome, **fields))  # type: ignore[union-attr]
+    return change(evidence, n, outcome=evidence.records[n].outcome.replace(**fields))  # type: ignore[union-attr]
 
 
 def body(evidence: Observation, call_id: str, **fields: Any) -> Observation:
@@ -534,7 +534,7 @@ PLANTED: dict[str, Plant] = {
     "receipts_are_of_successes": (receipted, lambda e: ended(e, "c1", status="failed")),
     "equal_idempotent_calls_share_a_run": (
         receipted,
-        lambda e: put(e, _at(e, "c2", r.CallSettled), attrs.evolve(_record_of(e, r.CallStarted), turn=2, call_id="c2")),
+        lambda e: put(e, _at(e, "c2", r.CallSettled), _record_of(e, r.CallStarted).replace(turn=2, call_id="c2")),
     ),
     "bodies_in_flight_fit_the_limits": (queued, lambda e: _beside(_beside(e, "c4"), "c5")),
     "exclusive_calls_run_alone": (rich, lambda e: _beside(e, "c6")),
@@ -554,7 +554,7 @@ PLANTED: dict[str, Plant] = {
     "the_first_failure_is_raised": (both_failing, _raised_second),
     "calls_past_the_cap_are_skipped": (
         many,
-        lambda e: put(e, _at(e, "c3", r.CallSettled), attrs.evolve(_record_of(e, r.CallStarted), call_id="c3")),
+        lambda e: put(e, _at(e, "c3", r.CallSettled), _record_of(e, r.CallStarted).replace(call_id="c3")),
     ),
     "timeouts_follow_the_policy": (rich, lambda e: ended(e, "c7", output=None)),
     "only_shown_tools_run": (queued, _without_tools),
@@ -679,7 +679,7 @@ PLANTED: dict[str, Plant] = {
     "outputs_are_of_their_own_call": (queued, lambda e: ended(e, "c1", value="plain 77")),
     "a_tool_choice_is_dropped_once_obeyed": (
         surrounded,
-        lambda e: attrs.evolve(e, asked=[(at, attrs.evolve(one, tool_choice="required")) for at, one in e.asked or ()]),
+        lambda e: attrs.evolve(e, asked=[(at, one.replace(tool_choice="required")) for at, one in e.asked or ()]),
     ),
     "models_keep_to_their_time": (
         surrounded,
@@ -688,7 +688,7 @@ PLANTED: dict[str, Plant] = {
     "an_answer_is_what_its_pieces_are": (watched, lambda e: _events(e, ev.ReasoningDelta)),
     "histories_grow_by_what_was_said": (
         surrounded,
-        lambda e: attrs.evolve(e, asked=[(at, attrs.evolve(one, items=one.items[::-1])) for at, one in e.asked or ()]),
+        lambda e: attrs.evolve(e, asked=[(at, one.replace(items=one.items[::-1])) for at, one in e.asked or ()]),
     ),
     "agents_hooks_hear_of_their_agent": (
         surrounded,

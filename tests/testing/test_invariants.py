@@ -172,7 +172,7 @@ def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_anothe
     check_counterparts(run, counterpart)
     with pytest.raises(InvariantError, match="worlds_repeat_themselves"):
         check_counterparts(run, attrs.evolve(counterpart, relation="again"))
-    records[one] = attrs.evolve(records[one], status="failed")  # type: ignore[call-arg]
+    records[one] = records[one].replace(status="failed")  # type: ignore[call-arg]
     with pytest.raises(InvariantError, match="backends_agree"):
         check_counterparts(run, attrs.evolve(counterpart, records=tuple(records)))
 
@@ -185,7 +185,7 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
 
     def broken_by(relation: Relation, **changes: Any) -> set[str]:
         records = list(evidence.records)
-        records[held] = attrs.evolve(records[held], **changes)
+        records[held] = records[held].replace(**changes)
         counterpart = Counterpart(relation=relation, name="another", records=tuple(records))
         return {one.invariant for one in findings_of(attrs.evolve(evidence, counterparts=(counterpart,)))}
 
@@ -245,7 +245,7 @@ def damaged(records: Sequence[Any]) -> Iterator[list[Any]]:
         for name, others in OTHERS.items():
             for other in others:
                 if type(now := getattr(record, name, None)) is type(other) and now != other:
-                    yield [*before, attrs.evolve(record, **{name: other}), *after]
+                    yield [*before, record.replace(**{name: other}), *after]
 
 
 @pytest.mark.parametrize("made", WORLDS, ids=lambda made: made.__name__)

@@ -247,14 +247,14 @@ def edited(records: Sequence[r.Record], edit: Callable[[Sequence[Any]], Sequence
     """Return *records* with another first response."""
     index = first(records, r.ModelResponded)
     responded: Any = records[index]
-    response = attrs.evolve(responded.response, items=tuple(edit(responded.response.items)))
-    return [*records[:index], attrs.evolve(responded, response=response), *records[index + 1 :]]
+    response = responded.response.replace(items=tuple(edit(responded.response.items)))
+    return [*records[:index], responded.replace(response=response), *records[index + 1 :]]
 
 
 def test_a_call_too_many_is_reported_where_it_starts() -> None:
     """The model is said to have asked for one more than the log shows outcomes of."""
     _, records = journaled(shop(), SAME)
-    changed = edited(records, lambda items: [*items, attrs.evolve(items[1], call_id="c9")])
+    changed = edited(records, lambda items: [*items, items[1].replace(call_id="c9")])
     with pytest.raises(ReplayDivergence) as caught:
         replay(changed, shop())
     assert "c9" in str(caught.value)

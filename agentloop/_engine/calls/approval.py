@@ -199,7 +199,7 @@ def _find_verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments:
             return given
     sticky = run.state.sticky.get(key)
     # Edited arguments apply only to the one call they were given for.
-    return sticky if sticky is None or sticky.arguments is None else attrs.evolve(sticky, arguments=None)
+    return sticky if sticky is None or sticky.arguments is None else sticky.replace(arguments=None)
 
 
 async def _check_needs_approval(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> bool:

@@ -66,7 +66,7 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
         case end.Returned(value):
             return await _convert_value(live, value)
         case end.Refused(outcome):
-            return Converted(attrs.evolve(outcome, output=await _bound_output(live, outcome.output)))
+            return Converted(outcome.replace(output=await _bound_output(live, outcome.output)))
         case end.Raised(error, where):
             if where == "around" or not isinstance(error, Exception):
                 return _convert_raised(live, CallOutcome(status="failed", error=error), error)
@@ -132,9 +132,9 @@ async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Conver
             reason, secret = "output guardrail", live.redacts_errors
             outcome = CallOutcome(status="rejected", output=judged.message, reason=reason, secret=secret)
         elif judged.replaced:
-            outcome = attrs.evolve(outcome, value=judged.value, output=replacement, custom_data=None)
+            outcome = outcome.replace(value=judged.value, output=replacement, custom_data=None)
     bounded = await _bound_output(live, outcome.output)
-    return Converted(outcome if bounded is outcome.output else attrs.evolve(outcome, output=bounded))
+    return Converted(outcome if bounded is outcome.output else outcome.replace(output=bounded))
 
 
 async def _bound_output(live: LiveCall, output: Content | None) -> Content | None:
@@ -180,7 +180,7 @@ async def _convert_failure(
         return _convert_raised(live, outcome, error)
     if judged:
         return await _run_output_guardrails(live, outcome)
-    return Converted(attrs.evolve(outcome, output=await _bound_output(live, text)))
+    return Converted(outcome.replace(output=await _bound_output(live, text)))
 
 
 async def _convert_and_log_failure(live: LiveCall, error: Exception, *, judged: bool = True) -> Converted:
@@ -201,4 +201,4 @@ async def _convert_timeout(live: LiveCall, seconds: float) -> Converted:
     if tool.timeout_error_function is not None:
         text = await _call_error_function(live, "timeout_error_function", tool.timeout_error_function, error)
     secret = bool(text) and live.redacts_errors
-    return await _run_output_guardrails(live, attrs.evolve(outcome, output=text or str(error), secret=secret))
+    return await _run_output_guardrails(live, outcome.replace(output=text or str(error), secret=secret))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-import attrs
+import msgspec
 
 from agentloop._common.error_text import bounded
 from agentloop._schema.function_schema import to_json_value
@@ -67,7 +67,7 @@ def _check_part(part: Part) -> Part:
     Raises:
         TypeError: naming the field.
     """
-    for field in attrs.fields(type(part)):
+    for field in msgspec.structs.fields(part):
         value = getattr(part, field.name)
         if not isinstance(value, str) and not (value is None and field.default is None):
             raise TypeError(f"{type(part).__name__}.{field.name}: text is needed, not {type(value).__name__}")

@@ -478,7 +478,7 @@ class Batch:
         # Outputs of bodies were cut before. This cuts texts of the library, and the application's own texts.
         output, limit = outcome.output, self.execution.max_output_chars
         if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
-            outcome = attrs.evolve(outcome, output=cut_output(output, limit))
+            outcome = outcome.replace(output=cut_output(output, limit))
         error = None if outcome.error is None else error_summary(outcome.error)
         return CallSettled(*self.run.here(), entry.call.call_id, tool, outcome, error=error, **fields)
 

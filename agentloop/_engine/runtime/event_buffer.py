@@ -30,7 +30,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
@@ -71,7 +70,7 @@ class _ConsumerGate(Limit):
 def as_run(state: CallState) -> ToolCall:
     """Return a call with the arguments it runs with, which an approval or a guardrail may have changed."""
     call, text = state.call, state.arguments
-    return call if text is None or text == call.arguments else attrs.evolve(call, arguments=text)
+    return call if text is None or text == call.arguments else call.replace(arguments=text)
 
 
 def _finish_reason(state: RunFold) -> str | None:

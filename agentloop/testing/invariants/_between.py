@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import attrs
-
 from agentloop import records as r
 from agentloop.exceptions import AgentLoopError
 from agentloop.state import RunState
@@ -88,7 +86,7 @@ def _differ_only_in_streamed(one: r.Record, other: r.Record) -> bool:
     """Tell whether both records are the same failed attempt, and only one of the runs had shown a part of it."""
     if not (isinstance(one, r.ModelFailed) and isinstance(other, r.ModelFailed)) or one.streamed == other.streamed:
         return False
-    return attrs.evolve(one, streamed=other.streamed) == other
+    return one.replace(streamed=other.streamed) == other
 
 
 def _has_several_cancelled_runs(records: Sequence[r.Record]) -> bool:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import attrs
+import msgspec
 
 from agentloop import records as r
 from agentloop._common.masking import masked_arguments
+from agentloop._common.values import shown_fields
 from agentloop.testing.invariants._observation import Reading
 
 Group: TypeAlias = Literal["execution", "cancellation", "guards", "accounting"]
@@ -170,12 +172,11 @@ def short(record: r.Record) -> str:
     Masks secret arguments: the line goes into errors of test sessions.
     """
     secret = getattr(record, "secret", ())
+    defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
     said = [
-        f"{field.name}={masked_arguments(value, secret) if field.name == 'arguments' and secret else value!r}"
-        for field in attrs.fields(type(record))
-        if field.repr
-        and field.name not in ("path", "turn", "at")
-        and (value := getattr(record, field.name)) not in (None, (), field.default)
+        f"{name}={masked_arguments(value, secret) if name == 'arguments' and secret else value!r}"
+        for name, value in shown_fields(record)
+        if name not in ("path", "turn", "at") and value not in (None, (), defaults.get(name))
     ]
     where = f"{'/'.join(record.path)} turn {record.turn}" if record.path else f"turn {record.turn}"
     return f"{type(record).__name__} [{where}] {' '.join(said)}"[:200]

@@ -338,8 +338,8 @@ def compared(
     if type(wanted) is not type(got):
         return got, Difference("kind", _kind_of(wanted), _kind_of(got))
     changes = _take_recorded_fields(wanted, got, lenient)
-    merged = attrs.evolve(got, **changes)
-    old, new = record_to_json(wanted), record_to_json(attrs.evolve(marked, **_mark_secret_outcome(changes, marked)))
+    merged = got.replace(**changes)
+    old, new = record_to_json(wanted), record_to_json(marked.replace(**_mark_secret_outcome(changes, marked)))
     return merged, difference(old, new)
 
 
@@ -347,7 +347,7 @@ def _mark_secret_outcome(changes: dict[str, Any], marked: Any) -> dict[str, Any]
     outcome = changes.get("outcome")
     if outcome is None or not marked.outcome.secret:
         return changes
-    return {**changes, "outcome": attrs.evolve(outcome, secret=True)}
+    return {**changes, "outcome": outcome.replace(secret=True)}
 
 
 def _kind_of(record: r.Record) -> str:
@@ -407,7 +407,7 @@ def _take_outcome(wanted: r.CallSettled, got: r.CallSettled) -> Any:
     changes: dict[str, Any] = {name: getattr(then, name) for name in _CHANCE_OF_OUTCOMES}
     if then.status == now.status and same_output(then.output, now.output):
         changes["output"] = then.output
-    return attrs.evolve(now, **changes)
+    return now.replace(**changes)
 
 
 def same_output(then: Any, now: Any) -> bool:

@@ -117,7 +117,7 @@ class SimulatedRun:
         # A verdict given outside of the run has the real time; here it must have the run's.
         at = self.effects.wall()
         known = len(self.watch.records)
-        decided = [*self.watch.records, *(attrs.evolve(one, at=at) for one in state.records[known:])]
+        decided = [*self.watch.records, *(one.replace(at=at) for one in state.records[known:])]
         state = type(state)(self.agent, decided, context=self.context)
         if self.world.serialize:
             codec = XOR_CODEC if isinstance(self.world.agent, FixtureAgents) else None

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-import attrs
-
 from agentloop import records as r
+from agentloop._common.values import field_names
 
 _CHANCE = {
     "at",
@@ -113,12 +112,9 @@ def _plain_record(record: r.Record) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
-    if attrs.has(type(value)):
-        return {
-            field.name: _plain_value(getattr(value, field.name))
-            for field in attrs.fields(type(value))
-            if field.name not in _CHANCE
-        }
+    names = field_names(type(value))
+    if names is not None:
+        return {name: _plain_value(getattr(value, name)) for name in names if name not in _CHANCE}
     if isinstance(value, list | tuple):
         return [_plain_value(member) for member in value]
     if isinstance(value, Mapping):

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import attrs
 import pytest
 from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
 from kit.results import (
@@ -227,11 +226,11 @@ async def test_an_interruption_of_another_call_is_refused(run_mode: Run, changed
     [request] = state.interruptions
     before = len(state.records)
     with pytest.raises(StateError, match=r"c1|c9"):
-        getattr(state, verdict)(attrs.evolve(request, call=attrs.evolve(request.call, **changed)))
+        getattr(state, verdict)(request.replace(call=request.call.replace(**changed)))
     with pytest.raises(StateError, match="c1"):
-        getattr(state, verdict)(attrs.evolve(request, agent="another"))
+        getattr(state, verdict)(request.replace(agent="another"))
     with pytest.raises(StateError, match="c1"):
-        getattr(state, verdict)(attrs.evolve(request, path=("x",)))
+        getattr(state, verdict)(request.replace(path=("x",)))
     assert len(state.records) == before
     assert (await pauses.run(agent, state)).status == "interrupted"
     assert ran == []
@@ -244,7 +243,7 @@ async def test_an_interruption_that_differs_in_spelling_alone_is_the_same_call(r
     agent = make_agent([make_gated_tool(ran)], call("gated", '{"n": 1}', "c1"))
     state = (await run_mode(agent, "go")).to_state()
     [request] = state.interruptions
-    state.approve(attrs.evolve(request, call=attrs.evolve(request.call, arguments='{ "n" : 1 }')))
+    state.approve(request.replace(call=request.call.replace(arguments='{ "n" : 1 }')))
     await run_mode(agent, state)
     assert ran == [("gated", 1)]
 

@@ -232,7 +232,7 @@ async def test_parts_beside_other_values_are_values(run_mode: Run) -> None:
 
     agent = make_agent([f], call("f", {}, "a"))
     await run_mode(agent, "go")
-    assert read_shown_outputs(agent) == {"a": '[{"text": "a"}, 1]'}
+    assert read_shown_outputs(agent) == {"a": '[{"type": "text", "text": "a"}, 1]'}
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

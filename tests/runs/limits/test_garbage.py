@@ -13,6 +13,7 @@ import pytest
 
 from agentloop import Agent, Capacity, Instrument, RunConfig, RunHooks, Runner, tool
 from agentloop.exceptions import RunTimeout
+from agentloop.records import CallSettled
 from agentloop.testing import ScriptedModel, call, say
 
 Job = Callable[[], Awaitable[None]]
@@ -212,3 +213,33 @@ def test_a_trio_run_that_is_over_is_let_go() -> None:
     gone = [weakref.ref(anyio.run(main, backend="trio")) for _ in range(2)]
     gc.collect()
     assert [token() for token in gone] == [None, None]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_an_error_reaches_is_freed_by_a_collection(backend: str) -> None:
+    """A record's outcome holds the error, whose frames hold the result and its records: a circle, and no leak.
+
+    So the values that can hold an object of the application are tracked by the collector.
+    """
+
+    class Marker:
+        pass
+
+    @tool
+    async def fails() -> str:
+        """Fail."""
+        raise ValueError("no")
+
+    async def main() -> weakref.ref[Marker]:
+        agent: Agent[Any, Any] = Agent("a", model=ScriptedModel([call("fails"), say("done")]), tools=[fails])
+        marker = Marker()
+        result = await Runner.run(agent, "go", context=marker)
+        (outcome,) = (one.outcome for one in result.records if isinstance(one, CallSettled))
+        try:
+            raise outcome.error or LookupError
+        except ValueError:  # its traceback holds this frame, and so the result, the marker and the outcome
+            return weakref.ref(marker)
+
+    left = anyio.run(main, backend=backend)
+    gc.collect()
+    assert left() is None

@@ -282,19 +282,19 @@ async def test_an_interruption_that_was_changed_approves_nothing(run_mode: Run) 
     state = restore_paused(await run_mode(pending_with_a_sibling(ran), "go"))
     shown_call = state.interruptions[1]
     for changed in (
-        attrs.evolve(shown_call, call=attrs.evolve(shown_call.call, arguments='{"amount": 100}')),
-        attrs.evolve(shown_call, call=attrs.evolve(shown_call.call, name="note")),
-        attrs.evolve(shown_call, call=attrs.evolve(shown_call.call, namespace="bank")),
-        attrs.evolve(shown_call, call=attrs.evolve(shown_call.call, call_id="q")),
-        attrs.evolve(shown_call, agent="other"),
-        attrs.evolve(shown_call, path=("n",)),
+        shown_call.replace(call=shown_call.call.replace(arguments='{"amount": 100}')),
+        shown_call.replace(call=shown_call.call.replace(name="note")),
+        shown_call.replace(call=shown_call.call.replace(namespace="bank")),
+        shown_call.replace(call=shown_call.call.replace(call_id="q")),
+        shown_call.replace(agent="other"),
+        shown_call.replace(path=("n",)),
     ):
         with pytest.raises(StateError):
             state.approve(changed)
         with pytest.raises(StateError):
             state.reject(changed)
     assert len(state.interruptions) == 2
-    same = attrs.evolve(shown_call, call=attrs.evolve(shown_call.call, arguments='{ "amount" :1}'))
+    same = shown_call.replace(call=shown_call.call.replace(arguments='{ "amount" :1}'))
     state.approve(same)
     again = await run_mode(state.agent, state)
     assert ran == ["pay 1"]

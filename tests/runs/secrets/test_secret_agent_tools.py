@@ -253,7 +253,7 @@ async def test_copies_of_a_secret_input_are_told_from_older_ones(run_mode: Run) 
     """A `session_input_callback` may copy items: secret ones look alike in reprs, and all of them are kept."""
     session = MemorySession()
     nested = inner(say("one"), say("two"))
-    config = RunConfig(session_input_callback=lambda history, new: [attrs.evolve(item) for item in (*history, *new)])
+    config = RunConfig(session_input_callback=lambda history, new: [item.replace() for item in (*history, *new)])
     for word in ("open sesame", "close sesame"):
         agent = asking(nested, {"input": word}, session=session, run_config=config)
         await run_mode(agent, "go")

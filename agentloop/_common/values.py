@@ -1,0 +1,68 @@
+"""The base of the values that a log is made of: records, items, outcomes, usage, and the events of models and runs.
+
+They are `msgspec.Struct`s: built three to five times faster than frozen attrs classes, imported ten times faster, and
+stored by msgspec itself. Fields at their default are left out of the stored form, and unknown ones are refused. What
+people write (agents, tools, settings, results) stays with attrs. Does not know about any of these values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import attrs
+import msgspec
+
+_NO_MASKS: Mapping[str, str] = {}
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A frozen value: two of one class are equal if their fields are."""
+
+    _unshown: ClassVar[frozenset[str]] = frozenset()
+    """The fields that no repr shows."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values for the fields that *changes* names."""
+        return msgspec.structs.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        return self._format()
+
+    def _format(self, masks: Mapping[str, str] = _NO_MASKS) -> str:
+        """Return the repr, with the texts in *masks* for the fields named there."""
+        fields = (f"{name}={masks.get(name) or repr(value)}" for name, value in shown_fields(self))
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+class NotedValue(Value, frozen=True):
+    """A value that also holds notes: fields that take no part in equality, such as whether it is secret."""
+
+    _notes: ClassVar[frozenset[str]] = frozenset({"secret"})
+    """The fields that take no part in equality."""
+    _unshown: ClassVar[frozenset[str]] = frozenset({"secret"})
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._contents() == other._contents()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._contents()))
+
+    def _contents(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, name) for name in self.__struct_fields__ if name not in self._notes])
+
+
+def shown_fields(value: Value) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of the fields that the repr of *value* shows."""
+    for name in value.__struct_fields__:
+        if name not in value._unshown:
+            yield name, getattr(value, name)
+
+
+def field_names(cls: type) -> tuple[str, ...] | None:
+    """Return the names of the fields of a `Value` or attrs class; None of any other class."""
+    if issubclass(cls, Value):
+        return cls.__struct_fields__
+    return tuple(field.name for field in attrs.fields(cls)) if attrs.has(cls) else None
