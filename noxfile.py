@@ -355,6 +355,7 @@ LONG = {
     "orders": ["--count", "5", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual", "tests/runs"],
     "uvloop": ["--backends", "asyncio-uvloop", "tests/runs"],
     "eager": ["--backends", "asyncio-eager", "tests/runs"],
+    "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/runs", "tests/sweeps"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
 
@@ -362,8 +363,8 @@ LONG = {
 @nox.session(python=False)
 def long(session: nox.Session) -> None:
     """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
-    the tests of runs five times in other orders of tasks, on uvloop and with eager tasks, and ten minutes of
-    exploration. All of it runs, whatever fails. `nox -s long -- uvloop exploration` takes these parts.
+    the tests of runs five times in other orders of tasks, on uvloop, with eager tasks and in anyio's own nurseries, and
+    ten minutes of exploration. All of it runs, whatever fails. `nox -s long -- uvloop exploration` takes these parts.
     """
     python = (
         _environment(session, interpreters()[0], "long", "-e", ".[test,local]", "pytest-repeat", "uvloop") / "python"

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import agentloop
 from agentloop._core.transitions import check_next
+from agentloop._engine.runtime import turn_nursery
 from agentloop._engine.runtime.log import Log
 from agentloop.records import Record
 from agentloop.testing.fixtures import VirtualClock
@@ -79,6 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option `--backends`, which can leave out backends that are variations of others."""
     names = ", ".join((*BACKENDS, TRIO_ONCE))
     parser.addoption("--backends", default=",".join(BACKENDS), help=f"backends to test on, of {names}")
+    parser.addoption("--anyio-nursery", action="store_true", help="run calls in anyio's own task group on asyncio")
 
 
 def _chosen_backends(definition: pytest.Function) -> list[str]:
@@ -203,6 +205,13 @@ def _leaks_are_checked(request: pytest.FixtureRequest) -> None:
     # Not autouse itself: an async fixture in a test without a backend would never be awaited.
     if "anyio_backend" in request.fixturenames and request.node.get_closest_marker("leaves_threads") is None:
         request.getfixturevalue("no_leaks")
+
+
+@pytest.fixture(autouse=True)
+def _nursery_is_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Force the fallback of the turn nursery, as if anyio's scopes could not show a deadline, where that is asked."""
+    if request.config.getoption("--anyio-nursery"):
+        monkeypatch.setattr(turn_nursery, "find_scope_class", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._core.history import valid_history
@@ -20,6 +19,7 @@ from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
     cancelled_types,
     cancelling,
+    checkpoint_if_cancelled,
     is_closing,
     own_task,
     self_cancelled,

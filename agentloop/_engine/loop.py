@@ -35,7 +35,6 @@ from typing import assert_never
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._common.error_text import is_fatal
 from agentloop._core.machine import (
@@ -63,6 +62,7 @@ from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
     cancelled_types,
     cancelling,
+    checkpoint_if_cancelled,
     is_closing,
     own_task,
     raise_native_cancel,

@@ -15,7 +15,6 @@ from typing import Any
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
 from agentloop import model_events as m
@@ -24,7 +23,7 @@ from agentloop._common.error_text import error_summary
 from agentloop._core.call_identity import find_tool
 from agentloop._core.retry import effective_settings, may_retry, next_delay, retry_advice
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.backend import cancelled_types
+from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._core.plan import Arguments
@@ -23,6 +22,7 @@ from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
     cancelled_types,
     cancelling,
+    checkpoint_if_cancelled,
     is_closing,
     own_task,
     raise_native_cancel,

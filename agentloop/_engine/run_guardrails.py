@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import attrs
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary
@@ -20,6 +19,7 @@ from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
     cancelled_types,
     cancelling,
+    checkpoint_if_cancelled,
     is_closing,
     own_task,
     raise_native_cancel,

@@ -35,7 +35,6 @@ from typing import Any, Generic, Literal, Self, final
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop._common.error_text import is_fatal
@@ -45,7 +44,9 @@ from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
     Holder,
     cancelled_types,
+    checkpoint_if_cancelled,
     current_holder,
+    current_relay,
     is_closing,
     own_task,
     scope_left_open,
@@ -102,6 +103,7 @@ class RunStream(Generic[OutputT]):
         self._live = live
         self._group = await group.__aenter__()
         context.run(current_holder.set, Holder(group.cancel_scope))
+        context.run(current_relay.set, None)  # in a body of another run: scopes alone lead from that run to this one
         start = starter(group)
         live.tree.log.on_broken = self._stop
         live.resources.spawn = lambda work, on, name: start(work, on, name, context)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import logging
 from contextvars import copy_context
 
-import anyio
 import attrs
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._core.call_identity import find_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response
@@ -19,7 +17,13 @@ from agentloop._engine.calls.approval import decide
 from agentloop._engine.calls.call import run_call
 from agentloop._engine.calls.scheduler import Batch
 from agentloop._engine.prepare_turn import ask_enabled
-from agentloop._engine.runtime.backend import cancelled_types, is_closing, own_task, unexpected_cancellation
+from agentloop._engine.runtime.backend import (
+    cancelled_types,
+    checkpoint_if_cancelled,
+    is_closing,
+    own_task,
+    unexpected_cancellation,
+)
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ToolErrorArgs
@@ -88,8 +92,8 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     try:
         for entry in batch.answers:
             batch.answer(entry, await _format_answer(run, entry))
-        async with anyio.create_task_group() as group:
-            batch.open(group)
+        async with batch.nursery:
+            batch.open()
             await batch.join()
     except BaseException as error:
         if is_closing(task):

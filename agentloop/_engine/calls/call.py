@@ -34,7 +34,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary, is_fatal
@@ -49,8 +48,7 @@ from agentloop._engine.calls.tool_guardrails import InputJudged, judge_input
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.backend import (
     cancelled_types,
-    cancelling,
-    enclosing_cancelled,
+    checkpoint_if_cancelled,
     in_own_task,
     is_closing,
     own_task,
@@ -68,6 +66,7 @@ from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
 
+_PASSES_TO_DEADLINE = 4
 _UNSETTLED = ("starting", "body", "post")
 _WITHOUT_RESULT = (end.Deferred, end.Paused)
 _UNCANCELLED = (end.Returned, end.Raised)
@@ -86,7 +85,10 @@ async def run_call(live: LiveCall) -> None:
     task = own_task()
     failure: Failure | None = None
     try:
-        await _run(live, task)
+        result = await _find_result(live, task)
+        if result is not None:
+            with live.batch.nursery.settling(live):
+                await _settle_by(live, result, task)
     except cancelled_types():
         raise
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure: the settling code itself broke
@@ -103,24 +105,40 @@ async def run_call(live: LiveCall) -> None:
             live.release_all()
 
 
-async def _run(live: LiveCall, task: object) -> None:
-    """Run the call and settle it by its body result, by the cancellation of the run, or by an error around the body."""
-    count = cancelling()
+async def _find_result(live: LiveCall, task: object) -> end.Ending | None:
+    """Return the body result; None if there is nothing more to do about the call in this task.
+
+    Most calls have settled then, in the step in which their body returned.
+    """
     try:
-        if (deadline := anyio.current_effective_deadline()) < math.inf:
-            await _check_in_time(deadline)
-        result = _restore_result(live) if live.body is not None else await _run_in_scope(live, count, task)
+        result = _restore_result(live) if live.body is not None else await _run_in_scope(live, task)
         if isinstance(result, end.Paused):
             live.batch.pause(live)
-        elif not isinstance(result, end.Deferred):
-            await _settle(live, result)
+            return None
+        return None if isinstance(result, end.Deferred) or _settle_at_once(live, result) else result
+    except BaseException as error:  # noqa: ASYNC103 - no cancellation: those are results
+        if is_closing(task):
+            raise
+        return end.Unconverted(error)
+
+
+async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:
+    """Settle the call by its body result, by the cancellation of the run, or by an error around the body."""
+    try:
+        match result:
+            case end.RunEnding():
+                await _settle_cancelled(live)
+            case end.Unconverted(error):
+                await _settle_failed(live, error)
+            case _:
+                await _settle(live, result)
     except cancelled_types() as cancelled:
-        if live.run_is_ending or run_is_cancelled():
+        if run_is_cancelled():
             await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation continues
             await raise_native_cancel(cancelled)  # noqa: ASYNC120 - does not wait: a cancellation is pending
             raise
         # A cancellation of this task alone, after the body: the body left it behind (a timer, another task).
-        uncancel_to(count)
+        uncancel_to(0)
         own = end.Cancelled("tool", end.own_reason(cancelled))
         await in_own_task(partial(_settle, live, own))  # noqa: ASYNC120 - and it may have left more of them
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
@@ -129,14 +147,17 @@ async def _run(live: LiveCall, task: object) -> None:
         await _settle_failed(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
 
 
-async def _check_in_time(deadline: float) -> None:
-    """Raise the cancellation that is pending already; if *deadline* has passed, wait for the one it causes.
+async def _check_in_time() -> None:
+    """Raise the cancellation that is pending already; if the deadline around has passed, wait for the one it causes.
 
-    Code spawned into a cancelled nursery runs up to its first await, so the call checks before its first step.
+    Code spawned into a cancelled nursery runs up to its first await, so the call checks before its first step. The
+    wait is of some scheduler passes, which both backends need at most: a deadline may have been postponed since.
     """
     await checkpoint_if_cancelled()
-    if deadline <= anyio.current_time():
-        await anyio.sleep_forever()
+    if anyio.current_effective_deadline() <= anyio.current_time():
+        for _ in range(_PASSES_TO_DEADLINE):
+            await anyio.lowlevel.checkpoint()
+            await checkpoint_if_cancelled()
 
 
 def _restore_result(live: LiveCall) -> end.Ending:
@@ -155,31 +176,31 @@ def _restore_result(live: LiveCall) -> end.Ending:
 # -- steps 8 to 12
 
 
-async def _run_in_scope(live: LiveCall, count: int, task: object) -> end.Ending:
+async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
     """Do steps 8 to 12 in the call's own scope and return the body result.
 
     An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step.
-
-    Cancellation: raised only if a scope around the call is cancelled, or the loop ends.
     """
     result: end.Ending | None = None
+    nursery = live.batch.nursery
     try:
         with live.scope:
             try:
+                if nursery.is_bounded():
+                    await _check_in_time()
                 result = await _prepare_body(live) or await _run_body(live)
             except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
                 result = end.classify(error)
                 if result is None or is_closing(task):
                     raise
                 if isinstance(result, end.Cancelled):
-                    uncancel_to(count)
+                    uncancel_to(0)
                 if isinstance(result, end.Raised) and (live.phase != "body" or is_fatal(result.error)):
                     result = end.Raised(result.error, "around")
     except cancelled_types():
-        live.run_is_ending = run_is_cancelled()
-        if live.run_is_ending:
-            raise
-        uncancel_to(count)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
+        if nursery.is_ending() or run_is_cancelled():
+            return end.RunEnding()
+        uncancel_to(0)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
     except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
         result = end.Raised(error)
     if isinstance(result, _WITHOUT_RESULT):
@@ -192,7 +213,7 @@ async def _run_in_scope(live: LiveCall, count: int, task: object) -> end.Ending:
         live.body_ended_at = live.run.tree.log.wall()
         if isinstance(result, _UNCANCELLED):
             live.run.append(_make_body_record(live, result))
-    return await _resolve_result(live, result)
+    return _resolve_result(live, result)
 
 
 def _make_body_record(live: LiveCall, result: end.Returned | end.Raised) -> BodyEnded:
@@ -205,21 +226,23 @@ def _make_body_record(live: LiveCall, result: end.Returned | end.Raised) -> Body
     return BodyEnded(*where, live.call_id, value=result.value if kept else None, attempt=live.attempt, kept=kept)
 
 
-async def _resolve_result(live: LiveCall, result: end.Ending | None) -> end.Ending:
-    """Return the final body result: *result*, unless the call's own scope or timeout overrules it.
+def _resolve_result(live: LiveCall, result: end.Ending | None) -> end.Ending:
+    """Return the final body result: *result*, unless the call's own scope, its timeout or the run's end overrules it.
 
-    A late value or error is reported to instruments. A checkpoint if the body failed in cleanup.
+    A late value or error is reported to instruments.
     """
     late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
-    ours = live.scope.cancel_called or late
+    ours = live.scope.cancel_called or late  # read before the question below, which may cancel the scope
+    ending = (ours or not isinstance(result, end.Returned)) and live.batch.nursery.is_ending()
     if live.timeout_at < math.inf:
         live.scope.deadline = math.inf
-    if isinstance(result, end.Raised) and _is_cleanup_error(result) and (ours or enclosing_cancelled()):
+    if isinstance(result, end.Raised) and (ours or ending) and _is_cleanup_error(result):
         live.error = result.error
         _report_late(live, error=result.error)
-        await checkpoint_if_cancelled()
         result = None
     live.body_finished = live.phase == "body" and isinstance(result, _COMPLETE)
+    if result is None and ending:
+        return end.RunEnding()
     if result is None or (isinstance(result, end.Cancelled) and ours):
         return _make_cancelled_result(live)
     if isinstance(result, end.Returned) and late:
@@ -427,13 +450,29 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
 # -- steps 13 to 17
 
 
+def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
+    """Settle a call whose output is its body's text as it is, if nothing may wait for that; return whether it is so.
+
+    In the step in which the body has returned: no scope, no second task switch, no object on the way.
+    """
+    if not isinstance(result, end.Returned) or live.hooked or not _converts_without_waiting(live):
+        return False
+    output, limit = result.value, live.run.settings.config.tool_execution.max_output_chars
+    if type(output) is not str or (limit is not None and len(output) > limit):
+        return False
+    live.phase = "post"
+    live.release_permit()
+    live.batch.settle(live, _fill_outcome(live, CallOutcome(status="succeeded", output=output, value=output)))
+    return True
+
+
 async def _settle(live: LiveCall, result: end.Ending) -> None:
     """Do steps 13 to 17: give the permit back, convert *result* to an outcome, call the end hooks, settle."""
     live.phase = "post"
     if not isinstance(result, end.Returned) and _surely_raises(live, result):
         live.batch.halt()  # before the permit is given back: the calls that wait for it must not start any more
     live.release_permit()
-    if _converts_without_waiting(live, result):
+    if isinstance(result, end.Returned) and _converts_without_waiting(live):
         await _finish(live, await convert(live, result))
         return
     # A sibling's failure gives this a deadline; a cancelled parent ends it at once.
@@ -461,11 +500,10 @@ def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
             return False
 
 
-def _converts_without_waiting(live: LiveCall, result: end.Ending) -> bool:
-    """Tell whether conversion runs no application code, so that it never waits and needs no scope."""
+def _converts_without_waiting(live: LiveCall) -> bool:
+    """Tell whether conversion of a value runs no application code, so that it never waits and needs no scope."""
     return (
-        isinstance(result, end.Returned)
-        and not live.tool.tool_output_guardrails
+        not live.tool.tool_output_guardrails
         and live.tool.custom_data_extractor is None
         and live.run.settings.config.output_store is None
     )

@@ -44,7 +44,6 @@ from typing import Any, Literal
 
 import anyio
 import attrs
-from anyio.abc import TaskGroup
 
 from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._core.admission import Ticket
@@ -53,16 +52,15 @@ from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execu
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.calls.stacks import stack_of
 from agentloop._engine.runtime.backend import (
-    Starter,
     cancelled_types,
-    new_wakeup,
+    current_relay,
     run_is_cancelled,
-    starter,
     unexpected_cancellation,
 )
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.runtime.threads import ThreadSlot
+from agentloop._engine.runtime.turn_nursery import new_nursery
 from agentloop.abc import StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
@@ -95,7 +93,7 @@ class LiveCall:
     limits: tuple[Limit, ...] = ()
     phase: Phase = "waiting"
     scope: anyio.CancelScope = attrs.field(init=False)
-    """Scope around steps 8 to 12, made together with the task."""
+    """Scope around steps 8 to 12, made together with the task; then the one around the rest, if it has one."""
     begun: bool = False
     """True once the call's task has taken its first step, or is to do nothing when it does. Until then the batch's
     owner may settle the call: a task that asyncio cancels before its first step never runs."""
@@ -113,8 +111,6 @@ class LiveCall:
     started_clock: float = 0.0
     body_ended_at: float | None = None
     body_finished: bool = False
-    run_is_ending: bool = False
-    """True once the end of the run around the call, not of the call alone, has ended the body."""
     timeout_at: float = math.inf
     body_clock: float = 0.0
     idle_since: float = 0.0
@@ -227,9 +223,10 @@ class Batch:
         self.stopped: str | None = None
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        self.spawn_context = context
-        self._starter: Starter | None = None
-        self._wake = new_wakeup()
+        self.nursery = new_nursery(self._lose_task)
+        self._spawn_context = context
+        context.run(current_relay.set, self.nursery.relay_to_members)
+        self._opened = False
         self._segments: deque[list[LiveCall]] = deque()
         self._current: set[LiveCall] = set()
         self._unsettled = 0
@@ -329,9 +326,9 @@ class Batch:
 
     # -- running
 
-    def open(self, group: TaskGroup) -> None:
-        """Queue the first segment and apply cancellations requested before; *group* is the turn nursery."""
-        self._starter = starter(group)
+    def open(self) -> None:
+        """Queue the first segment and apply cancellations requested before. The nursery has been entered."""
+        self._opened = True
         # Before the first calls are queued: a look that leaves calls waiting for a `Rate` must find an owner to wake.
         self.pump.sleepers[self._wake_for] = None
         self._next_segment()
@@ -344,14 +341,13 @@ class Batch:
 
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
-        assert self._starter is not None
         live.begun = False
-        live.scope = anyio.CancelScope()
+        live.scope = self.nursery.new_scope()
         live.started_clock = anyio.current_time()
         if live.tool.runs_in_thread:
             self.run.settings.threads.join(live)
         name = f"agentloop call {live.tool.name} {'/'.join((*self.run.path, live.call_id))}"
-        self._starter(self._run_call, live, name, self.spawn_context)
+        self.nursery.start(self._run_call, live, name, self._spawn_context)
 
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
@@ -461,13 +457,13 @@ class Batch:
         self._share_outcome(live, outcome)
         self._next_segment()
         if self._unsettled == 0:
-            self._wake.ring()
+            self.nursery.ring_when_empty()
 
     def fail(self, failure: Failure) -> None:
         """End the batch by *failure*: nothing more is admitted, and the owner cancels the others when it next runs."""
         self.failures.append(failure)
         self.halt()
-        self._wake.ring()
+        self.nursery.ring()
 
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that the plan answers without running it."""
@@ -504,7 +500,7 @@ class Batch:
         self._release_due()
         self._next_segment()
         if self._unsettled == 0:
-            self._wake.ring()
+            self.nursery.ring_when_empty()
 
     def _end_paused(self, live: LiveCall) -> None:
         """Start a task that settles a paused call, which this run will not resume, and calls its end hooks."""
@@ -536,7 +532,7 @@ class Batch:
         """Take the cancelled, waiting call *live* out of the queue; a task of its own makes the outcome."""
         if live.ticket is not None:
             self.pump.withdraw([live.ticket])
-        if self._starter is not None and not self.halted:
+        if self._opened and not self.halted:
             live.phase = "starting"
             self.spawn(live)
 
@@ -636,6 +632,11 @@ class Batch:
                 else:
                     self.settle_abandoned(live)
 
+    def _lose_task(self) -> None:
+        """End the batch: other code has cancelled the task of a call before its first step. `settle` then raises."""
+        self.stop(self.run.cancel_source())
+        self._settle_unstarted()
+
     def close(self) -> None:
         """Settle every call in one step, without awaiting or waking a task: the event loop is gone."""
         if self.closed:
@@ -677,18 +678,14 @@ class Batch:
     def _wake_for(self, room: float) -> None:
         """Wake the owner if it would sleep past *room*, the time at which a limit has room without a give-back."""
         if room + CLOCK_SLACK < self._sleeps_until:
-            self._wake.ring()
+            self.nursery.ring()
 
     async def _wait(self, until: float) -> None:
         self._sleeps_until = until
         if not self._unsettled or (self.failures and self.stopped is None):
             return
-        if until == math.inf:
-            await self._wake.wait()
-            return
-        with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
-            await self._wake.wait()
-        if self.stopped is not None:
+        await self.nursery.wait(until)
+        if self.stopped is not None and until < math.inf:
             self._report_running()
 
     def _next_wake_time(self) -> float:

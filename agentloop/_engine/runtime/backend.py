@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
-from anyio.lowlevel import EventLoopToken, checkpoint_if_cancelled
+from anyio.lowlevel import EventLoopToken
 
 from agentloop._common.error_text import leaves
 from agentloop._engine.runtime.interrupts import uninterrupted
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import trio
 
 
+Task: TypeAlias = asyncio.Task[Any]
+Future: TypeAlias = asyncio.Future[None]
 Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
 
 
@@ -66,9 +68,30 @@ def cancelled_types() -> tuple[type[BaseException], ...]:
     return (native,) if native is asyncio.CancelledError else (native, asyncio.CancelledError)
 
 
+class Relay(Protocol):
+    """Passes the cancellation of a task on to the tasks that it waits for, where no scope is around both."""
+
+    def relay(self) -> None:
+        """Cancel the scopes of the waited-for tasks, if the waiting task is cancelled."""
+        ...
+
+
+current_relay: ContextVar[Relay | None] = ContextVar("agentloop relay", default=None)
+"""The relay around the current code of a run. See `turn_nursery`."""
+
+
 def enclosing_cancelled() -> bool:
     """Tell whether a scope around the current task is cancelled, so that the next checkpoint will raise."""
+    if (relay := current_relay.get()) is not None:
+        relay.relay()
     return anyio.current_effective_deadline() == -math.inf
+
+
+def checkpoint_if_cancelled() -> Awaitable[None]:
+    """Let a cancellation that is pending continue; else do not wait."""
+    if (relay := current_relay.get()) is not None:
+        relay.relay()
+    return anyio.lowlevel.checkpoint_if_cancelled()
 
 
 def cancelled_outside(scope: anyio.CancelScope) -> bool:
@@ -91,6 +114,11 @@ def own_task() -> asyncio.Task[object] | None:
         return asyncio.current_task()
     except RuntimeError:  # not on asyncio
         return None
+
+
+def has_task_factory() -> bool:
+    """Tell whether the running asyncio loop makes its tasks by a function of the application."""
+    return asyncio.get_running_loop().get_task_factory() is not None
 
 
 def is_closing(task: object) -> bool:

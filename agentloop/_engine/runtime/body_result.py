@@ -70,7 +70,21 @@ class Deferred:
     """The call returned to waiting, or an equal one answered it: its task has nothing more to do."""
 
 
-Ending: TypeAlias = Returned | Raised | Faulty | TimedOut | Cancelled | Refused | Paused | Deferred
+@attrs.frozen
+class RunEnding:
+    """The run around the call is being cancelled, and with it the call."""
+
+
+@attrs.frozen
+class Unconverted:
+    """Code of the engine, or of the application outside of the body, raised *error* where no policy converts it."""
+
+    error: BaseException
+
+
+Ending: TypeAlias = (
+    Returned | Raised | Faulty | TimedOut | Cancelled | Refused | Paused | Deferred | RunEnding | Unconverted
+)
 
 
 def classify(error: BaseException) -> Ending | None:

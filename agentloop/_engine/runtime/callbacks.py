@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._common.error_text import is_fatal
 from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
     cancelled_types,
     cancelling,
+    checkpoint_if_cancelled,
     is_closing,
     own_task,
     raise_native_cancel,

@@ -30,13 +30,12 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
 from agentloop._core.run_fold import CallState, RunFold, asked_for
-from agentloop._engine.runtime.backend import new_wakeup
+from agentloop._engine.runtime.backend import checkpoint_if_cancelled, new_wakeup
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
 from agentloop.items import ToolCall, ToolOutput

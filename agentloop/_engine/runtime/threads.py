@@ -22,7 +22,7 @@ import anyio.to_thread
 import attrs
 
 from agentloop._core.admission import Ticket
-from agentloop._engine.runtime.backend import cancelled_types, tell, wait_out_cancellations
+from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled, tell, wait_out_cancellations
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop.limits import Capacity, Limit
 
@@ -173,7 +173,7 @@ class Threads:
                 self._refuse_endless_waits(self)
                 await waiter.woken.wait()
             # The end of the run may have freed the slot, and the cancellation may not have reached this call yet.
-            await anyio.lowlevel.checkpoint_if_cancelled()
+            await checkpoint_if_cancelled()
         except BaseException:
             if isinstance(place := waiter.answer(), ThreadSlot):  # given in the step that cancelled the call
                 self.give_back(place)

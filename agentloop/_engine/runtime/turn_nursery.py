@@ -1,0 +1,397 @@
+"""Turn nurseries: the tasks of one turn's calls, which one owner waits for, and which are cancelled with their owner.
+
+Knows tasks, scopes and their owner; not calls, records or limits. On trio it is trio's own nursery. On asyncio it is
+bare tasks: anyio's group makes a handle, an event, a coroutine and a scope for each task, which together cost three
+times as much as the task (14 µs against 4.5). Public names of anyio alone are used.
+
+Theory of the bare tasks. anyio cancels a task through the scopes that the task has entered, and a bare task is in none
+of its owner's. So each member enters a scope of its own, and *relaying* cancels those scopes once the owner is
+cancelled in any way: by a scope around it, by a deadline, or natively. From then on a member can't tell the difference:
+its cancellation is level-triggered, shields hold, and its tasks are cancelled with it.
+
+* The owner learns of its cancellation one scheduler pass late. Its count of cancellations rises at once. So all code
+  that asks whether the run is cancelled relays first (`backend.enclosing_cancelled`), and gets the same answer in the
+  same pass as in a nursery.
+* Nested runs have nurseries in members of the outer one. Relaying passes through all levels in one step.
+* A member has one scope at a time: `member.scope`, made by `new_scope` before its start and by `settling` for the rest
+  of its task.
+* A body sees the deadline around the owner as it was when the nursery was made, by a scope that shows it. The owner
+  alone enforces it, so that a deadline that is postponed meanwhile doesn't end a body.
+
+anyio's own group is the fallback: under a task factory, which may run a task before it is registered, and with a
+version of anyio whose scopes can't show a deadline (`_find_scope_class` tries that).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
+from functools import cache
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, cast, final
+
+import anyio
+import anyio.lowlevel
+
+from agentloop._engine.runtime.backend import (
+    Future,
+    Relay,
+    Task,
+    Wakeup,
+    cancelled_types,
+    current_relay,
+    enclosing_cancelled,
+    has_task_factory,
+    is_closing,
+    new_wakeup,
+    own_task,
+    starter,
+)
+
+
+class Member(Protocol):
+    """The object that a member's task works on."""
+
+    scope: anyio.CancelScope
+    """The scope that the member's task is in, or enters first."""
+
+
+MemberT = TypeVar("MemberT", bound=Member)
+Work: TypeAlias = Callable[[MemberT], Coroutine[Any, Any, None]]
+
+
+class TurnNursery(Protocol):
+    """The tasks of one turn's calls. Made, entered and waited in by its owner's task; members are started by any."""
+
+    @property
+    def relay_to_members(self) -> Relay | None:
+        """The relay for the context of the members, if they need one."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Enter the nursery. Not a checkpoint."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        """Wait until every member's task has ended. If *error* is leaving, the members are cancelled first.
+
+        At least one scheduler pass goes by in a nursery.
+
+        Cancellation: the members are cancelled and awaited, then it continues.
+        """
+        ...
+
+    def new_scope(self) -> anyio.CancelScope:
+        """Return a scope for a member. Its task must enter it first."""
+        ...
+
+    def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
+        """Start a task named *name* that does `work(member)`, in a copy of *context*. `member.scope` is set before."""
+        ...
+
+    def settling(self, member: Member) -> AbstractContextManager[object]:
+        """Return the scope for the rest of the member's task, once `member.scope` has been left."""
+        ...
+
+    def is_bounded(self) -> bool:
+        """Tell whether a deadline or a cancellation around the owner may end the current task, a member's."""
+        ...
+
+    def is_ending(self) -> bool:
+        """Tell whether the members are being cancelled as a whole. Asked by a member, also between two scopes."""
+        ...
+
+    def ring(self) -> None:
+        """Wake the owner, if it waits."""
+        ...
+
+    def ring_when_empty(self) -> None:
+        """Wake the owner, which only needs to leave the nursery: at once, or when the members' tasks have ended."""
+        ...
+
+    async def wait(self, until: float) -> None:
+        """Wait for a ring, at most until the time *until* on the loop's clock. A checkpoint. For the owner."""
+        ...
+
+
+def new_nursery(on_lost: Callable[[], None]) -> TurnNursery:
+    """Return a nursery for the current task.
+
+    *on_lost* is called if a member was cancelled natively before its first step: its work was never begun. The other
+    members are then being cancelled.
+    """
+    task = own_task()
+    if task is None:
+        return _TrioNursery()
+    if has_task_factory() or (shown := find_scope_class()) is None:
+        return _AnyioNursery()
+    return _BareTasks(task, shown, on_lost)
+
+
+@cache
+def find_scope_class() -> type[Any] | None:
+    """Return a class of scopes that show a deadline and don't enforce it; None if anyio's scopes don't allow that.
+
+    It overrides the public property `deadline`. Tried out at first use, inside a task: what the scope shows is what
+    `current_effective_deadline` returns, and the time it shows being over does not cancel it.
+    """
+    plain: Any = type(anyio.CancelScope())
+    read, write = plain.deadline.fget, plain.deadline.fset
+
+    class ShowingScope(plain):  # type: ignore[misc]  # the base is known at run time alone
+        __slots__ = ("shown",)
+
+        shown: float
+
+        @property
+        def deadline(self) -> float:
+            """The scope's own deadline, or the one it shows, if that is earlier."""
+            return min(cast(float, read(self)), self.shown)
+
+        @deadline.setter
+        def deadline(self, value: float) -> None:
+            write(self, value)
+
+    past = anyio.current_time() - 1.0
+    scope = ShowingScope()
+    scope.shown = past
+    with anyio.CancelScope(shield=True), scope:  # noqa: ASYNC100 - only what the scope shows is asked
+        fits = anyio.current_effective_deadline() == past
+    return ShowingScope if fits and not scope.cancel_called else None
+
+
+@final
+class _BareTasks:
+    """Bare tasks on asyncio, each in one scope at a time."""
+
+    __slots__ = (
+        "_count",
+        "_error",
+        "_inner",
+        "_loop",
+        "_members",
+        "_on_lost",
+        "_outer",
+        "_owner",
+        "_scope_class",
+        "_shown",
+        "_wakeup",
+        "ended",
+    )
+
+    def __init__(self, owner: Task, scope_class: type[Any], on_lost: Callable[[], None]) -> None:
+        self.ended = False
+        """True once the members' scopes are cancelled."""
+        self._owner = owner
+        self._loop = owner.get_loop()
+        self._count = owner.cancelling()
+        self._members: dict[Task, Member] = {}
+        self._wakeup: Future | None = None
+        self._on_lost = on_lost
+        self._error: BaseException | None = None
+        self._scope_class = scope_class
+        self._shown = anyio.current_effective_deadline()
+        self._outer = cast("_BareTasks | None", current_relay.get())
+        self._inner: set[_BareTasks] = set()
+
+    @property
+    def relay_to_members(self) -> Relay | None:
+        return self
+
+    async def __aenter__(self) -> Self:
+        if self._outer is not None:
+            self._outer._inner.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        leaving: BaseException | None = None
+        try:
+            if error is not None:
+                if is_closing(self._owner):
+                    return
+                self._cancel()
+            if self._members:
+                with anyio.CancelScope(shield=error is not None) as scope:
+                    while self._members:
+                        try:
+                            await self.wait(math.inf)
+                        except cancelled_types() as cancelled:  # noqa: ASYNC103 - raised below, once all have ended
+                            scope.shield = True
+                            self._cancel()
+                            leaving = leaving or cancelled
+            elif self._wakeup is None:
+                await anyio.lowlevel.cancel_shielded_checkpoint()  # as other nurseries do: a turn always waits once
+            if self._error is not None:
+                raise self._error
+            if error is None and leaving is not None:
+                raise leaving
+        finally:
+            self.ended = True  # a copy of the context, in which a member's child asks, may outlive the nursery
+            if self._outer is not None:
+                self._outer._inner.discard(self)
+            del self._owner, self._on_lost, self._error
+            del error, leaving  # else: error, its traceback, this frame, error
+
+    def new_scope(self) -> anyio.CancelScope:
+        if self._shown == math.inf:
+            return anyio.CancelScope()
+        scope: anyio.CancelScope = self._scope_class()
+        scope.shown = self._shown  # type: ignore[attr-defined]
+        return scope
+
+    def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
+        if self.ended:
+            member.scope.cancel()
+        task = self._loop.create_task(work(member), name=name, context=context.copy())
+        self._members[task] = member
+        task.add_done_callback(self._forget)
+
+    def settling(self, member: Member) -> AbstractContextManager[object]:
+        member.scope = scope = self.new_scope()
+        if self.ended:
+            scope.cancel()
+        return scope
+
+    def is_bounded(self) -> bool:
+        return self._shown < math.inf or self.is_ending()
+
+    def is_ending(self) -> bool:
+        self.relay()
+        return self.ended
+
+    def relay(self) -> None:
+        """Cancel the members if the owner is cancelled. For all code in a member that asks about cancellation."""
+        if self.ended:
+            return
+        if self._outer is not None:
+            self._outer.relay()
+        if self._owner.cancelling() > self._count:
+            self._cancel()
+
+    def ring(self) -> None:
+        wakeup = self._wakeup
+        if wakeup is not None and not wakeup.done() and not self._loop.is_closed():
+            wakeup.set_result(None)
+
+    def ring_when_empty(self) -> None:
+        if not self._members:
+            self.ring()
+
+    async def wait(self, until: float) -> None:
+        self._wakeup = wakeup = self._loop.create_future()
+        wakeup.add_done_callback(self._look)
+        timer = None if until == math.inf else self._loop.call_at(until, self.ring)
+        try:
+            await wakeup
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _look(self, wakeup: Future) -> None:
+        """Relay the owner's cancellation in the pass in which it learns of it.
+
+        In a callback and not in the owner's task: a scope that is cancelled in a task formats that task's repr, which
+        would be a quarter of the cost of cancelling a call.
+        """
+        if wakeup.cancelled():
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if not self.ended:
+            self.ended = True
+            for member in list(self._members.values()):
+                member.scope.cancel()
+            for inner in list(self._inner):
+                inner._cancel()
+
+    def _forget(self, task: Task) -> None:
+        del self._members[task]
+        if task.cancelled():
+            if not self.ended:
+                self._cancel()
+                self._on_lost()
+        elif (error := task.exception()) is not None:
+            self._error = self._error or error
+            self._cancel()
+        if not self._members:
+            self.ring()
+
+
+class _Grouped:
+    """A nursery in one of anyio's groups, whose scope is around its members."""
+
+    def __init__(self) -> None:
+        self._group = anyio.create_task_group()
+        self._wakeup: Wakeup = new_wakeup()
+
+    @property
+    def relay_to_members(self) -> Relay | None:
+        return None
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        self._start = starter(self._group)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        return await self._group.__aexit__(kind, error, tb)
+
+    def new_scope(self) -> anyio.CancelScope:
+        return anyio.CancelScope()
+
+    def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
+        self._start(work, member, name, context)
+
+    def settling(self, member: Member) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def is_bounded(self) -> bool:
+        return anyio.current_effective_deadline() < math.inf
+
+    def is_ending(self) -> bool:
+        return enclosing_cancelled()
+
+    def ring(self) -> None:
+        self._wakeup.ring()
+
+    ring_when_empty = ring
+
+    async def wait(self, until: float) -> None:
+        if until == math.inf:
+            await self._wakeup.wait()
+            return
+        with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
+            await self._wakeup.wait()
+
+
+@final
+class _AnyioNursery(_Grouped):
+    """anyio's own group, on asyncio."""
+
+
+@final
+class _TrioNursery(_Grouped):
+    """trio's own nursery, with trio's own scopes, which cost a third less than anyio's around them.
+
+    It is in a group of anyio's, which makes one cancellation of a group of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        import trio  # an extra, and here only where it runs
+
+        self._trio = trio
+
+    def new_scope(self) -> anyio.CancelScope:
+        return cast(anyio.CancelScope, self._trio.CancelScope())
+
+    def is_bounded(self) -> bool:
+        return self._trio.current_effective_deadline() < math.inf
