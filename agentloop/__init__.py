@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from agentloop._engine.run_stream import RunStream
+from agentloop._schema.json_schema import JsonSchema
 from agentloop._schema.output_schema import OutputType
 from agentloop._storage.signing import SealKey
 from agentloop.abc import Instrument
@@ -130,6 +131,7 @@ __all__ = [
     "Instrument",
     "JournalError",
     "JsonLimits",
+    "JsonSchema",
     "MaxTurns",
     "MaxTurnsExceeded",
     "ModelBehaviorError",

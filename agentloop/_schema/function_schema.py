@@ -8,17 +8,19 @@ Does not know about tools or calls.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
 
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
+from agentloop._schema.conversion import Conversion, conversion_of, each_fault, find_faults
 from agentloop._schema.docstrings import read_docstring
 from agentloop._schema.json_schema import (
     REF_TEMPLATE,
@@ -27,6 +29,7 @@ from agentloop._schema.json_schema import (
     drop_nulls,
     hoist,
     obstacle,
+    settle_given,
     strict_form,
     tidy,
 )
@@ -41,8 +44,11 @@ from agentloop._schema.pydantic_types import (
 )
 from agentloop._schema.signatures import Signature, goes_by_position, read_signature
 
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
+
 _MOST_QUOTED = 200
-_MOST_EXTRA_FAULTS = 10
+_MOST_FAULTS = 10
 _EMPTY = inspect.Parameter.empty
 _OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of `|`
 
@@ -60,25 +66,39 @@ class _Parameter:
     default: Any
     by_position: bool
     starred: bool
+    conversion: Conversion | None = None
 
     @property
     def required(self) -> bool:
         return self.default is _EMPTY
 
+    @property
+    def native(self) -> bool:
+        """True if msgspec alone converts the values."""
+        return self.adapter is None and self.conversion is None
+
+    def using(self, conversion: Conversion) -> _Parameter:
+        """Return this parameter with values converted by *conversion*, if it decides on the type."""
+        if self.adapter is not None or not conversion.decides(self.hint):
+            return self
+        return attrs.evolve(self, conversion=conversion)
+
     def structure(self, value: Any) -> Any:
         """Return the value of this parameter for a JSON value. Any exception means that the value doesn't fit."""
         if self.adapter is not None:
             return self.adapter.validate_python(value)
+        if self.conversion is not None:
+            return self.conversion.structure(value, self.hint)
         return msgspec.convert(value, self.hint, str_keys=True, dec_hook=dec_hook)
 
     def unstructure(self, value: Any) -> Any:
         """Return *value*, of this parameter, as a JSON value."""
         if self.adapter is not None:
             return self.adapter.dump_python(value, mode="json")
-        return to_json_value(value)
+        return to_json_value(value if self.conversion is None else self.conversion.unstructure(value, self.hint))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class _Binder:
     """The prepared binding of one function's arguments. Immutable, made once per function."""
 
@@ -95,7 +115,9 @@ class _Binder:
     schemas: Mapping[str, Any]
     """Each parameter's schema before the change to strict mode; empty if strict mode is off."""
     names: tuple[str, ...]
-    has_adapters: bool
+    unknown: Mapping[str, frozenset[type]]
+    """See `FunctionSchema.unknown`."""
+    all_native: bool
     by_keyword: bool
     """True if `values` can be used as the keyword arguments unchanged."""
     defs: Schema
@@ -106,10 +128,10 @@ class _Binder:
         """Return the parameters' values in order, or None if something doesn't fit."""
         try:
             row = msgspec.structs.astuple(msgspec.convert(arguments, self.struct, str_keys=True, dec_hook=dec_hook))
-            if not self.has_adapters:
+            if self.all_native:
                 return row
             return tuple(
-                value if parameter.adapter is None or value is msgspec.UNSET else parameter.structure(value)
+                value if parameter.native or value is msgspec.UNSET else parameter.structure(value)
                 for parameter, value in zip(self.parameters, row, strict=True)
             )
         except Exception:
@@ -121,7 +143,7 @@ class _Binder:
         for parameter in self.parameters:
             value = msgspec.UNSET
             if parameter.name in arguments:
-                value = self._structure_or_fault(parameter, parameter.name, arguments[parameter.name], faults)
+                value = self._structure_or_fault(parameter, arguments[parameter.name], faults)
             row.append(value)
         missing = [p.name for p in self.parameters if p.required and p.name not in arguments]
         if missing:
@@ -138,26 +160,23 @@ class _Binder:
             if name in self.taken:
                 continue
             try:
-                found[name] = self._structure(self.extra, value)
+                found[name] = self.extra.structure(value)  # the schema of such a tool is never strict
             except Exception as error:
                 wrong += 1
-                if wrong <= _MOST_EXTRA_FAULTS:
-                    faults.append(_fault(quote(name, 50), error))
-        if wrong > _MOST_EXTRA_FAULTS:
-            faults.append(f"{wrong - _MOST_EXTRA_FAULTS} more don't fit")
+                if wrong <= _MOST_FAULTS:
+                    faults.append(_describe(quote(name, 50), error))
+        if wrong > _MOST_FAULTS:
+            faults.append(f"{wrong - _MOST_FAULTS} more don't fit")
         return found
 
-    def _structure(self, parameter: _Parameter, value: Any) -> Any:
+    def _structure_or_fault(self, parameter: _Parameter, value: Any, faults: list[str]) -> Any:
         if self.schemas:
             value = drop_nulls(value, self.schemas[parameter.name], self.defs)
-        return parameter.structure(value)
-
-    def _structure_or_fault(self, parameter: _Parameter, path: str, value: Any, faults: list[str]) -> Any:
         try:
-            return self._structure(parameter, value)
+            return parameter.structure(value)
         except Exception as error:
             # Any exception means a wrong value: a user's validator may raise other ones than msgspec and pydantic do.
-            faults.append(_fault(path, error))
+            faults += describe_faults(parameter.name, error, parameter, value)
             return msgspec.UNSET
 
 
@@ -208,6 +227,8 @@ class FunctionSchema:
         params_json_schema: JSON schema (draft 2020-12) of the arguments, an object at its root, types in `$defs`.
         context_parameter: Name of the parameter that takes the run's context and is hidden from the model, or None.
         is_async: True if a call returns an awaitable.
+        returns: The annotation of the result; None if there is none, or it can't be resolved.
+        unknown: By parameter: the classes in its type that only a converter of the application's can convert.
     """
 
     name: str
@@ -216,6 +237,8 @@ class FunctionSchema:
     strict: bool
     context_parameter: str | None
     is_async: bool
+    returns: Any = attrs.field(repr=False)
+    unknown: Mapping[str, frozenset[type]] = attrs.field(repr=False)
     _binder: _Binder = attrs.field(alias="binder", repr=False, eq=False)
 
     @property
@@ -223,14 +246,36 @@ class FunctionSchema:
         """Name of the parameter for arguments that no other parameter takes (`**kwargs`), or None."""
         return None if self._binder.extra is None else self._binder.extra.name
 
-    def bind(self, arguments: dict[str, Any]) -> BoundArguments:
-        """Return *arguments* (a parsed JSON object) fitted to the parameters.
+    def check_converter(self, converter: BaseConverter | None) -> None:
+        """Check that *converter*, the application's, knows the types that only such a converter can convert.
 
         Raises:
+            UserTypeError: naming the tool, the parameter and the type.
+        """
+        _check_known(self._binder, converter)
+
+    def restore(self, value: Any, converter: BaseConverter) -> Any:
+        """Return a result, stored by an earlier process, as *converter* makes it; *value* itself if it doesn't fit."""
+        conversion = conversion_of(converter)
+        if self.returns is None or not conversion.decides(self.returns):
+            return value
+        try:
+            return conversion.structure(value, self.returns)
+        except Exception:  # of another version of the function, or an object of this very process
+            return value
+
+    def bind(self, arguments: dict[str, Any], converter: BaseConverter | None = None) -> BoundArguments:
+        """Return *arguments* (a parsed JSON object) fitted to the parameters; *converter* is the application's own.
+
+        Raises:
+            UserTypeError: as for `check_converter`.
             ModelBehaviorError: naming the tool and every fault: each value that doesn't fit with its path, the missing
                 parameters, and the unknown names.
         """
         binder = self._binder
+        if converter is not None or binder.unknown:
+            _check_known(binder, converter)
+            binder = _adapt(binder, converter)
         sent = arguments
         if binder.null_means_default and None in arguments.values():
             unset = binder.null_means_default
@@ -295,7 +340,7 @@ def function_schema(
     tool = signature.name
     parameters, extra = _make_parameters(signature)
     every = [*parameters, *([extra] if extra else [])]
-    schemas, defs = _schemas(tool, every)
+    schemas, defs, unknown = _schemas(tool, every)
     if strict:
         _check_strict(tool, parameters, extra, schemas, defs)
     binder = _Binder(
@@ -311,7 +356,8 @@ def function_schema(
         ),
         schemas=schemas if strict else {},
         names=tuple(p.name for p in parameters),
-        has_adapters=any(p.adapter is not None for p in parameters),
+        unknown=unknown,
+        all_native=all(p.native for p in parameters),
         by_keyword=extra is None and not any(p.by_position or p.starred for p in parameters),
         defs=defs,
         default_keys={p.name: _default_value(tool, p) for p in every if not p.required},
@@ -323,6 +369,8 @@ def function_schema(
         strict=strict,
         context_parameter=binder.context,
         is_async=signature.is_async,
+        returns=signature.returns,
+        unknown=unknown,
         binder=binder,
     )
 
@@ -362,7 +410,7 @@ def _struct(tool: str, parameters: Sequence[_Parameter]) -> type[msgspec.Struct]
     # Fields have generated names: a parameter may have a name that a Struct can't have (`__x`).
     fields: list[Any] = []
     for index, parameter in enumerate(parameters):
-        hint = Any if parameter.adapter is not None else parameter.hint
+        hint = parameter.hint if parameter.native else Any
         fields.append((f"f{index}", hint) if parameter.required else (f"f{index}", hint, msgspec.UNSET))
     names = {f"f{index}": parameter.name for index, parameter in enumerate(parameters)}
     struct = msgspec.defstruct(f"Arguments_{tool}", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
@@ -371,16 +419,20 @@ def _struct(tool: str, parameters: Sequence[_Parameter]) -> type[msgspec.Struct]
     return struct
 
 
-def _schemas(tool: str, parameters: Sequence[_Parameter]) -> tuple[dict[str, Any], Schema]:
-    """Return each parameter's schema by name, and the definitions that they share."""
+def _schemas(
+    tool: str, parameters: Sequence[_Parameter]
+) -> tuple[dict[str, Any], Schema, Mapping[str, frozenset[type]]]:
+    """Return each parameter's schema by name, the definitions that they share, and `_Binder.unknown`."""
     native = [parameter for parameter in parameters if parameter.adapter is None]
+    unknown = {}
     for parameter in native:
         try:
             msgspec.json.Decoder(parameter.hint, dec_hook=dec_hook)
-            _components([parameter.hint])
+            if found := _components([parameter.hint])[2]:
+                unknown[parameter.name] = found
         except Exception as error:
             raise _make_type_error(tool, parameter.name, parameter.hint, error) from error
-    schemas, defs = _components([parameter.hint for parameter in native])
+    schemas, defs, _ = _components([parameter.hint for parameter in native])
     by_name = {parameter.name: schema for parameter, schema in zip(native, schemas, strict=True)}
     for parameter in parameters:
         if parameter.adapter is not None:
@@ -394,11 +446,45 @@ def _schemas(tool: str, parameters: Sequence[_Parameter]) -> tuple[dict[str, Any
     by_name = {
         parameter.name: tidy(hoist(by_name[parameter.name], hoisted), parameter.name) for parameter in parameters
     }
-    return by_name, tidy({"$defs": hoisted})["$defs"]
+    return by_name, tidy({"$defs": hoisted})["$defs"], unknown
 
 
-def _components(hints: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
-    return msgspec.json.schema_components(hints, schema_hook=schema_hook, ref_template=REF_TEMPLATE)
+def _components(hints: Sequence[Any]) -> tuple[list[Schema], Schema, frozenset[type]]:
+    schemas, defs = msgspec.json.schema_components(hints, schema_hook=schema_hook, ref_template=REF_TEMPLATE)
+    unknown: set[type] = set()
+    settled = [settle_given(schema, unknown) for schema in schemas]
+    return settled, {name: settle_given(schema, unknown) for name, schema in defs.items()}, frozenset(unknown)
+
+
+@functools.lru_cache(1024)  # a binder made once per tool; the bound is for tools made for every run
+def _adapt(binder: _Binder, converter: BaseConverter) -> _Binder:
+    """Return *binder* with the parameters converted by *converter* that it decides on."""
+    conversion = conversion_of(converter)
+    parameters = tuple(parameter.using(conversion) for parameter in binder.parameters)
+    return attrs.evolve(
+        binder,
+        parameters=parameters,
+        extra=None if binder.extra is None else binder.extra.using(conversion),
+        struct=_struct(binder.tool, parameters),
+        all_native=all(parameter.native for parameter in parameters),
+    )
+
+
+def _check_known(binder: _Binder, converter: BaseConverter | None) -> None:
+    for name, classes in binder.unknown.items():
+        check_known(f"Tool {binder.tool}: parameter {name}", classes, converter)
+
+
+def check_known(what: str, classes: Iterable[type], converter: BaseConverter | None) -> None:
+    """Check that *converter* has hooks for *classes*, which are part of the type of *what*.
+
+    Raises:
+        UserTypeError: naming *what* and the class.
+    """
+    for cls in classes:
+        if converter is None or not conversion_of(converter).knows(cls):
+            needed = "a converter" if converter is None else f"a structure hook for {cls.__qualname__} in the converter"
+            raise UserTypeError(f"{what} is of type {cls.__qualname__}: {needed} is needed (RunConfig.converter)")
 
 
 def _make_type_error(tool: str, name: str, hint: Any, error: Exception) -> UserTypeError:
@@ -473,10 +559,23 @@ def _json_value_or(parameter: _Parameter, value: Any, sent: Any) -> Any:
         return sent  # an object of a user's class may hold values that JSON can't
 
 
-def _fault(path: str, error: Exception) -> str:
+def describe_faults(path: str, error: Exception, parameter: _Parameter, value: Any) -> list[str]:
+    """Return what is wrong with *value*, for which *parameter* raised *error*; each fault with its place below *path*.
+
+    msgspec names one fault, so that the hooks of cattrs are asked for all of them.
+    """
+    found = list(each_fault(error))
+    if isinstance(error, msgspec.ValidationError) and parameter.native:
+        every = find_faults(value, parameter.hint)
+        found = every if len(every) > 1 else found
+    shown = [_describe(f"{path}{place}", fault) for place, fault in found[:_MOST_FAULTS]]
+    return [*shown, f"{len(found) - _MOST_FAULTS} more don't fit"] if len(found) > _MOST_FAULTS else shown
+
+
+def _describe(path: str, error: Exception) -> str:
     if isinstance(error, msgspec.ValidationError):
         text, _, where = str(error).partition(" - at `$")
-        return f"{path}{_cut(where[:-1])}: {_cut(text)}" if where else f"{path}: {_cut(text)}"
+        return f"{_cut(path)}{_cut(where[:-1])}: {_cut(text)}" if where else f"{_cut(path)}: {_cut(text)}"
     if (faults := pydantic_errors(error)) is not None:
         return _cut("; ".join(f"{path}{where}: {text}" for where, text in faults))
     return f"{path}: {_cut(f'{type(error).__name__}({error})')}"

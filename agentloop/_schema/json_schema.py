@@ -2,13 +2,16 @@
 
 Strict mode is the subset that providers enforce while the model writes: every object lists all its properties as
 required and allows no others; an optional property is nullable instead. A schema with an open map has no strict form.
-Pure; reads the schemas that msgspec and pydantic make and knows neither.
+Pure; reads the schemas that msgspec and pydantic make, and calls neither.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 Schema = dict[str, Any]
 
@@ -19,6 +22,46 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 _ANYTHING = "a value of any type"
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+_GIVEN, _UNKNOWN = "$given", "$unknown"
+"""Keywords for a schema that `JsonSchema` gives, and for a class that msgspec doesn't know; see `settle_given`."""
+
+
+def JsonSchema(schema: Mapping[str, Any]) -> msgspec.Meta:
+    """Return the mark of a type with this JSON *schema*: `Annotated[Money, JsonSchema({"type": "string"})]`.
+
+    The schema takes the place of the one that the type would have. A type that has none, as only the application's
+    converter knows it (`RunConfig.converter`), needs the mark wherever it is used. In strict mode providers accept what
+    a strict schema may say. A function, because msgspec reads no other class than its own in annotations.
+    """
+    return msgspec.Meta(extra_json_schema={_GIVEN: copy.deepcopy(dict(schema))})
+
+
+def mark_unknown(cls: type) -> Schema:
+    """Return the schema, for the time being, of a class that msgspec doesn't know."""
+    return {_UNKNOWN: cls}
+
+
+def settle_given(schema: Any, unknown: set[type]) -> Any:
+    """Return *schema* with the schemas that `JsonSchema` gave in place; add the classes that need them to *unknown*.
+
+    Raises:
+        TypeError: if a class that msgspec doesn't know has no schema; names the class.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    cls = schema.get(_UNKNOWN)
+    if _GIVEN in schema:
+        if cls is not None:
+            unknown.add(cls)
+        words = {keyword: schema[keyword] for keyword in ("title", "description", "examples") if keyword in schema}
+        return {**schema[_GIVEN], **words}
+    if cls is not None:
+        raise TypeError(
+            f"write Annotated[{cls.__qualname__}, JsonSchema({{…}})], and give the run a converter that knows the "
+            "type, RunConfig(converter=…)"
+        )
+    return each_child(schema, lambda child: settle_given(child, unknown))
 
 
 def each_child(schema: Schema, change: Callable[[Any], Any]) -> Schema:

@@ -8,23 +8,28 @@ root. Types mean the same as in a tool's signature: `function_schema` decides.
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import attrs
 
 from agentloop._common.checks import FIELDS, optional
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
 from agentloop._common.type_parameters import OutputT
-from agentloop._schema.function_schema import _fault, _Parameter, _schemas, to_json_value
+from agentloop._schema.conversion import conversion_of
+from agentloop._schema.function_schema import _Parameter, _schemas, check_known, describe_faults, to_json_value
 from agentloop._schema.json_schema import Schema, drop_nulls, each_child, obstacle, ref_name, strict_form
 from agentloop._schema.json_text import _Fault, _parse, quote
 from agentloop._schema.pydantic_types import pydantic_adapter
 from agentloop.model_events import OutputSchema
 from agentloop.settings import JsonLimits
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
 
 WRAPPER = "response"
 FINAL_OUTPUT = "The final output"
@@ -70,6 +75,8 @@ class TypedOutput:
     _open: Schema = attrs.field(alias="open", repr=False)
     """The value's own schema, before strict mode closed it."""
     _defs: Schema = attrs.field(alias="defs", repr=False)
+    _unknown: frozenset[type] = attrs.field(alias="unknown", repr=False)
+    """The classes in the type that only a converter of the application's can convert."""
 
     def parse(self, text: str, limits: JsonLimits = _LIMITS) -> Any:
         """Return the value of the model's *text*.
@@ -83,7 +90,18 @@ class TypedOutput:
             value, place = _unwrapped(self.what, value), f"$.{WRAPPER}"
         if self.schema.strict:
             value = drop_nulls(value, self._open, self._defs)
-        return self._fitted(lambda: self._slot.structure(value), place, ModelBehaviorError, self.what)
+        return self._fitted(self._slot.structure, value, place, ModelBehaviorError, self.what)
+
+    def using(self, converter: BaseConverter | None) -> TypedOutput:
+        """Return this output with values converted by *converter*, the application's own, if it decides on the type.
+
+        Raises:
+            UserTypeError: if a part of the type is known to such a converter alone, and this one doesn't know it.
+        """
+        if converter is None and not self._unknown:
+            return self
+        check_known(f"{self.what} ({self.type_name})", self._unknown, converter)
+        return _adapt_output(self, converter)
 
     def validate(self, value: Any) -> Any:
         """Return *value*, which the application gave in the model's place, fitted to the type.
@@ -93,10 +111,14 @@ class TypedOutput:
         Raises:
             UserTypeError: naming each fault with its place.
         """
-        adapter = self._slot.adapter
-        structure = self._slot.structure if adapter is None else adapter.validate_python
-        read = to_json_value if adapter is None else _as_it_is
-        fitted = self._fitted(lambda: structure(read(value)), "$", UserTypeError, f"{self.what} ({self.type_name})")
+        slot = self._slot
+
+        def structure(value: Any) -> Any:
+            if slot.adapter is not None:
+                return slot.adapter.validate_python(value)
+            return slot.structure(to_json_value(slot.conversion.unstructure(value) if slot.conversion else value))
+
+        fitted = self._fitted(structure, value, "$", UserTypeError, f"{self.what} ({self.type_name})")
         return value if type(fitted) is type(value) and fitted == value else fitted
 
     def dump(self, value: Any) -> str:
@@ -107,19 +129,29 @@ class TypedOutput:
         """
         adapter = self._slot.adapter
         try:
-            plain = to_json_value(value) if adapter is None else adapter.dump_python(value, mode="json", by_alias=True)
+            plain = (
+                self._slot.unstructure(value)
+                if adapter is None
+                else adapter.dump_python(value, mode="json", by_alias=True)
+            )
             return json.dumps({WRAPPER: plain} if self.wrapped else plain, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise UserTypeError(f"{self.what} ({self.type_name}) can't be written as JSON: {error}") from error
 
     def _fitted(
-        self, structure: Callable[[], Any], place: str, fault: type[ModelBehaviorError | UserTypeError], what: str
+        self,
+        structure: Callable[[Any], Any],
+        value: Any,
+        place: str,
+        fault: type[ModelBehaviorError | UserTypeError],
+        what: str,
     ) -> Any:
         try:
-            return structure()
+            return structure(value)
         except Exception as error:
             # Not only the engines' own: a user's validator may raise anything, and it is the value that is wrong.
-            raise fault(f"{what} doesn't fit: {_fault(place, error)}") from error
+            faults = describe_faults(place, error, self._slot, value)
+            raise fault(f"{what} doesn't fit: {'; '.join(faults)}") from error
 
 
 def output_schema(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput | None:
@@ -141,7 +173,7 @@ def typed_output(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput:
     """
     asked = type_ if isinstance(type_, OutputType) else OutputType(type_)
     shown = _shown(asked.type)
-    slot, schema, defs = _described(asked.type, f"{what} can't be of type {shown}")
+    slot, schema, defs, unknown = _described(asked.type, f"{what} can't be of type {shown}")
     # A root must say for itself that it is an object, a reference won't do.
     plain = schema
     while name := ref_name(plain):
@@ -163,11 +195,17 @@ def typed_output(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput:
         slot=slot,
         open=schema,
         defs=defs,
+        unknown=unknown,
     )
 
 
-def _described(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema]:
-    """Return what structures values of *hint*, its schema, and the definitions this refers to."""
+@functools.lru_cache(256)  # an output made once per agent; the bound is for agents made for every run
+def _adapt_output(output: TypedOutput, converter: BaseConverter) -> TypedOutput:
+    return attrs.evolve(output, slot=output._slot.using(conversion_of(converter)))
+
+
+def _described(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema, frozenset[type]]:
+    """Return what structures values of *hint*, its schema, the definitions this refers to, and classes unknown here."""
     try:
         slot = _Parameter(
             name=WRAPPER,
@@ -177,13 +215,13 @@ def _described(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema]:
             by_position=False,
             starred=False,
         )
-        schemas, defs = _schemas("", [slot])
+        schemas, defs, unknown = _schemas("", [slot])
     except Exception as error:
         # `_schemas` words its errors for tools; what it caught says why.
         cause = error.__cause__ or error
         reason = str(cause).rpartition("\n")[2]
         raise UserTypeError(f"{refusal}, which has no JSON form: {reason}") from cause
-    return slot, schemas[WRAPPER], defs
+    return slot, schemas[WRAPPER], defs, unknown.get(WRAPPER, frozenset())
 
 
 def _wrapping(schema: Schema) -> Schema:
@@ -223,10 +261,6 @@ def _unwrapped(what: str, value: Any) -> Any:
         shown = quote(json.dumps(value))
         raise ModelBehaviorError(f"{what} must be an object with the one key {WRAPPER}, not {shown}")
     return value[WRAPPER]
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _shown(hint: Any) -> str:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from agentloop._schema.json_schema import REF_TEMPLATE, Schema
+from agentloop._schema.json_schema import REF_TEMPLATE, Schema, mark_unknown
 
 _REF = REF_TEMPLATE.format(name="{model}")
 
@@ -49,10 +49,8 @@ def pydantic_errors(error: Exception) -> list[tuple[str, str]] | None:
 
 
 def schema_hook(cls: Any) -> Schema:
-    """Return the schema of a pydantic class inside another class, for msgspec."""
-    if not _is_pydantic(cls):
-        raise NotImplementedError
-    return adapter_schema(pydantic_adapter(cls))
+    """Return the schema of a class that msgspec doesn't know: pydantic's, or a mark that it has none."""
+    return adapter_schema(pydantic_adapter(cls)) if is_pydantic(cls) else mark_unknown(cls)
 
 
 def dec_hook(cls: Any, value: Any) -> Any:
@@ -66,7 +64,7 @@ def dec_hook(cls: Any, value: Any) -> Any:
 
 def enc_hook(value: Any) -> Any:
     """Return a pydantic value as a JSON value, for msgspec; raises TypeError for any other value."""
-    if not _is_pydantic(type(value)):
+    if not is_pydantic(type(value)):
         raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
     return pydantic_adapter(type(value)).dump_python(value, mode="json")
 
@@ -88,10 +86,10 @@ def _alias_value(hint: Any) -> Any:
 
 
 def _root_module(part: Any) -> str:
-    return "pydantic" if _is_pydantic(part) else str(getattr(part, "__module__", "")).partition(".")[0]
+    return "pydantic" if is_pydantic(part) else str(getattr(part, "__module__", "")).partition(".")[0]
 
 
-def _is_pydantic(part: Any) -> bool:
+def is_pydantic(part: Any) -> bool:
     """Tell whether *part* is a model or dataclass of pydantic's."""
     return isinstance(part, type) and hasattr(part, "__pydantic_validator__")
 

@@ -37,6 +37,8 @@ class Signature:
     context_index: int | None
     """Index of the context among the positional arguments; None if it is passed by keyword."""
     taken: frozenset[str]
+    returns: Any
+    """The annotation of the result; None if there is none, or it can't be resolved."""
 
 
 def read_signature(fn: Callable[..., Any], name: str | None, context_types: tuple[type, ...]) -> Signature:
@@ -50,9 +52,10 @@ def read_signature(fn: Callable[..., Any], name: str | None, context_types: tupl
     layers = list(_layers(fn))
     name = name or _find_name(layers)
     try:
-        found = inspect.signature(fn).parameters
+        signature = inspect.signature(fn)
     except (ValueError, TypeError) as error:
         raise UserTypeError(f"Tool {name}: its signature can't be read: {error}") from error
+    found = signature.parameters
     bound = {key for layer in layers if isinstance(layer, functools.partial) for key in layer.keywords}
     open_parameters = [parameter for key, parameter in found.items() if key not in bound]
     scope = _Scope(layers[-1], {cls.__name__: cls for cls in context_types})
@@ -70,6 +73,7 @@ def read_signature(fn: Callable[..., Any], name: str | None, context_types: tupl
         context_index=None if context is None else _positional_index(resolved, context),
         taken=frozenset(bound | (_parameter_names(layers[-1]) - {parameter.name for parameter in resolved}))
         | ({context.name} if context else frozenset()),
+        returns=scope.find(signature.return_annotation),
     )
 
 
@@ -188,6 +192,15 @@ class _Scope:
             if head in self._contexts:
                 return self._contexts[head]
             raise self._make_error(tool, parameter, error) from error
+
+    def find(self, annotation: Any) -> Any:
+        """Return the annotation of a result, resolved; None if there is none, or it can't be resolved."""
+        if annotation is inspect.Signature.empty:
+            return None
+        try:
+            return self._evaluate(annotation, {**self._enclosing_locals(), **self._closure})
+        except Exception:  # it serves stored results alone, so that a tool with another one works
+            return None
 
     @staticmethod
     def _make_error(tool: str, parameter: inspect.Parameter, error: Exception) -> UserTypeError:
