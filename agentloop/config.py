@@ -7,7 +7,7 @@ because an agent tool may have a configuration. Settings that need none of these
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -23,6 +23,9 @@ from agentloop.items import Item
 from agentloop.policies import Policy
 from agentloop.settings import JsonLimits, ModelSettings, SessionSettings, ToolExecution
 from agentloop.usage import RequestUsage
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +121,9 @@ class RunConfig:
             warning; the next one ends the run. None = no detection.
         hold_text_until_guarded: True if text deltas are held back until the input guardrails have settled.
         json_limits: Bounds on JSON that a model writes.
+        converter: The application's own cattrs converter. Its hooks hold for arguments, outputs, final outputs, inputs
+            of handoffs and stored values. Register them before the first run; a type that it alone knows takes its
+            schema from `JsonSchema`.
         stream_buffer: The number of unread events above which a streamed run waits for its consumer.
         max_depth: The maximum nesting depth of agent tools.
         workflow_name, group_id, trace_metadata: Fields of the trace that instruments receive.
@@ -168,6 +174,10 @@ class RunConfig:
     )
     hold_text_until_guarded: bool = attrs.field(default=False, validator=FIELDS.flag())
     json_limits: JsonLimits = attrs.field(factory=JsonLimits, validator=FIELDS.a(JsonLimits))
+    converter: BaseConverter | None = attrs.field(
+        default=None,
+        validator=optional(FIELDS.needs("a cattrs converter is needed", has("structure", "unstructure", "copy"))),
+    )
     stream_buffer: int = attrs.field(default=256, validator=optional(NAMES.count()))
     max_depth: int = attrs.field(default=16, validator=NAMES.count())
     workflow_name: str = attrs.field(default="Agent workflow", validator=FIELDS.text())

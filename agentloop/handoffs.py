@@ -6,7 +6,7 @@ Definitions only: the engine performs a handoff. May not import `agents`, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -17,6 +17,9 @@ from agentloop._schema.output_schema import TypedOutput, typed_output
 from agentloop.context import Callback, RunContext
 from agentloop.items import Item
 from agentloop.settings import JsonLimits
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
 
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
@@ -125,15 +128,17 @@ class Handoff:
         """Empty: handoffs have no examples. Part of `ToolDefinition`."""
         return ()
 
-    def read(self, text: str, limits: JsonLimits) -> Any:
+    def read(self, text: str, limits: JsonLimits, converter: BaseConverter | None = None) -> Any:
         """Return the model's JSON text, parsed as `input_type`; None without `input_type`.
+
+        *converter* is the run's own converter of the application's types, if it has one.
 
         Raises:
             ModelBehaviorError: if the text doesn't parse or doesn't fit the type.
         """
         if self._typed is None:
             return None
-        return self._typed.parse(text, limits)
+        return self._typed.using(converter).parse(text, limits)
 
 
 def target_of(entry: Any) -> Handoff:

@@ -29,6 +29,8 @@ from agentloop.settings import JsonLimits
 from agentloop.tools import StopAtTools
 
 if TYPE_CHECKING:
+    from cattrs import BaseConverter
+
     from agentloop._storage.state_codec import Stored
 
 logger: logging.Logger = logging.getLogger("agentloop")
@@ -45,6 +47,8 @@ class RunState:
         agent: The agent that the run began with.
         context: The application's object for the next run segment, unless the caller gives it another one.
         records: The log.
+        converter: The application's own cattrs converter, or None. It writes stored values, and reads the arguments
+            given with a verdict.
     """
 
     schema_version: ClassVar[str] = "2"
@@ -57,12 +61,15 @@ class RunState:
         self.records: list[r.Record] = list(records)
         self.graph_before: Mapping[str, Any] | None = None
         """The agents' graph at the time when the run was stored; None for a run of this process."""
+        self.converter: BaseConverter | None = None
         self._fold: RunFold | None = None
 
     @classmethod
-    def of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any) -> RunState:
+    def of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any, converter: BaseConverter | None) -> RunState:
         """Return a state with the records of *fold* that is detached from the running run."""
-        return cls(agent, fold.records, context=context)
+        state = cls(agent, fold.records, context=context)
+        state.converter = converter
+        return state
 
     def __repr__(self) -> str:
         try:
@@ -145,7 +152,7 @@ class RunState:
         self._decide(call, approved=False, message=message, always=always)
 
     def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
-        self._append(verdict_on(self.fold, call, AgentGraph(self.agent), **verdict))
+        self._append(verdict_on(self.fold, call, AgentGraph(self.agent), converter=self.converter, **verdict))
 
     def add_input(self, input: str | Iterable[Item]) -> None:
         """Add input that the model is shown at its next call, after the current agent's guardrails have checked it.
@@ -182,6 +189,7 @@ class RunState:
         context_serializer: Callable[[Any], Any] | None = None,
         strict_context: bool = False,
         codec: Codec | None = None,
+        converter: BaseConverter | None = None,
     ) -> dict[str, Any]:
         """Return the state as JSON values: schema version, the agents' graph, the context, the records.
 
@@ -190,6 +198,8 @@ class RunState:
                 is stored as it is, and another object is left out with a warning.
             strict_context: True to raise in place of leaving the object out.
             codec: The codec that seals the values that tools mark secret; without it they are stored as digests.
+            converter: The application's own cattrs converter; the run's, `RunConfig.converter`, if not given. It writes
+                values of the application's types and, without a *context_serializer*, the context.
 
         Raises:
             StateError: if the context can't be stored and *strict_context* is True.
@@ -198,7 +208,13 @@ class RunState:
 
         graph = self.graph_before or AgentGraph(self.agent).describe()
         stored = Stored(tuple(self.records), self.context, graph)
-        return state_to_json(stored, context_serializer=context_serializer, strict_context=strict_context, codec=codec)
+        return state_to_json(
+            stored,
+            context_serializer=context_serializer,
+            strict_context=strict_context,
+            codec=codec,
+            converter=converter or self.converter,
+        )
 
     def to_string(
         self,
@@ -206,12 +222,15 @@ class RunState:
         context_serializer: Callable[[Any], Any] | None = None,
         strict_context: bool = False,
         codec: Codec | None = None,
+        converter: BaseConverter | None = None,
         key: Keys | None = None,
     ) -> str:
         """Return `to_json` as canonical JSON text; with *key*, sealed: see `agentloop._storage.signing`."""
         from agentloop._storage.state_codec import state_to_string
 
-        data = self.to_json(context_serializer=context_serializer, strict_context=strict_context, codec=codec)
+        data = self.to_json(
+            context_serializer=context_serializer, strict_context=strict_context, codec=codec, converter=converter
+        )
         return state_to_string(data, key)
 
     @classmethod
@@ -222,7 +241,9 @@ class RunState:
         *,
         context: Any = None,
         context_deserializer: Callable[[Any], Any] | None = None,
+        context_type: Any = None,
         codec: Codec | None = None,
+        converter: BaseConverter | None = None,
         key: Keys | None = None,
     ) -> RunState:
         """Return the state stored in *data*, the result of `to_json` or the parsed text of `to_string`.
@@ -232,7 +253,11 @@ class RunState:
             data: JSON values. They are never imported or executed.
             context: The application's object, in place of a stored one.
             context_deserializer: A callable that returns the application's object for the stored JSON values.
+            context_type: The type of the application's object, made of the stored JSON values without a
+                *context_deserializer*.
             codec: The codec that opens the sealed values; without it a run that needs one of them can't resume.
+            converter: The application's own cattrs converter. It reads the context, if its type is given, and the
+                arguments given with a verdict.
             key: The key of a sealed state, a `SealKey` or keys by id.
 
         Raises:
@@ -241,8 +266,16 @@ class RunState:
         """
         from agentloop._storage.state_codec import state_from_json
 
-        stored = state_from_json(data, context=context, context_deserializer=context_deserializer, key=key, codec=codec)
-        return cls._restore(agent, stored, stored.context)
+        stored = state_from_json(
+            data,
+            context=context,
+            context_deserializer=context_deserializer,
+            context_type=context_type,
+            key=key,
+            codec=codec,
+            converter=converter,
+        )
+        return cls._restore(agent, stored, stored.context, converter)
 
     @classmethod
     def from_string(cls, agent: Agent[Any, Any], text: str, **options: Any) -> RunState:
@@ -252,8 +285,17 @@ class RunState:
         return cls.from_json(agent, text_to_data(text), **options)
 
     @classmethod
-    async def from_journal(cls, agent: Agent[Any, Any], journal: Journal, *, context: Any = None) -> RunState:
+    async def from_journal(
+        cls,
+        agent: Agent[Any, Any],
+        journal: Journal,
+        *,
+        context: Any = None,
+        converter: BaseConverter | None = None,
+    ) -> RunState:
         """Return the state that *journal* holds, after a crash, too. Does not close the journal.
+
+        *converter*, the application's own, reads the arguments given with a verdict.
 
         Raises:
             StateError: as for `from_json`.
@@ -261,11 +303,14 @@ class RunState:
         """
         from agentloop._storage.state_codec import state_from_journal
 
-        return cls._restore(agent, await state_from_journal(journal), context)
+        return cls._restore(agent, await state_from_journal(journal), context, converter)
 
     @classmethod
-    def _restore(cls, agent: Agent[Any, Any], stored: Stored, context: Any) -> RunState:
+    def _restore(
+        cls, agent: Agent[Any, Any], stored: Stored, context: Any, converter: BaseConverter | None
+    ) -> RunState:
         state = cls(agent, stored.records, context=context)
+        state.converter = converter
         state.graph_before = stored.graph
         _check_agents(state)
         return state
@@ -276,7 +321,13 @@ Asking: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
 
 
 def verdict_on(
-    fold: RunFold, call: ApprovalRequest | str, graph: AgentGraph, asking: Asking | None = None, **verdict: Any
+    fold: RunFold,
+    call: ApprovalRequest | str,
+    graph: AgentGraph,
+    asking: Asking | None = None,
+    *,
+    converter: BaseConverter | None = None,
+    **verdict: Any,
 ) -> r.VerdictGiven:
     """Return the record of a verdict on a call, in the tree of *fold*, that waits or whose request is in *asking*.
 
@@ -301,18 +352,24 @@ def verdict_on(
         if arguments_digest(call.call.arguments, inner.limits) != arguments_digest(shown, inner.limits):
             raise StateError(f"the interruption of call {call_id!r} has other arguments than the call that waits")
     if (edited := verdict.get("arguments")) is not None:
-        _check_edited(edited, state.call, graph.find(request.agent), inner.limits)
+        _check_edited(edited, state.call, graph.find(request.agent), inner.limits, converter)
     return r.VerdictGiven(
         path, inner.turn, time.time(), call_id, request.agent, request.tool, request.digest, **verdict
     )
 
 
-def _check_edited(text: str, call: ToolCall, agent: Agent[Any, Any] | None, limits: JsonLimits) -> None:
+def _check_edited(
+    text: str,
+    call: ToolCall,
+    agent: Agent[Any, Any] | None,
+    limits: JsonLimits,
+    converter: BaseConverter | None,
+) -> None:
     tools = {tool.lookup_key: tool for tool in agent.tools} if agent is not None else {}
     tool = find_tool(tools, call.name, call.namespace)
     if tool is None:  # its source is resolved only within a run, where planning checks the arguments
         return
-    fault = read_arguments(tool, text, limits).fault
+    fault = read_arguments(tool, text, limits, converter).fault
     if fault is not None:
         raise UserError(f"the arguments given for call {call.call_id!r} don't fit: {fault}")
 

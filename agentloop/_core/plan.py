@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -44,6 +44,9 @@ from agentloop.outcomes import CallOutcome
 from agentloop.records import ApprovalRequested, BodyEnded
 from agentloop.settings import JsonLimits
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
 
 
 @attrs.frozen(kw_only=True)
@@ -140,12 +143,16 @@ class Plan:
         return "\n".join(rows)
 
 
-def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
+def read_arguments(
+    tool: FunctionTool, text: str, limits: JsonLimits, converter: BaseConverter | None = None
+) -> Arguments:
     """Parse and bind a call's JSON text. A fault is returned, not raised: the tool's policy converts it later.
+
+    *converter* is the run's own converter of the application's types, if it has one.
 
     For a tool with secret arguments the fault's message is redacted and the receipt is a digest.
     """
-    read = _parse_and_bind(tool, text, limits)
+    read = _parse_and_bind(tool, text, limits, converter)
     if not tool.secret:
         return read
     fault, receipt = read.fault, read.receipt
@@ -158,7 +165,7 @@ def read_arguments(tool: FunctionTool, text: str, limits: JsonLimits) -> Argumen
     return attrs.evolve(read, fault=fault, receipt=receipt)
 
 
-def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits) -> Arguments:
+def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter: BaseConverter | None) -> Arguments:
     try:
         parsed = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
     except ModelBehaviorError as fault:
@@ -169,11 +176,11 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits) -> Argume
         return Arguments(text=text, parsed=parsed, receipt=receipt)
     if isinstance(body, AgentCall) and body.typed is not None:
         try:
-            return Arguments(text=text, parsed=parsed, value=body.typed.parse(text, limits))
+            return Arguments(text=text, parsed=parsed, value=body.typed.using(converter).parse(text, limits))
         except ModelBehaviorError as fault:
             return Arguments(text=text, parsed=parsed, fault=fault)
     try:
-        bound = body.schema.bind(parsed)
+        bound = body.schema.bind(parsed, converter)
     except ModelBehaviorError as fault:
         return Arguments(text=text, parsed=parsed, fault=fault)
     receipt = f"{tool.lookup_key} {bound.key()}" if tool.idempotent else None

@@ -157,6 +157,8 @@ async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any
         del error  # a frame of its traceback would hold it: the run would wait for the garbage collector
     result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
     typed = run.agent.typed_output()
+    if typed is not None:
+        typed = typed.using(run.settings.config.converter)
     output = result.final_output if typed is None else typed.validate(result.final_output)
     if result.include_in_history:
         text = output if isinstance(output, str) else typed.dump(output) if typed is not None else str(output)

@@ -71,7 +71,7 @@ async def begin_agent(run: LiveRun) -> None:
 
 
 async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:
-    given = handoff.read(arguments, run.settings.config.json_limits)
+    given = handoff.read(arguments, run.settings.config.json_limits, run.settings.config.converter)
     callback = handoff.on_handoff
     if callback is None:
         return

@@ -23,10 +23,10 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
         """Read the journal, check it against the log, start the writer, and add the records it lacks."""
         from agentloop._storage import state_codec as stored_state
 
-        codec = stored_state.codec_of(journal)
+        codec, converter = stored_state.codec_of(journal), run.settings.config.converter
 
         def encode(record: Record) -> bytes:
-            return stored_state.record_line(record, codec)
+            return stored_state.record_line(record, codec, converter)
 
         def header() -> bytes:
             return stored_state.header(run.tree.log.state.run_id, run.tree.graph.describe(), sealed=codec is not None)
@@ -36,8 +36,8 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
             raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
         known = [stored_state.read_line(line, index, codec) for index, line in enumerate(held[1:], 1)]
         missing = _find_missing(
-            [stored_state.plain_line(record) for record in known],
-            [stored_state.plain_line(record) for record in start.fold.records],
+            [stored_state.plain_line(record, converter) for record in known],
+            [stored_state.plain_line(record, converter) for record in start.fold.records],
         )
         assert run.scope is not None  # a run with a journal has one
         assert run.resources.spawn is not None  # and it has begun

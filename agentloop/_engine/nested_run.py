@@ -111,7 +111,7 @@ async def _build_input(run: LiveRun, call: ToolCall, arguments: Arguments, body:
         assert arguments.bound is not None
         return arguments.bound.values["input"]
     if body.input_builder is None:
-        return body.typed.dump(arguments.value)
+        return body.typed.using(run.settings.config.converter).dump(arguments.value)
     build = body.input_builder
     return await run.call_callback("input_builder", call.call_id, lambda: call_user(build, arguments.value), told=False)
 

@@ -25,7 +25,7 @@ from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserErr
 from agentloop.handoffs import Handoff, target_of
 from agentloop.items import Item
 from agentloop.settings import ModelSettings
-from agentloop.tools import FunctionTool
+from agentloop.tools import FunctionTool, PythonBody
 
 logger = logging.getLogger("agentloop")
 
@@ -38,7 +38,8 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     With *answered*, the view of the turn that the model has answered already, in an earlier run segment.
 
     Raises:
-        UserError: for colliding tool names (by policy), a missing model, instructions that aren't text.
+        UserError: for colliding tool names (by policy), a missing model, instructions that aren't text, types that the
+            run's converter doesn't know.
         Exception: the error of an application's callable.
     """
     agent = run.agent
@@ -75,6 +76,7 @@ def _list_parts(run: LiveRun) -> tuple[object, ...]:
         config.model,
         config.model_settings,
         config.tool_name_collision_policy,
+        config.converter,
         agent.model,
         agent.model_settings,
         agent.output_type,
@@ -101,7 +103,12 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
     taken = _find_shadowed_tools(run, handoffs, by_key)
     by_key = {key: tool for key, tool in by_key.items() if key not in taken}
     tools = tuple(tool for tool in enabled if by_key.get(tool.lookup_key) is tool)
-    settings, output = _resolve_settings(run), agent.typed_output()
+    settings, output, converter = _resolve_settings(run), agent.typed_output(), run.settings.config.converter
+    if output is not None:
+        output = output.using(converter)
+    for tool in tools:
+        if isinstance(tool.body, PythonBody):
+            tool.body.schema.check_converter(converter)
     made = Definitions(
         tools=tools,
         by_key=by_key,

@@ -67,6 +67,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     assert end is not None
     # Taken out first, so that a stored result holds the run's data and not the run.
     agent, state, tree, context = run.tree.graph.root, run.state, run.tree.log.state, run.context.context
+    converter = run.settings.config.converter
 
     def make_rest() -> dict[str, Any]:
         return {
@@ -83,7 +84,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
         stop_reason=end.stop_reason,
         last_agent=run.agent,
         context=context,
-        _state=lambda: RunState.of(agent, tree, context),
+        _state=lambda: RunState.of(agent, tree, context, converter),
         **_collect_guardrail_results(run),
     )
     if run.parent is not None:

@@ -321,7 +321,10 @@ class RunStream(Generic[OutputT]):
         if self._live is None or self._finished.is_set():
             raise UserError("the run is not under way: decide on its state")
         live = self._live
-        live.append(verdict_on(live.tree.log.state, call, live.tree.graph, live.tree.asking, **verdict))
+        converter = live.settings.config.converter
+        live.append(
+            verdict_on(live.tree.log.state, call, live.tree.graph, live.tree.asking, converter=converter, **verdict)
+        )
 
     # -- the run so far
 
@@ -356,7 +359,9 @@ class RunStream(Generic[OutputT]):
         """
         if self._live is None:
             raise UserError("the run has not started")
-        return RunState.of(self._live.tree.graph.root, self._live.tree.log.state, self._live.context.context)
+        live = self._live
+        converter = live.settings.config.converter
+        return RunState.of(live.tree.graph.root, live.tree.log.state, live.context.context, converter)
 
     @property
     def result(self) -> RunResult[OutputT]:

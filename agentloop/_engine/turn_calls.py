@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from contextvars import copy_context
+from functools import partial
 
 import attrs
 
 from agentloop._core.call_identity import find_tool
-from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response
+from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response, read_arguments
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.approval import decide
 from agentloop._engine.calls.call import run_call
@@ -39,11 +40,13 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     Raises:
         ModelBehaviorError: see `plan_response`.
     """
+    config = run.settings.config
     rules = PlanRules(
         agent_key=run.tree.graph.key,
-        not_found=run.settings.config.tool_not_found_behavior,
-        max_calls=run.settings.config.tool_execution.max_calls_per_turn,
-        limits=run.settings.config.json_limits,
+        not_found=config.tool_not_found_behavior,
+        max_calls=config.tool_execution.max_calls_per_turn,
+        limits=config.json_limits,
+        read=read_arguments if config.converter is None else partial(read_arguments, converter=config.converter),
     )
     if (
         run.state.conflict is None
@@ -54,7 +57,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     plan = plan_response(view, run.state, rules)
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but its errors must show before any of them starts.
-        view.handoff(call.name).read(call.arguments, run.settings.config.json_limits)
+        view.handoff(call.name).read(call.arguments, config.json_limits, config.converter)
     plan = await decide(run, plan)
     if run.tree.log.expect is None:  # a replay calls nothing, so it needs none
         check_secrets(plan, run.state)

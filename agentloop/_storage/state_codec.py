@@ -9,17 +9,22 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentloop import records as r
 from agentloop._common.errors import JournalError, StateError, UserTypeError
+from agentloop._schema.conversion import each_fault, structure
 from agentloop._storage.record_codec import SCHEMA_VERSION, decode, encode, record_from_json, record_to_json, upgrade
 from agentloop._storage.signing import Keys, check_seal, make_seal
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop._storage.withholding import Secrets
 from agentloop.abc import Codec, Journal, SealingJournal
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
 
 logger = logging.getLogger("agentloop")
 
@@ -50,26 +55,35 @@ class Stored:
 
 
 def state_to_json(
-    stored: Stored, *, context_serializer: Callable[[Any], Any] | None, strict_context: bool, codec: Codec | None
+    stored: Stored,
+    *,
+    context_serializer: Callable[[Any], Any] | None,
+    strict_context: bool,
+    codec: Codec | None,
+    converter: BaseConverter | None,
 ) -> dict[str, Any]:
     """See `RunState.to_json`."""
     data: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "library": library_version(),
         "graph": stored.graph,
-        "records": [record_to_json(record, Secrets(codec)) for record in stored.records],
+        "records": [record_to_json(record, Secrets(codec, converter)) for record in stored.records],
     }
-    context = _context_to_json(stored.context, context_serializer, strict_context)
+    context = _context_to_json(stored.context, context_serializer, strict_context, converter)
     return data if context is None else {**data, "context": context}
 
 
-def _context_to_json(context: Any, serializer: Callable[[Any], Any] | None, strict: bool) -> dict[str, Any] | None:
+def _context_to_json(
+    context: Any, serializer: Callable[[Any], Any] | None, strict: bool, converter: BaseConverter | None
+) -> dict[str, Any] | None:
     if context is None:
         return None
     if serializer is not None:
         return {"serialized": True, "value": value_to_json(serializer(context))}
     if isinstance(context, Mapping):
-        return {"serialized": False, "value": value_to_json(dict(context))}
+        return {"serialized": False, "value": value_to_json(dict(context), Secrets(converter=converter))}
+    if converter is not None and type(plain := converter.unstructure(context)) is not type(context):
+        return {"serialized": True, "value": value_to_json(plain)}
     if strict:
         raise StateError(f"the context, a {type(context).__name__}, can't be stored without a context_serializer")
     logger.warning(
@@ -97,8 +111,10 @@ def state_from_json(
     *,
     context: Any,
     context_deserializer: Callable[[Any], Any] | None,
+    context_type: Any,
     key: Keys | None,
     codec: Codec | None,
+    converter: BaseConverter | None,
 ) -> Stored:
     """See `RunState.from_json`."""
     if not isinstance(data, Mapping):
@@ -115,6 +131,8 @@ def state_from_json(
     read = [
         record_from_json(record, path=f"$.records[{index}]", secrets=secrets) for index, record in enumerate(records)
     ]
+    if context_deserializer is None and context_type is not None:
+        context_deserializer = partial(structure_context, context_type=context_type, converter=converter)
     restored = _restore_context(data.get("context"), context, context_deserializer)
     return Stored(tuple(read), restored, _check_graph(data.get("graph")))
 
@@ -141,6 +159,19 @@ def _restore_context(stored: object, given: Any, deserializer: Callable[[Any], A
             "the stored context was made by a serializer, and there is no context_deserializer: it is as stored"
         )
     return value
+
+
+def structure_context(value: Any, *, context_type: Any, converter: BaseConverter | None) -> Any:
+    """Return the context of type *context_type* for its stored JSON values; *converter* is the application's own.
+
+    Raises:
+        StateError: if a part of *value* doesn't fit; names each part. Values aren't quoted.
+    """
+    try:
+        return structure(value, context_type, converter)
+    except Exception as error:
+        places = ", ".join(f"$.context.value{place}" for place, _ in each_fault(error))
+        raise StateError(f"the stored context doesn't fit {context_type!r} @ {places}") from None
 
 
 def _check_graph(data: object) -> Mapping[str, Any] | None:
@@ -178,14 +209,14 @@ def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
     )
 
 
-def record_line(record: r.Record, codec: Codec | None) -> bytes:
-    """Return *record* as a line of a journal, its secrets hidden by *codec*."""
-    return encode(record_to_json(record, Secrets(codec)))
+def record_line(record: r.Record, codec: Codec | None, converter: BaseConverter | None = None) -> bytes:
+    """Return *record* as a line of a journal: secrets hidden by *codec*, the application's types by *converter*."""
+    return encode(record_to_json(record, Secrets(codec, converter)))
 
 
-def plain_line(record: r.Record) -> bytes:
+def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:
     """Return the line of *record* without a codec, which hides secrets as digests: equal records have equal ones."""
-    return encode(record_to_json(record))
+    return encode(record_to_json(record, Secrets(None, converter)))
 
 
 def read_line(line: bytes, index: int, codec: Codec | None) -> r.Record:

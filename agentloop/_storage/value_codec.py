@@ -69,6 +69,7 @@ MAX_MEMBERS = 1_000_000
 _REPR_CHARS = 500
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9A-Fa-f]{6,}")
 _PLAIN = frozenset({type(None), bool, str})
+_CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
 _TEXTUAL = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
 _TIMES = (datetime.date, datetime.time)
 _LISTS = (list, tuple, collections.deque)
@@ -110,10 +111,12 @@ def value_from_json(data: Any, *, path: str = "$", secrets: Secrets | None = DIG
 class _Writing:
     """State of writing one value: the number of members it may still have, and the ids of the objects around it."""
 
-    __slots__ = ("inside", "left", "secrets")
+    __slots__ = ("convert", "inside", "left", "secrets")
 
     def __init__(self, secrets: Secrets | None) -> None:
         self.secrets = secrets
+        converter = None if secrets is None else secrets.converter
+        self.convert = None if converter is None else converter.unstructure
         self.left = MAX_MEMBERS
         self.inside: set[int] = set()
 
@@ -126,6 +129,10 @@ class _Writing:
         if kind is float:
             return write_number(value)
         try:
+            if self.convert is not None and kind not in _CONTAINERS and not _is_ours(kind):
+                plain = self.convert(value)
+                if type(plain) is not kind:  # else the application has no hook for it
+                    return self.write(plain, depth + 1)
             simple = _NOT_SIMPLE if kind is dict or kind is list else _write_simple(value)
             return self._write_bounded(value, kind, depth) if simple is _NOT_SIMPLE else simple
         except Exception:  # a mapping, a model or a property of the application's that fails; no stack left

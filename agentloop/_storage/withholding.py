@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard
 
 import attrs
 
@@ -20,6 +20,9 @@ from agentloop._common.errors import StateError
 from agentloop._common.masking import ALL_ARGUMENTS, TextSpan, replaced, spans_of
 from agentloop._storage.json_bytes import decode, encode
 from agentloop.items import ToolCall
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
 
 Mark: TypeAlias = Literal["$digest", "$sealed"]
 MARKS = ("$digest", "$sealed")
@@ -64,9 +67,13 @@ def is_mark(data: object) -> TypeGuard[Mapping[str, str]]:
 
 @attrs.frozen
 class Secrets:
-    """The hiding of secrets in stored data: sealed by *codec*; without one only their digests are kept."""
+    """The hiding of secrets in stored data: sealed by *codec*; without one only their digests are kept.
+
+    *converter* writes the application's own types in stored values, secret or not.
+    """
 
     codec: Sealer | None = None
+    converter: BaseConverter | None = None
 
     def hide(self, data: bytes) -> dict[str, str]:
         """Return the mark that replaces *data*.

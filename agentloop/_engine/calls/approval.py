@@ -88,14 +88,14 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
     The order: policies, then the verdict that applies, then the guardrails before an approval, then `needs_approval`. A
     verdict may come while any of them runs, so it is looked up again after each.
     """
-    state = run.state.calls[entry.call.call_id]
+    state, config = run.state.calls[entry.call.call_id], run.settings.config
     arguments = planned.arguments
     request = state.approval
     if request is not None and request.arguments is not None:
-        arguments = read_arguments(tool, request.arguments, run.settings.config.json_limits)
+        arguments = read_arguments(tool, request.arguments, config.json_limits, config.converter)
     verdict = _find_verdict(run, state, tool, arguments)
     if verdict is not None and verdict.approved and verdict.arguments is not None:
-        arguments = read_arguments(tool, verdict.arguments, run.settings.config.json_limits)
+        arguments = read_arguments(tool, verdict.arguments, config.json_limits, config.converter)
     asking = run.tree.asking
     if verdict is None:
         asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
@@ -106,7 +106,7 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
     if verdict is None and _matches_request(run, state, tool, arguments):
         return AwaitVerdict(arguments)  # requested in an earlier run segment, and no verdict was given
     wanted = decision if isinstance(decision, _ApprovalWanted) else None
-    if verdict is None and run.settings.config.tool_execution.pre_approval_tool_input_guardrails:
+    if verdict is None and config.tool_execution.pre_approval_tool_input_guardrails:
         if wanted is None and tool.needs_approval is False:
             return Execute(arguments)
         judged = await judge_before_approval(run, entry, tool, arguments)
@@ -114,7 +114,7 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
             return Answer(judged)
         if judged is not None:
             # Other arguments are another invocation: decisions on the first ones do not apply to it.
-            arguments = read_arguments(tool, judged, run.settings.config.json_limits)
+            arguments = read_arguments(tool, judged, config.json_limits, config.converter)
             asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
             decision = await _run_policies(run, entry, tool, arguments)
             if isinstance(decision, Deny):

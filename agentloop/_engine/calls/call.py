@@ -170,6 +170,9 @@ def _restore_result(live: LiveCall) -> end.Ending:
         # A fatal error is no output of the body: the tool's failure policy must not answer it.
         error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
         return end.Raised(error, "around" if body.fatal else "body")
+    tool, converter = live.tool.body, live.run.settings.config.converter
+    if converter is not None and isinstance(tool, PythonBody):
+        return end.Returned(tool.schema.restore(body.value, converter))
     return end.Returned(body.value)
 
 
@@ -328,7 +331,8 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
     if judged.tripwire is not None:
         return end.Raised(judged.tripwire, "around")
     if judged.arguments is not None:
-        rewritten = read_arguments(live.tool, judged.arguments, live.run.settings.config.json_limits)
+        config = live.run.settings.config
+        rewritten = read_arguments(live.tool, judged.arguments, config.json_limits, config.converter)
         if (denied := await denial(live.run, live.entry, live.tool, rewritten)) is not None:
             return end.Refused(denied.replace(ended_at=live.run.tree.log.wall()))
         await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting

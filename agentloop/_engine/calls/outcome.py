@@ -105,7 +105,7 @@ async def _convert_value(live: LiveCall, value: Any) -> Converted:
             "custom_data_extractor", live.call_id, lambda: call_user(extract, live.context, value), told=False
         )
     try:
-        output = render(value)
+        output = render(value, live.run.settings.config.converter)
     except UnwritableValue as error:
         live.redact_error(error)
         return await _convert_and_log_failure(live, error)
@@ -120,7 +120,7 @@ async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Conver
         assert outcome.output is not None
         try:
             judged = await judge_output(live, outcome.value, outcome.output)
-            replacement = render(judged.value) if judged.replaced else None
+            replacement = render(judged.value, live.run.settings.config.converter) if judged.replaced else None
         except UnwritableValue as error:  # the value that a guardrail gave as a replacement
             live.redact_error(error)
             return await _convert_and_log_failure(live, error, judged=False)

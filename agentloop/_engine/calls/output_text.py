@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,9 @@ from agentloop._schema.function_schema import to_json_value
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserValueError
 from agentloop.items import Content, File, Image, Part, Refusal, Text
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
 
 Put: TypeAlias = Callable[[str], Awaitable[Any]]
 """Takes a text that is too long and gives a reference to it."""
@@ -29,21 +32,23 @@ class UnwritableValue(UserValueError):
     """A tool, or a guardrail, gave a value that can't be written as text."""
 
 
-def render(value: Any) -> Content:
+def render(value: Any, converter: BaseConverter | None = None) -> Content:
     """Return *value* as the content of an output: text as it is, parts as parts, None as a placeholder, else JSON.
+
+    *converter* is the run's own converter of the application's types, if it has one.
 
     Raises:
         UnwritableValue: its own conversion to text fails, as does that of a number of thousands of digits.
     """
     try:
-        return _render_value(value)
+        return _render_value(value, converter)
     except Exception as error:
         raise UnwritableValue(
             f"a value of type {type(value).__name__} can't be written as text: {type(error).__name__}"
         ) from error
 
 
-def _render_value(value: Any) -> Content:
+def _render_value(value: Any, converter: BaseConverter | None) -> Content:
     if isinstance(value, str):
         # A subclass (an enum's member, a text marked as safe) may have methods that mean or do something else.
         return value if type(value) in _TEXTS else str.__str__(value)
@@ -56,6 +61,8 @@ def _render_value(value: Any) -> Content:
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
     try:
+        if converter is not None:
+            value = converter.unstructure(value)
         return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
     except Exception:  # any error of the value's own conversion: it still has a text form, and the body has run
         return str(value)

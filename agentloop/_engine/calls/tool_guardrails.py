@@ -199,5 +199,5 @@ async def judge_output(live: LiveCall, value: Any, output: Content) -> OutputJud
                     )
                 )
             case ReplaceOutput(new):
-                value, output, replaced = new, render(new), True
+                value, output, replaced = new, render(new, live.run.settings.config.converter), True
     return OutputJudged(value=value, replaced=replaced)
