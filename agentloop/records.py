@@ -32,7 +32,6 @@ __all__ = [
     "HandedOff",
     "HistoryReplaced",
     "InputAdded",
-    "ItemReleased",
     "ModelFailed",
     "ModelRequested",
     "ModelResponded",
@@ -86,6 +85,8 @@ class RunStarted(_Record, frozen=True, tag="run_started"):
     previous_response_id: str | None = None
     kept: bool = False
     """True if the provider keeps the conversation, so that only new items are sent."""
+    schema: str = "2"
+    """The schema in which the log began. A log of schema 1 can be resumed; it lacks what a replay needs."""
 
 
 class RunResumed(_Record, frozen=True, tag="run_resumed"):
@@ -222,7 +223,11 @@ class CallStarted(_CallRecord, frozen=True, tag="call_started"):
 
 
 class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
-    """A body came to its own end. `value` is its result, given only if no output guardrail has to check it."""
+    """A body came to its own end, and more follows before its call settles: a hook, a guardrail, a policy.
+
+    A call whose value is its output at once has `CallSettled` alone. `value` is the body's result, given only if no
+    output guardrail has to check it.
+    """
 
     call_id: str
     failed: bool = False
@@ -238,7 +243,11 @@ class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
 
 
 class CallSettled(_CallRecord, frozen=True, tag="call_settled", gc=True):  # as its outcome is
-    """A call has settled with its one outcome. `receipt` is the key by which an equal idempotent call finds it."""
+    """A call has settled with its one outcome. `receipt` is the key by which an equal idempotent call finds it.
+
+    The outputs that are next in model order become items of the run in this step: its own, if every earlier call of the
+    batch has settled, and those of later calls that were waiting for it.
+    """
 
     call_id: str
     tool: str
@@ -250,12 +259,6 @@ class CallSettled(_CallRecord, frozen=True, tag="call_settled", gc=True):  # as 
     attempt: int = 1
     error: str | None = None
     """The outcome's `error` in words."""
-
-
-class ItemReleased(_Record, frozen=True, tag="item_released"):
-    """A call's output was released in model order: every earlier call of the batch has settled."""
-
-    call_id: str
 
 
 class BatchEnded(_Record, frozen=True, tag="batch_ended"):
@@ -345,7 +348,6 @@ Record: TypeAlias = (
     | CallStarted
     | BodyEnded
     | CallSettled
-    | ItemReleased
     | BatchEnded
     | HandedOff
     | HistoryReplaced

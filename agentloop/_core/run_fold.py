@@ -20,6 +20,9 @@ States of a turn, each left by the record named: the model is due (`response` is
 final output or begins the next turn; `TurnStarted` or `RunEnded`). A call has started (`attempt`), has an `outcome`,
 and is `released`, in this order; a call that is answered without running skips the first.
 
+No record says that an output is released, since that follows from the records of its call and of the calls before it:
+the fold releases outputs in the step of the record that makes it possible.
+
 Invariants: a call id means one tool with one set of arguments for the whole run; outside a batch the history holds an
 output for every call in it; outputs enter the history in model order, not in the order in which they settled.
 
@@ -31,7 +34,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -284,6 +287,8 @@ class RunFold:
     ended: r.RunEnded | None = None
     failures: list[r.CallSettled] = attrs.field(factory=list)
     """Settled calls whose error was not converted to an output."""
+    just_released: Sequence[ToolOutput] = ()
+    """The outputs released by the last record that may release some: see `_release`."""
     _digest: Any = None
     """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
     _digested: int = 0
@@ -303,24 +308,6 @@ class RunFold:
     def due_calls(self) -> list[CallState]:
         """Return the calls of the current batch that have no outcome yet, in model order."""
         return [call for call in self.batch if call.outcome is None]
-
-    def next_release(self) -> CallState | None:
-        """Return the settled call to release next, in model order, or None.
-
-        A call that waits for a verdict does not block later outputs. Once its own output comes, it is released late.
-        """
-        while self.late:
-            if not self.late[0].released:
-                return self.late[0]
-            self.late.popleft()
-        while self.released < len(self.batch):
-            call = self.batch[self.released]
-            if call.outcome is not None and not call.released:
-                return call
-            if not call.released and not self.waits(call):
-                return None
-            self.released += 1
-        return None
 
     def waits(self, call: CallState) -> bool:
         """Tell whether *call*, which has no outcome, needs a verdict first, on itself or on a call nested in it."""
@@ -423,10 +410,16 @@ class RunFold:
         if kind in _MAY_HOLD_SECRETS:
             record = self._set_secret(record)
         self.records.append(record)
-        target = self._nested_for(record) if len(record.path) > len(self.path) else self
+        is_nested = len(record.path) > len(self.path)
+        target = self._nested_for(record) if is_nested else self
         fold = _FOLDS.get(kind)
         if fold is not None:
             fold(target, record)
+        if is_nested and kind is r.RunEnded:
+            # An interrupted run no longer blocks the outputs behind that of the call around it.
+            outer = self.at(record.path[:-1])
+            assert outer is not None  # the run is nested in it
+            outer._release()
         return record
 
     def marked(self, record: r.Record) -> r.Record:
@@ -507,6 +500,7 @@ class RunFold:
             if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
                 call.cut, call.outcome, call.released = call.outcome, None, False
         self.released, self.late = 0, None
+        self._release()
 
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
@@ -637,17 +631,37 @@ class RunFold:
             self.receipts.setdefault(record.receipt, record.call_id)
         if call.call.name not in self.called:
             self.called |= {call.call.name}
-        if cut:
-            return  # the call is due again if the run is resumed, so this output is no repeat
-        key = (record.tool, call.call.arguments)
-        last, count = self.repeats.get(key, (None, 0))
-        self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
+        if not cut:  # else the call is due again if the run is resumed, so this output is no repeat
+            key = (record.tool, call.call.arguments)
+            last, count = self.repeats.get(key, (None, 0))
+            self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
+        self._release()
 
-    def _item_released(self, record: r.ItemReleased) -> None:
-        call = self.calls[record.call_id]
+    def _release(self) -> None:
+        """Release the outputs that are next in model order: each is a new item of the run from now on.
+
+        A call that waits for a verdict does not block later outputs. Once its own output comes, it is released late.
+        Called when a call has settled, a run nested in one has ended, or the run was resumed.
+        """
+        released: list[ToolOutput] = []
+        self.just_released = released
+        while self.late:
+            self._release_call(self.late.popleft(), released)
+        while self.released < len(self.batch):
+            call = self.batch[self.released]
+            if not call.released:
+                if call.outcome is not None:
+                    self._release_call(call, released)
+                elif not self.waits(call):
+                    return
+            self.released += 1
+
+    def _release_call(self, call: CallState, released: list[ToolOutput]) -> None:
         call.released = True
         if call.outcome is not None and call.outcome.output is not None:
-            self.new_items.append(ToolOutput(record.call_id, call.outcome.output, secret=call.outcome.secret))
+            output = ToolOutput(call.call.call_id, call.outcome.output, secret=call.outcome.secret)
+            self.new_items.append(output)
+            released.append(output)
 
     def _batch_ended(self, record: r.BatchEnded) -> None:
         for call in self.batch:
@@ -712,7 +726,6 @@ _FOLDS: dict[type, Callable[[RunFold, Any], None]] = {
     r.CallStarted: RunFold._call_started,
     r.BodyEnded: RunFold._body_ended,
     r.CallSettled: RunFold._call_settled,
-    r.ItemReleased: RunFold._item_released,
     r.BatchEnded: RunFold._batch_ended,
     r.HandedOff: RunFold._handed_off,
     r.HistoryReplaced: RunFold._history_replaced,

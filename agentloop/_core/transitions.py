@@ -14,7 +14,7 @@ Phases of a run, each of which follows from the fold:
     ended       `RunEnded` is the last record of the run segment
 
 Phases of a call: `new`, `asked` (a verdict was requested), `started`, `returned` (its body has ended), `settled`,
-`released` (its output is the model's to see). A call that an earlier run segment cut is due again: it has no outcome.
+`released` (settled, like every earlier call). A call that an earlier run segment cut is due again: it has no outcome.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
     r.CallStarted: _CALLS,
     r.BodyEnded: _CALLS,
     r.CallSettled: _CALLS,
-    r.ItemReleased: _CALLS,
     r.BatchEnded: _CALLS,
     r.HandedOff: ("handoff",),
     r.HistoryReplaced: ("between",),
@@ -64,7 +63,6 @@ OF_CALLS: dict[type, tuple[CallPhase, ...]] = {
     r.CallStarted: ("new", "asked", "started"),
     r.BodyEnded: ("started", "returned"),
     r.CallSettled: ("new", "asked", "started", "returned"),
-    r.ItemReleased: ("settled",),
 }
 """The phases of a call in which a record of each kind may be appended to its run's log."""
 
@@ -148,6 +146,8 @@ def _check_call(fold: RunFold, record: r.Record) -> None:
     phase = call_phase(call)
     if phase not in OF_CALLS[type(record)]:
         raise ValueError(f"call {call_id!r} is {phase}")
+    if isinstance(record, r.CallSettled) and record.body_ended_at is not None and not call.attempt:
+        raise ValueError(f"the body of call {call_id!r} has not begun")
     if isinstance(record, r.BodyEnded) and record.attempt != call.attempt:
         raise ValueError(f"attempt {record.attempt} of call {call_id!r} ends, not {call.attempt}")
     if isinstance(record, r.CallStarted) and record.attempt != call.attempt + 1:

@@ -34,14 +34,16 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
         held = await stored_state.journal_lines(journal)
         if held and not start.fold.records:
             raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
-        known = [stored_state.read_line(line, index, codec) for index, line in enumerate(held[1:], 1)]
+        known = stored_state.read_lines(held, codec) if held else None
         missing = _find_missing(
-            [stored_state.plain_line(record, converter) for record in known],
+            [stored_state.plain_line(record, converter) for record in (known.records if known is not None else ())],
             [stored_state.plain_line(record, converter) for record in start.fold.records],
         )
         assert run.scope is not None  # a run with a journal has one
         assert run.resources.spawn is not None  # and it has begun
-        writer = JournalWriter(journal, encode, None if held else header, run.cleanup, run.scope.cancel)
+        # A journal of an older schema continues in this one, behind a header that says so.
+        begun = known is not None and known.is_current
+        writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.scope.cancel)
         for record in missing:
             writer.add(start.fold.records[record])
         run.tree.log.journal = writer

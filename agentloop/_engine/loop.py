@@ -9,7 +9,7 @@ resumed and a recovered run take the same path and differ only in the count of r
 A run segment, from a start or resume to the next end or pause, is one call of `execute`, in this order:
 
     _enter         open the trace and the journal; then `_begin` (RunStarted, the session's items, the agent's hooks) or
-                   `_resume` (RunResumed, outputs that were settled and not released, missing guardrails)
+                   `_resume` (RunResumed, missing guardrails)
     drive          one action at a time, until the run has ended, paused or stopped
     wind_up        session, resources, `on_run_end`, RunEnded: always, also when the segment fails or is cancelled
 
@@ -75,7 +75,7 @@ from agentloop._engine.turn_end import check_loop, fired
 from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout, StateError
 from agentloop.items import Item
-from agentloop.records import GraphChanged, ItemReleased, RunResumed, RunStarted, TurnStarted
+from agentloop.records import GraphChanged, RunResumed, RunStarted, TurnStarted
 from agentloop.spans import Trace
 
 
@@ -293,8 +293,6 @@ async def _resume(run: LiveRun, entry: RunSegment, trace: Trace | None) -> None:
     if trace is not None:
         resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id)
     run.append(resumed)
-    while (due := state.next_release()) is not None:  # settled when the log broke off, and not released yet
-        run.append(ItemReleased(*run.here(), due.call.call_id))
     if entry.graph_changes:
         run.append(GraphChanged(*run.here(), entry.graph_changes))
     await checkpoint_if_cancelled()

@@ -41,13 +41,31 @@ SCHEMA_VERSION = "2"
 Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
+RecordUpgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+
+def _upgrade_record_from_1(data: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a record of schema 1 as one of schema 2, or None if schema 2 has no such record.
+
+    Schema 2 adds fields that may be missing. That an output is released follows from the other records.
+    """
+    if data.get("kind") == "item_released":
+        return None
+    return {**data, "schema": "1"} if data.get("kind") == "run_started" else data
+
+
 def _upgrade_from_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Return data of schema 1 as data of schema 2, which only adds fields that may be missing."""
-    return {**data, "schema": "2"}
+    records = data.get("records")
+    if not isinstance(records, list):
+        return {**data, "schema": "2"}
+    found = (_upgrade_record_from_1(one) if isinstance(one, dict) else one for one in records)
+    return {**data, "schema": "2", "records": [one for one in found if one is not None]}
 
 
 UPGRADES: Mapping[str, Upgrade] = {"1": _upgrade_from_1}
 """By version: a pure function that turns stored data of it into data of the next one, its schema key included."""
+RECORD_UPGRADES: Mapping[str, RecordUpgrade] = {"1": _upgrade_record_from_1}
+"""By version: a pure function that turns one record of it into a record of the next one, or into none."""
 SUPPORTED: tuple[str, ...] = (*UPGRADES, SCHEMA_VERSION)
 """The versions of the stored form that this library reads."""
 
@@ -64,7 +82,6 @@ KINDS: Mapping[type, str] = {
     r.CallStarted: "call_started",
     r.BodyEnded: "body_ended",
     r.CallSettled: "call_settled",
-    r.ItemReleased: "item_released",
     r.BatchEnded: "batch_ended",
     r.HandedOff: "handed_off",
     r.HistoryReplaced: "history_replaced",
@@ -138,6 +155,14 @@ def upgrade(data: Mapping[str, Any], *, key: str = "schema") -> dict[str, Any]:
             raise StateError(_format_unsupported(version))
         upgraded = step(upgraded)
     return upgraded
+
+
+def upgrade_record(data: dict[str, Any], version: str) -> dict[str, Any] | None:
+    """Return a record of the supported *version* in the form of `SCHEMA_VERSION`; None if that has no such record."""
+    found: dict[str, Any] | None = data
+    for step in list(RECORD_UPGRADES)[SUPPORTED.index(version) :]:
+        found = None if found is None else RECORD_UPGRADES[step](found)
+    return found
 
 
 def _format_unsupported(version: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,15 @@ import attrs
 from agentloop import records as r
 from agentloop._common.errors import JournalError, StateError, UserTypeError
 from agentloop._schema.conversion import each_fault, structure
-from agentloop._storage.record_codec import SCHEMA_VERSION, decode, encode, record_from_json, record_to_json, upgrade
+from agentloop._storage.record_codec import (
+    SCHEMA_VERSION,
+    decode,
+    encode,
+    record_from_json,
+    record_to_json,
+    upgrade,
+    upgrade_record,
+)
 from agentloop._storage.signing import Keys, check_seal, make_seal
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop._storage.withholding import Secrets
@@ -219,13 +227,47 @@ def plain_line(record: r.Record, converter: BaseConverter | None = None) -> byte
     return encode(record_to_json(record, Secrets(None, converter)))
 
 
-def read_line(line: bytes, index: int, codec: Codec | None) -> r.Record:
-    """Return the record of line *index* of a journal.
+@attrs.frozen
+class JournalContents:
+    """The lines of a journal, read: its records, and the run id and graph of its first header.
+
+    `is_current` is False if the last header names an older schema than the library writes.
+    """
+
+    records: tuple[r.Record, ...]
+    run_id: str | None
+    graph: Mapping[str, Any] | None
+    is_current: bool
+
+
+def read_lines(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
+    """Return the contents of a journal's *lines*.
+
+    The first line is a header. Another one follows where a library with a newer schema has continued the journal.
 
     Raises:
-        StateError: naming the part that doesn't fit.
+        JournalError: the first line is no header.
+        StateError: a line doesn't fit; names it and the part.
     """
-    return record_from_json(decode(line), path=f"$[{index}]", secrets=Secrets(codec))
+    heads: list[dict[str, Any]] = []
+    records: list[r.Record] = []
+    secrets, schema = Secrets(codec), ""
+    for index, line in enumerate(lines):
+        data = decode(line)
+        if isinstance(data, dict) and data.get("kind") == "header":
+            heads.append(upgrade(data))
+            schema = data["schema"]
+            if heads[-1].get("run_id") != heads[0].get("run_id"):
+                raise JournalError(f"the header in line {index + 1} of the journal is of another run")
+        elif not heads:
+            raise JournalError("the journal doesn't begin with a header")
+        elif schema != SCHEMA_VERSION and isinstance(data, dict) and (data := upgrade_record(data, schema)) is None:
+            continue
+        else:
+            records.append(record_from_json(data, path=f"$[{index}]", secrets=secrets))
+    head = heads[0]
+    is_current = schema == SCHEMA_VERSION
+    return JournalContents(tuple(records), head.get("run_id"), _check_graph(head.get("graph")), is_current)
 
 
 def codec_of(journal: Journal) -> Codec | None:
@@ -252,13 +294,8 @@ async def state_from_journal(journal: Journal) -> Stored:
     lines = await journal_lines(journal)
     if not lines:
         raise JournalError("the journal is empty: no run has written to it")
-    head = decode(lines[0])
-    if not isinstance(head, Mapping) or head.get("kind") != "header":
-        raise JournalError("the journal doesn't begin with a header")
-    head = upgrade(head)
-    codec = codec_of(journal)
-    records = [read_line(line, index, codec) for index, line in enumerate(lines[1:], 1)]
-    begun = records[0] if records else None
-    if isinstance(begun, r.RunStarted) and begun.run_id != head.get("run_id"):
+    held = read_lines(lines, codec_of(journal))
+    begun = held.records[0] if held.records else None
+    if isinstance(begun, r.RunStarted) and begun.run_id != held.run_id:
         raise JournalError("the journal's records are of another run than its header says")
-    return Stored(tuple(records), None, _check_graph(head.get("graph")))
+    return Stored(held.records, None, held.graph)

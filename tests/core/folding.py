@@ -40,11 +40,9 @@ class Writer:
         return self
 
     def settle(self, call_id: str, output: Any = "ok", status: Any = "succeeded", **fields: Any) -> "Writer":
-        """Settle one call, and release what is due."""
+        """Settle one call, which releases what is due."""
         outcome = CallOutcome(status=status, output=output, value=fields.pop("value", output))
         self.append(r.CallSettled, call_id, "f", outcome, **fields)
-        while (due := self.state.next_release()) is not None:
-            self.append(r.ItemReleased, due.call.call_id)
         return self
 
     def accept(self) -> "Writer":

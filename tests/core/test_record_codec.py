@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentloop import items as i
 from agentloop import records as r
 from agentloop._storage import record_codec as codec
-from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json, upgrade
+from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json, upgrade, upgrade_record
 from agentloop._storage.withholding import Secrets
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.model_events import ModelResponse
@@ -355,6 +355,18 @@ def test_older_data_goes_through_every_upgrade_in_turn(monkeypatch: pytest.Monke
     old = {"schema": "a"}
     assert upgrade(old) == {"schema": codec.SCHEMA_VERSION, "trail": "ab"}
     assert old == {"schema": "a"}
+
+
+def test_a_record_of_schema_1_is_read_as_one_of_today() -> None:
+    """The start says in which schema the log began, and records that follow from others are left out."""
+    begun = record_to_json(r.RunStarted((), 0, 0.0, "run", "guide", (), None))
+    assert upgrade_record(begun, "1") == {**begun, "schema": "1"}
+    released = {"kind": "item_released", "path": [], "turn": 1, "at": 0.0, "call_id": "c1"}
+    assert upgrade_record(released, "1") is None
+    ended = record_to_json(r.BatchEnded(*HERE))
+    assert upgrade_record(ended, "1") == ended == upgrade_record(ended, codec.SCHEMA_VERSION)
+    assert upgrade({"schema": "1", "records": [begun, released, 3]})["records"] == [{**begun, "schema": "1"}, 3]
+    assert upgrade({"schema": "1", "records": 3})["records"] == 3
 
 
 def test_the_codec_is_not_imported_before_it_is_needed() -> None:

@@ -100,10 +100,10 @@ def test_outputs_are_released_in_model_order_whatever_settles_first() -> None:
     writer = Writer().begin().turn(called("a"), called("b"), called("c"))
     state = writer.state
     writer.settle("b")
-    assert state.next_release() is None
+    assert not state.just_released
     assert ids(state.new_items) == ["ToolCall:a", "ToolCall:b", "ToolCall:c"]
     writer.settle("a")
-    assert ids(state.new_items)[3:] == ["ToolOutput:a", "ToolOutput:b"]
+    assert ids(state.new_items)[3:] == ids(state.just_released) == ["ToolOutput:a", "ToolOutput:b"]
     assert [call.released for call in state.batch] == [True, True, False]
     assert [call.call.call_id for call in state.due_calls()] == ["c"]
     writer.settle("c")

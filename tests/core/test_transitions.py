@@ -15,12 +15,12 @@ AT: Any = ((), 1, 0.0)
 STARTED = r.RunStarted((), 0, 0.0, "run", "a", (), 10)
 TURN = r.TurnStarted(*AT, "a")
 CALLED = r.ModelResponded(*AT, ModelResponse((ToolCall("c", "tool", "{}"),)))
+BOTH_CALLED = r.ModelResponded(*AT, ModelResponse((ToolCall("b", "tool", "{}"), ToolCall("c", "tool", "{}"))))
 HANDED = r.ModelResponded(*AT, ModelResponse((HandoffCall("h", "to_b", "{}"),)))
 ASKED = r.ApprovalRequested(*AT, "c", "a", "tool", "digest")
 BEGUN = r.CallStarted(*AT, "c", "tool", "{}")
 RETURNED = r.BodyEnded(*AT, "c")
 SETTLED = r.CallSettled(*AT, "c", "tool", CallOutcome(status="succeeded", output="done"))
-RELEASED = r.ItemReleased(*AT, "c")
 ENDED = r.RunEnded(*AT, "interrupted", resumable=True)
 
 IN_CALLS = (STARTED, TURN, CALLED)
@@ -37,8 +37,8 @@ CALL_PHASES: dict[str, tuple[r.Record, ...]] = {
     "asked": (*IN_CALLS, ASKED),
     "started": (*IN_CALLS, BEGUN),
     "returned": (*IN_CALLS, BEGUN, RETURNED),
-    "settled": (*IN_CALLS, BEGUN, RETURNED, SETTLED),
-    "released": (*IN_CALLS, BEGUN, RETURNED, SETTLED, RELEASED),
+    "settled": (STARTED, TURN, BOTH_CALLED, BEGUN, RETURNED, SETTLED),
+    "released": (*IN_CALLS, BEGUN, RETURNED, SETTLED),
 }
 RECORDS: tuple[r.Record, ...] = (
     STARTED,
@@ -53,7 +53,6 @@ RECORDS: tuple[r.Record, ...] = (
     BEGUN,
     RETURNED,
     SETTLED,
-    RELEASED,
     r.BatchEnded(*AT),
     r.HandedOff(*AT, "h", "a", "b"),
     r.HistoryReplaced(*AT, "reason", 0, ()),
@@ -119,6 +118,13 @@ def test_a_record_is_allowed_in_the_phases_of_its_call_alone(kind: type) -> None
             assert not is_allowed(fold, record.replace(attempt=attempt + 1))
         assert is_allowed(fold, record) == (phase in OF_CALLS[kind]), phase
     assert not is_allowed(fold_of(*IN_CALLS), record.replace(call_id="another"))
+
+
+def test_a_call_whose_body_ended_has_started() -> None:
+    """A call that settles with its body has no record of the body's end: the outcome shows that there was one."""
+    ended = SETTLED.replace(body_ended_at=1.0)
+    assert not is_allowed(fold_of(*IN_CALLS), ended)
+    assert is_allowed(fold_of(*IN_CALLS, BEGUN), ended)
 
 
 def test_order_of_turns_and_of_the_end_of_a_batch() -> None:

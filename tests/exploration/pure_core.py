@@ -538,8 +538,6 @@ class _Batch:
         player = self.player
         name = entry.tool.name if entry.tool is not None else entry.call.name
         player.append(r.CallSettled, entry.call.call_id, name, outcome, receipt=receipt)
-        while (due := player.state.next_release()) is not None:
-            player.append(r.ItemReleased, due.call.call_id)
 
 
 def play(world: CoreWorld, scheduler: Scheduler = first) -> CoreRun:

@@ -30,6 +30,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop._core.run_fold import RunFold
 from agentloop.items import ToolOutput
 from agentloop.testing import ScriptedModel, call, normal, say
 
@@ -389,7 +390,10 @@ def check_log(batch: Batch, bodies: Bodies, ran: Ran) -> None:
         # A call that waited for an equal one that failed comes after those that didn't wait.
         order = [index for index in order if not batch.kind(index).idempotent]
         assert order == sorted(order), "a serial group starts in model order"
-    released = [int(record.call_id) for record in ran.records if isinstance(record, r.ItemReleased)]
+    fold = RunFold()
+    for record in ran.records:
+        fold.apply(record)
+    released = [int(item.call_id) for item in fold.new_items if isinstance(item, ToolOutput)]
     assert released == sorted(released), "outputs are released in model order"
     outputs = [int(item.call_id) for item in ran.items if isinstance(item, ToolOutput)]
     assert outputs == sorted(outputs)

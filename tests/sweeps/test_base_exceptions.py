@@ -40,7 +40,7 @@ MUST_BE_REACHED = {
     *(f"RunHooks.{name}" for name in vars(RunHooks) if name.startswith("on_")),
     *(f"AgentHooks.{name}" for name in vars(AgentHooks) if name.startswith("on_")),
     *(f"on_record {kind.__name__}" for kind in (r.RunStarted, r.TurnStarted, r.ModelRequested, r.ModelResponded)),
-    *(f"on_record {kind.__name__}" for kind in (r.CallStarted, r.BodyEnded, r.CallSettled, r.ItemReleased)),
+    *(f"on_record {kind.__name__}" for kind in (r.CallStarted, r.BodyEnded, r.CallSettled)),
     *(f"on_record {kind.__name__}" for kind in (r.BatchEnded, r.HandedOff, r.GuardrailSettled, r.CallbackReturned)),
     *(f"on_record {kind.__name__}" for kind in (r.ModelFailed, r.SessionSaved, r.HistoryReplaced, r.RunEnded)),
 }

@@ -458,6 +458,10 @@ def _shown_reversed(evidence: Observation) -> Observation:
     return attrs.evolve(evidence, shown=[(path, items[::-1]) for path, items in evidence.shown or ()])
 
 
+def _released_reversed(evidence: Observation) -> Observation:
+    return attrs.evolve(evidence, events=evidence.events[::-1])
+
+
 def _shown_without_outputs(evidence: Observation) -> Observation:
     shown = [
         (path, [item for item in items if not isinstance(item, ToolOutput)]) for path, items in evidence.shown or ()
@@ -521,7 +525,7 @@ def _completed(evidence: Observation) -> Observation:
 Plant = tuple[Callable[[], Observation], Callable[[Observation], Observation]]
 PLANTED: dict[str, Plant] = {
     "one_ending_per_attempt": (queued, lambda e: _again(e, _at(e, "c1", r.CallSettled))),
-    "every_record_has_its_place": (queued, lambda e: put(e, 3, r.ItemReleased((), 1, 0.0, "c99"))),
+    "every_record_has_its_place": (queued, lambda e: put(e, 3, r.BodyEnded((), 1, 0.0, "c99"))),
     "unstarted_calls_end_as_such": (queued, lambda e: drop(e, _at(e, "c1"))),
     "intent_before_effect": (queued, lambda e: body(e, "c1", began=2)),
     "an_invocation_runs_once": (queued, lambda e: _again(e, _at(e, "c1"))),
@@ -541,8 +545,8 @@ PLANTED: dict[str, Plant] = {
     "rates_hold": (rated, lambda e: change(e, _at(e, "c2"), at=_record_of(e, r.CallStarted).at)),
     "slots_are_used": (queued, lambda e: body(e, "c2", ended_at=0.1)),
     "starts_follow_model_order": (queued, lambda e: move(e, _at(e, "c5"), _at(e, "c1"))),
-    "outputs_in_model_order": (queued, lambda e: move(e, _at(e, "c2", r.ItemReleased), _at(e, "c1", r.ItemReleased))),
-    "accepted_after_all": (queued, lambda e: drop(e, _at(e, "c5", r.ItemReleased))),
+    "outputs_in_model_order": (slowly_read, _released_reversed),
+    "accepted_after_all": (queued, lambda e: drop(e, _at(e, "c5", r.CallSettled))),
     "models_see_outputs_in_order": (queued, _shown_reversed),
     "finished_bodies_keep_their_end": (queued, lambda e: ended(e, "c1", status="cancelled", cancelled_by="sibling")),
     "siblings_fall_to_failures_only": (failing, lambda e: ended(e, "c1", output="told")),

@@ -343,8 +343,8 @@ def test_bodies_that_wake_together_are_settled_one_by_one() -> None:
     script = [[call("work", {"n": 1}), call("work", {"n": 1})], DONE]
     behaviors = {"call_1": Goes((0.5, 0.25)), "call_2": Goes((0.75,))}
     for run in t.run(t.World(agent=Agent("busy", tools=[work]), script=script, behaviors=behaviors)).runs:
-        told = [(type(one), one.call_id) for one in run.records if isinstance(one, r.BodyEnded | r.CallSettled)]
-        assert told == [(kind, f"call_{number}") for number in (2, 1) for kind in (r.BodyEnded, r.CallSettled)]
+        told = [one for one in run.records if isinstance(one, r.BodyEnded | r.CallSettled)]
+        assert [(type(one), one.call_id) for one in told] == [(r.CallSettled, "call_2"), (r.CallSettled, "call_1")]
 
 
 def test_guardrails_and_sessions_wait_at_the_gate() -> None:

@@ -36,12 +36,12 @@ from typing import Any
 import anyio
 
 from agentloop import effects as e
-from agentloop._common.error_text import error_summary, is_fatal
+from agentloop._common.error_text import is_fatal
 from agentloop._core.call_identity import find_tool
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
-from agentloop._engine.calls.outcome import Converted, convert, raisable
+from agentloop._engine.calls.outcome import Converted, convert, raisable, record_body_end
 from agentloop._engine.calls.scheduler import LiveCall, sibling_cancelled_text
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.calls.tool_guardrails import InputJudged, judge_input
@@ -62,7 +62,7 @@ from agentloop.abc import LateResult
 from agentloop.context import ToolContext
 from agentloop.exceptions import EarlierFailure
 from agentloop.outcomes import CallOutcome
-from agentloop.records import BodyEnded, CallStarted
+from agentloop.records import CallStarted
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
 
@@ -182,7 +182,8 @@ def _restore_result(live: LiveCall) -> end.Ending:
 async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
     """Do steps 8 to 12 in the call's own scope and return the body result.
 
-    An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step.
+    An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step, unless the call settles in
+    this very step: then `CallSettled` tells both.
     """
     result: end.Ending | None = None
     nursery = live.batch.nursery
@@ -212,29 +213,20 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
         live.redact_error(result.error)
     if isinstance(result, end.Returned) and live.tool.secret_output:
         live.gave_secret = True
+    late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
     if live.phase == "body":
         live.body_ended_at = live.run.tree.log.wall()
-        if isinstance(result, _UNCANCELLED):
-            live.run.append(_make_body_record(live, result))
-    return _resolve_result(live, result)
+        settles_now = isinstance(result, end.Returned) and not late and _settles_with_body(live)
+        if isinstance(result, _UNCANCELLED) and not settles_now:
+            record_body_end(live, result)
+    return _resolve_result(live, result, late=late)
 
 
-def _make_body_record(live: LiveCall, result: end.Returned | end.Raised) -> BodyEnded:
-    where = live.run.here()
-    if isinstance(result, end.Raised):
-        error, fatal = error_summary(result.error), is_fatal(result.error)
-        return BodyEnded(*where, live.call_id, failed=True, error=error, attempt=live.attempt, fatal=fatal)
-    # A value that no output guardrail has judged yet must not be stored.
-    kept = not live.tool.tool_output_guardrails
-    return BodyEnded(*where, live.call_id, value=result.value if kept else None, attempt=live.attempt, kept=kept)
-
-
-def _resolve_result(live: LiveCall, result: end.Ending | None) -> end.Ending:
+def _resolve_result(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.Ending:
     """Return the final body result: *result*, unless the call's own scope, its timeout or the run's end overrules it.
 
-    A late value or error is reported to instruments.
+    *late* says whether the timeout had passed when the body ended. A late value or error is reported to instruments.
     """
-    late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
     ours = live.scope.cancel_called or late  # read before the question below, which may cancel the scope
     ending = (ours or not isinstance(result, end.Returned)) and live.batch.nursery.is_ending()
     if live.timeout_at < math.inf:
@@ -459,7 +451,7 @@ def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
 
     In the step in which the body has returned: no scope, no second task switch, no object on the way.
     """
-    if not isinstance(result, end.Returned) or live.hooked or not _converts_without_waiting(live):
+    if not isinstance(result, end.Returned) or not _settles_with_body(live):
         return False
     output, limit = result.value, live.run.settings.config.tool_execution.max_output_chars
     if type(output) is not str or (limit is not None and len(output) > limit):
@@ -502,6 +494,11 @@ def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
             return live.tool.timeout_behavior == "raise_exception"
         case _:
             return False
+
+
+def _settles_with_body(live: LiveCall) -> bool:
+    """Tell whether a call whose body has returned settles in the same step: nothing is to be called before."""
+    return not live.hooked and _converts_without_waiting(live)
 
 
 def _converts_without_waiting(live: LiveCall) -> bool:

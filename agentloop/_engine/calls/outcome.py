@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._common.error_text import REDACTED, message_of, summary_parts, tool_failure
+from agentloop._common.error_text import REDACTED, error_summary, is_fatal, message_of, summary_parts, tool_failure
 from agentloop._core.failure_choice import Failure, class_of_summary
 from agentloop._engine.calls.failure_log import log_failure
 from agentloop._engine.calls.output_text import UnwritableValue, bounded_output, render
@@ -29,6 +29,7 @@ from agentloop.exceptions import (
 )
 from agentloop.items import Content
 from agentloop.outcomes import CallOutcome
+from agentloop.records import BodyEnded
 from agentloop.tools import default_tool_error_function
 
 
@@ -55,6 +56,19 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
     failure = ToolCallError(tool_failure(name, kind, message), tool=name, call=live.entry.call)
     failure.__cause__ = error
     return failure
+
+
+def record_body_end(live: LiveCall, result: end.Returned | end.Raised) -> None:
+    """Append `BodyEnded`, so that a resumed run continues after the body. Called before anything that may wait."""
+    where, attempt = live.run.here(), live.attempt
+    if isinstance(result, end.Raised):
+        error, fatal = error_summary(result.error), is_fatal(result.error)
+        record = BodyEnded(*where, live.call_id, failed=True, error=error, attempt=attempt, fatal=fatal)
+    else:
+        # A value that no output guardrail has judged yet must not be stored.
+        kept = not live.tool.tool_output_guardrails
+        record = BodyEnded(*where, live.call_id, value=result.value if kept else None, attempt=attempt, kept=kept)
+    live.run.append(record)
 
 
 async def convert(live: LiveCall, ending: end.Ending) -> Converted:
@@ -108,6 +122,8 @@ async def _convert_value(live: LiveCall, value: Any) -> Converted:
         output = render(value, live.run.settings.config.converter)
     except UnwritableValue as error:
         live.redact_error(error)
+        if live.run.state.calls[live.call_id].body is None:  # the call was about to settle at once, and now waits
+            record_body_end(live, end.Returned(value))
         return await _convert_and_log_failure(live, error)
     return await _run_output_guardrails(
         live, CallOutcome(status="succeeded", output=output, value=value, custom_data=custom)

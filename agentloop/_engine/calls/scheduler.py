@@ -1,4 +1,4 @@
-"""The scheduler of one turn's calls: queues them, starts their tasks, appends their outcomes, releases their outputs.
+"""The scheduler of one turn's calls: queues them, starts their tasks, and appends their outcomes.
 
 Does not run bodies, guardrails or end hooks: `run_call` does, in the call's own task, and reports back to the batch.
 
@@ -67,7 +67,7 @@ from agentloop.context import ToolContext
 from agentloop.items import Item
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
-from agentloop.records import BodyEnded, CallSettled, ItemReleased
+from agentloop.records import BodyEnded, CallSettled
 from agentloop.tools import FunctionTool
 
 CLOCK_SLACK = 1e-9
@@ -432,7 +432,7 @@ class Batch:
     # -- settling: synchronous, in the call's own task
 
     def settle(self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None) -> None:
-        """Append the call's one outcome, release outputs that are next in model order, start the calls this allows.
+        """Append the call's one outcome, which releases what is next in model order, and start the calls this allows.
 
         Synchronous, so that a finished effect is never lost to a cancellation.
         """
@@ -481,12 +481,6 @@ class Batch:
     def _append(self, record: CallSettled) -> None:
         self.run.append(record)
         self._unsettled -= 1
-        self._release_due()
-
-    def _release_due(self) -> None:
-        run = self.run
-        while (due := run.state.next_release()) is not None:
-            run.append(ItemReleased(*run.here(), due.call.call_id))
 
     def pause(self, live: LiveCall) -> None:
         """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
@@ -497,7 +491,6 @@ class Batch:
         self._unsettled -= 1
         if self.stopped is not None or self.failures:
             self._end_paused(live)
-        self._release_due()
         self._next_segment()
         if self._unsettled == 0:
             self.nursery.ring_when_empty()

@@ -38,7 +38,7 @@ from agentloop._core.run_fold import CallState, RunFold, asked_for
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled, new_wakeup
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
-from agentloop.items import ToolCall, ToolOutput
+from agentloop.items import ToolCall
 from agentloop.limits import Limit
 
 
@@ -175,10 +175,9 @@ class EventBuffer:
             case r.CallSettled(call_id=call_id, outcome=outcome):
                 self._progress.pop((record.path, call_id), None)
                 self.put(ev.CallSettled(state.calls[call_id].call, outcome, **where))
-            case r.ItemReleased(call_id=call_id):
-                released = state.calls[call_id].outcome
-                if released is not None and released.output is not None:
-                    self.put(ev.ItemCreated(ToolOutput(call_id, released.output, secret=released.secret), **where))
+                self._put_released(state)
+            case r.RunResumed():
+                self._put_released(state)
             case r.ApprovalRequested(call_id=call_id):
                 self.put(ev.ApprovalRequested(asked_for(state.calls[call_id].call, record), **where))
             case r.GuardrailSettled(result=result):
@@ -187,8 +186,16 @@ class EventBuffer:
                 self.put(ev.TurnEnded(_finish_reason(state), **where))
             case r.RunEnded(status=status):
                 self.put(ev.RunEnded(status, _finish_reason(state), **where))
+                if self.hears(record.path[:-1]) and record.path:
+                    outer = self._state.at(record.path[:-1])
+                    assert outer is not None  # the run is nested in it
+                    self._put_released(outer)
             case _:
                 pass
+
+    def _put_released(self, state: RunFold) -> None:
+        for output in state.just_released:
+            self.put(ev.ItemCreated(output, path=state.path, turn=state.turn))
 
     async def room(self) -> None:
         """Wait until the consumer has caught up. Raises a pending cancellation even if there is room."""

@@ -25,7 +25,7 @@ def events_are_the_log(seen: Reading) -> Findings:
     """
     if seen.evidence.unread is None or not seen.records:
         return
-    wanted = [(n, said) for n, record in enumerate(seen.records) for said in of_record(seen, n, record)]
+    wanted = list_due(seen)
     got = [said for event in seen.evidence.events if (said := of_event(event)) is not None]
     if seen.evidence.cancellation is not None or seen.evidence.left or seen.evidence.reader_left:
         wanted = wanted[: len(got)]  # leaving the stream's block drops the unread events
@@ -37,7 +37,19 @@ def events_are_the_log(seen: Reading) -> Findings:
         yield HELD
 
 
-def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
+def list_due(seen: Reading, path: Path = ()) -> list[tuple[int, Said]]:
+    """Return a tuple for each event of the run at *path* or below, with the number of the record that gave it."""
+    outputs, depth = _list_releases(seen), len(path)
+    return [
+        (n, said)
+        for n, record in enumerate(seen.records)
+        if record.path[:depth] == path
+        for said in (*_of_record(seen, n, record), *outputs.get(n, ()))
+        if said[0][:depth] == path  # a run that pauses may release outputs of the run around it
+    ]
+
+
+def _of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
     """Yield a tuple for each event that *record* must give, comparable with `of_event`."""
     where = (record.path, record.turn)
     match record:
@@ -57,11 +69,6 @@ def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
             yield (*where, "started", call_id)
         case r.CallSettled(call_id=call_id, outcome=outcome):
             yield (*where, "settled", call_id, outcome.status)
-        case r.ItemReleased(call_id=call_id):
-            call = seen.calls.get((record.path, call_id))
-            ends = [] if call is None else [one.outcome for at, one in call.settled if at < n]
-            if ends and ends[-1].output is not None:
-                yield (*where, "item", "ToolOutput", call_id)
         case r.ApprovalRequested(call_id=call_id):
             yield (*where, "asked", call_id)
         case r.GuardrailSettled(guardrail=name):
@@ -72,6 +79,17 @@ def of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
             yield (*where, "end", status)
         case _:
             return
+
+
+def _list_releases(seen: Reading) -> dict[int, list[Said]]:
+    """Return, by the number of the record that releases them, the tuples of the outputs' events in model order."""
+    found: dict[int, list[Said]] = {}
+    for call in seen.calls.values():
+        for n in call.released:
+            ends = [one.outcome for at, one in call.settled if at <= n]
+            if ends and ends[-1].output is not None:
+                found.setdefault(n, []).append((call.path, call.turn.number, "item", "ToolOutput", call.call_id))
+    return found
 
 
 def _is_new(seen: Reading, n: int, path: Path, item: Item) -> bool:
@@ -95,7 +113,7 @@ def _describe_item(item: Item) -> Said:
 
 
 def of_event(event: Any) -> Said | None:
-    """Return *event* as a tuple comparable with `of_record`; None for a signal, and for reasoning."""
+    """Return *event* as a tuple comparable with `list_due`; None for a signal, and for reasoning."""
     where = (event.path, event.turn)
     match event:
         case ev.AgentUpdated(agent=agent):

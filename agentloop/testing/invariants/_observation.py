@@ -172,7 +172,10 @@ class CallSeen:
     started: list[tuple[int, r.CallStarted]] = attrs.field(factory=list)
     bodies_ended: list[tuple[int, r.BodyEnded]] = attrs.field(factory=list)
     settled: list[tuple[int, r.CallSettled]] = attrs.field(factory=list)
+    outcome: r.CallSettled | None = None
+    """The settlement that counts: one that the end of a run segment caused doesn't count in the next segment."""
     released: list[int] = attrs.field(factory=list)
+    """Numbers of the records that released the output, by a reading of its own and not by the library's fold."""
     guards: list[tuple[int, r.GuardrailSettled]] = attrs.field(factory=list)
     requested: list[tuple[int, r.ApprovalRequested]] = attrs.field(factory=list)
     verdicts: list[tuple[int, r.VerdictGiven]] = attrs.field(factory=list)
@@ -201,6 +204,7 @@ class TurnSeen:
     failed: list[tuple[int, r.ModelFailed]] = attrs.field(factory=list)
     responded: list[tuple[int, r.ModelResponded]] = attrs.field(factory=list)
     calls: list[CallSeen] = attrs.field(factory=list)
+    unreleased: list[CallSeen] = attrs.field(factory=list)
     repeats: list[ToolCall | HandoffCall] = attrs.field(factory=list)
     """Calls that the model repeated: the same id, tool and arguments as an earlier call."""
     conflicts: list[ToolCall | HandoffCall] = attrs.field(factory=list)
@@ -239,6 +243,7 @@ class Reading:
         self.runs: dict[Path, RunSeen] = {}
         self.calls: dict[tuple[Path, str], CallSeen] = {}
         self.turns: list[TurnSeen] = []
+        self._verdicts_on_all: set[tuple[Path, str, str]] = set()
         self.strays: list[tuple[int, r.Record]] = []
         """Records about calls that are in no response, or of runs that never began."""
         for n, record in enumerate(evidence.records):
@@ -250,6 +255,7 @@ class Reading:
         """Break the reference cycles of calls and turns, which only the garbage collector would free."""
         for turn in self.turns:
             turn.calls.clear()
+            turn.unreleased.clear()
 
     @property
     def root(self) -> RunSeen | None:
@@ -342,6 +348,13 @@ class Reading:
         run.limits.append((n, record.max_turns))
         if isinstance(record, r.RunStarted):
             run.agent = record.agent
+        elif run.turns and not run.turns[-1].accepted:
+            turn = run.turns[-1]
+            for call in turn.calls:
+                if call.outcome is not None and call.outcome.outcome.cancelled_by in FROM_ABOVE:
+                    call.outcome = None
+                    turn.unreleased = [one for one in turn.calls if one is call or one in turn.unreleased]
+            self._release(n, turn)
 
     def _read_turn(self, n: int, record: r.TurnStarted) -> None:
         run = self.runs.get(record.path)
@@ -387,16 +400,46 @@ class Reading:
             if isinstance(item, ToolCall):
                 call = CallSeen(record.path, turn, len(turn.calls), item)
                 turn.calls.append(call)
+                turn.unreleased.append(call)
                 self.calls[record.path, item.call_id] = call
 
     def _read_call_record(self, n: int, record: Any) -> None:
         call = self.calls.get((record.path, record.call_id))
         if call is None:
             self.strays.append((n, record))
-        elif isinstance(record, r.ItemReleased):
-            call.released.append(n)
-        else:
-            getattr(call, _FIELDS[type(record)]).append((n, record))
+            return
+        getattr(call, _FIELDS[type(record)]).append((n, record))
+        if isinstance(record, r.CallSettled):
+            call.outcome = record
+            self._release(n, call.turn)
+        elif isinstance(record, r.VerdictGiven) and record.always:
+            self._verdicts_on_all.add((record.path, record.agent, record.tool))
+
+    def _release(self, n: int, turn: TurnSeen) -> None:
+        """Note record *n* for each call of *turn* that it releases: outputs in model order, past calls that wait."""
+        for call in list(turn.unreleased):
+            if call.outcome is not None:
+                call.released.append(n)
+                turn.unreleased.remove(call)
+            elif not self._waits(call):
+                return
+
+    def _waits(self, call: CallSeen) -> bool:
+        """Tell whether *call* can't have an outcome before a verdict comes, on itself or in the run nested in it."""
+        nested = self.runs.get((*call.path, call.call_id))
+        if nested is not None:
+            interrupted = bool(nested.ended) and nested.ended[-1][1].status == "interrupted"
+            due = nested.turns[-1].calls if nested.turns else ()
+            return (
+                interrupted
+                and nested.ended[-1][0] > nested.began[-1]
+                and all(self._waits(one) for one in due if one.outcome is None)
+            )
+        if not call.requested:
+            return False
+        request = call.requested[-1][1]
+        own = any(one.digest == request.digest for _, one in call.verdicts)
+        return not own and (call.path, request.agent, request.tool) not in self._verdicts_on_all
 
     def _read_guardrail(self, n: int, record: r.GuardrailSettled) -> None:
         if record.call_id is not None:
@@ -420,8 +463,11 @@ class Reading:
         run = self.runs.get(record.path)
         if run is None:
             self.strays.append((n, record))
-        else:
-            run.ended.append((n, record))
+            return
+        run.ended.append((n, record))
+        around = self.calls.get((record.path[:-1], record.path[-1])) if record.path else None
+        if around is not None:
+            self._release(n, around.turn)
 
 
 _FIELDS: dict[type, str] = {
@@ -442,7 +488,6 @@ _READERS: dict[type, Callable[[Reading, int, Any], None]] = {
     r.BatchEnded: Reading._read_batch_end,
     r.HandedOff: Reading._read_handoff,
     r.RunEnded: Reading._read_run_end,
-    r.ItemReleased: Reading._read_call_record,
     **dict.fromkeys(_FIELDS, Reading._read_call_record),
 }
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from agentloop import events as ev
 from agentloop import records as r
+from agentloop._core.run_fold import RunFold
 from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
@@ -27,22 +30,44 @@ Findings = Iterator[Broken | None]
 
 @invariant("execution")
 def outputs_in_model_order(seen: Reading) -> Findings:
-    """Each output is released once, after its call has settled, in the order of the calls. A call that waits for a
-    verdict does not block later outputs.
+    """Each output is released once, after its call has settled, in the order of the calls: as an item of its run, and
+    as an event. A call that waits for a verdict does not block later outputs.
     """
-    for turn in seen.batches:
+    for path, released in (*_list_released_items(seen), *_list_released_events(seen)):
         last: dict[int, int] = {}
-        for call in turn.calls:
-            for n in call.released:
-                entry = seen.next_entry(turn.path, n)
-                twice = [other for other in call.released if n < other < entry] if len(call.released) > 1 else []
-                if twice or not call.settled or call.settled[0][0] > n:
-                    yield broken(f"call {call.call_id} was released twice, or before it had settled", n, *twice)
-                elif n < last.get(entry, -1) and not waited(seen, turn):
-                    yield broken(f"a call after {call.call_id} was released before it", n, last[entry])
-                else:
-                    yield HELD
-                last[entry] = max(last.get(entry, -1), n)
+        for call_id, times in Counter(released).items():
+            call = seen.calls.get((path, call_id))
+            if call is None:
+                continue  # an item of the input
+            turn = call.turn
+            if times > 1 or not call.settled:
+                yield broken(f"call {call_id} was released twice, or before it had settled", turn.n)
+            elif call.index < last.get(turn.n, -1) and not waited(seen, turn):
+                yield broken(f"a call after {call_id} was released before it", call.settled[-1][0])
+            else:
+                yield HELD
+            last[turn.n] = max(last.get(turn.n, -1), call.index)
+
+
+def _list_released_items(seen: Reading) -> Iterator[tuple[Path, list[str]]]:
+    """Yield each run's path with the call ids of its outputs, as the library's own fold of the log releases them."""
+    fold = RunFold()
+    try:
+        for record in seen.records:
+            fold.apply(record)
+    except (LookupError, AssertionError, AttributeError):
+        return  # no library makes such a log; other invariants name the record
+    for path in seen.runs:
+        if (run := fold.at(path)) is not None:
+            yield path, [item.call_id for item in run.new_items if isinstance(item, ToolOutput)]
+
+
+def _list_released_events(seen: Reading) -> Iterator[tuple[Path, list[str]]]:
+    found: dict[Path, list[str]] = {}
+    for event in seen.evidence.events:
+        if isinstance(event, ev.ItemCreated) and isinstance(event.item, ToolOutput):
+            found.setdefault(event.path, []).append(event.item.call_id)
+    yield from found.items()
 
 
 def waited(seen: Reading, turn: TurnSeen) -> bool:

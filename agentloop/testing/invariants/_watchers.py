@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ToolOutput
-from agentloop.testing.invariants._events import of_event, of_record
+from agentloop.testing.invariants._events import list_due, of_event
 from agentloop.testing.invariants._execution import paused
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Observation, Path, Reading
@@ -203,8 +203,7 @@ def listeners_hear_all_of_their_run(seen: Reading) -> Findings:
             path = (*call.path, call.call_id)
             mine = [(place, event) for place, event in heard if event.path[: len(path)] == path]
             got = [said for _, event in mine if (said := of_event(event)) is not None]
-            below = ((n, one) for n, one in enumerate(seen.records) if one.path[: len(path)] == path)
-            wanted = [(n, said) for n, record in below for said in of_record(seen, n, record)]
+            wanted = list_due(seen, path)
             if _may_be_cut_off(seen, path) or call.status in ("timed_out", "cancelled"):
                 rest = iter(said for _, said in wanted)
                 if not all(said in rest for said in got):

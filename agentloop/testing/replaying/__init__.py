@@ -286,6 +286,11 @@ def _replay_strictly(
     recorded = RecordedRun.of(loaded.records)
     if not recorded.entries or not isinstance(recorded.records[0], r.RunStarted):
         raise StateError("the log is of no run: it doesn't begin with a RunStarted")
+    if recorded.records[0].schema != RunState.schema_version:
+        raise StateError(
+            f"the log began in schema {recorded.records[0].schema}, which lacks what a replay needs: it can be resumed "
+            "and not replayed"
+        )
     replaying = Replaying(recorded, agent, config, max_turns, handlers)
     try:
         effects = replaying.run(backend)

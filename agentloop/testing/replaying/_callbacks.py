@@ -38,6 +38,7 @@ class Answering(Protocol):
     def next_of_call(self, path: Path, call_id: str, kind: Any = object) -> int | None: ...
     def settled(self, path: Path, call_id: str) -> r.CallSettled | None: ...
     def value_of(self, ended: r.BodyEnded, settled: r.CallSettled | None) -> Any: ...
+    def value_of_outcome(self, settled: r.CallSettled) -> Any: ...
     async def known(self, index: int, what: str) -> Any:
         """Wait until record *index* is due, and return it."""
         ...
@@ -172,8 +173,12 @@ async def _answer_input_builder(fx: Answering, path: Path, key: str) -> Any:
 async def _answer_output_extractor(fx: Answering, path: Path, key: str) -> Any:
     outer = path[:-1]
     index = fx.next_of_call(outer, key, r.BodyEnded | r.CallSettled)
-    ended = index is not None and isinstance(fx.records[index], r.BodyEnded)
+    record = None if index is None else fx.records[index]
+    returned = isinstance(record, r.CallSettled) and record.outcome.status == "succeeded"
+    ended = returned or isinstance(record, r.BodyEnded)
     found = await fx.told(index if ended else None, outer, key, "custom_output_extractor")
+    if returned:
+        return fx.value_of_outcome(found)
     if found.failed:
         raise rebuilt(found.error or "", fatal=found.fatal)
     return fx.value_of(found, fx.settled(outer, key))

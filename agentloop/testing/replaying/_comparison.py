@@ -278,6 +278,8 @@ class ReplayLog:
             if not self.entry.ended:
                 self.end()
             return record
+        if isinstance(record, r.BodyEnded):
+            self.skip_end_hooks(record.path, record.call_id)
         if self._is_stopped_by_caller():
             self.turn_is_over()
         self._steps = 0
@@ -435,6 +437,13 @@ class ReplayLog:
         cut = isinstance(self.records[before[-1]], r.CleanupCut)
         if cut or self.records[end].at - self.records[before[-1]].at > CLEARLY:
             live.run.resources.stand_in(_ResourceStandIn(self, end, cut))
+
+    def drop_end_hooks(self, path: Path, call_id: str) -> None:
+        """Drop the end hooks of a call whose body has returned, if it settled in that step: then it had none."""
+        index, live = self.next_of_call(path, call_id), self.live_call((path, call_id))
+        found: Any = None if index is None else self.records[index]
+        if isinstance(found, r.CallSettled) and found.outcome.status == "succeeded" and live is not None:
+            live.hooked = ()
 
     def skip_end_hooks(self, path: Path, call_id: str) -> None:
         """Drop the end hooks of a call whose settlement is the next event: they would have nothing to wait for."""

@@ -139,16 +139,20 @@ class ReplayEffects(ReplayLog):
             begins = self.next_of_run(nested)
             if begins is not None:
                 await self.known(begins, f"the run of call {call_id}")
-            return await effect.do()  # an agent tool: its nested run is replayed like its parent
+            value = await effect.do()  # an agent tool: its nested run is replayed like its parent
+            self.drop_end_hooks(path, call_id)
+            return value
         what = f"the body of call {call_id}"
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
         if isinstance(found, r.BodyEnded):
             assert index is not None
-            try:
-                return await self._play_body(index, found, what)
-            finally:
-                self.skip_end_hooks(path, call_id)
+            return await self._play_body(index, found, what)
+        if isinstance(found, r.CallSettled) and found.outcome.status == "succeeded":
+            assert index is not None
+            await self.known(index, what)
+            self.drop_end_hooks(path, call_id)
+            return self.value_of_outcome(found)
         return await self._play_cut_body(path, call_id, found, what)
 
     async def _play_cut_body(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
@@ -210,6 +214,14 @@ class ReplayEffects(ReplayLog):
                 return ended.value
         self.standins.add(ended.path)
         return Standin(output if isinstance(output, str) else "")
+
+    def value_of_outcome(self, settled: r.CallSettled) -> Any:
+        """Return the value of a body whose call settled at once: of a stored log, the output itself."""
+        value, output = settled.outcome.value, settled.outcome.output
+        if value is not None and (type(value) is str or same_output(output, render(value))):
+            return value
+        self.standins.add(settled.path)
+        return output
 
     # -- guardrails
 

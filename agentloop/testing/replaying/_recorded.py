@@ -157,8 +157,11 @@ class RecordedRun:
             started = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallStarted))
             if index is None or started is None:
                 continue
-            over: float | None = self.records[index].body_ended_at  # type: ignore[union-attr]
-            if over is None or self.first(places, started, index, lambda one: isinstance(one, r.BodyEnded)) is not None:
+            settled: Any = self.records[index]
+            over: float | None = settled.body_ended_at
+            if over is None or settled.outcome.status == "succeeded":
+                continue  # a body that returned ended at its `BodyEnded`, or else as its call settled
+            if self.first(places, started, index, lambda one: isinstance(one, r.BodyEnded)) is not None:
                 continue
             place = self._find_first_after(over, started + 1, index)
             if place is not None:
@@ -246,7 +249,7 @@ class RecordedRun:
             # The log was cut off before it shows the cause. A record of other work beside it disproves an end of the
             # root run.
             beside = (one for one in self.records[index : entry.stop] if one.path[: len(record.path)] != record.path)
-            return all(isinstance(one, r.CleanupCut | r.ItemReleased) or _is_from_above(one) for one in beside)
+            return all(isinstance(one, r.CleanupCut) or _is_from_above(one) for one in beside)
         return settled is not None and self._shows_end(settled, entry, by, is_end)
 
 

@@ -34,7 +34,6 @@ _PHASES: dict[type, int] = {
     r.BodyEnded: 4,
     r.CleanupCut: 5,
     r.CallSettled: 6,
-    r.ItemReleased: 7,
 }
 
 

@@ -440,8 +440,6 @@ TAMPERINGS: dict[str, Callable[[list[Any]], None]] = {
     "an outcome for a call nobody made": _set("call_settled", call_id="other"),
     "a start of a call nobody made": _set("call_started", call_id="other"),
     "an end of a body that never began": _drop("call_started"),
-    "an output that is released twice": _repeat("item_released"),
-    "an output that nobody released": _drop("item_released"),
     "a batch that ended before its calls": _swap("call_settled", "batch_ended"),
     "a batch that ended twice": _repeat("batch_ended"),
     "an approval of a call nobody made": _set("approval_requested", call_id="other"),

@@ -12,6 +12,10 @@ from kit.results import find_outcome, read_outputs
 from kit.resuming import copy_state
 
 from agentloop import RunState
+from agentloop._storage.json_bytes import decode, encode
+from agentloop.exceptions import JournalError, StateError
+from agentloop.journal import MemoryJournal
+from agentloop.testing import replay
 
 
 def child(*args: str, given: str = "") -> str:
@@ -117,6 +121,56 @@ async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
     assert find_outcome(done, "nested").output == "inside is done"
     assert done.usage.requests == 6
     assert done.usage.total_tokens == 39
+
+
+async def _make_frozen_journal(**header: Any) -> MemoryJournal:
+    """Return a journal of the frozen run, as a library with its schema wrote it; *header* changes its header."""
+    data = json.loads(frozen_state.FILE.read_text())
+    head = {"kind": "header", "schema": data["schema"], "library": "0", "run_id": data["records"][0]["run_id"]}
+    journal = MemoryJournal()
+    head |= {"graph": data["graph"], "redaction": "digests", **header}
+    await journal.append([encode(head), *map(encode, data["records"])])
+    return journal
+
+
+@pytest.mark.scenario("RS-03")
+async def test_a_journal_of_an_older_schema_continues_in_the_present_one(run_mode: Run) -> None:
+    """What is appended begins with a header of its own, and the whole journal is read again."""
+    journal = await _make_frozen_journal()
+    held = len(await journal.read())
+    state = await RunState.from_journal(frozen_state.build_agent(), journal)
+    assert [type(one) for one in state.records] == [type(one) for one in frozen().records]
+    [waiting] = state.interruptions
+    state.approve(waiting)
+    done = await run_mode(state.agent, state, journal=journal)
+    assert done.final_output == "all is done"
+    lines = await journal.read()
+    headers = [place for place, line in enumerate(lines) if decode(line).get("kind") == "header"]
+    assert headers == [0, held]
+    assert decode(lines[held])["schema"] == RunState.schema_version
+    again = await RunState.from_journal(state.agent, journal)
+    assert again == done.to_state()
+
+
+@pytest.mark.scenario("RS-03")
+async def test_a_journal_with_a_header_that_does_not_belong_there_is_refused() -> None:
+    """Neither the header of another run in the middle nor a version that nobody knows is guessed at."""
+    agent = frozen_state.build_agent()
+    journal = await _make_frozen_journal()
+    other = {**decode((await journal.read())[0]), "run_id": "other"}
+    await journal.append([encode(other)])
+    with pytest.raises(JournalError, match="is of another run"):
+        await RunState.from_journal(agent, journal)
+    with pytest.raises(StateError, match="Unknown schema version 99"):
+        await RunState.from_journal(agent, await _make_frozen_journal(schema="99"))
+
+
+@pytest.mark.scenario("RS-03")
+def test_a_log_of_an_older_schema_is_not_replayed() -> None:
+    """It lacks what a replay needs, also once it was stored anew."""
+    for state in (frozen(), copy_state(frozen())):
+        with pytest.raises(StateError, match="began in schema 1"):
+            replay(state, state.agent)
 
 
 @pytest.mark.scenario("RS-03")

@@ -329,8 +329,12 @@ async def test_a_run_has_one_log_whatever_starts_its_tasks(run_mode: Run) -> Non
     agent = make_agent([at_once, later, failing], script)
     result = await run_mode(agent, "go", run_config=configure_run(max_function_tool_concurrency=2))
     kinds = [(record["kind"], record.get("call_id")) for record in normal(result.records)]
+    failed = {("BodyEnded", "c2")}  # a policy answers its error, so the call doesn't settle with its body
     per_call = [
-        (kind, f"c{n}") for n in range(5) for kind in ("CallStarted", "BodyEnded", "CallSettled", "ItemReleased")
+        (kind, f"c{n}")
+        for n in range(5)
+        for kind in ("CallStarted", "BodyEnded", "CallSettled")
+        if kind != "BodyEnded" or (kind, f"c{n}") in failed
     ]
     batch = [row for row in kinds if row[1] is not None]
     assert batch == per_call
@@ -392,8 +396,6 @@ async def test_settled_events_come_at_once_and_outputs_in_model_order() -> None:
     assert settled == ["c1", "c2", "c0"]
     assert list(outputs.items()) == list(expected(3).items())
     assert [one.call.call_id for one in stream.result.calls] == ["c0", "c1", "c2"]
-    released = [record.call_id for record in find_records(stream.result, r.ItemReleased)]
-    assert released == ["c0", "c1", "c2"]
     assert list(read_outputs(stream.result.new_items)) == ["c0", "c1", "c2"]
 
 

@@ -110,7 +110,7 @@ async def test_call_whose_task_is_cancelled_before_it_begins_is_settled_by_its_o
 
     watch = Stranger()
 
-    @tool
+    @tool(custom_data_extractor=lambda ctx, value: None)  # a step between body and outcome
     async def work(n: int) -> str:
         await anyio.lowlevel.checkpoint()
         return "x"
@@ -229,7 +229,7 @@ async def test_base_exception_of_an_instrument_ends_the_run_bare(run_mode: Any, 
 
     watch = Broken()
 
-    @tool
+    @tool(custom_data_extractor=lambda ctx, value: None)  # a step between body and outcome
     async def work(n: int) -> str:
         await anyio.lowlevel.checkpoint()
         return "x"

@@ -298,9 +298,10 @@ async def test_a_tool_that_says_raise_raises_before_anything_else_starts() -> No
 async def test_a_body_that_had_ended_is_delivered_and_not_run_again() -> None:
     """The body's value passes the remaining steps; the outcome is that of attempt two."""
     ran: list[str] = []
-    journal = await crashed_at("body_ended", worker(ran))
+    options: dict[str, Any] = {"custom_data_extractor": lambda ctx, value: None}  # a step between body and outcome
+    journal = await crashed_at("body_ended", worker(ran, **options))
     ran.clear()
-    agent = worker(ran)
+    agent = worker(ran, **options)
     done = await Runner.resume(agent, journal)
     assert ran == []
     assert read_statuses(done) == ["succeeded"]
@@ -409,7 +410,7 @@ async def test_of_several_failures_that_were_settled_the_same_one_is_raised_afte
     """The resumed run raises the first failure in model order, and a fatal one before all others."""
     agent = nests(error, siblings=2)
     fatal = isinstance(error, Fatal)
-    journal = await crashed_at("item_released", agent, 3, raises=Fatal if fatal else None)
+    journal = await crashed_at("call_settled", agent, 3, raises=Fatal if fatal else None)
     told = read_shown_outputs(agent)
     with pytest.raises(EarlierFailure, match="over") if fatal else nullcontext():
         await Runner.resume(agent, journal)

@@ -277,7 +277,7 @@ async def test_the_runs_return_waits_for_its_last_record(run_mode: Run) -> None:
 async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
     """While a write is held the call settles and is reported; the records that gather meanwhile are one batch."""
     agent = make_agent([look], call("look", call_id="l"))
-    held, watch = Held("body_ended"), Watch()
+    held, watch = Held("call_settled"), Watch()
     journal = BatchJournal(held)
     async with anyio.create_task_group() as group:
 
@@ -290,9 +290,9 @@ async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
 
         group.start_soon(look_on)
         await run_mode(agent, "go", journal=journal, run_config=configure_run(watch))
-    place = next(place for place, batch in enumerate(journal.batches) if "body_ended" in kinds(batch))
+    place = next(place for place, batch in enumerate(journal.batches) if "call_settled" in kinds(batch))
     gathered = [kind for batch in journal.batches[place : place + 2] for kind in kinds(batch)]
-    assert gathered == ["body_ended", "call_settled", "item_released", "batch_ended", "turn_started"]
+    assert gathered == ["call_settled", "batch_ended", "turn_started"]
 
 
 # ---------------------------------------------------------------------------------------------- failing journals
@@ -378,7 +378,7 @@ async def test_running_bodies_are_cancelled_when_the_journal_fails(run_mode: Run
     agent = make_agent([hold, then], [call("hold", call_id="h"), call("then", call_id="t")])
 
     async def fail_at_the_end_of_a_body(records: Sequence[bytes]) -> None:
-        if "body_ended" in kinds(records):
+        if "call_settled" in kinds(records):
             raise OSError("gone")
 
     watch = Watch()
