@@ -330,6 +330,15 @@ def guards(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def scale(session: nox.Session) -> None:
+    """Compare the cost of a run, a call and a turn at ten times the usual sizes, then soak runs that are cancelled and
+    fail: half an hour. `nox -s scale -- --budget SECONDS --soak SECONDS` takes as long as it is given.
+    """
+    python = _environment(session, interpreters()[0], "scale", "-e", ".[trio]") / "python"
+    session.run(str(python), "-m", "benchmarks.scale", *session.posargs, external=True)
+
+
+@nox.session(python=False)
 def repeat(session: nox.Session) -> None:
     """Run the quick tests of runs twenty times each on trio, whose tasks go on in another order each time: about ten
     minutes. `nox -s repeat -- tests/edges` takes other tests.
@@ -363,14 +372,16 @@ LONG = {
 @nox.session(python=False)
 def long(session: nox.Session) -> None:
     """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
-    the tests of runs five times in other orders of tasks, on uvloop, with eager tasks and in anyio's own nurseries, and
-    ten minutes of exploration. All of it runs, whatever fails. `nox -s long -- uvloop exploration` takes these parts.
+    the tests of runs five times in other orders of tasks, on uvloop, with eager tasks and in anyio's own nurseries, ten
+    minutes of exploration, and what `scale` measures. All of it runs, whatever fails. `nox -s long -- uvloop scale`
+    takes these parts.
     """
     python = (
         _environment(session, interpreters()[0], "long", "-e", ".[test,local]", "pytest-repeat", "uvloop") / "python"
     )
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *what] for name, what in LONG.items()}
     passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
+    passes["scale"] = ["-m", "benchmarks.scale"]
     if unknown := set(session.posargs) - set(passes):
         session.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(passes)}")
     environment = {"AGENTLOOP_SWEEP": "whole"}

@@ -48,6 +48,10 @@ class Limit(ABC):
     async def cancel(self, job: Job, ready: anyio.Event) -> Ended:
         """Start *job*, wait until it sets *ready*, cancel it and wait for its end."""
 
+    @abstractmethod
+    def tasks(self) -> int:
+        """Return how many tasks of the running event loop are alive."""
+
     async def read(self, script: Script) -> None:
         """Read the events of the script's only answer."""
         async for _ in script.stream(0):
@@ -74,16 +78,19 @@ class AsyncioLimit(Limit):
                 group.create_task(job())
 
     async def cancel(self, job: Job, ready: anyio.Event) -> Ended:
-        before = len(asyncio.all_tasks())
+        before = self.tasks()
         task: asyncio.Task[object] = asyncio.create_task(job())
         await ready.wait()
         cpu, wall = time.process_time(), time.perf_counter()
         task.cancel()
         await asyncio.wait([task])
-        ended = Ended(time.process_time() - cpu, time.perf_counter() - wall, len(asyncio.all_tasks()) - before)
+        ended = Ended(time.process_time() - cpu, time.perf_counter() - wall, self.tasks() - before)
         if not task.cancelled():
             raise RuntimeError(f"the job was cancelled and gave {task.result()!r}")
         return ended
+
+    def tasks(self) -> int:
+        return len(asyncio.all_tasks())
 
 
 class TrioLimit(Limit):
@@ -106,7 +113,7 @@ class TrioLimit(Limit):
                 nursery.start_soon(job)
 
     async def cancel(self, job: Job, ready: anyio.Event) -> Ended:
-        before = trio.lowlevel.current_statistics().tasks_living
+        before = self.tasks()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(job)
             await ready.wait()
@@ -114,8 +121,10 @@ class TrioLimit(Limit):
             nursery.cancel_scope.cancel()
         if not nursery.cancel_scope.cancelled_caught:
             raise RuntimeError("the job was cancelled and ended as if it weren't")
-        left = trio.lowlevel.current_statistics().tasks_living - before
-        return Ended(time.process_time() - cpu, time.perf_counter() - wall, left)
+        return Ended(time.process_time() - cpu, time.perf_counter() - wall, self.tasks() - before)
+
+    def tasks(self) -> int:
+        return trio.lowlevel.current_statistics().tasks_living
 
 
 LIMITS: dict[str, Limit] = {"asyncio": AsyncioLimit(), "trio": TrioLimit()}
