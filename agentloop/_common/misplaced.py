@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -102,6 +101,8 @@ def _raise_misplaced(signature: inspect.Signature, name: str, option: str) -> No
     if there:
         places = " or ".join(written.replace("OPTION", option) for written in there)
         raise UserTypeError(f"{name} has no option {option!r}; it goes here: {places}") from None
+    import difflib  # for this text alone
+
     near = difflib.get_close_matches(option, [each for each in signature.parameters if each != "self"], n=1)
     advice = f" Did you mean {near[0]!r}?" if near else ""
     raise UserTypeError(f"{name} has no option {option!r}.{advice}") from None

@@ -5,7 +5,6 @@ Pure functions of names, arguments and ids. Does not know about runs or states.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import heapq
 import itertools
@@ -83,6 +82,8 @@ class NearNames:
         # Of two names that share as many pairs, the longer is less similar.
         shared = [(len(pairs & wanted), -len(each), each) for each, pairs in self._pairs]
         likely = [each for count, _, each in heapq.nlargest(_MOST_COMPARED, shared) if count]
+        import difflib  # for this text alone
+
         return difflib.get_close_matches(name, likely, n=2, cutoff=0.6)
 
 

@@ -10,11 +10,9 @@ A provider's module is imported when one of its models is first needed. Does not
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import attrs
@@ -68,6 +66,8 @@ def _format_unknown(name: str, prefix: str) -> str:
     if (name := _quote_name(name)) == "…":
         prefix = name
     known = ", ".join(f"{known}:NAME" for known in _PREFIXES)
+    import difflib  # for this text alone
+
     near = difflib.get_close_matches(prefix, _PREFIXES, n=1)
     advice = f" Did you mean {near[0] + ':'!r}?" if near else ""
     if not near and ":" not in name and name != "…":
@@ -77,6 +77,8 @@ def _format_unknown(name: str, prefix: str) -> str:
 
 def _split_url(text: str) -> tuple[str, str]:
     """Return the base URL and the model's name of a model string that is a URL."""
+    from urllib.parse import urlsplit, urlunsplit  # which loads modules that no other part of a run needs
+
     try:
         parts = urlsplit(text)
     except ValueError:

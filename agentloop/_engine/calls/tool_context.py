@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 import anyio
-import anyio.from_thread
 from anyio.lowlevel import checkpoint
 
 from agentloop._core.call_identity import idempotency_key

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import anyio
-import anyio.from_thread
 import anyio.lowlevel
 import attrs
 from anyio.lowlevel import EventLoopToken

@@ -16,9 +16,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import anyio.lowlevel
-import anyio.to_thread
 import attrs
 
 from agentloop._core.admission import Ticket
