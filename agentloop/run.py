@@ -375,7 +375,10 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
             return await runtime.providers.open(given)
         providers: Providers = await run.tree.resources.get(Providers)
         return await providers.open(given)
-    model = _as_model(given)
+    # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
+    if Model not in type(given).__mro__ and not isinstance(given, Model):
+        raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")
+    model = cast(Model, given)
     if model.is_open:
         return model
     if model.holds_resources:
@@ -385,10 +388,3 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
         )
     opened: Model = await run.tree.resources.get(lambda: model, key=model)
     return opened
-
-
-def _as_model(given: object) -> Model:
-    # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
-    if Model in type(given).__mro__ or isinstance(given, Model):
-        return cast(Model, given)
-    raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")

@@ -103,7 +103,7 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
         return Settle()  # planning raises the error that says why
     if state.batch_open:
         due = state.due_calls()
-        return Pause() if due and all(state.waits(call) for call in due) else Settle()
+        return Pause() if due and all(map(state.waits, due)) else Settle()
     if state.handoffs_due:
         first, *ignored = state.handoffs_due
         return Transfer(first, tuple(ignored))

@@ -194,6 +194,18 @@ _CALLS = (ToolCall, HandoffCall)
 _MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
+def _are_secret(items: Iterable[Item]) -> bool:
+    return bool([item for item in items if is_secret(item) or getattr(item, "secret_output", False)])
+
+
+_MAY_BRING_SECRETS: dict[type, Callable[[Any], bool]] = {
+    r.RunStarted: lambda record: _are_secret(record.input),
+    r.InputAdded: lambda record: _are_secret(record.items),
+    r.ModelResponded: lambda record: _are_secret(record.response.items),
+    r.CallSettled: lambda record: bool(record.outcome.secret),
+}
+
+
 @attrs.define(eq=False)
 class RunFold:
     """The fold of one run's records. The root fold also holds the records of the whole tree.
@@ -214,6 +226,8 @@ class RunFold:
     max_turns: int | None = None
     turn: int = 0
     input: tuple[Item, ...] = ()
+    holds_secrets: bool = False
+    """True once some item or outcome in the tree was secret; kept by its root. No record needs a mark before."""
     secret_input: bool = False
     """True once some input item is secret."""
     gaps: bool = False
@@ -407,7 +421,9 @@ class RunFold:
     def apply(self, record: r.Record) -> r.Record:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
         kind = type(record)
-        if kind in _MAY_HOLD_SECRETS:
+        if not self.holds_secrets and kind in _MAY_BRING_SECRETS:
+            self.holds_secrets = _MAY_BRING_SECRETS[kind](record)
+        if self.holds_secrets and kind in _MAY_HOLD_SECRETS:
             record = self._set_secret(record)
         self.records.append(record)
         is_nested = len(record.path) > len(self.path)
@@ -424,7 +440,7 @@ class RunFold:
 
     def marked(self, record: r.Record) -> r.Record:
         """Return *record* as `apply` would append it now: with its `secret` flags set."""
-        return self._set_secret(record) if type(record) in _MAY_HOLD_SECRETS else record
+        return self._set_secret(record) if self.holds_secrets and type(record) in _MAY_HOLD_SECRETS else record
 
     def _set_secret(self, record: r.Record) -> r.Record:
         fold = self.at(record.path)
@@ -486,8 +502,8 @@ class RunFold:
 
     def _note_secrets(self, items: Iterable[Item]) -> None:
         for item in items:
-            self.secret_input = self.secret_input or is_secret(item)
-            self.gaps = self.gaps or has_gaps(item)
+            if is_secret(item):
+                self.secret_input, self.gaps = True, self.gaps or has_gaps(item)
 
     def _run_resumed(self, record: r.RunResumed) -> None:
         self.resumed, self.ended, self.max_turns = record, None, record.max_turns
@@ -506,8 +522,10 @@ class RunFold:
         self.turn, self.agent = record.turn, record.agent
         self.response = None
         self.begun, self.shown = False, record.tools
-        self.judges = keyed(record.guardrails) if record.guardrails else ()
-        self._accept_if_passed()
+        self.judges = ()
+        if record.guardrails:
+            self.judges = keyed(record.guardrails)
+            self._accept_if_passed()
         self.unnamed = self.unusable = None
         self.turn_open = True
         self.batch, self.batch_open, self.released, self.late = [], False, 0, None
@@ -516,7 +534,7 @@ class RunFold:
     def _model_responded(self, record: r.ModelResponded) -> None:
         response = record.response
         self.turn_open = False
-        if record.turn > 1:
+        if record.turn > 1 and not self.accepted:
             self._accept()  # only in the first turn may the model answer before the input guardrails have
         self.meter.add(response.usage)
         self.responses.append(response)
@@ -586,14 +604,14 @@ class RunFold:
 
         The engine acts on a response only after that. So any record of a call, a handoff or a pause proves it.
         """
-        if not self.accepted:
-            self.accepted = True
-            self.unguarded.clear()
-            self.passed = frozenset()
+        self.accepted = True
+        self.unguarded.clear()
+        self.passed = frozenset()
 
     def _call_started(self, record: r.CallStarted) -> None:
         self.begun = True
-        self._accept()
+        if not self.accepted:
+            self._accept()
         call = self.calls[record.call_id]
         call.tool, call.attempt, call.arguments = record.tool, record.attempt, record.arguments
         call.body = call.cut = None
@@ -603,7 +621,8 @@ class RunFold:
 
     def _approval_requested(self, record: r.ApprovalRequested) -> None:
         self.begun = True
-        self._accept()
+        if not self.accepted:
+            self._accept()
         call = self.calls[record.call_id]
         call.approval = record
         if call.verdict is not None and not fits(call.verdict, record):
@@ -617,7 +636,8 @@ class RunFold:
                 self.sticky[record.agent, record.tool] = record
 
     def _call_settled(self, record: r.CallSettled) -> None:
-        self._accept()
+        if not self.accepted:
+            self._accept()
         call = self.calls[record.call_id]
         call.tool, call.outcome, call.cut = record.tool, record.outcome, None
         if call.index < self.released and not call.released:
@@ -673,7 +693,8 @@ class RunFold:
             self.tool_users |= {self.agent}
 
     def _handed_off(self, record: r.HandedOff) -> None:
-        self._accept()
+        if not self.accepted:
+            self._accept()
         outputs = handoff_outputs(record)
         self.history.extend(outputs)
         self.new_items.extend(outputs)

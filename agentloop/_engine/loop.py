@@ -94,7 +94,7 @@ async def drive(run: LiveRun) -> FinishedRun:
                 if (ended := await _check_turn_end(run)) is not None:
                     return ended
                 view = await _begin_turn(run)
-                if guards := guards_missing(run):
+                if run.state.judges and (guards := guards_missing(run)):
                     await guarded(run, guards, partial(call_model, run, view))
                 else:
                     await call_model(run, view)
@@ -162,9 +162,11 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     path, turn, at = run.here()
     if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
         turn += 1
-    judges = () if run.state.accepted else tuple(guard.name for guard in input_guardrails(run))
+    guards = [] if run.state.accepted else input_guardrails(run)
+    judges = tuple([guard.name for guard in guards])
     run.append(TurnStarted(path, turn, at, run.agent_key, view.tool_names, view.handoff_names, judges))
-    await run.tree.log.durable()
+    if run.tree.log.journal is not None:
+        await run.tree.log.journal.durable()
     return view
 
 

@@ -27,7 +27,7 @@ from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_can
 from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
-from agentloop.budget import to_amount
+from agentloop.budget import Budget, to_amount
 from agentloop.config import ModelInputData, ModelInputFilter
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Item, ToolCall, ToolOutput, to_items
@@ -61,7 +61,8 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     items = _classify_items(run, view, response.items)
     if items is not response.items:
         response = response.replace(items=items)
-    run.append(ModelResponded(*run.here(), response, cost=_charge(run, view, response)))
+    cost = None if run.settings.budget is None else _charge(run, run.settings.budget, view, response)
+    run.append(ModelResponded(*run.here(), response, cost=cost))
     if run.settings.server is not None:
         run.settings.server.sent = len(run.state.history)
         if run.settings.server.conversation_id is None:
@@ -152,13 +153,13 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
     )
 
 
-def _charge(run: LiveRun, view: TurnView, response: ModelResponse) -> str | None:
-    """Charge the request's cost to the budget and return it as text; None without a price, a budget or a usage."""
+def _charge(run: LiveRun, budget: Budget, view: TurnView, response: ModelResponse) -> str | None:
+    """Charge the request's cost to *budget* and return it as text; None without a price or a usage."""
     price = run.price
-    if run.settings.budget is not None and price is not None and response.usage is not None:
+    if price is not None and response.usage is not None:
         name = getattr(view.model, "name", None) or type(view.model).__name__
         cost = price(name, response.usage)
-        run.settings.budget.charge(cost)
+        budget.charge(cost)
         return f"{to_amount('price', cost):f}"
     return None
 
@@ -177,7 +178,7 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
         settings=view.settings,
         tool_choice=view.settings.tool_choice,
         turn=run.state.turn,
-        path=run.path,
+        path=run.state.path,
         call_ids=run.state.calls.keys() | run.state.handoffs.keys() if run.state.handoffs else run.state.calls.keys(),
     )
 
@@ -236,9 +237,9 @@ def _classify_call(view: TurnView, call: ToolCall, every: Callable[[], list[dict
 def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:
     """Return a digest of the whole request. The history's part is updated item by item, the definitions' is kept."""
     unfiltered = run.settings.config.call_model_input_filter is None
-    items = run.state.history_digest() if unfiltered else list(request.items)
-    parts = digestible(items), digestible(request.system), view.shown
-    return hashlib.sha256(b"[%b,%b,%b" % parts).hexdigest()[:32]
+    items = b'"%b"' % run.state.history_digest().encode() if unfiltered else digestible(list(request.items))
+    system = b"null" if request.system is None else digestible(request.system)
+    return hashlib.sha256(b"[%b,%b,%b" % (items, system, view.shown)).hexdigest()[:32]
 
 
 def _begin_attempt(
@@ -274,7 +275,7 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
     """
     done: m.ResponseDone | None = None
     items: list[Item] = []
-    path, turn, events = run.path, run.state.turn, run.tree.log.events
+    path, turn, events = run.state.path, run.state.turn, run.tree.log.events
     # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
     audience = [buffer for buffer in run.tree.log.buffers() if buffer.hears(path)]
     held = run.turn.guards_settled if audience and run.settings.config.hold_text_until_guarded else None

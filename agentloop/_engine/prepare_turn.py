@@ -65,7 +65,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         handoff_names=common.handoff_names,
         shown=shown,
         model=await _resolve_model(run),
-        input=_select_input(run, answered=answered),
+        input=tuple(run.state.history) if not answered else _find_earlier_input(run),
     )
 
 
@@ -143,10 +143,10 @@ def _format_shown(
     )[1:]
 
 
-def _select_input(run: LiveRun, *, answered: bool) -> tuple[Item, ...]:
-    """Return the items to show to the model; with *answered*, the items that were shown to it."""
+def _find_earlier_input(run: LiveRun) -> tuple[Item, ...]:
+    """Return the items that the model was shown before it answered."""
     history, response = run.state.history, run.state.response
-    return tuple(history[: len(history) - len(response)] if answered and response else history)
+    return tuple(history[: len(history) - len(response)] if response else history)
 
 
 def _resolve_settings(run: LiveRun) -> ModelSettings:

@@ -71,7 +71,10 @@ async def save_items(
     left = seconds_to_deadline()
     seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
     with run.cleanup.section(seconds=seconds, on_cut=lambda: run.cut("session save")):
-        await run.tree.log.durable()  # else, after a crash, the session could hold an output that the log lacks
+        if run.tree.log.journal is not None:
+            await (
+                run.tree.log.journal.durable()
+            )  # else, after a crash, the session could hold an output that the log lacks
         await _write(run, progress, items)
 
 

@@ -65,15 +65,6 @@ class Log:
         for listener in self.listeners:
             listener.record(record)
 
-    async def durable(self) -> None:
-        """Wait until all records so far are in the journal, if there is one.
-
-        Raises:
-            JournalError: the journal failed.
-        """
-        if self.journal is not None:
-            await self.journal.durable()
-
     def buffers(self) -> list[EventBuffer]:
         """Return the buffers that take signals; empty where there are none, so that no signal need be made."""
         return self.listeners if self.events is None else [self.events, *self.listeners]

@@ -117,9 +117,9 @@ class Threads:
         self._live: set[ThreadSlot] = set()
         self._queue: OrderedDict[object, anyio.Event | None] = OrderedDict()
         """Calls in the order in which they get slots; with an event, if they wait for their turn."""
-        self._around: tuple[Threads, ...] = () if outer is None else outer._levels
+        self._around: tuple[Threads, ...] = () if outer is None else (outer, *outer._around)
         self._capacity = Capacity(limit)
-        self._limits: tuple[Limit, ...] = tuple(level._capacity for level in self._levels)
+        self._limits: tuple[Limit, ...] = (self._capacity, *(() if outer is None else outer._limits))
         self._pump: Dispatcher = Dispatcher() if outer is None else outer._pump
         self._waiters: dict[_Waiter, Ticket] = {} if outer is None else outer._waiters
         """The calls of all levels that wait for room, in the order in which they came."""
