@@ -228,7 +228,8 @@ class _SegmentReplay:
         return recorded_trace
 
     def _keep_error(self, error: BaseException) -> None:
-        if error is not self.stream.error:
+        # A stream that has raised its error may have dropped it; an error of the replay itself would come beside it.
+        if error is not self.stream.error and not self.stream._error_raised:
             raise error
         self.error = error
 
