@@ -48,10 +48,12 @@ from agentloop.settings import ToolExecution
 from agentloop.state import RunState
 from agentloop.testing.conformance import JournalConformance
 from agentloop.testing.scripted import ScriptedModel, call, say
-from agentloop.testing.simulation._generators import Chance, GeneratorConfig, Seeded, draw_world
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
+from agentloop.testing.simulation.generated import Chance
 from agentloop.testing.simulation.runs import World, run_one
 from agentloop.tools import tool
+
+from .generators import GeneratorConfig, Seeded, draw_world
 
 PATIENCE = 32
 """The promised number of later calls that may pass a waiting one; not read from the code under test."""

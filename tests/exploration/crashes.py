@@ -15,18 +15,20 @@ from agentloop import records as r
 from agentloop.sessions import MemorySession
 from agentloop.testing.invariants import check
 from agentloop.testing.invariants._observation import Observation
+from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
-from agentloop.testing.simulation._faults import CancelsCall
 from agentloop.testing.simulation._findings import has_its_end
-from agentloop.testing.simulation._fixture_agents import CANARIES, FixtureAgents
-from agentloop.testing.simulation._generators import Chance, GeneratorConfig, draw_tape, draw_world
 from agentloop.testing.simulation._restarts import CrashRun, run_crashing, undisturbed
 from agentloop.testing.simulation._timeline import script_as_code
 from agentloop.testing.simulation.crashing import WAYS
 from agentloop.testing.simulation.disk import MODES, CrashAt
+from agentloop.testing.simulation.generated import Chance, draw_tape
 from agentloop.testing.simulation.runs import World, WorldRun
 
 from .counts import SLOW, Counts
+from .faults import CancelsCall
+from .fixture_agents import CANARIES, FixtureAgents
+from .generators import GeneratorConfig, draw_world
 
 EVERY = 7
 """Crash in every EVERY-th round."""
@@ -115,6 +117,7 @@ def evidence_after(run: CrashRun) -> Observation:
         faultless=True,
         canaries=CANARIES if isinstance(cast, FixtureAgents) and cast.secretive else (),
         crashes=run.kept[1:],
+        maker=maker_of(cast),
     )
 
 

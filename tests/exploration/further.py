@@ -29,12 +29,15 @@ from agentloop.settings import ToolExecution
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.invariants._observation import Observation, Reading
 from agentloop.testing.scripted import say
-from agentloop.testing.simulation._faults import CancelsCall, Holds, OnStage, Returns
-from agentloop.testing.simulation._fixture_agents import FixtureAgents, Role, odd
-from agentloop.testing.simulation._generators import Chance, GeneratorConfig, draw_tape, draw_world
-from agentloop.testing.simulation._observers import HookLog, WatcherFailed
+from agentloop.testing.simulation._faults import Returns
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
+from agentloop.testing.simulation.generated import Chance, draw_tape
 from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, WorldRun
+
+from .faults import CancelsCall, Holds, OnStage
+from .fixture_agents import FixtureAgents, Role, odd
+from .generators import GeneratorConfig, draw_world
+from .observers import HookLog, WatcherFailed
 
 EARLIER: tuple[Item, ...] = (
     UserMessage("before"),

@@ -20,8 +20,9 @@ from agentloop.model_events import ModelRequest
 from agentloop.models._chat import ChatDecoder
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import JsonLimits
-from agentloop.testing.simulation._generators import Chance, Seeded
+from agentloop.testing.simulation.generated import Chance
 
+from .generators import Seeded
 from .pure_core import draw_core_world, play
 
 LIMITS = JsonLimits(max_bytes=2000, max_depth=8, max_digits=30)

@@ -22,9 +22,10 @@ from agentloop.journal._envelope import START, Seal, scan, write_batch
 from agentloop.model_events import ArgumentsDelta, ItemDone, ResponseDone, ResponseStarted, TextDelta
 from agentloop.state import RunState
 from agentloop.testing.scripted import say, stream_of
-from agentloop.testing.simulation._generators import PLAIN, Chance, GeneratorConfig, Seeded, draw_world
+from agentloop.testing.simulation.generated import Chance
 from agentloop.testing.simulation.runs import World, run_one
 
+from .generators import PLAIN, GeneratorConfig, Seeded, draw_world
 from .malformed import FEEDS, spoil, text_of, value_of
 
 SEEDS = range(14)

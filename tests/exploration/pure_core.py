@@ -44,7 +44,7 @@ from agentloop.results import RunResult
 from agentloop.settings import JsonLimits, ModelSettings, ToolExecution
 from agentloop.testing.invariants import INVARIANTS, CoverageCounter, Invariant, InvariantError, judge, told
 from agentloop.testing.invariants._observation import BodySeen, Cancellation, Observation, Reading, definitions_of
-from agentloop.testing.simulation._generators import Chance
+from agentloop.testing.simulation.generated import Chance
 from agentloop.testing.simulation.schedules import Exhaustive, Recorder, Scheduler, Tape, first
 from agentloop.tools import FunctionTool, tool
 from agentloop.usage import RequestUsage

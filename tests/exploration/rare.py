@@ -13,12 +13,13 @@ from typing import Any
 from agentloop.config import RunConfig
 from agentloop.settings import ToolExecution
 from agentloop.testing.scripted import Step, call, say
-from agentloop.testing.simulation._faults import Hangs, Raises, Returns
-from agentloop.testing.simulation._fixture_agents import LONG, Actor, FixtureAgents, Role
-from agentloop.testing.simulation._generators import Chance, draw_tape
+from agentloop.testing.simulation._faults import Raises, Returns
 from agentloop.testing.simulation.event_loop import BACKENDS
+from agentloop.testing.simulation.generated import Chance, draw_tape
 from agentloop.testing.simulation.runs import Behavior, Verdict, World
 
+from .faults import Hangs
+from .fixture_agents import LONG, Actor, FixtureAgents, Role
 from .further import Further
 
 KINDS = ("behind a failure", "beside a failure", "failures", "slots", "rates", "verdicts", "circles", "lengths", "off")

@@ -22,15 +22,16 @@ from agentloop.testing.invariants import InvariantError, check, check_counterpar
 from agentloop.testing.invariants._observation import Counterpart, Relation
 from agentloop.testing.replaying import replay
 from agentloop.testing.simulation._findings import ExplorationFailure, Finding
-from agentloop.testing.simulation._fixture_agents import XOR_CODEC
-from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_tape, draw_world
 from agentloop.testing.simulation._shrink import shrunk
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
+from agentloop.testing.simulation.generated import draw_tape
 from agentloop.testing.simulation.normal_form import normal
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
 from . import alone, crashes, further, rare, surrounded
 from .counts import SLOW, Counts, Violation
+from .fixture_agents import XOR_CODEC
+from .generators import GeneratorConfig, Seeded, draw_world
 from .malformed_stores import feed
 from .pure_core import CoreWorld, check_core, draw_core_world, play
 

@@ -22,23 +22,17 @@ from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOut
 from agentloop.model_events import ArgumentsDelta, ReasoningDelta, ResponseStarted, TextDelta
 from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.scripted import Step, call, fail, reason, respond, say, stream_of, wait
-from agentloop.testing.simulation._faults import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
-from agentloop.testing.simulation._fixture_agents import LATE, Actor, FixtureAgents, Role
-from agentloop.testing.simulation._generators import (
-    FILTERS,
-    LONG_NUMBER,
-    Chance,
-    GeneratorConfig,
-    draw_config,
-    draw_tape,
-    draw_world,
-)
-from agentloop.testing.simulation._observers import HookLog, JournalLog, SessionLog
+from agentloop.testing.simulation._faults import Raises, Returns
 from agentloop.testing.simulation.event_loop import BACKENDS
+from agentloop.testing.simulation.generated import Chance, draw_tape
 from agentloop.testing.simulation.runs import Behavior, CancelAt, Verdict, World
 from agentloop.usage import RequestUsage
 
+from .faults import Cleans, Hangs, Holds, OnStage, Reports
+from .fixture_agents import LATE, Actor, FixtureAgents, Role
 from .further import Further
+from .generators import FILTERS, LONG_NUMBER, GeneratorConfig, draw_config, draw_world
+from .observers import HookLog, JournalLog, SessionLog
 
 EVERY_ROUND = 2
 """The number of these worlds in a round."""

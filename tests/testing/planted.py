@@ -8,6 +8,9 @@ from typing import Any
 
 import anyio
 import attrs
+from exploration.faults import Cleans, Hangs, Holds, OnStage, Reports
+from exploration.fixture_agents import LONG, Actor, FixtureAgents, Role
+from exploration.observers import HookLog, JournalLog, SessionLog
 
 from agentloop import events as ev
 from agentloop import records as r
@@ -21,9 +24,7 @@ from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.invariants import evidence_of
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, say
-from agentloop.testing.simulation._faults import Cleans, Hangs, Holds, OnStage, Raises, Reports, Returns
-from agentloop.testing.simulation._fixture_agents import LONG, Actor, FixtureAgents, Role
-from agentloop.testing.simulation._observers import HookLog, JournalLog, SessionLog
+from agentloop.testing.simulation._faults import Raises, Returns
 from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, run_one
 from agentloop.tools import tool
 from agentloop.usage import RequestUsage, Usage

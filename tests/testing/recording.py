@@ -10,6 +10,8 @@ from typing import Any
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
+from exploration.fixture_agents import FixtureAgents, Role
+from exploration.generators import GeneratorConfig, Seeded, draw_world
 
 from agentloop import RunConfig, Runner
 from agentloop import effects as e
@@ -19,8 +21,6 @@ from agentloop.journal import FileJournal
 from agentloop.records import Record
 from agentloop.settings import ModelRetrySettings, ModelSettings
 from agentloop.testing.simulation._faults import Fatal
-from agentloop.testing.simulation._fixture_agents import FixtureAgents, Role
-from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_world
 from agentloop.testing.simulation._simulated_parts import SimulatedModels, Watch
 
 SCALE = 0.1

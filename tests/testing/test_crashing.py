@@ -9,6 +9,7 @@ import attrs
 import pytest
 from exploration.counts import Counts
 from exploration.crashes import crash_points
+from exploration.generators import Seeded
 from exploration.malformed_stores import feed
 from testing.planted import breaks, nap
 
@@ -39,7 +40,6 @@ from agentloop.records import GuardrailSettled, RunEnded
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.testing.simulation._crash_invariants import sound
-from agentloop.testing.simulation._generators import Seeded
 from agentloop.testing.simulation.crashing import CrashRun, CrashSwept
 from agentloop.testing.simulation.disk import MODES, CrashAt
 

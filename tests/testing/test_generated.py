@@ -5,12 +5,12 @@ from typing import Any, Literal
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
+from exploration.generators import GeneratorConfig, Seeded, draw_world
 from hypothesis import Phase, given, settings
 
 from agentloop import Agent, ToolContext, UserTypeError, handoff, tool
 from agentloop.testing.invariants import CoverageCounter, check
 from agentloop.testing.scripted import CallStep
-from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_world
 from agentloop.testing.simulation.generated import (
     approvals,
     cancel_points,

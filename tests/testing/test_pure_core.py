@@ -4,6 +4,7 @@ from math import factorial
 
 import attrs
 import pytest
+from exploration.generators import Seeded
 from exploration.pure_core import (
     OF_THE_CORE,
     CoreCall,
@@ -17,7 +18,6 @@ from exploration.pure_core import (
 )
 
 from agentloop.testing.invariants import CoverageCounter
-from agentloop.testing.simulation._generators import Seeded
 from agentloop.testing.simulation.schedules import Tape
 
 

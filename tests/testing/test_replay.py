@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from exploration.generators import GeneratorConfig, Seeded, draw_world
 
 from agentloop import Agent, ReplayDivergence, RunConfig, Runner, ToolExecution, input_guardrail, tool
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
@@ -13,7 +14,7 @@ from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.records import Record
 from agentloop.testing import ScriptedModel, call, fail, say
 from agentloop.testing.replaying import replay
-from agentloop.testing.simulation._generators import GeneratorConfig, Seeded, draw_tape, draw_world
+from agentloop.testing.simulation.generated import draw_tape
 from agentloop.testing.simulation.runs import CancelAt, World, run_one
 
 BACKENDS = ("asyncio", "trio")

@@ -5,6 +5,8 @@ import hashlib
 import pytest
 from exploration import rare, rounds, surrounded
 from exploration.counts import Counts
+from exploration.fixture_agents import FixtureAgents, Role
+from exploration.generators import Seeded
 from exploration.rounds import Round
 from exploration.session import Wanted, explore, explore_all, report, untouched
 from testing.planted import PLAIN, queued
@@ -13,8 +15,6 @@ from agentloop.testing.invariants import CoverageCounter, InvariantError, check,
 from agentloop.testing.invariants._invariant import INVARIANTS, Breach, Broken
 from agentloop.testing.invariants._observation import Observation
 from agentloop.testing.scripted import call, say
-from agentloop.testing.simulation._fixture_agents import FixtureAgents, Role
-from agentloop.testing.simulation._generators import Seeded
 from agentloop.testing.simulation.runs import World, WorldRun, run_one
 
 

@@ -10,7 +10,7 @@ This package depends on `testing.simulation`; the runtime does not know about ei
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from agentloop._common.error_text import is_fatal
 from agentloop.config import RunConfig
@@ -45,13 +45,10 @@ from agentloop.testing.invariants._observation import (
     Observation,
     Reading,
     Relation,
-    agents_of,
 )
-from agentloop.testing.simulation._fixture_agents import CANARIES, FixtureAgents
-from agentloop.testing.simulation._observers import AgentHookLog, HookLog, JournalLog, Listener, SessionLog
+from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation.event_loop import Deadlock
 from agentloop.testing.simulation.runs import WorldRun, WorldRuns
-from agentloop.tools import AgentCall
 
 __all__ = [
     "INVARIANTS",
@@ -87,15 +84,10 @@ Judged: TypeAlias = Observation | WorldRun | WorldRuns
 def evidence_of(run: WorldRun) -> Observation:
     """Return the observation of *run*: its log, its result, and the reports of every fixture that watched it."""
     data = run.result if run.result is not None else run.run_data
-    hooks, session = run.hooks, run.session
+    session, maker = run.session, maker_of(run.world.agent)
     given = run.cancelled_at is not None
     at = run.cancelled_at_time
     stuck = isinstance(run.error, Deadlock)
-    agent_hooks = {one.name: one.hooks for one in agents_of(run.agent) if isinstance(one.hooks, AgentHookLog)}
-    failed = [one for log in (hooks, *agent_hooks.values()) if isinstance(log, _LOGS) for one in log.failed]
-    writes = session.writes if isinstance(session, SessionLog) else ()
-    journal_failed = isinstance(run.journal, JournalLog) and run.journal.failed
-    faulty = bool(failed) or any(fails for _, _, fails in writes) or journal_failed
     native = run.backend == "asyncio" and run.world.cancel is not None and run.world.cancel.kind == "native"
     # The task that requested a native cancellation takes it back (`uncancel`), also where a fatal error is raised
     # instead of the cancellation.
@@ -126,18 +118,10 @@ def evidence_of(run: WorldRun) -> Observation:
         shown=[(request.path, request.items) for request in run.requests],
         asked=list(zip(run.asked_at, run.requests, strict=True)),
         reader_takes_time=run.world.slow_reader and run.world.order == "gate",
-        hooks=hooks.told if isinstance(hooks, HookLog) else None,
         stamps=run.stamps,
-        hook_stamps=hooks.stamps if isinstance(hooks, HookLog) else (),
-        agent_hooks={name: list(zip(log.stamps, log.told, strict=True)) for name, log in agent_hooks.items()},
-        watchers_failed=failed,
-        heard=_collect_heard_events(run),
-        writes=writes,
-        durable=run.journal.got if isinstance(run.journal, JournalLog) else None,
         pending=run.pending,
         spans=run.spans,
         saved=session._items if isinstance(session, MemorySession) else None,
-        saved_before=session.before if isinstance(session, SessionLog) else (),
         late=[(report.path, report.call.call_id) for report in run.late],
         still_running=[(report.path, report.call.call_id) for report in run.still_running],
         left=("the run itself: nothing can go on",) if stuck else run.left,
@@ -145,23 +129,12 @@ def evidence_of(run: WorldRun) -> Observation:
         cancelling=run.cancelling - (native and (run.cancelled or outranked)),
         streamed=run.streamed,
         reader_left=run.streamed and run.world.reader_leaves in {type(event).__name__ for event in run.events},
-        journal_failed=journal_failed,
         to_end_after=run.to_end_after,
-        faultless=isinstance(run.world.agent, FixtureAgents) and not faulty,
-        canaries=CANARIES if isinstance(run.world.agent, FixtureAgents) and run.world.agent.secretive else (),
         events=run.events,
         unread=run.unread if run.streamed else None,
+        maker=maker,
+        **maker.observe(run.agent, run.hooks, session, run.journal),
     )
-
-
-_LOGS = (HookLog, AgentHookLog)
-
-
-def _collect_heard_events(run: WorldRun) -> dict[tuple[str, str], list[tuple[int, Any]]]:
-    """Return the events that listeners of agent tools received, by the names of the agent and the tool."""
-    tools = ((agent, tool) for agent in agents_of(run.agent) for tool in agent.tools)
-    found = ((agent, tool, tool.body.on_stream) for agent, tool in tools if isinstance(tool.body, AgentCall))
-    return {(agent.name, tool.name): one.heard for agent, tool, one in found if isinstance(one, Listener)}
 
 
 def counterpart_of(run: WorldRun, relation: Relation) -> Counterpart:

@@ -26,7 +26,6 @@ from agentloop.results import RunResult
 from agentloop.testing.invariants._execution import paused
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
-from agentloop.testing.simulation._fixture_agents import XOR_CODEC
 from agentloop.tools import AgentCall
 from agentloop.usage import RequestUsage
 
@@ -572,7 +571,7 @@ def secrets_stand_nowhere(seen: Reading) -> Findings:
 
 
 def _list_texts(seen: Reading) -> Iterator[tuple[str, str]]:
-    error = seen.evidence.error
+    codec, error = seen.evidence.maker.codec, seen.evidence.error
     while error is not None:
         words = [str(error)] if isinstance(error, AgentLoopError) else []
         yield f"the error {type(error).__name__}", " ".join([*words, *getattr(error, "__notes__", ())])
@@ -582,6 +581,7 @@ def _list_texts(seen: Reading) -> Iterator[tuple[str, str]]:
     for n, record in enumerate(seen.records):
         yield f"record {n}", repr(record)
         yield f"the journal's line of record {n}", plain_line(record).decode()
-        yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(XOR_CODEC))).decode()
+        if codec is not None:
+            yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(codec))).decode()
     for place, event in enumerate(seen.evidence.events):
         yield f"event {place}", repr(event)

@@ -5,8 +5,7 @@ verdict fits one call only.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentloop import records as r
@@ -15,7 +14,6 @@ from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrai
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, plain_json
-from agentloop.testing.simulation._fixture_agents import odd, says_odd
 
 Findings = Iterator[Broken | None]
 SHORT = 20
@@ -336,66 +334,57 @@ def _find_replacement(judged: Sequence[r.GuardrailSettled]) -> str | None:
     return found[-1] if found and isinstance(found[-1], str) and len(found[-1]) < SHORT else None
 
 
-_SAID = re.compile(r"(?:before|after) [0-9]+: (\w+)( odd)?")
-_KINDS = {
-    "allow": "Allow",
-    "reject": "RejectContent",
-    "raise": "RaiseException",
-    "rewrite": "Rewrite",
-    "replace": "ReplaceOutput",
-}
-
-
 @invariant("guards")
 def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
     """A guardrail of a tool judges the call's arguments, or its output, as the guardrails before it have left them.
 
-    Checked on fixture agents: the name of their guardrail says its verdict on an odd number, and it gives that verdict
-    on an odd number, unless the output has been replaced.
+    Checked for guardrails whose verdicts the case's maker knows.
     """
     yield from _check_output_guards(seen)
+    predict = seen.evidence.maker.predict_verdict
     for call in seen.calls.values():
         if call.call.secret or len(call.requested) > 1:
             continue
         given = [one.arguments for _, one in call.verdicts if one.approved and one.arguments is not None]
-        number = _number_of(given[-1] if given and call.started else call.call.arguments)
-        passes = 0
+        arguments = _parse_arguments(given[-1] if given and call.started else call.call.arguments)
+        judged: set[str] = set()
         for n, record in call.guards:
-            said = _SAID.fullmatch(record.guardrail)
-            if record.stage != "tool_input" or said is None or number is None:
+            predicted = predict(record.guardrail, arguments, replaced=False) if record.stage == "tool_input" else None
+            if predicted is None:
                 continue
-            passes += record.guardrail.startswith("before 0")
-            if passes > 1:
+            if record.guardrail in judged:
                 break  # judged again after a pause, with the arguments of that moment
-            wanted = _KINDS[said[1]] if number % 2 else "Allow"
+            judged.add(record.guardrail)
+            wanted, afterwards = predicted
             if record.verdict != wanted:
-                yield broken(f"{record.guardrail!r} said {record.verdict} of {number} in call {call.call_id}", n)
+                yield broken(f"{record.guardrail!r} said {record.verdict} of {arguments} in call {call.call_id}", n)
             else:
                 yield HELD
-            number += record.verdict == "Rewrite"
+            arguments = afterwards
 
 
 def _check_output_guards(seen: Reading) -> Findings:
     for call in seen.started:
-        number = _number_of(call.started[-1][1].arguments) if len(call.started) == 1 and not call.call.secret else None
+        if len(call.started) > 1 or call.call.secret:
+            continue
+        arguments = _parse_arguments(call.started[-1][1].arguments)
         replaced = False
         for n, record in call.guards:
-            said = _SAID.fullmatch(record.guardrail)
-            if record.stage != "tool_output" or said is None or number is None:
+            if record.stage != "tool_output":
                 continue
-            wanted = _KINDS[said[1]] if number % 2 and not replaced else "Allow"
-            if record.verdict != wanted:
+            predicted = seen.evidence.maker.predict_verdict(record.guardrail, arguments, replaced=replaced)
+            if predicted is not None and record.verdict != predicted[0]:
                 yield broken(f"{record.guardrail!r} said {record.verdict} of what call {call.call_id} gave", n)
             replaced = replaced or record.verdict == "ReplaceOutput"
 
 
-def _number_of(text: str) -> int | None:
+def _parse_arguments(text: str) -> Mapping[str, Any]:
+    """Return a call's arguments; empty if *text* is not an object in JSON."""
     try:
-        read = json.loads(text)
+        arguments = json.loads(text)
     except ValueError:
-        return None
-    number = read.get("n") if isinstance(read, dict) else None
-    return number if type(number) is int else None
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 # ---------------------------------------------------------------------------------------------- approvals
@@ -449,7 +438,7 @@ def calls_that_need_approval_have_it(seen: Reading) -> Findings:
     """
     for call in seen.started:
         tool = seen.tool(call)
-        if tool is None or not (tool.needs_approval is True or (says_odd(tool.needs_approval) and _is_odd(call))):
+        if tool is None or not seen.evidence.maker.needs_approval(tool, _parse_arguments(call.call.arguments)):
             continue
         first = seen.config(call.path).tool_execution.pre_approval_tool_input_guardrails
         if first and any(one.verdict == "Rewrite" for _, one in call.guards):
@@ -460,14 +449,6 @@ def calls_that_need_approval_have_it(seen: Reading) -> Findings:
                 yield HELD
             else:
                 yield broken(f"call {call.call_id} needs approval, and started without one", n)
-
-
-def _is_odd(call: CallSeen) -> bool:
-    try:
-        arguments = json.loads(call.call.arguments)
-    except ValueError:
-        return False
-    return isinstance(arguments, dict) and odd(arguments)
 
 
 def _has_general_verdict(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:

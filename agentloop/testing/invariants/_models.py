@@ -26,7 +26,6 @@ from agentloop.items import (
 from agentloop.model_events import ModelRequest
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import Path, Reading, RunSeen, TurnSeen
-from agentloop.testing.simulation._fixture_agents import Filter
 from agentloop.testing.simulation._simulated_parts import EPOCH
 
 EPSILON = 1e-5
@@ -294,15 +293,16 @@ def _apply_handoff(
     if taken is None:
         raise _UnknownHistory
     if taken.input_filter is not None:
-        if not isinstance(taken.input_filter, Filter):
-            raise _UnknownHistory
-        data = taken.input_filter(
+        data = seen.evidence.maker.filter_handoff(
+            taken.input_filter,
             HandoffInputData(
                 input_history=tuple(items[:first]),
                 pre_handoff_items=tuple(items[first:shown]),
                 new_items=tuple(items[shown:]),
-            )
+            ),
         )
+        if data is None:
+            raise _UnknownHistory
         if data.input_items is not None:
             return list(data.input_items)
         return [*data.input_history, *data.pre_handoff_items, *data.new_items]

@@ -21,6 +21,7 @@ from agentloop.items import HandoffCall, Item, ToolCall
 from agentloop.model_events import ModelRequest
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.results import RunData
+from agentloop.testing.simulation._case_maker import UNKNOWN, CaseMaker
 from agentloop.testing.simulation._simulated_parts import CleanupRun
 from agentloop.tools import AgentCall, FunctionTool
 
@@ -110,6 +111,7 @@ class Observation:
         to_end_after: The number of records when the reader left, or asked the run to end after its turn.
         faultless: True if of the application's code only tool bodies and guardrails raised, and only as declared.
         canaries: Secret texts that must appear nowhere.
+        maker: The maker of the simulation case, which knows how its code decides.
         events: The events that a consumer read.
         unread: How many events were unread when each of the run's own turns began: record number and count.
         twins: Counterparts: other runs of the same simulation case that must have the same log.
@@ -151,6 +153,7 @@ class Observation:
     to_end_after: int | None = None
     faultless: bool = False
     canaries: Sequence[str] = ()
+    maker: CaseMaker = UNKNOWN
     events: Sequence[Any] = ()
     unread: Sequence[tuple[int, int]] | None = None
     counterparts: Sequence[Counterpart] = ()

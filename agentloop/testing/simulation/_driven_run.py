@@ -21,7 +21,7 @@ from agentloop.exceptions import UserTypeError
 from agentloop.limits import Capacity
 from agentloop.results import RunResult
 from agentloop.run import Runner
-from agentloop.testing.simulation._fixture_agents import XOR_CODEC, FixtureAgents
+from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation._lines import SWITCHING, Switching, count_as_own, monitored
 from agentloop.testing.simulation._reach import REACH
 from agentloop.testing.simulation._simulated_parts import SimulatedEffects, SimulatedModels, Watch, agents_of
@@ -120,7 +120,7 @@ class SimulatedRun:
         decided = [*self.watch.records, *(one.replace(at=at) for one in state.records[known:])]
         state = type(state)(self.agent, decided, context=self.context)
         if self.world.serialize:
-            codec = XOR_CODEC if isinstance(self.world.agent, FixtureAgents) else None
+            codec = maker_of(self.world.agent).codec
             text = state.to_string(context_serializer=lambda _: None, codec=codec)  # the context is given again below
             state = type(state).from_string(self.agent, text, context=self.context, codec=codec)
         self.watch.goes_on_from(state.records)
@@ -192,9 +192,8 @@ def _prepare_run(world: World, streamed: bool, gate: Gate | None) -> SimulatedRu
     config: RunConfig = given or RunConfig()
     watch = Watch()
     models = None if world.script is None else SimulatedModels(agent, watch, world.script, world.nested)
-    if models is not None and isinstance(world.agent, FixtureAgents):
-        for one in agents_of(agent):  # made for this run: the model of a configuration that has none
-            one.model = models
+    if models is not None:
+        maker_of(world.agent).adopt_models(agent, models)
     effects = SimulatedEffects(watch, world.behaviors, gate, config.effects)
     options["run_config"] = attrs.evolve(
         config,

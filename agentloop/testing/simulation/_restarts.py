@@ -26,8 +26,8 @@ from agentloop.journal import FileJournal
 from agentloop.journal._envelope import Seal, scan
 from agentloop.state import RunState, check_goes_on
 from agentloop.testing.scripted import ScriptedModel
+from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation._driven_run import SimulatedRun, simulate
-from agentloop.testing.simulation._fixture_agents import XOR_CODEC, FixtureAgents
 from agentloop.testing.simulation._simulated_parts import EPOCH, agents_of
 from agentloop.testing.simulation.disk import CrashAt, SimulatedDisk
 from agentloop.testing.simulation.event_loop import Backend
@@ -138,7 +138,7 @@ class _Lives:
         self.kept: list[int] = []
         self.held: tuple[r.Record, ...] = ()
         self.over = False
-        self.codec = XOR_CODEC if isinstance(world.agent, FixtureAgents) else None
+        self.codec = maker_of(world.agent).codec
         session = world.options.get("session")
         self._outside: tuple[Any, Any] = (
             world.context() if world.context is not None else None,

@@ -6,6 +6,7 @@ Does not know how a schedule chooses (`gate`) or how a run is judged.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -27,12 +28,18 @@ from agentloop.model_events import ModelRequest
 from agentloop.spans import Span
 from agentloop.testing.scripted import ScriptedModel, Step
 from agentloop.testing.simulation._lines import LABEL
-from agentloop.testing.simulation._observers import stamp
 from agentloop.testing.simulation.gate import Gate
 from agentloop.tools import AgentCall
 
 EPOCH = 1_000_000_000.0
 """The wall clock's reading, in seconds, when a run with virtual time begins."""
+
+_stamps = itertools.count(1)
+
+
+def stamp() -> int:
+    """Return a number that is larger than all earlier ones of this process: it orders the notes of all observers."""
+    return next(_stamps)
 
 
 @attrs.frozen(eq=False)

@@ -1,8 +1,8 @@
 """Generated worlds for an application's own agents: scripts of models, behaviors of bodies, moments of cancellation.
 
 `@worlds(agent, …)` gives a test one `World` after another and shrinks the one that fails. It needs hypothesis
-(`pip install agentloop[test]`), which is imported when the decorator is applied. Worlds with fixture agents are made by
-`_generators`, from which this takes the behaviors and the tapes.
+(`pip install agentloop[test]`), which is imported when the decorator is applied. A generator makes each choice with a
+`Chance`; the order of choices is part of a seed's meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
@@ -21,27 +21,37 @@ from agentloop.agents import Agent
 from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
 from agentloop.handoffs import target_of
 from agentloop.testing.scripted import call, reason, say
-from agentloop.testing.simulation._generators import (
-    FAULTY_ARGUMENTS,
-    PLAIN,
-    Chance,
-    GeneratorConfig,
-    draw_part,
-    draw_tape,
-)
+from agentloop.testing.simulation._faults import CancelsItself, FailsInCleanup, Nests, Raises, Returns, Swallows
 from agentloop.testing.simulation._reach import Reach, reaching
-from agentloop.testing.simulation._simulated_parts import agents_of
+from agentloop.testing.simulation._simulated_parts import Behavior, agents_of
 from agentloop.testing.simulation.runs import CancelAt, Order, Verdict, World
 from agentloop.tools import AgentCall, PythonBody
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
+FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 2}', "", '{"n": 1, "extra": true}')
 AIMED = 40
 """Number of worlds that call one tool alone, if no world has run its body before."""
 
 ValueT = TypeVar("ValueT")
 Made = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
+
+
+class Chance(Protocol):
+    """The source of a generator's choices."""
+
+    def whole(self, low: int, high: int) -> int:
+        """Return a number from *low* to *high*, both included."""
+        ...
+
+    def pick(self, values: Sequence[ValueT]) -> ValueT:
+        """Return one of *values*."""
+        ...
+
+    def one_in(self, count: int) -> bool:
+        """Return True once in *count* times."""
+        ...
 
 
 class Drawn:
@@ -133,13 +143,27 @@ class Behaviours:
 
     def draw(self, chance: Chance, asked: Sequence[Proposal]) -> dict[str, Any]:
         """Return behaviors for some of the calls *asked*; the others run unchanged."""
-        generator_config = attrs.evolve(PLAIN, faults=self.faults)
-        found: dict[str, Any] = {}
-        for one in asked:
-            part = draw_part(chance, generator_config, None, one.call_id, ())
-            if part is not None:
-                found["/".join([*one.path, one.call_id])] = part
-        return found
+        drawn = {"/".join([*one.path, one.call_id]): _draw_behavior(chance, one.call_id, self.faults) for one in asked}
+        return {place: behavior for place, behavior in drawn.items() if behavior is not None}
+
+
+def _draw_behavior(chance: Chance, call_id: str, faults: bool) -> Behavior | None:
+    """Return the behavior of one body, or None for a body that just runs. Only with *faults* it misbehaves."""
+    points, seconds = chance.pick([0, 1, 1, 2]), chance.pick([0.0, 0.25, 0.5, 0.75, 1.5])
+    if seconds and call_id[1:].isdigit():
+        seconds += int(call_id[1:]) / 1024  # no two timers of one moment: they would have no order to assert
+    if not faults or chance.one_in(2):
+        return Returns(points, seconds) if points or seconds else None
+    kind = chance.whole(0, 9)
+    if kind <= 3:
+        return Raises(points, seconds, late=chance.one_in(2), fatal=chance.one_in(12))
+    if kind <= 5:
+        return CancelsItself(points, seconds, task=chance.one_in(2))
+    if kind <= 7:
+        return Swallows(points, seconds)
+    if kind == 8:
+        return FailsInCleanup(points, seconds)
+    return Nests(points, seconds, tasks=chance.whole(1, 2), fails=chance.one_in(2))
 
 
 @attrs.frozen(kw_only=True)
@@ -246,6 +270,11 @@ class _Writer:
         if isinstance(tool.body, AgentCall):
             self.nested["/".join([*path, call_id])] = self.turns(tool.body.agent, (*path, call_id), depth + 1)
         return call(name, text, call_id=call_id, namespace=tool.namespace)
+
+
+def draw_tape(chance: Chance, length: int = 40) -> tuple[int, ...]:
+    """Return numbers for a tape."""
+    return tuple(chance.whole(0, 5) for _ in range(chance.whole(0, length)))
 
 
 # ---------------------------------------------------------------------------------------------- the decorator
@@ -420,7 +449,6 @@ __all__ = [
     "Behaviours",
     "CancelPoints",
     "Scripts",
-    "GeneratorConfig",
     "Verdicts",
     "approvals",
     "cancel_points",

@@ -1,20 +1,23 @@
 """Fixture agents as data: tools with every policy and limit, guardrails, handoffs, nesting, hooks.
 
 Calling a `FixtureAgents` returns its first agent, newly made: runs share nothing. Its `repr` shows all of its values.
+It tells the invariants what its hooks, session and journal have noted, and how its guardrails and approvals decide.
 Does not know about worlds or schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import cycle
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
+from agentloop.abc import Codec
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.context import ToolContext
@@ -36,10 +39,13 @@ from agentloop.handoffs import Handoff, HandoffInputData, handoff
 from agentloop.items import AssistantMessage, Item, UserMessage
 from agentloop.limits import Capacity, Rate
 from agentloop.settings import ModelSettings
+from agentloop.testing.invariants._observation import agents_of
 from agentloop.testing.scripted import ScriptedModel
-from agentloop.testing.simulation._faults import playing
-from agentloop.testing.simulation._observers import AgentHookLog, Listener
-from agentloop.tools import FunctionTool, StopAtTools, tool
+from agentloop.testing.simulation._case_maker import CaseMaker
+from agentloop.tools import AgentCall, FunctionTool, StopAtTools, tool
+
+from .faults import playing
+from .observers import AgentHookLog, HookLog, JournalLog, Listener, SessionLog
 
 InputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "rewrite odd"]
 OutputVerdict: TypeAlias = Literal["allow", "reject odd", "raise odd", "replace odd"]
@@ -155,8 +161,10 @@ class Role:
 
 
 @attrs.frozen(kw_only=True)
-class FixtureAgents:
+class FixtureAgents(CaseMaker):
     """The agents of a world; the first one begins. `tokens` and `rate` bound the limits that its tools share."""
+
+    codec: ClassVar[Codec | None] = XOR_CODEC
 
     roles: tuple[Role, ...]
     tokens: int = 2
@@ -176,6 +184,53 @@ class FixtureAgents:
             targets: Any = agents[role.name].handoffs
             targets.extend(_handoff(agents[name], role.filter) for name in role.handoffs)
         return agents[self.roles[0].name]
+
+    def adopt_models(self, agent: Agent[Any, Any], models: Any) -> None:
+        """Give every agent the simulated models, for configurations that have none."""
+        for one in agents_of(agent):
+            one.model = models
+
+    def observe(self, agent: Agent[Any, Any], hooks: Any, session: Any, journal: Any) -> Mapping[str, Any]:
+        """Return what the observers of this run have noted."""
+        found: dict[str, Any] = {}
+        agent_hooks = {one.name: one.hooks for one in agents_of(agent) if isinstance(one.hooks, AgentHookLog)}
+        failed = [one for log in (hooks, *agent_hooks.values()) if isinstance(log, _LOGS) for one in log.failed]
+        journal_failed = isinstance(journal, JournalLog) and journal.failed
+        if isinstance(hooks, HookLog):
+            found |= {"hooks": hooks.told, "hook_stamps": hooks.stamps}
+        if isinstance(session, SessionLog):
+            found |= {"writes": session.writes, "saved_before": session.before}
+        if isinstance(journal, JournalLog):
+            found["durable"] = journal.got
+        session_failed = any(fails for _, _, fails in found.get("writes", ()))
+        return {
+            **found,
+            "agent_hooks": {name: list(zip(log.stamps, log.told, strict=True)) for name, log in agent_hooks.items()},
+            "watchers_failed": failed,
+            "heard": _collect_heard_events(agent),
+            "journal_failed": journal_failed,
+            "faultless": not (failed or session_failed or journal_failed),
+            "canaries": CANARIES if self.secretive else (),
+        }
+
+    def needs_approval(self, tool: FunctionTool, arguments: Mapping[str, Any]) -> bool:
+        """Return True if calls of *tool* need approval, or those with an odd number do and this is one."""
+        odd_ones = tool.needs_approval is _needs_approval_if_odd
+        return tool.needs_approval is True or (odd_ones and odd(dict(arguments)))
+
+    def predict_verdict(
+        self, guardrail: str, arguments: Mapping[str, Any], *, replaced: bool
+    ) -> tuple[str, Mapping[str, Any]] | None:
+        """Return the verdict that the guardrail's name says of an odd number, unless the output has been replaced."""
+        said, number = _SAID.fullmatch(guardrail), arguments.get("n")
+        if said is None or type(number) is not int:
+            return None
+        verdict = _KINDS[said[1]] if number % 2 and not replaced else "Allow"
+        return verdict, {**arguments, "n": number + (verdict == "Rewrite")}
+
+    def filter_handoff(self, input_filter: object, data: HandoffInputData) -> HandoffInputData | None:
+        """Return *data* as a `Filter` leaves it: its result depends on *data* alone."""
+        return input_filter(data) if isinstance(input_filter, Filter) else None
 
     def _agent(self, role: Role, shared: Capacity, rated: Rate) -> Agent[Any, Any]:
         return Agent(
@@ -209,6 +264,24 @@ class FixtureAgents:
         if not actor.shares and not actor.rated and not actor.says:
             return _free_tool(actor)
         return _function_tool(actor, [*([shared] if actor.shares else []), *([rated] if actor.rated else [])])
+
+
+_SAID = re.compile(r"(?:before|after) [0-9]+: (\w+)( odd)?")
+_KINDS = {
+    "allow": "Allow",
+    "reject": "RejectContent",
+    "raise": "RaiseException",
+    "rewrite": "Rewrite",
+    "replace": "ReplaceOutput",
+}
+_LOGS = (HookLog, AgentHookLog)
+
+
+def _collect_heard_events(agent: Agent[Any, Any]) -> dict[tuple[str, str], list[tuple[int, Any]]]:
+    """Return the events that listeners of agent tools received, by the names of the agent and the tool."""
+    tools = ((one, tool) for one in agents_of(agent) for tool in one.tools)
+    found = ((one, tool, tool.body.on_stream) for one, tool in tools if isinstance(tool.body, AgentCall))
+    return {(one.name, tool.name): listener.heard for one, tool, listener in found if isinstance(listener, Listener)}
 
 
 def _make_behavior(role: Role) -> Any:
@@ -364,11 +437,6 @@ def _make_is_enabled(says: Sequence[bool]) -> Callable[..., Any]:
 
 async def _needs_approval_if_odd(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
     return bool(arguments.get("n", 1) % 2)
-
-
-def says_odd(needs_approval: object) -> bool:
-    """Return True if *needs_approval* is that of fixture agents: calls with an odd number need approval."""
-    return needs_approval is _needs_approval_if_odd
 
 
 def odd(arguments: dict[str, Any] | None) -> bool:

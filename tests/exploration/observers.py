@@ -6,7 +6,6 @@ times of any two notes. Observers judge nothing; some fail on purpose, if their 
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -18,15 +17,10 @@ from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
+from agentloop.testing.simulation._simulated_parts import stamp
 
-_stamps = itertools.count(1)
 Told: TypeAlias = tuple[str, tuple[str, ...], str]
 """An event, the path it is of, and the call's id or the agent's name."""
-
-
-def stamp() -> int:
-    """Return a number that is larger than all earlier ones of this process."""
-    return next(_stamps)
 
 
 class WatcherFailed(LookupError):

@@ -1,6 +1,6 @@
 """Generators of worlds: one description of a random world, for hypothesis and for plain seeds alike.
 
-A generator makes each choice with a `Chance`. `Seeded` chooses from a seed, as fast as possible; a hypothesis one (in
+A generator makes each choice with a `Chance`. `Seeded` chooses from a seed, as fast as possible; a hypothesis one (of
 `agentloop.testing.worlds`) makes failing worlds shrink: the first value, the smallest number and False are simplest.
 The order of choices is part of a seed's meaning: one choice more changes every later one. Does not run worlds.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
@@ -19,42 +19,16 @@ from agentloop.exceptions import ModelTransportError
 from agentloop.model_events import ReasoningDelta, ResponseStarted
 from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.scripted import call, fail, reason, respond, say, stream_of, wait
-from agentloop.testing.simulation._faults import (
-    CancelsCall,
-    CancelsItself,
-    Cleans,
-    FailsInCleanup,
-    Hangs,
-    Holds,
-    Nests,
-    OnStage,
-    Raises,
-    Reports,
-    Returns,
-    Swallows,
-)
-from agentloop.testing.simulation._fixture_agents import KEY, Actor, FixtureAgents, HandoffFilter, OpaqueContext, Role
-from agentloop.testing.simulation._observers import HookLog, SessionLog
+from agentloop.testing.simulation._faults import CancelsItself, FailsInCleanup, Nests, Raises, Returns, Swallows
+from agentloop.testing.simulation.generated import FAULTY_ARGUMENTS, Chance
 from agentloop.testing.simulation.runs import Verdict
 from agentloop.usage import RequestUsage
 
+from .faults import CancelsCall, Cleans, Hangs, Holds, OnStage, Reports
+from .fixture_agents import KEY, Actor, FixtureAgents, HandoffFilter, OpaqueContext, Role
+from .observers import HookLog, SessionLog
+
 ValueT = TypeVar("ValueT")
-
-
-class Chance(Protocol):
-    """The source of a generator's choices."""
-
-    def whole(self, low: int, high: int) -> int:
-        """Return a number from *low* to *high*, both included."""
-        ...
-
-    def pick(self, values: Sequence[ValueT]) -> ValueT:
-        """Return one of *values*."""
-        ...
-
-    def one_in(self, count: int) -> bool:
-        """Return True once in *count* times."""
-        ...
 
 
 class Seeded:
@@ -118,7 +92,6 @@ PLAIN = GeneratorConfig(
 _BEGUN = (ResponseStarted(), ReasoningDelta("hm"))
 LONG_NUMBER = 10**17
 """Added to a number, it makes arguments that differ only in their last digits."""
-FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 2}', "", '{"n": 1, "extra": true}')
 
 
 # ---------------------------------------------------------------------------------------------- agents
@@ -431,11 +404,3 @@ def draw_world(chance: Chance, generator_config: GeneratorConfig) -> Mapping[str
         "slow_reader": generator_config.slow_readers and chance.one_in(3),
         "context": OpaqueContext if cast.secretive else None,
     }
-
-
-def draw_tape(chance: Chance, length: int = 40) -> tuple[int, ...]:
-    """Return numbers for a tape."""
-    return tuple(chance.whole(0, 5) for _ in range(chance.whole(0, length)))
-
-
-Draw = Callable[[Chance, GeneratorConfig], Mapping[str, Any]]
