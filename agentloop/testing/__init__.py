@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         run_one,
     )
     from agentloop.testing.simulation.schedules import Exhaustive, Priorities, Tape, tape_of
+    from agentloop.testing.simulation.world import WorldOptions
 
 # Names that need an event loop of their own, or the backends' private names, are imported at first use. No module has
 # the name of a function in it: the import of the module would replace the function here.
@@ -69,6 +70,7 @@ _FROM = {
         *("Body", "BodyRun", "CancelAt", "CleanupRun", "Verdict"),
         *("World", "WorldRun", "WorldRuns", "run", "run_one"),
     ),
+    "simulation.world": ("WorldOptions",),
     "simulation.schedules": ("Exhaustive", "Priorities", "Tape", "tape_of"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
@@ -116,6 +118,7 @@ __all__ = [
     "SimulatedDisk",
     "ExplorationFailure",
     "World",
+    "WorldOptions",
     "CancelAt",
     "Verdict",
     "Body",

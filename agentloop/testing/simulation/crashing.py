@@ -8,14 +8,14 @@ module does not know how a disk tears (`disk`), how a process restarts (`_restar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Unpack
 
 import attrs
 
+from agentloop._common.misplaced import function_takes_options
 from agentloop.exceptions import ToolCallError, UserError
-from agentloop.items import Item
 from agentloop.testing.scripted import Step
 from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
 from agentloop.testing.simulation._findings import ExplorationFailure, Finding, FindingJudge, again
@@ -24,8 +24,8 @@ from agentloop.testing.simulation._shrink import shrunk_in_sweeps
 from agentloop.testing.simulation._timeline import timeline
 from agentloop.testing.simulation.disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
-from agentloop.testing.simulation.exploring import AgentOrMaker
-from agentloop.testing.simulation.runs import Order, World, WorldRun
+from agentloop.testing.simulation.runs import World, WorldRun
+from agentloop.testing.simulation.world import AgentOrMaker, WorldOptions, make_world
 
 __all__ = ["MODES", "Crash", "CrashAt", "CrashRun", "CrashSwept", "Mode", "SimulatedDisk", "crash_sweep", "crash_world"]
 
@@ -52,24 +52,21 @@ class CrashSwept:
     unknown: int
 
 
+@function_takes_options("crash_sweep", options=WorldOptions)
 def crash_sweep(
     agent: AgentOrMaker,
     script: Sequence[Step] | None = None,
     check: Callable[[CrashRun], Any] | None = None,
     *,
-    nested: Mapping[str, Sequence[Step]] | None = None,
-    input: str | tuple[Item, ...] = "go",
-    context: Callable[[], Any] | None = None,
-    options: Mapping[str, Any] | None = None,
     ways: Iterable[tuple[Backend, Backend]] = WAYS,
     modes: Sequence[Mode] = MODES,
     streamed: bool = False,
     allow: tuple[type[BaseException], ...] = (),
     same_end: bool = True,
-    order: Order = "passes",
     tape: Sequence[int] = (),
     seed: int = 0,
     at: CrashAt | None = None,
+    **world: Unpack[WorldOptions],
 ) -> CrashSwept:
     """Crash a run of *agent* at every write of its journal, in every mode, and resume it from the disk.
 
@@ -86,33 +83,23 @@ def crash_sweep(
             agents' own models: they must answer by their requests alone, or be a `ScriptedModel` that *agent* makes
             anew.
         check: Called with each `CrashRun`; an error that it raises is the finding.
-        nested, input, options, streamed, allow: As for `explore`. A session that *options* make is made once for each
-            crash, and outlives it.
-        context: Makes the application's object, once for each crash. It represents the state outside of the process:
-            the next process gets it as it was at the moment of the crash, if `copy.deepcopy` can copy it.
+        streamed, allow: As for `explore`.
         ways: Pairs of backends: one to crash on, one to resume on.
         modes: The kinds of crash at a write: before it, within it, after it with the power failing, after it.
         same_end: True if the run must end as it does without a crash; give False if its end depends on the schedule.
-        order, tape: The order of tasks in the process that crashes, as in a `World`.
+        tape: The order of tasks in the process that crashes, as in a `World`.
         seed: Decides where a write tears, and which states survive a power failure.
         at: Crash only at this operation of the disk, in this mode.
+        **world: `WorldOptions`, by keyword. The context and the session that the options make are made once for each
+            crash, and outlive it: they represent the state outside of the process. The next process gets them as they
+            were at the moment of the crash, if `copy.deepcopy` can copy them.
 
     Raises:
         ExplorationFailure: for the first crash after which something is wrong, or for the run without a crash.
     """
     __tracebackhide__ = True
-    world = World(
-        agent=agent,
-        script=script,
-        nested=nested or {},
-        input=input,
-        context=context,
-        options=options or {},
-        order=order,
-        tape=tape,
-    )
     return crash_world(
-        world,
+        make_world(agent, script, world, tape=tape, order="passes"),
         check,
         ways=ways,
         modes=modes,

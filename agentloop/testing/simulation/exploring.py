@@ -27,16 +27,15 @@ False once the exhaustive state runs out of budget. There is no index; `explored
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, zip_longest
-from typing import Any, TypeAlias
+from typing import Unpack
 
 import attrs
 
 from agentloop._common.error_text import first_line
-from agentloop.agents import Agent
+from agentloop._common.misplaced import function_takes_options
 from agentloop.exceptions import UserError
-from agentloop.items import Item
 from agentloop.testing import _budget
 from agentloop.testing.scripted import Step
 from agentloop.testing.simulation._findings import Check, ExplorationFailure, Finding, FindingJudge, makes_calls, whole
@@ -44,8 +43,9 @@ from agentloop.testing.simulation._lines import CAN_MONITOR, monitored
 from agentloop.testing.simulation._shrink import shrunk, shrunk_in_sweeps
 from agentloop.testing.simulation._stepping import COMBINATIONS, Kind
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
-from agentloop.testing.simulation.runs import CancelAt, Order, Verdict, World, WorldRun, run_one
+from agentloop.testing.simulation.runs import CancelAt, Verdict, World, WorldRun, run_one
 from agentloop.testing.simulation.schedules import Exhaustive, Priorities, Scheduler, Tape
+from agentloop.testing.simulation.world import AgentOrMaker, WorldOptions, make_world
 
 __all__ = ["Check", "ExplorationFailure", "Explored", "Swept", "explore", "explore_world", "kill_sweep"]
 
@@ -58,8 +58,6 @@ MOST_DROPPED = 100
 """Limit of dropped schedules, after which functions in threads are one step each."""
 MOST_WAITED = 10.0
 """Limit of the real seconds that dropped schedules take, with the same consequence."""
-
-AgentOrMaker: TypeAlias = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
 
 
 @attrs.frozen(kw_only=True)
@@ -88,23 +86,20 @@ class Swept:
     cancelled: int
 
 
+@function_takes_options("explore", options=WorldOptions)
 def explore(
     agent: AgentOrMaker,
     script: Sequence[Step] | None = None,
     check: Check | None = None,
     *,
     max_schedules: int | None = None,
-    nested: Mapping[str, Sequence[Step]] | None = None,
-    input: str | tuple[Item, ...] = "go",
-    context: Callable[[], Any] | None = None,
-    options: Mapping[str, Any] | None = None,
     verdicts: Sequence[Verdict] = (),
-    order: Order = "steps",
     backends: Sequence[Backend] = BACKENDS,
     streamed: bool = False,
     allow: tuple[type[BaseException], ...] = (),
     seed: int = 0,
     tape: Sequence[int] | None = None,
+    **world: Unpack[WorldOptions],
 ) -> Explored:
     """Run *agent* under many schedules of *script*, and *check* each run.
 
@@ -115,18 +110,14 @@ def explore(
         check: Called with each `WorldRun`; an error that it raises is the finding. A run that raises, or leaves
             something behind, is a finding without it.
         max_schedules: The limit of runs; None means pytest's `--agentloop-schedules`, or 5000.
-        nested: Scripts of nested runs, by call ids.
-        input: The run's input.
-        context: Makes the application's object, once per run.
-        options: Further arguments of `Runner.run`.
         verdicts: Decisions on calls that wait for one. Once a run is interrupted, the fitting ones are given and the
             run resumes, until none fits. Without them it stays interrupted.
-        order: The kind of choices that a schedule has: see `World`.
         backends: The backends to run on.
         streamed: True to run streamed and read the runs' events.
         allow: Errors that a run may raise.
         seed: The seed of all random choices.
         tape: Run this one schedule alone, on each of *backends*.
+        **world: `WorldOptions`, by keyword.
 
     Raises:
         ExplorationFailure: with the smallest script and schedule found that fails in the same way.
@@ -134,18 +125,8 @@ def explore(
             if *check* fails for a run in which the script makes no call.
     """
     __tracebackhide__ = True
-    world = World(
-        agent=agent,
-        script=script,
-        nested=nested or {},
-        input=input,
-        context=context,
-        options=options or {},
-        verdicts=tuple(verdicts),
-        order=order,
-    )
     return explore_world(
-        world,
+        make_world(agent, script, world, verdicts=tuple(verdicts), order="steps"),
         check,
         max_schedules=max_schedules,
         backends=backends,
@@ -358,22 +339,19 @@ class _CancelSweep:
         return map(self.judge, self.runs(world))
 
 
+@function_takes_options("kill_sweep", options=WorldOptions)
 def kill_sweep(
     agent: AgentOrMaker,
     script: Sequence[Step] | None = None,
     check: Check | None = None,
     *,
-    nested: Mapping[str, Sequence[Step]] | None = None,
-    input: str | tuple[Item, ...] = "go",
-    context: Callable[[], Any] | None = None,
-    options: Mapping[str, Any] | None = None,
     ways: Iterable[tuple[Backend, Kind]] = COMBINATIONS,
     streamed: bool = False,
     allow: tuple[type[BaseException], ...] = (),
-    order: Order = "passes",
     tape: Sequence[int] = (),
     waiting: bool = False,
     at: int | None = None,
+    **world: Unpack[WorldOptions],
 ) -> Swept:
     """Cancel a run of *agent* before each of its steps: by its scope and natively, on both backends.
 
@@ -382,33 +360,25 @@ def kill_sweep(
     *check* is called. The script of a failing run is shrunk.
 
     Args:
-        agent, script, check, nested, input, context, options, streamed, allow: As for `explore`.
+        agent, script, check, streamed, allow: As for `explore`.
         ways: Pairs of a backend and a kind of cancellation on it.
-        order, tape: The order of tasks that are ready together, as in a `World`.
+        tape: The order of tasks that are ready together, as in a `World`.
         waiting: Cancel at each moment at which everything waits, in place of steps; needs `order="gate"`.
         at: Cancel before this step, or at this moment, alone; counted from 0.
+        **world: `WorldOptions`, by keyword.
 
     Raises:
         ExplorationFailure: for the first step that fails.
         UserValueError: `waiting` without the gate.
     """
     __tracebackhide__ = True
-    world = World(
-        agent=agent,
-        script=script,
-        nested=nested or {},
-        input=input,
-        context=context,
-        options=options or {},
-        order=order,
-        tape=tape,
-    )
+    swept = make_world(agent, script, world, tape=tape, order="passes")
     points = cancelled = 0
     for backend, kind in ways:
         if backend not in BACKENDS:
             continue
         sweep = _CancelSweep(FindingJudge(check, allow, whole(kind)), backend, kind, streamed, waiting, at)
-        for run in sweep.runs(world):
+        for run in sweep.runs(swept):
             points += 1
             cancelled += run.cancelled
             if (finding := sweep.judge(run)) is not None:

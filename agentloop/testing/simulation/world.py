@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import attrs
 
@@ -17,6 +17,7 @@ from agentloop.testing.simulation.schedules import Tape
 
 Order: TypeAlias = Literal["gate", "passes", "steps"]
 Mode: TypeAlias = Literal["plain", "streamed"]
+AgentOrMaker: TypeAlias = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
 
 
 @attrs.frozen
@@ -86,7 +87,7 @@ class World:
             when the tape lets it (Python 3.12 and later; not in the order `"passes"`). Otherwise each is one step.
     """
 
-    agent: Agent[Any, Any] | Callable[[], Agent[Any, Any]]
+    agent: AgentOrMaker
     script: tuple[Step, ...] | None = attrs.field(default=None, converter=_freeze_script)
     nested: Mapping[str, tuple[Step, ...]] = attrs.field(factory=dict, converter=_freeze_scripts)
     input: str | tuple[Item, ...] = "go"
@@ -112,3 +113,28 @@ class World:
             raise UserValueError("World.options: the context is given by World.context")
         if self.cancel is not None and self.cancel.waiting and self.order != "gate":
             raise UserValueError(f"World.cancel: in the order {self.order!r} nothing waits at a gate")
+
+
+class WorldOptions(TypedDict, total=False):
+    """The options of `explore`, `kill_sweep` and `crash_sweep` that make their `World`. All are optional.
+
+    Attributes:
+        nested: Scripts of nested runs, by call ids.
+        input: The run's input.
+        context: Makes the application's object, once per run.
+        options: Further arguments of `Runner.run`.
+        order: The kind of choices that a schedule has: see `World`. If left out, `"steps"` for `explore`, otherwise
+            `"passes"`.
+    """
+
+    nested: Mapping[str, Sequence[Step]] | None
+    input: str | tuple[Item, ...]
+    context: Callable[[], Any] | None
+    options: Mapping[str, Any] | None
+    order: Order
+
+
+def make_world(agent: AgentOrMaker, script: Sequence[Step] | None, given: WorldOptions, **parts: Any) -> World:
+    """Return the world of *agent* and *script* with the options *given*, and *parts* where none is given."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return World(agent=agent, script=script, **{**parts, **chosen})
