@@ -36,7 +36,7 @@ from typing import assert_never
 import anyio
 import attrs
 
-from agentloop._common.error_text import is_fatal
+from agentloop._common.error_text import is_fatal, leaves
 from agentloop._core.machine import (
     AskBehavior,
     CheckOutput,
@@ -209,8 +209,10 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
             try:
                 await _enter(run, entry)
                 ended = await drive(run)
-            except Exception:
-                await checkpoint_if_cancelled()  # noqa: ASYNC102 - it has precedence over an error of the same pass
+            except (Exception, BaseExceptionGroup) as error:
+                # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
+                if all(isinstance(leaf, (Exception, *cancelled_types())) for leaf in leaves(error)):
+                    await checkpoint_if_cancelled()  # noqa: ASYNC102 - it has precedence over errors of the same pass
                 raise
         if ended is None:
             raise _find_cut_reason(run, entry)

@@ -40,6 +40,31 @@ async def work() -> str:
     return "worked"
 
 
+async def fail_beside_another() -> None:
+    """Run two tasks, one of which fails after a wait: on trio, a group may then hold the cancellation of the other."""
+
+    async def child() -> None:
+        try:
+            await anyio.sleep(LATE)
+        finally:
+            raise ValueError("broken")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(child)
+        group.start_soon(anyio.sleep_forever)
+
+
+@tool
+async def fail_in_tasks() -> None:
+    """Fail in a task of its own."""
+    await fail_beside_another()
+
+
+async def filter_in_tasks(data: Any) -> Any:
+    """Fail in a task of its own."""
+    await fail_beside_another()
+
+
 @tool(needs_approval=True)
 async def ask() -> str:
     """Return a text, once approved."""
@@ -143,6 +168,10 @@ ENDS: dict[str, End] = {
     "callback that fails": End(
         lambda: Agent("a"), [late(say("done"))], {"run_config": RunConfig(call_model_input_filter=wait_and_fail)}
     ),
+    "body whose tasks fail": End(lambda: Agent("a", tools=[fail_in_tasks]), [late(call("fail_in_tasks"))] * 2),
+    "callback whose tasks fail": End(
+        lambda: Agent("a"), [late(say("done"))], {"run_config": RunConfig(call_model_input_filter=filter_in_tasks)}
+    ),
     "pause": End(lambda: Agent("a", tools=[ask]), [late(call("ask"))]),
     "stop": End(
         lambda: Agent("a", tools=[work]), [CALL, say("done")], {"run_config": RunConfig(stop_when=wait_and_stop)}
@@ -165,6 +194,6 @@ def test_run_cancelled_at_any_step_before_its_end_was_decided_is_cancelled(
         end.script,
         options=options,
         streamed=streamed,
-        allow=(AgentLoopError, ValueError),
+        allow=(AgentLoopError, ValueError, ExceptionGroup),
     )
     assert swept.cancelled > 3

@@ -105,11 +105,22 @@ def classify(error: BaseException) -> Ending | None:
         else:
             return Raised(leaf)
     if own and run_is_cancelled():
-        return None
+        return None if failure is None else Raised(_drop_cancellations(error))
     if failure is not None:
         # In a group that mixes its own cancellation with errors, the errors say more.
         return Raised(error if isinstance(error, Exception) else failure)
     return Cancelled("tool", own_reason(error))
+
+
+def _drop_cancellations(error: BaseException) -> Exception:
+    """Return the errors of a group that holds cancellations too, as one error that was raised while these passed."""
+    cancelled = cancelled_types()
+    passing = [leaf for leaf in leaves(error) if isinstance(leaf, cancelled)]
+    errors = ExceptionGroup(
+        "unhandled errors in a task group", [leaf for leaf in leaves(error) if isinstance(leaf, Exception)]
+    )
+    errors.__context__ = passing[0]
+    return errors
 
 
 def own_reason(error: BaseException) -> str:
