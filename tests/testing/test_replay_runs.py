@@ -26,6 +26,7 @@ from agentloop import (
     ToolContext,
     ToolExecution,
     UsageLimits,
+    events,
     handoff,
     input_guardrail,
     output_guardrail,
@@ -218,6 +219,31 @@ def test_a_nested_run_that_takes_its_time_to_leave_what_it_holds(fails: bool) ->
     replayed = comes_out_the_same(agent, config=RunConfig(tool_execution=ToolExecution(cleanup_grace=0.07)))
     cuts = [one.section for one in replayed[0].records if isinstance(one, CleanupCut)]
     assert cuts == (["resource exit"] if fails else [])
+    ends = [one.path for one in replayed[0].records if isinstance(one, RunEnded)]
+    assert sorted(ends) == [(), ("c1",), ("c2",)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_listener_that_takes_its_time_over_the_last_events(fails: bool) -> None:
+    """The body of an agent tool ends when its `on_stream` has seen every event, beside what others do meanwhile."""
+
+    async def listen(event: Any) -> None:
+        ran("listen")
+        if isinstance(event, events.RunEnded):
+            await anyio.sleep(0.05)
+
+    @tool
+    async def work() -> str:
+        """Work for a while."""
+        ran("work")
+        await anyio.sleep(0.02)
+        return "worked"
+
+    heard = Agent("h", model=scripted(fail(ModelTransportError("busy")) if fails else say("heard")))
+    worker = Agent("w", tools=[work], model=scripted(call("work"), call("work"), say("worked")))
+    asks = [heard.as_tool("ask_heard", "Ask.", on_stream=listen), worker.as_tool("ask_worker", "Ask.")]
+    turn = [call("ask_heard", {"input": "?"}, "c1"), call("ask_worker", {"input": "?"}, "c2")]
+    replayed = comes_out_the_same(Agent("a", tools=asks, model=scripted(turn, say("done"))))
     ends = [one.path for one in replayed[0].records if isinstance(one, RunEnded)]
     assert sorted(ends) == [(), ("c1",), ("c2",)]
 

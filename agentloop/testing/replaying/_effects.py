@@ -23,7 +23,7 @@ from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
 from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
-from agentloop.testing.replaying._comparison import BEFORE_TIMERS, ReplayLog, pass_time, task_key
+from agentloop.testing.replaying._comparison import BEFORE_TIMERS, CLEARLY, ReplayLog, pass_time, task_key
 from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output
 from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
 
@@ -139,9 +139,7 @@ class ReplayEffects(ReplayLog):
             begins = self.next_of_run(nested)
             if begins is not None:
                 await self.known(begins, f"the run of call {call_id}")
-            value = await effect.do()  # an agent tool: its nested run is replayed like its parent
-            self.drop_end_hooks(path, call_id)
-            return value
+            return await self._play_nested_run(effect)
         what = f"the body of call {call_id}"
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
@@ -154,6 +152,33 @@ class ReplayEffects(ReplayLog):
             self.drop_end_hooks(path, call_id)
             return self.value_of_outcome(found)
         return await self._play_cut_body(path, call_id, found, what)
+
+    async def _play_nested_run(self, effect: e.CallTool) -> Any:
+        """Replay the run of an agent tool like its parent, and end when the body of the call had ended."""
+        path, call_id = effect.path, effect.call_id
+        try:
+            value = await effect.do()
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException:  # noqa: ASYNC103
+            await self._end_stream(path, call_id)  # noqa: ASYNC102 - shielded, and released when the replay is over
+            raise
+        await self._end_stream(path, call_id)
+        self.drop_end_hooks(path, call_id)
+        return value
+
+    async def _end_stream(self, path: Path, call_id: str) -> None:
+        """Wait until the end of an agent tool's body is due: its `on_stream` may have waited over the last events.
+
+        Cancellation: the wait is shielded. Not a checkpoint where the body ended together with its run.
+        """
+        index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
+        found: Any = None if index is None else self.records[index]
+        returned = isinstance(found, r.CallSettled) and found.outcome.status == "succeeded"
+        if index is None or not (returned or isinstance(found, r.BodyEnded)):
+            return
+        if index != self.cursor or self.records[index].at - self.records[index - 1].at > CLEARLY:
+            await self.until(index, "on_stream")
 
     async def _play_cut_body(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
         """Act as a body that was cut off, or that cancelled itself: wait, then raise the cancellation."""
