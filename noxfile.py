@@ -365,6 +365,7 @@ LONG = {
     "uvloop": ["--backends", "asyncio-uvloop", "tests/runs"],
     "eager": ["--backends", "asyncio-eager", "tests/runs"],
     "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/runs", "tests/sweeps"],
+    "steps": ["--backends", "asyncio,trio-virtual", "--no-plain-calls", "tests/runs", "tests/sweeps"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
 
@@ -372,9 +373,9 @@ LONG = {
 @nox.session(python=False)
 def long(session: nox.Session) -> None:
     """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
-    the tests of runs five times in other orders of tasks, on uvloop, with eager tasks and in anyio's own nurseries, ten
-    minutes of exploration, and what `scale` measures. All of it runs, whatever fails. `nox -s long -- uvloop scale`
-    takes these parts.
+    the tests of runs five times in other orders of tasks, on uvloop, with eager tasks, in anyio's own nurseries and
+    with all steps of every call, ten minutes of exploration, and what `scale` measures. All of it runs, whatever fails.
+    `nox -s long -- uvloop scale` takes these parts.
     """
     python = (
         _environment(session, interpreters()[0], "long", "-e", ".[test,local]", "pytest-repeat", "uvloop") / "python"

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import agentloop
 from agentloop._core.transitions import check_next
+from agentloop._engine.calls import scheduler
 from agentloop._engine.runtime import turn_nursery
 from agentloop._engine.runtime.log import Log
 from agentloop.records import Record
@@ -81,6 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     names = ", ".join((*BACKENDS, TRIO_ONCE))
     parser.addoption("--backends", default=",".join(BACKENDS), help=f"backends to test on, of {names}")
     parser.addoption("--anyio-nursery", action="store_true", help="run calls in anyio's own task group on asyncio")
+    parser.addoption("--no-plain-calls", action="store_true", help="take every call through all steps")
 
 
 def _chosen_backends(definition: pytest.Function) -> list[str]:
@@ -208,10 +210,14 @@ def _leaks_are_checked(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nursery_is_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Force the fallback of the turn nursery, as if anyio's scopes could not show a deadline, where that is asked."""
+def _ways_are_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Force what is else taken in special cases, where that is asked: the fallback of the turn nursery, as if anyio's
+    scopes could not show a deadline, and every step of a call.
+    """
     if request.config.getoption("--anyio-nursery"):
         monkeypatch.setattr(turn_nursery, "find_scope_class", lambda: None)
+    if request.config.getoption("--no-plain-calls"):
+        monkeypatch.setattr(scheduler, "is_plain_tool", lambda tool: False)
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from anyio.lowlevel import checkpoint_if_cancelled
-
 from agentloop._core.machine import CheckOutput, GiveUp
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.finish import save
 from agentloop._engine.run_guardrails import judge_final_output
 from agentloop._engine.run_result import run_data_of
+from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult

@@ -11,11 +11,11 @@ from operator import is_
 from typing import Any, TypeVar
 
 import attrs
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
 from agentloop._core.turn_view import Definitions, TurnView
+from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._schema.output_schema import TypedOutput

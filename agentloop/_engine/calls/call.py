@@ -31,6 +31,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
+from types import CoroutineType
 from typing import Any
 
 import anyio
@@ -57,7 +58,7 @@ from agentloop._engine.runtime.backend import (
     uncancel_to,
 )
 from agentloop._engine.runtime.callbacks import call_user, resolved
-from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.abc import LateResult
 from agentloop.context import ToolContext
 from agentloop.exceptions import EarlierFailure
@@ -85,8 +86,14 @@ async def run_call(live: LiveCall) -> None:
     task = own_task()
     failure: Failure | None = None
     try:
-        result = await _find_result(live, task)
-        if result is not None:
+        try:
+            result = _restore_result(live) if live.body is not None else await _run_in_scope(live, task)
+            done = _settle_at_once(live, result)
+        except BaseException as error:  # noqa: ASYNC103 - no cancellation: those are results
+            if is_closing(task):
+                raise
+            result, done = end.Unconverted(error), False
+        if not done:
             with live.batch.nursery.settling(live):
                 await _settle_by(live, result, task)
     except cancelled_types():
@@ -103,23 +110,6 @@ async def run_call(live: LiveCall) -> None:
             elif failure is not None:
                 live.batch.fail(failure)
             live.release_all()
-
-
-async def _find_result(live: LiveCall, task: object) -> end.Ending | None:
-    """Return the body result; None if there is nothing more to do about the call in this task.
-
-    Most calls have settled then, in the step in which their body returned.
-    """
-    try:
-        result = _restore_result(live) if live.body is not None else await _run_in_scope(live, task)
-        if isinstance(result, end.Paused):
-            live.batch.pause(live)
-            return None
-        return None if isinstance(result, end.Deferred) or _settle_at_once(live, result) else result
-    except BaseException as error:  # noqa: ASYNC103 - no cancellation: those are results
-        if is_closing(task):
-            raise
-        return end.Unconverted(error)
 
 
 async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:
@@ -165,7 +155,6 @@ def _restore_result(live: LiveCall) -> end.Ending:
     body = live.body
     assert body is not None
     live.body_finished = True
-    live.context = call_context(live)
     if body.failed:
         # A fatal error is no output of the body: the tool's failure policy must not answer it.
         error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
@@ -192,7 +181,10 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
             try:
                 if nursery.is_bounded():
                     await _check_in_time()
-                result = await _prepare_body(live) or await _run_body(live)
+                if live.plain and live.cause is None and _is_exposed(live):
+                    result = end.Returned(await _start_plain(live))
+                else:
+                    result = await _prepare_body(live) or await _run_body(live)
             except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
                 result = end.classify(error)
                 if result is None or is_closing(task):
@@ -271,7 +263,6 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
     if live.cause is not None:
         return _make_cancelled_result(live)
     if live.announced:
-        live.context = call_context(live)
         return None
     if live.cost_error is not None:
         raise live.cost_error
@@ -281,7 +272,6 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
     if not (_is_exposed(live) and (tool.is_enabled is True or await _check_enabled(live))):
         text = f"Tool '{tool.name}' is no longer available."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.tree.log.wall()))
-    live.context = call_context(live)
     if tool.tool_input_guardrails:
         judged = await _run_input_guardrails(live)
         if judged is not None:
@@ -317,7 +307,7 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
 
     Rewritten arguments are parsed again and pass the policies again; an equal call may have answered them already.
     """
-    judged: InputJudged = await judge_input(live)
+    judged: InputJudged = await judge_input(live, call_context(live))
     if judged.refusal is not None:
         return end.Refused(judged.refusal)
     if judged.tripwire is not None:
@@ -330,18 +320,39 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
         await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting
         if not live.batch.rekey(live, rewritten):
             return end.Deferred()
-        live.context = call_context(live)
+        live.context = None  # it had the text of the earlier arguments
     return None
+
+
+def _start_plain(live: LiveCall) -> Awaitable[Any]:
+    """Do steps 10 to 12 of a plain call: record the start and return the body under way.
+
+    The same as `_run_body`, without the steps that a plain call doesn't have.
+    """
+    body, bound = live.tool.body, live.arguments.bound
+    assert isinstance(body, PythonBody)
+    _append_start(live)
+    live.phase = "body"
+    context = call_context(live) if body.schema.context_parameter is not None else None
+    live.coro = coro = _call_plain(bound, body.fn, context)
+    return coro
+
+
+@interruptible
+async def _call_plain(bound: Any, fn: Callable[..., Any], context: ToolContext[Any] | None) -> Any:
+    value = bound.call(fn, context)
+    return await value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else value
 
 
 async def _run_body(live: LiveCall) -> end.Ending:
     """Do steps 10 to 12: record the start, call the start hooks, run the body."""
-    run, context = live.run, live.context
-    assert context is not None
-    live.started_at, live.started_clock = run.tree.log.wall(), anyio.current_time()
+    run, context = live.run, call_context(live)
     try:
-        if not live.announced:
-            await _record_start(live, context)
+        if live.announced:
+            live.started_at, live.started_clock = run.tree.log.wall(), live.batch.nursery.now()
+        else:
+            _append_start(live)
+            await _announce_start(live, context)
         live.phase = "body"
         _start_timeouts(live)
         do = _make_body_function(live, context)
@@ -354,29 +365,38 @@ async def _run_body(live: LiveCall) -> end.Ending:
     return value if isinstance(value, end.Paused) else end.Returned(value)
 
 
-async def _record_start(live: LiveCall, context: ToolContext[Any]) -> None:
-    """Do steps 10 and 11. When this returns, the start is durable and the start hooks have run."""
-    run = live.run
-    reserved = live.reservation
+def _append_start(live: LiveCall) -> None:
+    """Do step 10: append `CallStarted`, and spend the budget reserved for the call."""
+    run, context, reserved = live.run, live.context, live.reservation
+    path, turn, at = run.here()
+    live.started_at, live.started_clock = at, live.batch.nursery.now()
     run.append(
         CallStarted(
-            *run.here(),
+            path,
+            turn,
+            at,
             live.call_id,
             live.tool.name,
             live.arguments.text,
             attempt=live.attempt,
             queued_at=live.queued_at,
             waited_for=live.ticket.waited_for if live.ticket is not None else (),
-            idempotency_key=context.idempotency_key,
+            idempotency_key=live.idempotency_key if context is None else context.idempotency_key,
             cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
         )
     )
-    if run.settings.budget is not None and reserved is not None:
+    if reserved is not None and run.settings.budget is not None:
         run.settings.budget.spend(reserved)
-    if run.tree.log.spans is not None:
-        set_current_span(run.tree.log.spans.call_span(run.path, live.call_id))
-    if run.tree.log.journal is not None:
-        await run.tree.log.journal.durable()
+
+
+async def _announce_start(live: LiveCall, context: ToolContext[Any]) -> None:
+    """Do step 11. When this returns, the start is durable and the start hooks have run."""
+    run = live.run
+    log = run.tree.log
+    if log.spans is not None:
+        set_current_span(log.spans.call_span(run.path, live.call_id))
+    if log.journal is not None:
+        await log.journal.durable()
     if run.settings.hooks is not None or run.agent.hooks is not None:
         await _call_start_hooks(live, context)
 
@@ -447,19 +467,24 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
 
 
 def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
-    """Settle a call whose output is its body's text as it is, if nothing may wait for that; return whether it is so.
+    """Settle the call if nothing may wait for that; return True if the task has nothing more to do.
 
-    In the step in which the body has returned: no scope, no second task switch, no object on the way.
+    A text that no code judges, cuts or stores is the output as it is: most calls settle here, in the step in which
+    their body returned, without a scope.
     """
-    if not isinstance(result, end.Returned) or not _settles_with_body(live):
-        return False
-    output, limit = result.value, live.run.settings.config.tool_execution.max_output_chars
-    if type(output) is not str or (limit is not None and len(output) > limit):
-        return False
-    live.phase = "post"
-    live.release_permit()
-    live.batch.settle(live, _fill_outcome(live, CallOutcome(status="succeeded", output=output, value=output)))
-    return True
+    if isinstance(result, end.Returned):
+        output, limit = result.value, live.run.settings.config.tool_execution.max_output_chars
+        if type(output) is not str or (limit is not None and len(output) > limit):
+            return False
+        if not live.plain and not _settles_with_body(live):
+            return False
+        live.phase = "post"
+        live.release_permit()
+        live.batch.settle(live, _fill_outcome(live, CallOutcome(status="succeeded", output=output, value=output)))
+        return True
+    if isinstance(result, end.Paused):
+        live.batch.pause(live)
+    return isinstance(result, _WITHOUT_RESULT)
 
 
 async def _settle(live: LiveCall, result: end.Ending) -> None:
@@ -547,7 +572,7 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
     In a task of its own, since a body may have left a native cancellation of this one behind.
     """
     hooked, live.hooked = live.hooked, ()
-    context = live.context or call_context(live)
+    context = call_context(live)
 
     async def deliver() -> None:
         for hooks in reversed(hooked):  # once one has failed, the later hooks are not called

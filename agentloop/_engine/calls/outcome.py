@@ -116,7 +116,7 @@ async def _convert_value(live: LiveCall, value: Any) -> Converted:
     if tool.custom_data_extractor is not None:
         extract = tool.custom_data_extractor
         custom = await live.run.call_callback(
-            "custom_data_extractor", live.call_id, lambda: call_user(extract, live.context, value), told=False
+            "custom_data_extractor", live.call_id, lambda: call_user(extract, call_context(live), value), told=False
         )
     try:
         output = render(value, live.run.settings.config.converter)
@@ -176,7 +176,7 @@ def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
 
 
 async def _call_error_function(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
-    context = live.context or call_context(live)
+    context = call_context(live)
     run = live.run
     text = await run.call_callback(what, live.call_id, lambda: call_user(fn, context, error), told=False)
     if text is not None and not isinstance(text, str):

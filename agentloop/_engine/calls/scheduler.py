@@ -47,8 +47,9 @@ import attrs
 
 from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._core.admission import Ticket
+from agentloop._core.call_identity import idempotency_key
 from agentloop._core.failure_choice import Failure, choose
-from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execute, Plan, PlanEntry, Replay
+from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, Plan, PlanEntry, Replay
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.calls.stacks import stack_of
 from agentloop._engine.runtime.backend import (
@@ -58,7 +59,7 @@ from agentloop._engine.runtime.backend import (
     unexpected_cancellation,
 )
 from agentloop._engine.runtime.dispatcher import Dispatcher
-from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
 from agentloop._engine.runtime.threads import ThreadSlot
 from agentloop._engine.runtime.turn_nursery import new_nursery
 from agentloop.abc import StillRunning
@@ -68,7 +69,7 @@ from agentloop.items import Item
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallSettled
-from agentloop.tools import FunctionTool
+from agentloop.tools import FunctionTool, PythonBody
 
 CLOCK_SLACK = 1e-9
 """Seconds added to each wake-up time: by the rounding error of a sum, a clock may read less than the requested time."""
@@ -88,6 +89,7 @@ class LiveCall:
     run: LiveRun
     batch: Batch
     entry: PlanEntry
+    call_id: str
     tool: FunctionTool
     arguments: Arguments
     limits: tuple[Limit, ...] = ()
@@ -128,9 +130,13 @@ class LiveCall:
     gave_secret: bool = False
     """True once the body has returned a secret value."""
 
+    plain: bool = False
+    """True if no code of the application but the body runs in the call, and nothing in it waits or is timed."""
+
     @property
-    def call_id(self) -> str:
-        return self.entry.call.call_id
+    def idempotency_key(self) -> str:
+        """A key that is the same for all attempts of the call."""
+        return idempotency_key(self.run.tree.log.state.run_id, self.run.state.path, self.call_id)
 
     @property
     def is_unstarted(self) -> bool:
@@ -171,14 +177,17 @@ class LiveCall:
             self.holds_permit = False
             if self.run.settings.budget is not None and self.reservation is not None:
                 self.run.settings.budget.release(self.reservation)  # nothing to give back once the body has started
-            for limit in self.limits:
-                limit.give()
-            self.batch.pump.pump()
+            if self.limits:
+                for limit in self.limits:
+                    limit.give()
+                self.batch.pump.pump()
 
     def release_all(self) -> None:
         """Give back everything shared that the call holds: its turn in the queue for threads, limits, budget."""
-        self.run.settings.threads.leave(self)
-        self.release_permit()
+        if not self.plain and self.tool.runs_in_thread:
+            self.run.settings.threads.leave(self)
+        if self.holds_permit:
+            self.release_permit()
 
     def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
         """Cancel the call unless its body has ended; return False if it has.
@@ -232,7 +241,9 @@ class Batch:
         self._unsettled = 0
         self._leaders: dict[str, LiveCall] = {}
         self._followers: dict[str, list[LiveCall]] = {}
-        self._opened_at = anyio.current_time()
+        self._opened_at = self.nursery.now()
+        self._queued_at = run.tree.log.wall()
+        self._plain_tools: dict[FunctionTool, bool] = {}
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
         self._sleeps_until = math.inf
         self._report_next = -math.inf
@@ -293,12 +304,23 @@ class Batch:
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
             limits = (*limits, group)
-        live = LiveCall(self.run, self, entry, tool, disposition.arguments, limits=tuple(dict.fromkeys(limits)))
-        live.queued_at = self.run.tree.log.wall()
-        self._restore_earlier(live, disposition)
+        live = LiveCall(
+            self.run, self, entry, entry.call.call_id, tool, disposition.arguments, tuple(dict.fromkeys(limits))
+        )
+        live.queued_at = self._queued_at
+        live.plain = self._runs_plain(tool) and is_plain_start(disposition)
+        if not live.plain:
+            self._restore_earlier(live, disposition)
         self.calls.append(live)
         self.run.tree.calls[self.run.path, live.call_id] = live
         return live
+
+    def _runs_plain(self, tool: FunctionTool) -> bool:
+        """Tell whether calls of *tool* in this batch may be plain. A plain call skips steps and does no other ones."""
+        plain = self._plain_tools.get(tool)
+        if plain is None:
+            plain = self._plain_tools[tool] = is_plain_run(self.run) and is_plain_tool(tool)
+        return plain
 
     def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
         """Restore into *live* the state that earlier run segments left of the call."""
@@ -343,8 +365,8 @@ class Batch:
         """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
         live.begun = False
         live.scope = self.nursery.new_scope()
-        live.started_clock = anyio.current_time()
-        if live.tool.runs_in_thread:
+        live.started_clock = self.nursery.now()
+        if not live.plain and live.tool.runs_in_thread:
             self.run.settings.threads.join(live)
         name = f"agentloop call {live.tool.name} {'/'.join((*self.run.path, live.call_id))}"
         self.nursery.start(self._run_call, live, name, self._spawn_context)
@@ -357,7 +379,13 @@ class Batch:
             for live in waiting:
                 if live.cause is not None:
                     self.cancel_waiting(live)
-            self.queue([live for live in waiting if live.cause is None and not self._join_equal_call(live)])
+            self.queue(
+                [
+                    live
+                    for live in waiting
+                    if live.cause is None and (live.arguments.receipt is None or not self._join_equal_call(live))
+                ]
+            )
 
     def _join_equal_call(self, live: LiveCall) -> bool:
         """Let *live* wait for an equal call, or settle it with that call's output; False if *live* leads its key."""
@@ -376,6 +404,11 @@ class Batch:
 
     def queue(self, calls: Iterable[LiveCall]) -> None:
         """Add *calls* to the dispatcher's queue, in this order; those with room start at once."""
+        calls = list(calls)
+        if not any(live.limits for live in calls):  # no limit to wait for: no ticket, and nothing to dispatch
+            for live in calls:
+                live.start()
+            return
         tickets = []
         for live in calls:
             live.phase = "waiting"
@@ -451,11 +484,14 @@ class Batch:
         self._append(record)
         if failure is not None:
             self.fail(failure)
-        live.release_permit()
+        if live.holds_permit:
+            live.release_permit()
         self._current.discard(live)
         self.run.tree.calls.pop((self.run.path, live.call_id), None)
-        self._share_outcome(live, outcome)
-        self._next_segment()
+        if live.arguments.receipt is not None:
+            self._share_outcome(live, outcome)
+        if self._segments:
+            self._next_segment()
         if self._unsettled == 0:
             self.nursery.ring_when_empty()
 
@@ -750,6 +786,43 @@ class Batch:
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
             raise choose(fatal)
+
+
+def is_plain_run(run: LiveRun) -> bool:
+    """Tell whether nothing in *run* has to know of the start and the end of a call but its log."""
+    return (
+        run.settings.hooks is None
+        and run.agent.hooks is None
+        and run.settings.budget is None
+        and run.settings.config.output_store is None
+        and run.tree.log.spans is None
+        and run.tree.log.journal is None
+        and type(run.tree.effects) is LiveEffects
+    )
+
+
+def is_plain_tool(tool: FunctionTool) -> bool:
+    """Tell whether a call of *tool* is its body alone: nothing is asked, timed, judged or extracted around it."""
+    return (
+        isinstance(tool.body, PythonBody)
+        and tool.body.schema.is_async
+        and tool.timeout is None
+        and tool.idle_timeout is None
+        and tool.is_enabled is True
+        and not tool.tool_input_guardrails
+        and not tool.tool_output_guardrails
+        and tool.custom_data_extractor is None
+    )
+
+
+def is_plain_start(disposition: Disposition) -> bool:
+    """Tell whether a call starts for the first time, with arguments that fit."""
+    return (
+        isinstance(disposition, Execute)
+        and disposition.attempt == 1
+        and not disposition.resumed
+        and disposition.arguments.bound is not None
+    )
 
 
 def sibling_cancelled_text(name: str) -> str:

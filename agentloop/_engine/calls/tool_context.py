@@ -90,10 +90,12 @@ class ToolContextServices:
 
 
 def call_context(live: LiveCall) -> ToolContext[Any]:
-    """Return the context of a running call, with its services."""
-    return tool_context(
-        live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, ToolContextServices(live)
-    )
+    """Return the context of a running call, with its services; it is made at first use, as few bodies take one."""
+    if live.context is None:
+        live.context = tool_context(
+            live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, ToolContextServices(live)
+        )
+    return live.context
 
 
 def tool_context(

@@ -15,7 +15,7 @@ from agentloop import effects as e
 from agentloop._core.plan import Arguments, PlanEntry
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.calls.scheduler import LiveCall
-from agentloop._engine.calls.tool_context import tool_context
+from agentloop._engine.calls.tool_context import call_context, tool_context
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext
@@ -74,7 +74,6 @@ class _UnapprovedCall:
     entry: PlanEntry
     tool: FunctionTool
     arguments: Arguments
-    context: ToolContext[Any]
 
     @property
     def call_id(self) -> str:
@@ -92,7 +91,7 @@ async def judge_before_approval(
         ToolInputGuardrailTripwireTriggered: if one trips.
     """
     context = tool_context(run, entry.call, tool, arguments, run.conversation)
-    judged = await judge_input(_UnapprovedCall(run, entry, tool, arguments, context))
+    judged = await judge_input(_UnapprovedCall(run, entry, tool, arguments), context)
     if judged.tripwire is not None:
         raise judged.tripwire
     return judged.refusal if judged.refusal is not None else judged.arguments
@@ -148,13 +147,12 @@ def _format_detail(verdict: Any) -> Any:
             return None
 
 
-async def judge_input(live: LiveCall | _UnapprovedCall) -> InputJudged:
+async def judge_input(live: LiveCall | _UnapprovedCall, context: ToolContext[Any]) -> InputJudged:
     """Run the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
     parsed = live.arguments.parsed
     rewritten: str | None = None
     for guardrail in live.tool.tool_input_guardrails:
-        assert live.context is not None
-        data = ToolInputData(context=live.context, agent=live.run.agent, tool=live.tool, arguments=parsed)
+        data = ToolInputData(context=context, agent=live.run.agent, tool=live.tool, arguments=parsed)
         result = await _run_guardrail(live, "tool_input", guardrail, data)
         match result.output:
             case RejectContent(message):
@@ -178,9 +176,8 @@ async def judge_output(live: LiveCall, value: Any, output: Content) -> OutputJud
     """Run the tool's output guardrails, in order. After a `ReplaceOutput` the later ones judge the new value."""
     replaced = False
     for guardrail in live.tool.tool_output_guardrails:
-        assert live.context is not None
         data = ToolOutputData(
-            context=live.context,
+            context=call_context(live),
             agent=live.run.agent,
             tool=live.tool,
             arguments=live.arguments.parsed,

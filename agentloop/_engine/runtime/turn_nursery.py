@@ -65,6 +65,9 @@ Work: TypeAlias = Callable[[MemberT], Coroutine[Any, Any, None]]
 class TurnNursery(Protocol):
     """The tasks of one turn's calls. Made, entered and waited in by its owner's task; members are started by any."""
 
+    now: Callable[[], float]
+    """Returns the time on the loop's clock."""
+
     @property
     def relay_to_members(self) -> Relay | None:
         """The relay for the context of the members, if they need one."""
@@ -181,6 +184,7 @@ class _BareTasks:
         "_shown",
         "_wakeup",
         "ended",
+        "now",
     )
 
     def __init__(self, owner: Task, scope_class: type[Any], on_lost: Callable[[], None]) -> None:
@@ -188,6 +192,7 @@ class _BareTasks:
         """True once the members' scopes are cancelled."""
         self._owner = owner
         self._loop = owner.get_loop()
+        self.now = self._loop.time
         self._count = owner.cancelling()
         self._members: dict[Task, Member] = {}
         self._wakeup: Future | None = None
@@ -259,7 +264,9 @@ class _BareTasks:
         return scope
 
     def is_bounded(self) -> bool:
-        return self._shown < math.inf or self.is_ending()
+        if self._outer is not None:
+            self.relay()
+        return self.ended or self._shown < math.inf or self._owner.cancelling() > self._count
 
     def is_ending(self) -> bool:
         self.relay()
@@ -327,6 +334,7 @@ class _Grouped:
     """A nursery in one of anyio's groups, whose scope is around its members."""
 
     def __init__(self) -> None:
+        self.now: Callable[[], float] = anyio.current_time
         self._group = anyio.create_task_group()
         self._wakeup: Wakeup = new_wakeup()
 
@@ -389,6 +397,7 @@ class _TrioNursery(_Grouped):
         import trio  # an extra, and here only where it runs
 
         self._trio = trio
+        self.now = trio.current_time
 
     def new_scope(self) -> anyio.CancelScope:
         return cast(anyio.CancelScope, self._trio.CancelScope())
