@@ -10,11 +10,13 @@ import time
 from collections.abc import Awaitable, Callable
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import anyio
 import attrs
 
 from agentloop import Capacity, RunState
+from agentloop._common.values import field_names
 from benchmarks.bare import Ended, Job, Limit
 from benchmarks.measure import Effort, Paired, collector, paired, spread, traced
 from benchmarks.ours import ours
@@ -347,12 +349,20 @@ async def w8(limit: Limit, effort: Effort) -> list[Row]:
     ]
 
 
+def _plain(value: Any) -> Any:
+    """Return an item as JSON with all of its fields, as a program that stores them by hand would."""
+    if isinstance(value, tuple):
+        return [_plain(member) for member in value]
+    names = field_names(type(value))
+    return value if names is None else {name: _plain(getattr(value, name)) for name in names}
+
+
 async def w9(limit: Limit, effort: Effort) -> list[Row]:
     """A run's state to and from JSON text, against the plain JSON text of what the run's items hold."""
     side = ours(conversation(limit.sleep, turns=effort.of(100), calls=1))
     state = (await side.run()).to_state()
     text = state.to_string()
-    plain = [attrs.asdict(item) for item in state.fold.history]
+    plain = [_plain(item) for item in state.fold.history]
     plain_text = json.dumps(plain)
 
     async def dump() -> None:
